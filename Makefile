@@ -1,0 +1,82 @@
+# offmap: `make demo` shows it, `make test` checks it. Each target sets up what it needs in .venv.
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+# -qq keeps pip to errors; the set-up rules say what they do.
+INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types layers unit slow format bench constraints clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo.stamp  ## run the demo; it says where its page is
+	$(BIN)/offmap demo $(ARGS)
+
+test: lint types layers unit  ## lint, types, layers, unit
+
+lint: $(VENV)/test.stamp  ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/test.stamp  ## pyright, strict
+	$(BIN)/pyright
+
+layers: $(VENV)/test.stamp  ## import-linter: who may import whom
+	$(BIN)/lint-imports --no-logo
+
+# The tensors of the tests are small: processes use the cores better than threads.
+unit slow: export OMP_NUM_THREADS := 1
+unit: $(VENV)/test.stamp  ## pytest and doctests; ARGS="-k auroc" narrows
+	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+
+slow: $(VENV)/test.stamp  ## the tests marked slow
+	$(PY) -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+format: $(VENV)/test.stamp  ## let ruff fix and format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/bench.stamp  ## speed and memory, ours against peers
+	$(PY) -m benchmarks $(ARGS)
+
+# Keeps the torch line as it is written, and takes the newest of everything else that goes with it.
+constraints:  ## pin anew what a fresh install of all extras gives
+	@echo "Installing all extras afresh to pin them"
+	@rm -rf build/pins && $(PYTHON) -m venv build/pins
+	@grep '^torch==' constraints.txt > build/pins/torch.txt
+	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,dev,bench]'
+	@grep '^#' constraints.txt > build/pins/new.txt
+	@build/pins/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+.*//' >> build/pins/new.txt
+	@mv build/pins/new.txt constraints.txt && rm -rf build/pins
+
+clean:  ## remove .venv, caches and build products
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+# --------------------------------------------------------------------------------------------------------------- set-up
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(PY)
+	@echo "Setting up $(VENV) for the demo; the first time this takes a minute or two"
+	@$(INSTALL) -e '.[demo]'
+	@touch $@
+
+$(VENV)/test.stamp: pyproject.toml constraints.txt | $(PY)
+	@echo "Setting up $(VENV) for the tests; the first time this takes a minute or two"
+	@$(INSTALL) -e '.[demo,test,dev]'
+	@touch $(VENV)/demo.stamp $@
+
+# --no-deps: a peer must not bring another torch.
+$(VENV)/bench.stamp: $(VENV)/test.stamp
+	@echo "Setting up $(VENV) for the benchmarks"
+	@$(INSTALL) --no-deps maxwent tqdm
+	@touch $@

@@ -1,0 +1,40 @@
+"""offmap tells when a neural network is off the map of its training data."""
+
+from __future__ import annotations
+
+from offmap import errors
+from offmap.core.distribution import Parameterization, WeightDistribution
+from offmap.errors import OffmapError
+from offmap.evaluation import Evaluation, evaluate
+from offmap.guarding.answer import Answer, Interval
+from offmap.guarding.build import fit, guard
+from offmap.guarding.file import load
+from offmap.guarding.guard import Guard
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
+from offmap.methods.maxwent import Config
+from offmap.methods.protocol import Predictive, Scorer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "Bernoulli",
+    "Categorical",
+    "Config",
+    "Evaluation",
+    "Gaussian",
+    "Guard",
+    "Interval",
+    "Likelihood",
+    "OffmapError",
+    "Parameterization",
+    "Prediction",
+    "Predictive",
+    "Scorer",
+    "WeightDistribution",
+    "errors",
+    "evaluate",
+    "fit",
+    "guard",
+    "load",
+]

@@ -1,0 +1,22 @@
+"""The few type names that all rooms share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+Weights: TypeAlias = dict[str, Tensor]
+"""Tensors under a host's own parameter names."""
+
+Inputs: TypeAlias = Any
+"""What a host is called with: a tensor, an array, a tuple (`*args`) or a dict (`**kwargs`)."""
+
+Data: TypeAlias = Any
+"""A DataLoader, a Dataset, or a pair `(inputs, targets)` of tensors or arrays."""
+
+ScoreFn: TypeAlias = Callable[[Tensor], Tensor]
+"""Stacked outputs `(P, B, ...)` to one score per example `(B,)` or per position."""
+
+Tensors: TypeAlias = Mapping[str, Tensor]

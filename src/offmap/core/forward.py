@@ -1,0 +1,174 @@
+"""Run a host over a stack of weights: all at once (`vmap`, or batched products), in chunks, or one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from offmap._types import Inputs, Weights
+from offmap.core import dense
+from offmap.errors import HostError
+
+Select: TypeAlias = Callable[[Any], Tensor]
+"""From what a host returns to the tensor that matters."""
+
+Draw: TypeAlias = Callable[[range], Weights]
+"""Gives those draws of every member, {name: (M·p, ...)}."""
+
+WORKING_SET = 1 << 18
+"""Activations kept in flight by batched products: few enough to stay in a core's cache."""
+
+OUTPUT_NUMBERS = 1 << 24
+"""Numbers in the stacked outputs of one block of rows (64 MB in float32)."""
+
+CHUNK_NUMBERS = 1 << 25
+"""Weights drawn at once when the chunk is chosen here (128 MB in float32)."""
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The default `select`: a tensor itself, `.logits`, or the first entry."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(getattr(output, "logits", None), Tensor):
+        return output.logits
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise HostError(
+        f"Expected a host that returns a tensor, an object with `.logits` or a tuple that starts with a tensor, "
+        f"but got {type(output).__name__}. Pass `select=` to pick the tensor."
+    )
+
+
+def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> Tensor:
+    """One plain call of the host with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
+    args, kwargs = arguments(inputs)
+    return select(functional_call(net, dict(weights), args, kwargs))
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments that `inputs` stands for."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def rows_of(inputs: Inputs) -> int:
+    """The batch size B, read off the first tensor."""
+    return next(leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+
+
+def take_rows(inputs: Inputs, rows: slice) -> Inputs:
+    """Some rows of every tensor that has the batch axis in front."""
+    size = rows_of(inputs)
+    return tree_map(lambda t: t[rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, inputs)
+
+
+def forward(
+    net: nn.Module, weights: Weights, inputs: Inputs, *, select: Select = first_tensor, loop: bool = False
+) -> Tensor:
+    """Outputs of every weight set in the stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...)."""
+    size = next(iter(weights.values())).shape[0]
+    layers = dense.plan(net) if _is_table(inputs) and select is first_tensor else None
+    if layers:
+        return dense.forward(layers, weights, inputs, size)
+    if loop or size == 1:
+        return torch.stack([call(net, {n: w[i] for n, w in weights.items()}, inputs, select) for i in range(size)])
+    try:
+        return vmap(lambda w: call(net, w, inputs, select))(weights)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        try:
+            call(net, {n: w[0] for n, w in weights.items()}, inputs, select)
+        except Exception as plain:
+            raise host_failed(net, inputs, plain) from plain
+        raise HostError(
+            f"`vmap` cannot run {type(net).__name__} ({_first_line(error)}). Pass `chunk_size=1` to loop over draws."
+        ) from error
+
+
+def host_failed(net: nn.Module, inputs: Inputs, error: Exception) -> HostError:
+    """The error for a host that cannot be called with these inputs at all."""
+    shapes = tree_map(lambda t: tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__, inputs)
+    return HostError(
+        f"{type(net).__name__} failed on inputs of shape {shapes}: {_first_line(error)}. "
+        "Check that the data have the form the host was trained on."
+    )
+
+
+def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> int:
+    """How many draws to run at once: 1 where convolutions or `vmap` say so, else as many as stay small in memory.
+
+    It depends on the host and on nothing that varies between runs, so that results repeat to the bit.
+    """
+    convolutions = (nn.modules.conv._ConvNd,)
+    if any(isinstance(m, convolutions) for m in net.modules()):
+        return 1  # stacked convolutions become grouped ones, which are slow on CPUs
+    pair = {n: w[:1].expand(2, *w.shape[1:]) for n, w in weights.items()}
+    try:
+        with torch.no_grad():
+            forward(net, pair, take_rows(inputs, slice(0, 2)), select=select)
+    except HostError:
+        return 1
+    numbers = sum(w[0].numel() for w in weights.values())
+    return max(1, min(64, CHUNK_NUMBERS // max(1, numbers)))
+
+
+@dataclass(frozen=True)
+class Host:
+    """A net with how to run it: what to take of its output, how many draws and rows at once, how long an output row is."""
+
+    net: nn.Module
+    select: Select = first_tensor
+    chunk_size: int = 16
+    batch_size: int = 128
+    output_numbers: int = 1
+
+    def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
+        """Outputs of a stack of weights, {name: (S, ...)} -> (S, B, ...); gradients flow."""
+        return forward(self.net, weights, inputs, select=self.select, loop=self.chunk_size == 1)
+
+    def blocks(self, inputs: Inputs, stacked: int) -> Iterator[slice]:
+        """Slices of the rows so short that `stacked` outputs of one slice stay within a fixed memory."""
+        step = max(1, min(1 << 16, OUTPUT_NUMBERS // max(1, stacked * self.output_numbers)))
+        return (slice(i, i + step) for i in range(0, rows_of(inputs), step))
+
+    @torch.no_grad()
+    def outputs(self, draw: Draw, draws: int, inputs: Inputs, *, members: int = 1) -> Tensor:
+        """Outputs of `draws` draws of every member, member-major: (M·P, B, ...). Weights exist one chunk at a time."""
+        layers = dense.plan(self.net) if _is_table(inputs) and self.select is first_tensor else None
+        size = rows_of(inputs)
+        result: Tensor | None = None
+        for start in range(0, draws, self.chunk_size):
+            span = range(start, min(start + self.chunk_size, draws))
+            weights = draw(span)
+            for together, rows in self._tiles(members * len(span), size, layers):
+                part = {n: w[together] for n, w in weights.items()}
+                block = self(part, take_rows(inputs, rows))
+                if result is None:
+                    result = block.new_empty((members, draws, size, *block.shape[2:]))
+                places = torch.arange(together.start, together.stop)
+                result[places // len(span), start + places % len(span), rows] = block
+        if result is None:
+            raise HostError("Expected at least one draw and one row, but got none.")
+        return result.flatten(0, 1)
+
+    def _tiles(self, stacked: int, size: int, layers: dense.Plan | None) -> Iterator[tuple[slice, slice]]:
+        """Weight sets and rows that run together: batched products are quickest when their activations stay in cache."""
+        together = min(stacked, 5) if layers else stacked
+        step = max(32, WORKING_SET // (dense.width(layers) * together)) if layers else self.batch_size
+        for i in range(0, stacked, together):
+            for row in range(0, size, step):
+                yield slice(i, min(i + together, stacked)), slice(row, row + step)
+
+
+def _is_table(inputs: Inputs) -> bool:
+    return isinstance(inputs, Tensor) and inputs.ndim == 2
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")

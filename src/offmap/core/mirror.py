@@ -1,0 +1,53 @@
+"""A module that files tensors under the host's dotted names, so that its state dict reads like the host's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+
+class Mirror(nn.Module):
+    """Tensors by dotted name, as parameters (`trainable`) or buffers; a read-only mapping.
+
+    >>> import torch
+    >>> mirror = Mirror({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)
+    >>> sorted(mirror.state_dict()), mirror["fc.weight"].shape
+    (['fc.weight', 'scale'], torch.Size([2, 3]))
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, trainable: bool = False) -> None:
+        super().__init__()
+        self.names = tuple(tensors)
+        for name, tensor in tensors.items():
+            *path, leaf = name.split(".")
+            room: nn.Module = self
+            for step in path:
+                if step not in room._modules:
+                    room.add_module(step, nn.Module())
+                room = room.get_submodule(step)
+            if trainable:
+                room.register_parameter(leaf, nn.Parameter(tensor.detach().clone()))
+            else:
+                room.register_buffer(leaf, tensor)
+
+    def __getitem__(self, name: str) -> Tensor:
+        *path, leaf = name.split(".")
+        return getattr(self.get_submodule(".".join(path)), leaf)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Pairs of name and tensor, in the host's order."""
+        return ((name, self[name]) for name in self.names)
+
+    def values(self) -> Iterator[Tensor]:
+        """The tensors, in the host's order."""
+        return (self[name] for name in self.names)

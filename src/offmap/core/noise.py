@@ -1,0 +1,128 @@
+"""Addressable noise: z is a function of (seed, stream, member, draw, parameter name) and of nothing else.
+
+This is the only file of the library that makes a `torch.Generator`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from offmap._types import Weights
+from offmap.errors import ConfigError, nearest
+
+Stream: TypeAlias = Literal["fit", "valid", "infer", "order", "split", "init"]
+"""What the noise is for; streams never share a number."""
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """Where z comes from: a zero-mean law that can be sampled, with its entropy at unit scale."""
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Independent draws, float32 on the CPU."""
+        ...
+
+    def entropy(self) -> float:
+        """Differential entropy of one component, in nats."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """U(−h, h); h = √3 has unit variance. Entropy log 2h.
+
+    >>> round(Uniform().entropy(), 4)
+    1.2425
+    """
+
+    half_width: float = math.sqrt(3.0)
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Independent draws, float32 on the CPU."""
+        return torch.empty(shape).uniform_(-self.half_width, self.half_width, generator=generator)
+
+    def entropy(self) -> float:
+        """log 2h."""
+        return math.log(2.0 * self.half_width)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """N(0, 1). Entropy ½ log 2πe."""
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Independent draws, float32 on the CPU."""
+        return torch.empty(shape).normal_(generator=generator)
+
+    def entropy(self) -> float:
+        """½ log 2πe."""
+        return 0.5 * math.log(2.0 * math.pi * math.e)
+
+
+@dataclass(frozen=True)
+class Rademacher:
+    """±1 with equal odds. It has no density, hence no entropy."""
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Independent draws, float32 on the CPU."""
+        return torch.empty(shape).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
+
+    def entropy(self) -> float:
+        """Raise: a discrete law has no density."""
+        raise ConfigError("Rademacher noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'.")
+
+
+NOISES: dict[str, Noise] = {"uniform": Uniform(), "normal": Normal(), "rademacher": Rademacher()}
+
+
+def as_noise(noise: str | Noise) -> Noise:
+    """The noise of that name, or the object itself if it can `sample` and knows its `entropy`."""
+    if isinstance(noise, str):
+        if noise not in NOISES:
+            raise ConfigError(f"Expected `noise` to be {nearest(noise, NOISES)}, but got {noise!r}.")
+        return NOISES[noise]
+    if not isinstance(noise, Noise):
+        raise ConfigError(f"Expected `noise` to be a name or an object with `sample` and `entropy`, but got {noise!r}.")
+    return noise
+
+
+def generator(*address: object) -> torch.Generator:
+    """A CPU generator seeded by a stable hash of the address (not Python's `hash`, which changes between runs)."""
+    digest = hashlib.blake2b("\x1f".join(map(str, address)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def draw_noise(
+    like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise
+) -> Weights:
+    """Noise for the draws in `index` of every member: {name: (M, ...)} -> {name: (M, P, ...)}, like the tensors in dtype and device.
+
+    >>> z = draw_noise({"w": torch.zeros(1, 2)}, [7], seed=0, stream="infer", noise=Uniform())
+    >>> again = draw_noise({"w": torch.zeros(1, 2)}, range(5, 8), seed=0, stream="infer", noise=Uniform())
+    >>> torch.equal(z["w"][:, 0], again["w"][:, 2])
+    True
+    """
+    draws = list(index)
+    result: Weights = {}
+    for name, tensor in like.items():
+        shape = tuple(tensor.shape[1:])
+        rows = [
+            noise.sample(shape, generator(seed, stream, member, draw, name))
+            for member in range(tensor.shape[0])
+            for draw in draws
+        ]
+        z = torch.stack(rows) if rows else torch.empty(0, *shape)
+        result[name] = z.unflatten(0, (tensor.shape[0], len(draws))).to(tensor)
+    return result
+
+
+def permutation(n: int, *address: object) -> Tensor:
+    """A shuffling of 0 … n−1 that depends on the address alone."""
+    return torch.randperm(n, generator=generator(*address))

@@ -1,0 +1,46 @@
+"""Every error that offmap raises on purpose: what was expected, what came, how to fix it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OffmapError(Exception):
+    """Parent of all errors of this library."""
+
+
+class HostError(OffmapError):
+    """The network cannot be used as it is."""
+
+
+class ShapeError(OffmapError):
+    """Outputs and targets do not fit each other or the likelihood."""
+
+
+class ConfigError(OffmapError):
+    """An option has an unknown name or an impossible value."""
+
+
+class DataError(OffmapError):
+    """The data are empty, too few, not finite or out of range."""
+
+
+class FileError(OffmapError):
+    """A file is missing, damaged, or belongs to something else."""
+
+
+class NotFittedError(OffmapError):
+    """Something was asked of an object before it was fitted."""
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """Half a sentence that names the valid words and the nearest one to `word`.
+
+    >>> nearest("clossed-form", ["closed-form", "refine", "sgd"])
+    "one of ['closed-form', 'refine', 'sgd'] (did you mean 'closed-form'?)"
+    """
+    names = sorted(valid)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"one of {names}{hint}"

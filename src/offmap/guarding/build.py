@@ -1,0 +1,227 @@
+"""How guards are made: `fit` on trained nets, and `guard` over any Predictive."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from offmap._types import Data, ScoreFn
+from offmap.batches import Batches, Place, Rows, Stream, batches, gather, split
+from offmap.core.construct import centre
+from offmap.core.forward import Select, first_tensor
+from offmap.core.noise import generator
+from offmap.core.weights import Where
+from offmap.errors import ConfigError, DataError, HostError, nearest
+from offmap.guarding.answer import Calibration
+from offmap.guarding.guard import SCORES, Guard, calibration_of, nll
+from offmap.likelihoods import Likelihood, check_targets, resolve
+from offmap.methods import maxwent
+from offmap.methods.predictives import Sampled
+from offmap.methods.protocol import Predictive, Runtime, override
+from offmap.solve.select import CLIPS, lowest
+
+logger = logging.getLogger("offmap")
+
+VALID_SHARE = 0.1
+
+
+def fit(
+    nets: nn.Module | Sequence[nn.Module],
+    train: Data,
+    valid: Data | None = None,
+    *,
+    calibration: Data | None = None,
+    likelihood: str | Likelihood | None = None,
+    basis: Literal["svd", "identity"] | None = None,
+    solver: Literal["refine", "closed-form", "sgd"] | None = None,
+    where: Where = None,
+    select: Select | None = None,
+    target: str = "labels",
+    score: str | ScoreFn = "default",
+    draws: int = 50,
+    chunk_size: int | Literal["auto"] = "auto",
+    batch_size: int = 128,
+    config: maxwent.Config | str = "default",
+    seed: int = 0,
+    progress: bool | None = None,
+    **options: Any,
+) -> Guard:
+    """Learn the widest weight distribution around one trained net (or an ensemble of them) that still explains the data.
+
+    `valid` chooses τ and the clip; without it a tenth of `train` is set aside. With separate `calibration` data the threshold,
+    p-values and intervals are exact; otherwise they come from `valid` and are approximate. `basis` and `solver` default to the
+    configuration's ("svd" and "refine"); further options are fields of `config`, such as `steps=` or `tradeoff=`.
+    """
+    hosts = _hosts(nets)
+    settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
+    _check_score(score, draws)
+    runtime = Runtime(select or first_tensor, chunk_size, batch_size, progress)
+    place = Place.of(hosts[0])
+    with torch.random.fork_rng(devices=[]):
+        # a shuffling DataLoader draws from the global generator: the fit repeats, and the user's random state is left alone
+        torch.manual_seed(generator(seed, "order").initial_seed())
+        rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+        law = likelihood_of(hosts, rows, held, likelihood, runtime)
+        rows = _checked(rows, law, hosts[0], runtime)
+        familiar = None if calibration is None else _at_least_two(batches(calibration, place, name="calibration", target=target))
+        predictive = maxwent.fit(hosts, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
+        return guard(
+            predictive, held, calibration=familiar, likelihood=law, score=score, draws=draws, seed=seed, target=target,
+        )  # fmt: skip
+
+
+def guard(
+    predictive: Predictive,
+    valid: Data,
+    *,
+    calibration: Data | None = None,
+    likelihood: str | Likelihood | None = None,
+    score: str | ScoreFn = "default",
+    draws: int = 50,
+    clip: float | None | Literal["choose"] = "choose",
+    false_alarms: float = 0.05,
+    seed: int = 0,
+    target: str = "labels",
+) -> Guard:
+    """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on familiar data."""
+    _check_score(score, draws)
+    host = getattr(predictive, "host", None)
+    place = Place.of(host.net) if host else Place(torch.device("cpu"), torch.float32)
+    held = _at_least_two(batches(valid, place, name="valid", target=target))
+    if likelihood is None or isinstance(likelihood, str):
+        plain = predictive.outputs(held.inputs, 1, clip=0.0, seed=seed)
+        likelihood = resolve(likelihood, plain, held.targets)
+    empty = Calibration(torch.zeros(1), torch.zeros(1))
+    made = Guard(predictive, likelihood, place, empty, None, score, draws, seed, target)
+    made = replace(made, clip=choose_clip(made, held) if clip == "choose" else clip)
+    familiar = held if calibration is None else _at_least_two(batches(calibration, place, name="calibration", target=target))
+    made = replace(made, calibration=calibration_of(made, familiar, false_alarms, exact=calibration is not None))
+    if made.threshold == float("inf"):
+        logger.warning(
+            "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate of "
+            "%g. Pass at least %d.", familiar.rows, false_alarms, _rows_needed(false_alarms),
+        )  # fmt: skip
+    return made
+
+
+def choose_clip(made: Guard, held: Rows) -> float | None:
+    """The clip of the paper's grid with the lowest validation NLL; None stands for no clip."""
+
+    def risk(clip: float) -> float:
+        return float(nll(made, held, clip=clip).mean())
+
+    best, _ = lowest(CLIPS, risk)
+    return None if best == float("inf") else best
+
+
+def likelihood_of(
+    hosts: Sequence[nn.Module], train: Batches, valid: Rows, likelihood: str | Likelihood | None, runtime: Runtime
+) -> Likelihood:
+    """The likelihood that fits the hosts' outputs and the targets; checks that the hosts run at all."""
+    at = centre(hosts)
+    host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
+    _same_function(hosts, Sampled(host, at.mean | at.fixed), valid)
+    plain = Sampled(host, at.mean | at.fixed).outputs(valid.inputs, 1)
+    if not bool(plain.isfinite().all()):
+        raise HostError("Expected a trained host with finite outputs, but it gives NaN or infinite values on `valid`.")
+    law = resolve(likelihood, plain, valid.targets)
+    for _, y in train:
+        if y.shape[1:] != valid.targets.shape[1:] or y.is_floating_point() != valid.targets.is_floating_point():
+            raise DataError(
+                f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and "
+                f"{tuple(valid.targets.shape)} ({valid.targets.dtype})."
+            )
+        break
+    else:
+        raise DataError("Expected at least one example in `train`, but it is empty.")
+    return law
+
+
+def _same_function(hosts: Sequence[nn.Module], stacked: Sampled, valid: Rows) -> None:
+    """Refuse members that differ in more than weights and buffers: stacking would quietly run all of them as the first."""
+    if len(hosts) == 1:
+        return
+    few = valid.take(torch.arange(min(4, valid.rows), device=valid.targets.device)).inputs
+    together = stacked.outputs(few, 1)
+    for member, host in enumerate(hosts):
+        alone = centre(host)
+        own = Sampled(replace(stacked.host, net=alone.net), alone.mean).outputs(few, 1)[0]
+        if not torch.allclose(own, together[member], rtol=1e-3, atol=1e-4 * float(own.abs().max()) + 1e-6):
+            raise HostError(
+                f"Expected members that differ in weights and buffers alone, but member {member} computes something else than "
+                "member 0 with its weights. Keep what differs in buffers, or fit the members apart."
+            )
+
+
+def _hosts(nets: Any) -> list[nn.Module]:
+    hosts = [nets] if isinstance(nets, nn.Module) else list(nets) if isinstance(nets, list | tuple | nn.ModuleList) else []
+    if not hosts or not all(isinstance(h, nn.Module) for h in hosts):
+        raise HostError(f"Expected a torch.nn.Module or a list of them, but got {type(nets).__name__}.")
+    for host in hosts:
+        if not any(p.is_floating_point() for p in host.parameters()):
+            raise HostError(f"Expected a host with floating-point parameters, but {type(host).__name__} has none.")
+        for name, p in host.named_parameters():
+            if not bool(p.isfinite().all()):
+                raise HostError(f"Expected a trained host with finite weights, but `{name}` holds NaN or infinite values.")
+    return hosts
+
+
+def _settings(config: maxwent.Config | str, named: dict[str, Any], options: dict[str, Any]) -> maxwent.Config:
+    if isinstance(config, str):
+        if config not in maxwent.CONFIGS:
+            raise ConfigError(f"Expected `config` to be {nearest(config, maxwent.CONFIGS)}, but got {config!r}.")
+        config = maxwent.CONFIGS[config]
+    settings = override(config, {name: value for name, value in named.items() if value is not None} | options)
+    maxwent.check(settings)
+    return settings
+
+
+def _check_score(score: str | ScoreFn, draws: int) -> None:
+    if not callable(score) and score not in SCORES:
+        raise ConfigError(f"Expected `score` to be {nearest(str(score), SCORES)} or a function, but got {score!r}.")
+    if not isinstance(draws, int) or draws < 2:
+        raise ConfigError(f"Expected `draws` to be a whole number ≥ 2, but got {draws!r}.")
+
+
+def _data(
+    train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str
+) -> tuple[Batches, Rows]:
+    """Training batches and validation rows; without `valid`, a tenth of the training data, said so."""
+    if valid is not None:
+        rows = batches(train, place, name="train", batch_size=batch_size, target=target)
+        return rows, _at_least_two(batches(valid, place, name="valid", batch_size=batch_size, target=target))
+    rows, held = split(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
+    held = _at_least_two(held)
+    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", held.rows)
+    return rows, held
+
+
+def _at_least_two(data: Batches) -> Rows:
+    rows = gather(data)
+    if rows.rows < 2:
+        raise DataError(f"Expected at least 2 rows in `{rows.name}`, but got {rows.rows}. Pass more, or leave it out.")
+    return rows
+
+
+def _checked(train: Batches, law: Likelihood, host: nn.Module, runtime: Runtime) -> Batches:
+    """Training data whose classes are known to be in range: at once when in memory, else batch by batch."""
+    at = centre(host)
+    first, _ = next(iter(train))
+    output = Sampled(runtime.host(at.net, at.mean, first), at.mean).outputs(first, 1)[0]
+
+    def check(y: torch.Tensor) -> None:
+        check_targets(law, output, y, "train")
+
+    if isinstance(train, Stream):
+        return replace(train, check=check)
+    check(train.targets)
+    return train
+
+
+def _rows_needed(false_alarms: float) -> int:
+    return -int(-1 // false_alarms) - 1

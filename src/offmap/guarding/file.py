@@ -1,0 +1,192 @@
+"""Guard files: safetensors with a JSON header. Written atomically, read without running code, tied to the hosts by digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from offmap._types import Weights
+from offmap.batches import Place
+from offmap.core.construct import centre
+from offmap.core.distribution import Rotation, WeightDistribution
+from offmap.core.forward import Host, Select, first_tensor
+from offmap.core.noise import NOISES, Noise, Uniform
+from offmap.errors import ConfigError, FileError
+from offmap.guarding.answer import Calibration
+from offmap.guarding.guard import Guard
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from offmap.methods.predictives import Stochastic
+from offmap.solve.monitors import History
+
+FORMAT = "offmap-guard-1"
+LIKELIHOODS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Categorical": Categorical, "Bernoulli": Bernoulli}
+
+
+def save(guard: Guard, path: str | Path) -> None:
+    """Write a guard over a weight distribution to `path`."""
+    predictive = guard.predictive
+    if not isinstance(predictive, Stochastic) or predictive.q.parameterization is not None:
+        raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
+    if callable(guard.score_with) or type(guard.likelihood).__name__ not in LIKELIHOODS:
+        raise ConfigError("A guard with a score or likelihood of your own cannot be saved: a file holds no code.")
+    q, host = predictive.q, predictive.host
+    law, tensors = _likelihood_state(guard.likelihood)
+    tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}
+    tensors |= {"calibration.scores": guard.calibration.scores, "calibration.misses": guard.calibration.misses}
+    header = {
+        "format": FORMAT,
+        "hosts": [digests(_member(q, m), host.net) for m in range(q.members)],
+        "axes": q.axes,
+        "noise": _noise_state(q.noise),
+        "likelihood": law,
+        "host": {"chunk_size": host.chunk_size, "batch_size": host.batch_size, "output_numbers": host.output_numbers},
+        "guard": {"clip": guard.clip, "score_with": guard.score_with, "draws": guard.draws, "seed": guard.seed,
+                  "target": guard.target, "notes": guard.notes},
+        "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
+        "history": asdict(predictive.history),
+        "own_select": host.select is not first_tensor,
+    }  # fmt: skip
+    content = to_bytes({n: t.detach().contiguous().cpu() for n, t in tensors.items()}, metadata={"offmap": json.dumps(header)})
+    write_atomically(Path(path), content)
+
+
+def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: bool = True, select: Select | None = None) -> Guard:
+    """Read a guard for these nets. Other weights than at fit time are refused unless `strict=False`."""
+    path = Path(path)
+    header, tensors = _read(path)
+    hosts = [nets] if isinstance(nets, nn.Module) else list(nets)
+    if len(hosts) != len(header["hosts"]):
+        raise FileError(f"{path} was fitted on {len(header['hosts'])} nets, but {len(hosts)} were given.")
+    for member, (host, known) in enumerate(zip(hosts, header["hosts"], strict=True)):
+        _compare(path, member, known, digests(dict(host.state_dict()), host), strict=strict)
+    if header["own_select"] and select is None:
+        raise ConfigError(f"{path} was fitted with a `select` of your own: pass the same function to `load`.")
+    raw = _part(tensors, "raw_scale.")
+    at = centre(hosts, lambda name, tensor: name in raw)
+    q = WeightDistribution(
+        at.mean,
+        initial_scale={n: torch.nn.functional.softplus(t) for n, t in raw.items()},
+        rotation=Rotation(_part(tensors, "rotation."), {n: tuple(a) for n, a in header["axes"].items()}),
+        fixed=at.fixed,
+        noise=_noise(header["noise"]),
+    )
+    place = Place.of(at.net)
+    q.to(place.device)
+    with torch.no_grad():
+        for name, tensor in q.raw_scale.items():
+            tensor.copy_(raw[name])
+    q.requires_grad_(False)
+    host = Host(at.net, select or first_tensor, **header["host"])
+    calibration = Calibration(
+        tensors["calibration.scores"].to(place.device), tensors["calibration.misses"].to(place.device), **header["calibration"]
+    )
+    options = header["guard"] | {"notes": tuple(header["guard"]["notes"])}
+    law = _likelihood(header["likelihood"], tensors)
+    return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, then rename: readers see the old file or the new one, never half of it."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise FileError(f"Cannot write {path}: {error.strerror}. Check that the folder exists and is writable.") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise FileError(f"Cannot write {path}: {error.strerror}. The file is as it was before.") from error
+
+
+def digests(weights: Weights, net: nn.Module) -> dict[str, list[Any]]:
+    """Shape, dtype and SHA-256 of every tensor that a call of the host reads, by name."""
+    names = [n for n, _ in net.named_parameters()] + [n for n, _ in net.named_buffers()]
+    own = dict(net.named_parameters()) | dict(net.named_buffers())
+    return {n: _digest(weights.get(n, own[n])) for n in names}
+
+
+def _digest(tensor: Tensor) -> list[Any]:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
+    return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw.numpy().tobytes()).hexdigest()]
+
+
+def _member(q: WeightDistribution, member: int) -> Weights:
+    return {n: t[member] for n, t in [*q.mean.items(), *q.fixed.items()]}
+
+
+def _compare(path: Path, member: int, known: dict[str, list[Any]], given: dict[str, list[Any]], *, strict: bool) -> None:
+    """Raise a FileError with the first difference between the hosts of the file and those given."""
+    for name in known | given:
+        if name not in known or name not in given:
+            where = "the given net" if name in given else "the net it was fitted on"
+            raise FileError(f"{path} belongs to another architecture: `{name}` exists in {where} only (member {member}).")
+        if known[name][:2] != given[name][:2]:
+            raise FileError(
+                f"{path} belongs to another architecture: `{name}` was {tuple(known[name][0])} {known[name][1]} at fit time "
+                f"and is {tuple(given[name][0])} {given[name][1]} now (member {member})."
+            )
+        if strict and known[name][2] != given[name][2]:
+            raise FileError(
+                f"{path} was fitted on other weights: `{name}` differs (member {member}). Load the weights of fit time, or "
+                "pass `strict=False` to use the guard all the same."
+            )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Weights]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"Cannot read {path}: {error.strerror}.") from error
+    try:
+        tensors = load_bytes(content)
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(json.loads(content[8 : 8 + size]).get("__metadata__", {}).get("offmap", "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise FileError(f"{path} is damaged or not a guard file ({str(error).splitlines()[0]}). Save the guard again.") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise FileError(f"{path} is not a guard file of this version (expected the format {FORMAT!r}).")
+    return header, tensors
+
+
+def _part(tensors: Weights, prefix: str) -> Weights:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _likelihood_state(law: Likelihood) -> tuple[dict[str, Any], Weights]:
+    values = dict(vars(law))
+    tensors = {f"likelihood.{n}": v for n, v in values.items() if isinstance(v, Tensor)}
+    plain = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
+    return {"name": type(law).__name__, "fields": plain}, tensors
+
+
+def _likelihood(state: dict[str, Any], tensors: Weights) -> Likelihood:
+    return LIKELIHOODS[state["name"]](**state["fields"] | _part(tensors, "likelihood."))
+
+
+def _noise_state(noise: Noise) -> Any:
+    names = [name for name, known in NOISES.items() if known == noise]
+    if names:
+        return names[0]
+    if isinstance(noise, Uniform):
+        return {"half_width": noise.half_width}
+    raise ConfigError("A guard with noise of your own cannot be saved: a file holds no code.")
+
+
+def _noise(state: Any) -> Noise:
+    return NOISES[state] if isinstance(state, str) else Uniform(**state)

@@ -1,0 +1,209 @@
+"""Guard: a frozen Scorer over any Predictive."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from offmap import conformal
+from offmap._types import Data, Inputs, ScoreFn
+from offmap.batches import Place, Rows, batches, check_finite, divide, gather
+from offmap.core.forward import rows_of, take_rows
+from offmap.errors import ConfigError, DataError, NotFittedError
+from offmap.guarding.answer import Answer, Calibration, Interval, joined
+from offmap.likelihoods import Bernoulli, Likelihood, Prediction
+from offmap.methods.predictives import Stochastic
+from offmap.methods.protocol import Predictive
+from offmap.solve.monitors import History
+from offmap.solve.risk import mixture_nll
+from offmap.table import Table
+
+OUTPUT_NUMBERS = 1 << 23
+"""Stacked output numbers held at once while scoring (32 MB in float32), whatever the number of rows and draws."""
+
+SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic"}
+"""Names of scores and the likelihood's method behind each."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Methods take inputs (or a DataLoader) and return tensors on the host's device; higher scores are stranger."""
+
+    predictive: Predictive
+    likelihood: Likelihood
+    place: Place
+    calibration: Calibration
+    clip: float | None = None
+    score_with: str | ScoreFn = "default"
+    draws: int = 50
+    seed: int = 0
+    target: str = "labels"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def threshold(self) -> float:
+        """Scores above it are called OOD."""
+        return self.calibration.threshold
+
+    @property
+    def history(self) -> History:
+        """How the fit went."""
+        return getattr(self.predictive, "history", History())
+
+    def __call__(self, x: Inputs) -> Answer:
+        """Prediction, score and verdict for every input."""
+        return joined([self._answer(block) for block in self.blocks(x)])
+
+    def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
+        """How strange each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs."""
+        if reduce not in ("mean", "max", None):
+            raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
+        return torch.cat([reduced(self.scores(self.outputs(block, None)), reduce) for block in self.blocks(x)])
+
+    def predict(self, x: Inputs, *, clip: float | None | Literal["chosen"] = "chosen") -> Prediction:
+        """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
+        bound = self.clip if clip == "chosen" else clip
+        return joined([self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)])
+
+    def interval(self, x: Inputs, level: float = 0.95) -> Interval:
+        """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level."""
+        prediction = self.predict(x)
+        if prediction.mean is None or prediction.std is None:
+            raise NotFittedError("Expected a regression guard for `interval`; use `prediction_set` for classification.")
+        radius = conformal.quantile(self.calibration.misses, level).to(prediction.std) * prediction.std
+        return Interval(prediction.mean - radius, prediction.mean + radius)
+
+    def prediction_set(self, x: Inputs, level: float = 0.95) -> Tensor:
+        """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few."""
+        probs = self.predict(x).probs
+        if probs is None:
+            raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
+        return 1 - probs <= conformal.quantile(self.calibration.misses, level).to(probs)
+
+    def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
+        """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
+        blocks = self.blocks(x, draws)
+        return torch.cat([self.predictive.outputs(b, draws, clip=clip, seed=self.seed) for b in blocks], 1)
+
+    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
+        """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
+        rows = gather(batches(valid, self.place, name="valid", target=self.target))
+        return replace(self, calibration=calibration_of(self, rows, false_alarms, exact=True))
+
+    def summary(self) -> Table:
+        """What is random and how wide, in a table."""
+        from offmap.guarding.summary import summarize
+
+        return summarize(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, atomically. The hosts' weights stay with the user; a digest of them goes along."""
+        from offmap.guarding.file import save
+
+        save(self, path)
+
+    def to(self, device: str | torch.device) -> Guard:
+        """The same guard on another device."""
+        if not isinstance(self.predictive, Stochastic):
+            raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
+        place = Place(torch.device(device), self.place.dtype)
+        host, q = self.predictive.host, self.predictive.q
+        moved = replace(
+            self.predictive, host=replace(host, net=copy.deepcopy(host.net).to(device)), q=copy.deepcopy(q).to(device)
+        )
+        calibration = replace(
+            self.calibration, scores=self.calibration.scores.to(device), misses=self.calibration.misses.to(device)
+        )
+        return replace(self, predictive=moved, place=place, calibration=calibration)
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """From stacked outputs to scores, (P, B, ...) -> (B,) or (B, *positions); a NaN counts as infinitely strange."""
+        measure = self.score_with if callable(self.score_with) else getattr(self.likelihood, SCORES[self.score_with])
+        return measure(outputs).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def _answer(self, block: Inputs) -> Answer:
+        prediction = self.likelihood.predictive(self.outputs(block, self.clip))
+        map_ = self.scores(self.outputs(block, None))
+        score = reduced(map_, "mean")
+        p_value = conformal.p_value(self.calibration.scores, score)
+        return Answer(
+            **vars(prediction),
+            score=score,
+            ood=score > self.threshold,
+            p_value=p_value.to(score),
+            score_map=map_ if map_.ndim > 1 else None,
+        )
+
+    def outputs(self, block: Inputs, clip: float | None) -> Tensor:
+        """Stacked outputs of one block, (M·P, B, ...)."""
+        return self.predictive.outputs(block, self.draws, clip=clip, seed=self.seed)
+
+    def blocks(self, x: Any, draws: int | None = None) -> Iterator[Inputs]:
+        """Inputs in blocks so short that their stacked outputs stay within a fixed memory."""
+        empty = True
+        for source in self._sources(x):
+            inputs = tree_map(self.place.put, source)
+            check_finite(inputs, None, "the inputs")
+            host = getattr(self.predictive, "host", None)
+            numbers = (host.output_numbers if host else 1) * self.predictive.members * (draws or self.draws)
+            step = max(1, OUTPUT_NUMBERS // numbers)
+            for start in range(0, rows_of(inputs), step):
+                empty = False
+                yield take_rows(inputs, slice(start, start + step))
+        if empty:
+            raise DataError("Expected at least one input, but got none.")
+
+    def _sources(self, x: Any) -> Iterator[Inputs]:
+        """The inputs themselves, or those of every batch of a DataLoader (targets, if any, are put aside)."""
+        if not isinstance(x, DataLoader):
+            yield x
+            return
+        for batch in x:
+            paired = isinstance(batch, tuple | list) and len(batch) == 2
+            labelled = isinstance(batch, dict) and self.target in batch
+            yield divide(batch, self.target, "x")[0] if paired or labelled else batch
+
+
+def reduced(scores: Tensor, how: str | None) -> Tensor:
+    """Positions to one score per example: (B, *positions) -> (B,)."""
+    if how is None or scores.ndim == 1:
+        return scores
+    return scores.flatten(1).mean(1) if how == "mean" else scores.flatten(1).amax(1)
+
+
+def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool) -> Calibration:
+    """Scores and misses of the guard on familiar data."""
+    if not 0 < false_alarms < 1:
+        raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
+    prediction = guard.predict(rows.inputs)
+    return Calibration(guard.score(rows.inputs), misses(guard.likelihood, prediction, rows.targets), false_alarms, exact)
+
+
+def misses(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
+    """Nonconformity: |y − mean|/std per target, or 1 − p(y), averaged over positions."""
+    if prediction.mean is not None and prediction.std is not None:
+        return (y.reshape(prediction.mean.shape) - prediction.mean).abs() / prediction.std
+    assert prediction.probs is not None
+    if isinstance(likelihood, Bernoulli):
+        y = y.reshape(-1)
+    chosen = prediction.probs.gather(1, y.long().unsqueeze(1)).squeeze(1)
+    return 1 - (chosen.flatten(1).mean(1) if chosen.ndim > 1 else chosen)
+
+
+def nll(guard: Guard, rows: Rows, *, clip: float | None) -> Tensor:
+    """−log of the mixture's density at the targets, (n,), nats."""
+    parts: list[Tensor] = []
+    start = 0
+    for block in guard.blocks(rows.inputs):
+        y = rows.targets[start : start + rows_of(block)]
+        start += rows_of(block)
+        parts.append(mixture_nll(guard.likelihood, guard.outputs(block, clip), y))
+    return torch.cat(parts)

@@ -1,0 +1,1 @@
+"""One file per method, the same order in each: Config, then `fit(nets, train, valid, ...) -> Predictive`."""

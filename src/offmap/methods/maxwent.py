@@ -1,0 +1,213 @@
+"""MaxWEnt: the widest weight distribution around trained hosts that still explains the data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from offmap._types import Weights
+from offmap.batches import Batches, Rows
+from offmap.core.basis import Basis
+from offmap.core.construct import Centre, centre, observe, rotation
+from offmap.core.distribution import Parameterization, WeightDistribution
+from offmap.core.forward import Host
+from offmap.core.noise import Noise, Uniform, as_noise
+from offmap.core.weights import Where
+from offmap.errors import ConfigError, nearest
+from offmap.likelihoods import Likelihood
+from offmap.methods.predictives import Stochastic
+from offmap.methods.protocol import Runtime
+from offmap.solve import closed_form, objectives
+from offmap.solve.loop import adam, minimize
+from offmap.solve.monitors import History, RiskThreshold
+from offmap.solve.progress import bar, describe
+from offmap.solve.risk import RiskFn, Validation, as_risk
+from offmap.solve.select import highest_entropy
+
+logger = logging.getLogger("offmap")
+
+BASES = ("svd", "identity")
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a distribution is fitted. The defaults suit most hosts; PAPER and REFERENCE are the paper's and its authors' settings."""
+
+    basis: Literal["svd", "identity"] = "svd"
+    solver: Literal["refine", "closed-form", "sgd"] = "refine"
+    where: Where = None
+    noise: str | Noise = "uniform"
+    parameterization: Parameterization | None = None  # a user's own ω(z, φ)
+    tradeoff: float | Sequence[float] = 30.0  # λ on the mean of g(φ²): 10/d on the paper's sum. Several: highest entropy below τ
+    entropy: str | objectives.Growth = "abs"  # g: "abs", "log", or a growing function of φ²
+    steps: int = 500
+    rate: float = 0.02
+    draws_per_step: int = 1
+    adam_epsilon: float = 1e-8
+    initial_raw_scale: float | None = None  # sgd: u at the start; None: −5 for identity, −10 for svd
+    start: float = 0.1  # refine: the share of the closed form's φ to start from
+    floor: float = 1e-4  # ε: amplitudes below this share of the largest count as that share
+    risk: str | RiskFn = "nll"
+    threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
+    slack: Literal["paper", "reference"] = "paper"  # 2·std/√n, or 2·std/n
+    check_every: int = 50
+    risk_draws: int = 50
+
+
+PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, check_every=100)
+REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", slack="reference")
+CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every solver is given."""
+
+    at: Centre
+    host: Host
+    train: Batches
+    likelihood: Likelihood
+    config: Config
+    validation: Validation
+    bases: dict[str, Basis]
+    seed: int
+    progress: bool | None
+
+    def distribution(self, initial_scale: float | Weights) -> WeightDistribution:
+        """q around the members, with the basis that the configuration asks for."""
+        return WeightDistribution(
+            self.at.mean,
+            initial_scale=initial_scale,
+            rotation=rotation(self.bases),
+            fixed=self.at.fixed,
+            noise=as_noise(self.config.noise),
+            parameterization=self.config.parameterization,
+        )
+
+    def threshold(self, q: WeightDistribution) -> Tensor:
+        """τ per member, (M,)."""
+        if self.config.threshold is not None:
+            return torch.full((q.members,), float(self.config.threshold), device=self.at.mean[next(iter(self.at.mean))].device)
+        return self.validation.threshold(q, slack=self.config.slack)
+
+
+def fit(
+    nets: nn.Module | Sequence[nn.Module],
+    train: Batches,
+    valid: Rows,
+    *,
+    likelihood: Likelihood,
+    config: Config = CONFIGS["default"],
+    seed: int = 0,
+    runtime: Runtime = Runtime(),
+) -> Stochastic:
+    """Centre a distribution on the trained nets and widen it until the validation risk reaches τ, every member on its own."""
+    check(config)
+    at = centre(nets, config.where)
+    host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
+    needed = config.basis == "svd" or config.solver != "sgd"
+    rotated = config.basis == "svd" and config.parameterization is None
+    bases = observe(at, (x for x, _ in train), rotated=rotated, pick=runtime.select) if needed else {}
+    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
+    task = Task(at, host, train, likelihood, config, validation, bases, seed, runtime.progress)
+    tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
+    solver = SOLVERS[config.solver]
+    fits = [solver(replace(task, config=replace(config, tradeoff=float(t)))) for t in tradeoffs]
+    q, history = highest_entropy(fits, lambda f: f[0].mean_log_square(), lambda f: f[1].ending != "diverged")
+    q.requires_grad_(False)
+    return Stochastic(host, q, history)
+
+
+def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
+    """φ = c times the geometry of the activations, no gradient step."""
+    unit = closed_form.unit_scale(task.at.mean, task.bases, floor=task.config.floor)
+    q = task.distribution(unit)
+    threshold = task.threshold(q)
+    factor = closed_form.largest_factor(lambda c: task.validation(q, scale=closed_form.multiply(unit, c)), threshold)
+    q.set_scale(closed_form.multiply(unit, factor))
+    history = History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished")
+    history.add(0, float("nan"), task.validation(q), q.mean_log_square().detach())
+    history.chosen["factor"] = float(factor.mean())
+    return q, history
+
+
+def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
+    """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
+    q, history = solve_closed_form(task)
+    q.set_scale(closed_form.multiply(q.scale(), torch.full((q.members,), task.config.start)))
+    return _descend(task, q, History(chosen=history.chosen))
+
+
+def solve_sgd(task: Task) -> tuple[WeightDistribution, History]:
+    """Algorithm 1 from a small constant φ."""
+    raw = task.config.initial_raw_scale
+    raw = raw if raw is not None else (-10.0 if task.config.basis == "svd" else -5.0)
+    return _descend(task, task.distribution(float(torch.nn.functional.softplus(torch.tensor(raw)))), History())
+
+
+def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[WeightDistribution, History]:
+    """Adam on the objective; every member ends with its last state at or below τ."""
+    config, threshold = task.config, task.threshold(q)
+    assert isinstance(config.tradeoff, float)
+    _calm(task, q, threshold)
+    objective = objectives.maxwent(
+        q, task.host, task.likelihood, tradeoff=config.tradeoff, growth=objectives.as_growth(config.entropy),
+        draws=config.draws_per_step, seed=task.seed,
+    )  # fmt: skip
+    with bar("MaxWEnt", config.steps, show=task.progress) as advance:
+        monitor = RiskThreshold(
+            q, task.validation, threshold, every=config.check_every, history=history,
+            report=lambda step, h: advance(step, describe(h)),
+        )  # fmt: skip
+        monitor.check(0, float("nan"))
+        optimizer = adam(q.raw_scale.parameters(), rate=config.rate, epsilon=config.adam_epsilon)
+        history.ending = minimize(objective, optimizer, task.train, steps=config.steps, monitors=[monitor], seed=task.seed)
+        if history.ending == "finished" and config.steps % config.check_every:
+            monitor.check(config.steps, float("nan"))
+    monitor.restore()
+    history.chosen["tradeoff"] = config.tradeoff
+    if history.ending == "diverged":
+        logger.warning(
+            "Training diverged (the loss is not finite); every member keeps its last state below the risk threshold, from "
+            "steps %s. Lower `rate` or `tradeoff` to go further.", history.kept,
+        )  # fmt: skip
+    return q, history
+
+
+def _calm(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
+    """Shrink a start whose risk is already above τ."""
+    if bool((task.validation(q) <= threshold).all()):
+        return
+    start = {n: s.detach() for n, s in q.scale().items()}
+    factor = closed_form.largest_factor(
+        lambda c: task.validation(q, scale=closed_form.multiply(start, c)), threshold, low=1e-6, high=1.0
+    )
+    q.set_scale(closed_form.multiply(start, factor))
+
+
+SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
+    "refine": solve_refine, "closed-form": solve_closed_form, "sgd": solve_sgd,
+}  # fmt: skip
+
+
+def check(config: Config) -> None:
+    """Refuse impossible settings before any work."""
+    for field, value, valid in (("basis", config.basis, BASES), ("solver", config.solver, tuple(SOLVERS))):
+        if value not in valid:
+            raise ConfigError(f"Expected `{field}` to be {nearest(str(value), valid)}, but got {value!r}.")
+    as_noise(config.noise)
+    as_risk(config.risk)
+    objectives.as_growth(config.entropy)
+    tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
+    positive = {"steps": config.steps, "rate": config.rate, "draws_per_step": config.draws_per_step, "start": config.start,
+                "check_every": config.check_every, "risk_draws": config.risk_draws, "floor": config.floor}  # fmt: skip
+    for name, value in [*positive.items(), *(("tradeoff", t) for t in tradeoffs)]:
+        if not (isinstance(value, int | float) and value > 0):
+            raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")
+    if config.parameterization is not None and config.solver != "sgd":
+        raise ConfigError("A parameterization of your own has no closed form: pass `solver='sgd'`.")

@@ -1,0 +1,69 @@
+"""The two kinds of Predictive: `Stochastic` over a WeightDistribution, `Sampled` over any function that draws weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from offmap._types import Inputs, Weights
+from offmap.core.distribution import WeightDistribution
+from offmap.core.forward import Host
+from offmap.core.weights import at, copy_host
+from offmap.solve.monitors import History
+
+
+@dataclass(frozen=True)
+class Stochastic:
+    """A host whose weights follow q."""
+
+    host: Host
+    q: WeightDistribution
+    history: History = field(default_factory=History)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.q.members
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
+        """(M·P, B, ...), member-major."""
+
+        def draw(span: range) -> Weights:
+            return self.q.draw(span, seed=seed, clip=clip)
+
+        return self.host.outputs(draw, draws, x, members=self.members)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A host whose weights come from `draw(span, seed)`, {name: (M·p, ...)}; `random=False`: every draw is the same, so one is made.
+
+    `weights` are the members' trained weights, {name: (M, ...)}. There is nothing to clip.
+    """
+
+    host: Host
+    weights: Weights
+    draw: Callable[[range, int], Weights] | None = None
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return next(iter(self.weights.values())).shape[0]
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
+        """(M·P, B, ...), member-major; P = 1 when nothing is random."""
+        draw = self.draw
+        if draw is None:
+            return self.host.outputs(lambda span: self.weights, 1, x, members=self.members)
+        return self.host.outputs(lambda span: draw(span, seed), draws, x, members=self.members)
+
+    def nets(self) -> list[nn.Module]:
+        """The trained members as plain modules."""
+        result: list[nn.Module] = []
+        for member in range(self.members):
+            net = copy_host(self.host.net)
+            net.load_state_dict(at(self.weights, member), strict=False)
+            result.append(net)
+        return result

@@ -1,0 +1,69 @@
+"""What methods share: the contracts of their results, and how they are to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor, nn
+
+from offmap._types import Inputs
+from offmap.core.forward import Host, Select, call, choose_chunk, first_tensor, host_failed, take_rows
+from offmap.errors import ConfigError, nearest
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Whatever tells strange inputs from familiar ones."""
+
+    def score(self, x: Inputs) -> Tensor:
+        """(B,), higher = more OOD."""
+        ...
+
+
+@runtime_checkable
+class Predictive(Protocol):
+    """Whatever gives a stack of outputs."""
+
+    members: int
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
+        """(M·P, B, ...), member-major."""
+        ...
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a method runs its hosts; nothing here changes what it computes."""
+
+    select: Select = first_tensor
+    chunk_size: int | Literal["auto"] = "auto"
+    batch_size: int = 128
+    progress: bool | None = None
+
+    def host(self, net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Host:
+        """The net with its chunk chosen and its output measured on a few rows; `weights` are stacked, {name: (M, ...)}."""
+        if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
+            raise ConfigError(f"Expected `chunk_size` to be 'auto' or a whole number ≥ 1, but got {self.chunk_size!r}.")
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ConfigError(f"Expected `batch_size` to be a whole number ≥ 1, but got {self.batch_size!r}.")
+        few = take_rows(inputs, slice(0, 2))
+        try:
+            row = call(net, {n: w[0] for n, w in weights.items()}, few, self.select)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+            raise host_failed(net, few, error) from error
+        chunk = choose_chunk(net, weights, few, self.select) if self.chunk_size == "auto" else self.chunk_size
+        return Host(net, self.select, chunk, self.batch_size, max(1, row[0].numel()))
+
+
+AnyConfig = TypeVar("AnyConfig")
+
+
+def override(config: AnyConfig, options: Mapping[str, Any]) -> AnyConfig:
+    """A configuration with some fields changed; an unknown field is refused and the nearest one named."""
+    valid = [f.name for f in fields(config)]  # pyright: ignore[reportArgumentType]
+    for option in options:
+        if option not in valid:
+            raise ConfigError(f"Expected options to be {nearest(option, valid)}, but got {option!r}.")
+    return replace(config, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]

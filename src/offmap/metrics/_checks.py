@@ -1,0 +1,64 @@
+"""What every metric asks of its tensors before it counts, and the precision it counts in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from offmap.errors import ConfigError, DataError, ShapeError
+
+
+def vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
+    """`values` in float64, refused unless 1-D, non-empty and without NaN (and, if asked, without infinities).
+
+    >>> vector("scores", torch.tensor([1, 2]))
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    if values.ndim != 1:
+        raise ShapeError(f"Expected `{name}` to be 1-D, but got shape {tuple(values.shape)}; pass `{name}.flatten()`.")
+    if values.numel() == 0:
+        raise DataError(f"Expected `{name}` to hold at least one value, but it is empty.")
+    bad = ~values.isfinite() if finite else values.isnan()
+    if bad.any():
+        wanted, found = ("finite", "are not") if finite else ("free of NaN", "are NaN")
+        raise DataError(
+            f"Expected `{name}` to be {wanted}, but {int(bad.sum())} of {values.numel()} values {found}; "
+            "drop or repair them first."
+        )
+    return values.double().contiguous()  # searchsorted copies, and warns, when it meets strides
+
+
+def same_length(**vectors: Tensor) -> None:
+    """Refuse vectors of different lengths, by name."""
+    lengths = [v.shape[0] for v in vectors.values()]
+    if len(set(lengths)) > 1:
+        names = ", ".join(f"`{name}`" for name in vectors)
+        raise ShapeError(f"Expected {names} of one length, but got {lengths}; they must describe the same examples.")
+
+
+def share(name: str, value: float, *, one: bool = False) -> float:
+    """`value`, refused unless strictly between 0 and 1 (or, if asked, equal to 1)."""
+    if not (0 < value < 1 or (one and value == 1)):
+        bounds = "above 0 and at most 1" if one else "strictly between 0 and 1"
+        raise ConfigError(f"Expected `{name}` to be {bounds}, such as 0.95, but got {value}.")
+    return value
+
+
+def count(name: str, value: int, most: int | None = None) -> int:
+    """`value`, refused unless at least 1 and, if given, at most `most`."""
+    if value < 1 or (most is not None and value > most):
+        bounds = "at least 1" if most is None else f"between 1 and {most}, the number of examples"
+        raise ConfigError(f"Expected `{name}` to be {bounds}, but got {value}.")
+    return value
+
+
+def like(result: Tensor, *inputs: Tensor) -> Tensor:
+    """A float64 result in the common dtype of the inputs, float32 at the least.
+
+    >>> like(torch.tensor(0.5, dtype=torch.float64), torch.tensor([1, 2]))
+    tensor(0.5000)
+    """
+    dtype = torch.float32
+    for values in inputs:
+        dtype = torch.promote_types(dtype, values.dtype)
+    return result.to(dtype)

@@ -1,0 +1,1 @@
+"""How a distribution is found: objectives, one training loop, the closed form, monitors and selection."""

@@ -1,0 +1,78 @@
+"""φ without gradients: the geometry of the training activations, and one number c found by bisection.
+
+With s the amplitude of a matrix' inputs along each direction, b its fan-in, and r_j the amplitude of its pre-activation j:
+
+    φ_kj = c·r_j / (√b·a_k),  a_k = max(s_k, ε·max s)        bias: φ_j = c·r_j / √b        anything else: φ = c·rms(w̄)
+
+so that every pre-activation gets noise of c times its own size, whatever the layer. c is the largest number whose validation
+risk stays at or below τ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from offmap._types import Weights
+from offmap.core.basis import Basis, fan_in_back
+
+FLOOR = 1e-3
+"""Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
+
+
+def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor: float) -> Weights:
+    """φ at c = 1, {name: (M, ...)}; `floor` is ε."""
+    biases = {b.bias: b for b in bases.values() if b.bias is not None}
+    result: Weights = {}
+    for name, weight in mean.items():
+        if name in bases:
+            result[name] = _matrix(weight, bases[name], floor)
+        elif name in biases:
+            reach = _floored(biases[name].reach) / biases[name].amplitude.shape[1] ** 0.5
+            result[name] = reach.reshape(weight.shape) if reach.numel() == weight.numel() else _plain(weight)
+        else:
+            result[name] = _plain(weight)
+        result[name] = result[name].to(torch.promote_types(weight.dtype, torch.float32))
+    return result
+
+
+def _matrix(weight: Tensor, basis: Basis, floor: float) -> Tensor:
+    """r_j / (√b·a_k) in the shape of the weight."""
+    s = basis.amplitude
+    a = torch.maximum(s, floor * s.amax(1, keepdim=True)).clamp_min(torch.finfo(weight.dtype).tiny)
+    ratio = _floored(basis.reach).unsqueeze(2) / (s.shape[1] ** 0.5 * a).unsqueeze(1)  # (M, out, D)
+    return fan_in_back(ratio, weight.shape[1:], basis.axes)
+
+
+def _plain(weight: Tensor) -> Tensor:
+    size = weight.double().flatten(1).square().mean(1).sqrt().clamp_min(FLOOR)
+    return size.view(-1, *[1] * (weight.ndim - 1)).expand_as(weight)
+
+
+def _floored(reach: Tensor) -> Tensor:
+    typical = reach.square().mean(1, keepdim=True).sqrt()
+    return torch.maximum(reach, FLOOR * torch.where(typical > 0, typical, torch.ones_like(typical)))
+
+
+def multiply(scale: Mapping[str, Tensor], factor: Tensor) -> Weights:
+    """φ times a number per member: {name: (M, ...)}, (M,)."""
+    return {name: s * factor.to(s).view(-1, *[1] * (s.ndim - 1)) for name, s in scale.items()}
+
+
+def largest_factor(
+    risk: Callable[[Tensor], Tensor], threshold: Tensor, *, low: float = 1e-5, high: float = 1e2, halvings: int = 14
+) -> Tensor:
+    """The largest c per member, (M,), in [low, high] with risk(c) ≤ τ, by bisection of log c; `low` where none is.
+
+    >>> largest_factor(lambda c: c.square(), torch.tensor([4.0]), halvings=24)
+    tensor([2.0000])
+    """
+    below = torch.full_like(threshold, low).log()
+    above = torch.full_like(threshold, high).log()
+    for _ in range(halvings):
+        middle = (below + above) / 2
+        passed = risk(middle.exp()) <= threshold
+        below, above = torch.where(passed, middle, below), torch.where(passed, above, middle)
+    return below.exp()

@@ -1,0 +1,116 @@
+"""What watches a training loop: RiskThreshold keeps the last state below τ, BestValidation the best, History remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from offmap.core.distribution import WeightDistribution
+
+
+@dataclass
+class History:
+    """How a fit went, one entry per check: lists over members inside.
+
+    `entropy` is the paper's (1/d) Σ log φ². `kept` is the step whose state each member ended with (0: the start).
+    """
+
+    threshold: list[float] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    risk: list[list[float]] = field(default_factory=list)
+    entropy: list[list[float]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    ending: str = ""
+    chosen: dict[str, float] = field(default_factory=dict)
+
+    def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor) -> None:
+        """Note one check."""
+        self.step.append(step)
+        self.loss.append(loss)
+        self.risk.append(risk.tolist())
+        self.entropy.append(entropy.tolist())
+
+
+Report = Callable[[int, History], None]
+"""Shown the history after every check: a progress bar."""
+
+
+class RiskThreshold:
+    """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back."""
+
+    def __init__(
+        self,
+        q: WeightDistribution,
+        risk: Callable[[WeightDistribution], Tensor],
+        threshold: Tensor,
+        *,
+        every: int,
+        history: History,
+        report: Report | None = None,
+    ) -> None:
+        self.q, self.risk, self.threshold, self.every = q, risk, threshold, every
+        self.history, self.report = history, report
+        self.best = {name: raw.detach().clone() for name, raw in q.raw_scale.items()}
+        history.threshold = threshold.tolist()
+        history.kept = [0] * q.members
+
+    def __call__(self, step: int, loss: Tensor) -> bool:
+        """Check now and then; never stops the loop."""
+        if (step + 1) % self.every == 0:
+            self.check(step + 1, float(loss))
+        return False
+
+    def check(self, step: int, loss: float) -> Tensor:
+        """Measure the risk, keep the members that pass, and return which did, (M,)."""
+        risk = self.risk(self.q)
+        with torch.no_grad():
+            entropy = self.q.mean_log_square()
+            passed = (risk <= self.threshold.to(risk)) & entropy.isfinite()
+            for name, raw in self.q.raw_scale.items():
+                mask = passed.view(-1, *[1] * (raw.ndim - 1))
+                self.best[name] = torch.where(mask, raw, self.best[name])
+        self.history.add(step, loss, risk, entropy)
+        self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
+        if self.report is not None:
+            self.report(step, self.history)
+        return passed
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give every member the last state that passed."""
+        for name, raw in self.q.raw_scale.items():
+            raw.copy_(self.best[name])
+
+
+class BestValidation:
+    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far."""
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, report: Callable[[int], None] | None = None
+    ) -> None:
+        self.weights, self.loss, self.every, self.report = dict(weights), loss, every, report
+        self.lowest: Tensor | None = None
+        self.best = {name: w.detach().clone() for name, w in weights.items()}
+
+    def __call__(self, step: int, loss: Tensor) -> bool:
+        """Check now and then; never stops the loop."""
+        if (step + 1) % self.every == 0:
+            with torch.no_grad():
+                now = self.loss().nan_to_num(nan=torch.inf)
+                better = now < (torch.full_like(now, torch.inf) if self.lowest is None else self.lowest)
+                self.lowest = now if self.lowest is None else torch.minimum(now, self.lowest)
+                for name, w in self.weights.items():
+                    self.best[name] = torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, self.best[name])
+            if self.report is not None:
+                self.report(step + 1)
+        return False
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give every member its best weights."""
+        for name, w in self.weights.items():
+            w.copy_(self.best[name])

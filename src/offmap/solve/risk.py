@@ -1,0 +1,104 @@
+"""The validation risk, defined once: the mean over examples of −log (1/P) Σ_p p(y | x, w_p), in nats.
+
+It is the negative log-likelihood of the predictive mixture, for regression and classification alike, over P draws with fixed
+noise. The threshold is τ = risk of the plain host + 2·std/√n. Clip, tradeoff and stopping all look at this number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from offmap.batches import Rows
+from offmap.core.distribution import WeightDistribution
+from offmap.core.forward import Host, take_rows
+from offmap.errors import ConfigError, nearest
+from offmap.likelihoods import Categorical, Gaussian, Likelihood
+
+RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
+"""(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
+
+
+def mixture_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """−log (1/P) Σ_p p(y | w_p): (P, B, ...), (B, ...) -> (B,)."""
+    return math.log(outputs.shape[0]) - (-likelihood.nll(outputs, y)).logsumexp(0)
+
+
+def expected_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """(1/P) Σ_p −log p(y | w_p), the first term of the objective."""
+    return likelihood.nll(outputs, y).mean(0)
+
+
+def averaged_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """NLL of the averaged outputs (means and log-variances, or probabilities), as in the authors' code."""
+    if isinstance(likelihood, Gaussian):
+        return likelihood.nll(outputs.mean(0, keepdim=True), y)[0]
+    return mixture_nll(likelihood, outputs, y)
+
+
+def zero_one(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """1 where the mixture's label is wrong."""
+    label = likelihood.predictive(outputs).label
+    if label is None:
+        raise ConfigError("Expected a classification likelihood for the risk 'zero-one'; use 'nll' for regression.")
+    wrong = (label != y.reshape(label.shape)).to(outputs.dtype)
+    return wrong.flatten(1).mean(1) if isinstance(likelihood, Categorical) and wrong.ndim > 1 else wrong
+
+
+RISKS: dict[str, RiskFn] = {
+    "nll": mixture_nll, "expected-nll": expected_nll, "averaged-nll": averaged_nll, "zero-one": zero_one,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Everything needed to ask a weight distribution for its risk on validation data."""
+
+    host: Host
+    likelihood: Likelihood
+    data: Rows
+    risk: RiskFn = mixture_nll
+    draws: int = 50
+    seed: int = 0
+
+    def losses(
+        self, q: WeightDistribution, *, clip: float | None = None, scale: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Loss per member and example, (M, n)."""
+        draws = 1 if clip == 0 else self.draws
+        parts: list[Tensor] = []
+        for rows in self.host.blocks(self.data.inputs, q.members * draws):
+            stacked = self.host.outputs(
+                lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, scale=scale),
+                draws,
+                take_rows(self.data.inputs, rows),
+                members=q.members,
+            )
+            y = self.data.targets[rows]
+            parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in stacked.unflatten(0, (q.members, draws))]))
+        return torch.cat(parts, 1)
+
+    def __call__(self, q: WeightDistribution, *, scale: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The validation risk of every member, (M,); NaN counts as infinite."""
+        return self.losses(q, scale=scale).mean(1).nan_to_num(nan=math.inf)
+
+    def threshold(self, q: WeightDistribution, *, slack: str = "paper") -> Tensor:
+        """τ per member, (M,): the plain host's risk plus twice its standard error."""
+        losses = self.losses(q, clip=0)
+        n = losses.shape[1]
+        spread = losses.std(1, correction=0)
+        return losses.mean(1) + 2 * spread / (n if slack == "reference" else math.sqrt(n))
+
+
+def as_risk(risk: str | RiskFn) -> RiskFn:
+    """The risk of that name, or the function itself."""
+    if not isinstance(risk, str):
+        return risk
+    if risk not in RISKS:
+        raise ConfigError(f"Expected `risk` to be {nearest(risk, RISKS)} or a function, but got {risk!r}.")
+    return RISKS[risk]
