@@ -17,6 +17,10 @@ from offmap.core.weights import count
 from offmap.errors import ConfigError
 
 
+REMEMBERED = 1 << 23
+"""Noise of at most this many numbers is kept between calls (32 MB in float32)."""
+
+
 @dataclass(frozen=True)
 class Parameterization:
     """A user's own ω(z, φ) with its log-density, for weight laws whose entropy has no closed form.
@@ -68,6 +72,7 @@ class WeightDistribution(nn.Module):
         self.fixed = Mirror(fixed or {})
         self.noise = noise or Uniform()
         self.parameterization = parameterization
+        self._last: tuple[object, Weights] | None = None
 
     @property
     def members(self) -> int:
@@ -110,9 +115,20 @@ class WeightDistribution(nn.Module):
             drawn = {n: _repeat(m, len(index)) for n, m in mean.items()}
         else:
             scale = dict(self.scale() if scale is None else scale)
-            z = draw_noise(scale, index, seed=seed, stream=stream, noise=self.noise)
+            z = self._noise(scale, index, seed, stream)
             drawn = {n: w.flatten(0, 1) for n, w in self._combine(mean, scale, z, clip).items()}
         return drawn | {n: _repeat(t, len(index)) for n, t in self.fixed.items()}
+
+    def _noise(self, like: Weights, index: list[int], seed: int, stream: Stream) -> Weights:
+        """z, remembered from the last time when it is small and will be asked for again."""
+        where = next(iter(like.values()))
+        key = (tuple(index), seed, stream, where.device, where.dtype)
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
+        z = draw_noise(like, index, seed=seed, stream=stream, noise=self.noise)
+        if stream != "fit" and self.dimension * self.members * len(index) <= REMEMBERED:
+            self._last = (key, z)
+        return z
 
     def _combine(self, mean: Weights, scale: Weights, z: Weights, clip: float | None) -> Weights:
         """Mean and scale (M, ...), noise (M, P, ...) -> weights (M, P, ...): the equation itself."""

@@ -29,6 +29,9 @@ class Stochastic:
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """(M·P, B, ...), member-major."""
+        if clip == 0:  # all draws are the host itself
+            plain = self.host.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
+            return plain.repeat_interleave(draws, 0)
 
         def draw(span: range) -> Weights:
             return self.q.draw(span, seed=seed, clip=clip)

@@ -62,7 +62,7 @@ def multiply(scale: Mapping[str, Tensor], factor: Tensor) -> Weights:
 
 
 def largest_factor(
-    risk: Callable[[Tensor], Tensor], threshold: Tensor, *, low: float = 1e-5, high: float = 1e2, halvings: int = 14
+    risk: Callable[[Tensor], Tensor], threshold: Tensor, *, low: float = 1e-5, high: float = 1e2, halvings: int = 10
 ) -> Tensor:
     """The largest c per member, (M,), in [low, high] with risk(c) ≤ τ, by bisection of log c; `low` where none is.
 

@@ -60,4 +60,4 @@ def cycle(data: Batches, seed: int) -> Iterator[Batch]:
 
 def adam(parameters: Iterable[Tensor], *, rate: float, epsilon: float = 1e-8) -> torch.optim.Optimizer:
     """Adam, as everywhere in the paper."""
-    return torch.optim.Adam(list(parameters), lr=rate, eps=epsilon)
+    return torch.optim.Adam(list(parameters), lr=rate, eps=epsilon, fused=True)

@@ -40,20 +40,22 @@ def maxwent(
     draws: int = 1,
     seed: int = 0,
 ) -> Objective:
-    """Algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step."""
+    """Algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step.
+
+    For a user's own ω the entropy itself, sampled with the same draws, takes the place of Σ g.
+    """
 
     def objective(step: int, batch: Batch) -> Tensor:
         x, y = batch
         index = range(step * draws, (step + 1) * draws)
-        outputs = host(q.draw(index, seed=seed, stream="fit"), x)
+        scale = q.scale()
+        outputs = host(q.draw(index, seed=seed, stream="fit", scale=scale), x)
         risk = likelihood.nll(outputs, y).mean(1).unflatten(0, (q.members, draws)).mean(1)
-        return (risk - tradeoff * spread(q, index, growth=growth, seed=seed)).sum()
+        if q.parameterization is not None:
+            spread = q.sampled_entropy(index, seed=seed, stream="fit")
+        else:
+            spread = sum_per_member({name: growth(s) for name, s in scale.items()})
+        return (risk - tradeoff / q.dimension * spread).sum()
 
     return objective
 
-
-def spread(q: WeightDistribution, index: range, *, growth: Growth, seed: int) -> Tensor:
-    """(1/d) Σ_k g(φ_k²) per member, (M,); for a user's own ω the sampled entropy over d."""
-    if q.parameterization is not None:
-        return q.sampled_entropy(index, seed=seed, stream="fit") / q.dimension
-    return sum_per_member({name: growth(scale) for name, scale in q.scale().items()}) / q.dimension
