@@ -164,7 +164,11 @@ def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
     for word, leaves in (("inputs", tree_leaves(inputs)), ("targets", [targets])):
         for leaf in leaves:
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim and not bool(leaf.isfinite().all()):
-                row = int((~leaf.isfinite()).flatten(1).any(1).nonzero()[0]) if leaf.ndim > 1 else int((~leaf.isfinite()).nonzero()[0])
+                row = (
+                    int((~leaf.isfinite()).flatten(1).any(1).nonzero()[0])
+                    if leaf.ndim > 1
+                    else int((~leaf.isfinite()).nonzero()[0])
+                )
                 raise DataError(f"Expected finite {word}, but row {row} of {where} holds NaN or infinite values. "
                                 "Drop or impute such rows.")  # fmt: skip
 

@@ -85,6 +85,5 @@ def _refuse_nan(name: str, values: Tensor) -> None:
     count = int(values.isnan().sum())
     if count:
         raise DataError(
-            f"Expected `{name}` without NaN, but got {count} of {values.numel()}; "
-            "look for overflow in the network's outputs."
+            f"Expected `{name}` without NaN, but got {count} of {values.numel()}; look for overflow in the network's outputs."
         )

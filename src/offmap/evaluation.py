@@ -43,7 +43,12 @@ class Evaluation:
 
 
 def evaluate(
-    scorers: Scorer | Mapping[str, Scorer], test: Data, ood: Mapping[str, Data], *, positive: str = "id", target: str = "labels"
+    scorers: Scorer | Mapping[str, Scorer],
+    test: Data,
+    ood: Mapping[str, Data],
+    *,
+    positive: str = "id",
+    target: str = "labels",
 ) -> Evaluation:
     """AUROC, FPR@95, AUPR-in and -out of every scorer on every strange set; NLL, ECE, coverage and width of guards on `test`.
 
@@ -92,7 +97,10 @@ def quality(guard: Guard, rows: Rows) -> dict[str, float]:
         return result | {"conformal_coverage": float(inside), "conformal_width": float(width)}
     chosen = guard.prediction_set(rows.inputs, LEVEL)
     covered = chosen.gather(1, rows.targets.long().reshape(rows.rows, 1, *chosen.shape[2:]))
-    return result | {"conformal_coverage": float(covered.float().mean()), "conformal_width": float(chosen.sum(1).float().mean())}
+    return result | {
+        "conformal_coverage": float(covered.float().mean()),
+        "conformal_width": float(chosen.sum(1).float().mean()),
+    }
 
 
 def _fit_of(prediction: Prediction, y: Tensor) -> dict[str, float]:
@@ -106,7 +114,8 @@ def _fit_of(prediction: Prediction, y: Tensor) -> dict[str, float]:
             "coverage": float(coverage(mean - radius, mean + radius, flat)),
             "width": float(mean_width(mean - radius, mean + radius)),
         }
-    assert prediction.probs is not None and prediction.label is not None
+    assert prediction.probs is not None
+    assert prediction.label is not None
     probs = prediction.probs.movedim(1, -1).flatten(0, -2)
     label, flat = prediction.label.flatten(), y.flatten().long()
     return {"accuracy": float((label == flat).float().mean()), "ece": float(expected_calibration_error(probs, flat))}

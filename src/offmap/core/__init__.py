@@ -1,0 +1,1 @@
+"""Weights become distributions, distributions become outputs. Needs torch alone."""

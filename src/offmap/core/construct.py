@@ -64,7 +64,11 @@ def rotation(bases: dict[str, Basis]) -> Rotation:
 
 
 def scaling(
-    nets: nn.Module | Sequence[nn.Module], *, where: Where = None, noise: str | Noise = "uniform", initial_scale: float = 1e-3
+    nets: nn.Module | Sequence[nn.Module],
+    *,
+    where: Where = None,
+    noise: str | Noise = "uniform",
+    initial_scale: float = 1e-3,
 ) -> WeightDistribution:
     """V = I: every weight has its own scale.
 
@@ -87,5 +91,9 @@ def svd(
     at_hosts = centre(nets, where)
     bases = observe(at_hosts, inputs, rotated=True)
     return WeightDistribution(
-        at_hosts.mean, rotation=rotation(bases), fixed=at_hosts.fixed, noise=as_noise(noise), initial_scale=initial_scale
+        at_hosts.mean,
+        rotation=rotation(bases),
+        fixed=at_hosts.fixed,
+        noise=as_noise(noise),
+        initial_scale=initial_scale,
     )

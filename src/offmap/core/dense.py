@@ -12,7 +12,18 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity, nn.Dropout)
+ELEMENTWISE = (
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Softplus,
+    nn.Identity,
+    nn.Dropout,
+)
 """Modules that treat every number alike (dropout is the identity in evaluation mode)."""
 
 Plan: TypeAlias = list[tuple[str, nn.Module]]
@@ -20,7 +31,7 @@ Plan: TypeAlias = list[tuple[str, nn.Module]]
 
 def plan(net: nn.Module, prefix: str = "") -> Plan | None:
     """Layers by name if the host is nothing but nested Sequentials of Linear and elementwise modules, else None."""
-    if net._forward_hooks or net._forward_pre_hooks:
+    if vars(net)["_forward_hooks"] or vars(net)["_forward_pre_hooks"]:
         return None
     if isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward:
         parts = [plan(child, f"{prefix}{name}.") for name, child in net.named_children()]

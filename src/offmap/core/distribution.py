@@ -16,7 +16,6 @@ from offmap.core.noise import Noise, Stream, Uniform, draw_noise
 from offmap.core.weights import count
 from offmap.errors import ConfigError
 
-
 REMEMBERED = 1 << 23
 """Noise of at most this many numbers is kept between calls (32 MB in float32)."""
 
@@ -175,7 +174,7 @@ def sum_per_member(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def inverse_softplus(scale: Tensor) -> Tensor:
-    """u with softplus(u) = φ, φ floored at 1e-12 where the inverse would be −∞.
+    """U with softplus(u) = φ, φ floored at 1e-12 where the inverse would be −∞.
 
     >>> F.softplus(inverse_softplus(torch.tensor([1e-3, 1.0, 50.0])))
     tensor([1.0000e-03, 1.0000e+00, 5.0000e+01])

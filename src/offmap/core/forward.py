@@ -69,9 +69,7 @@ def take_rows(inputs: Inputs, rows: slice) -> Inputs:
     return tree_map(lambda t: t[rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, inputs)
 
 
-def forward(
-    net: nn.Module, weights: Weights, inputs: Inputs, *, select: Select = first_tensor, loop: bool = False
-) -> Tensor:
+def forward(net: nn.Module, weights: Weights, inputs: Inputs, *, select: Select = first_tensor, loop: bool = False) -> Tensor:
     """Outputs of every weight set in the stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...)."""
     size = next(iter(weights.values())).shape[0]
     layers = dense.plan(net) if _is_table(inputs) and select is first_tensor else None
@@ -105,9 +103,8 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
 
     It depends on the host and on nothing that varies between runs, so that results repeat to the bit.
     """
-    convolutions = (nn.modules.conv._ConvNd,)
-    if any(isinstance(m, convolutions) for m in net.modules()):
-        return 1  # stacked convolutions become grouped ones, which are slow on CPUs
+    if any(w.ndim > 4 for w in weights.values()):
+        return 1  # stacked kernels (M, out, in, h, w) become grouped convolutions, which are slow on CPUs
     pair = {n: w[:1].expand(2, *w.shape[1:]) for n, w in weights.items()}
     try:
         with torch.no_grad():

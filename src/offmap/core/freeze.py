@@ -25,10 +25,12 @@ class Frozen(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Outputs of every weight set, unrolled: a loop exports with a dynamic batch where `vmap` does not."""
-        return torch.stack([
-            self.select(functional_call(self.net, {n: w[i] for n, w in self.weights.items()}, args, kwargs))
-            for i in range(self.size)
-        ])
+        return torch.stack(
+            [
+                self.select(functional_call(self.net, {n: w[i] for n, w in self.weights.items()}, args, kwargs))
+                for i in range(self.size)
+            ]
+        )
 
 
 def freeze(net: nn.Module, weights: Weights, *, select: Select = first_tensor) -> Frozen:

@@ -49,7 +49,7 @@ class Uniform:
         return torch.empty(shape).uniform_(-self.half_width, self.half_width, generator=generator)
 
     def entropy(self) -> float:
-        """log 2h."""
+        """Log 2h."""
         return math.log(2.0 * self.half_width)
 
 
@@ -99,10 +99,8 @@ def generator(*address: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def draw_noise(
-    like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise
-) -> Weights:
-    """Noise for the draws in `index` of every member: {name: (M, ...)} -> {name: (M, P, ...)}, like the tensors in dtype and device.
+def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise) -> Weights:
+    """Noise for the draws in `index` of every member, in the tensors' dtype: {name: (M, ...)} -> {name: (M, P, ...)}.
 
     >>> z = draw_noise({"w": torch.zeros(1, 2)}, [7], seed=0, stream="infer", noise=Uniform())
     >>> again = draw_noise({"w": torch.zeros(1, 2)}, range(5, 8), seed=0, stream="infer", noise=Uniform())

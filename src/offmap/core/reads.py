@@ -8,7 +8,7 @@ without knowing any layer by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -163,7 +163,7 @@ def patches(x: Tensor, kernel: tuple[int, ...], stride: list[int], padding: list
 
 
 @contextmanager
-def slow_attention() -> Iterator[None]:
+def slow_attention() -> Generator[None]:
     """Switch the fused Transformer path off: it hides its matrix products from a dispatch mode."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

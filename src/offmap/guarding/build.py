@@ -83,7 +83,7 @@ def guard(
     likelihood: str | Likelihood | None = None,
     score: str | ScoreFn = "default",
     draws: int = 50,
-    clip: float | None | Literal["choose"] = "choose",
+    clip: float | Literal["choose"] | None = "choose",
     false_alarms: float = 0.05,
     seed: int = 0,
     target: str = "labels",
@@ -188,9 +188,7 @@ def _check_score(score: str | ScoreFn, draws: int) -> None:
         raise ConfigError(f"Expected `draws` to be a whole number ≥ 2, but got {draws!r}.")
 
 
-def _data(
-    train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str
-) -> tuple[Batches, Rows]:
+def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str) -> tuple[Batches, Rows]:
     """Training batches and validation rows; without `valid`, a tenth of the training data, said so."""
     if valid is not None:
         rows = batches(train, place, name="train", batch_size=batch_size, target=target)

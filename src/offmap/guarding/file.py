@@ -90,7 +90,9 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
     q.requires_grad_(False)
     host = Host(at.net, select or first_tensor, **header["host"])
     calibration = Calibration(
-        tensors["calibration.scores"].to(place.device), tensors["calibration.misses"].to(place.device), **header["calibration"]
+        tensors["calibration.scores"].to(place.device),
+        tensors["calibration.misses"].to(place.device),
+        **header["calibration"],
     )
     options = header["guard"] | {"notes": tuple(header["guard"]["notes"])}
     law = _likelihood(header["likelihood"], tensors)

@@ -68,7 +68,7 @@ class Guard:
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
         return torch.cat([reduced(self.scores(self.outputs(block, None)), reduce) for block in self.blocks(x)])
 
-    def predict(self, x: Inputs, *, clip: float | None | Literal["chosen"] = "chosen") -> Prediction:
+    def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
         bound = self.clip if clip == "chosen" else clip
         return joined([self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)])

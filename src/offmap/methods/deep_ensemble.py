@@ -65,9 +65,7 @@ def mean_nll(host: Host, weights: Weights, likelihood: Likelihood, valid: Rows) 
     """NLL of every member on its own, (M,)."""
     members = next(iter(weights.values())).shape[0]
     parts = [
-        likelihood.nll(
-            host.outputs(lambda span: weights, 1, take_rows(valid.inputs, rows), members=members), valid.targets[rows]
-        )
+        likelihood.nll(host.outputs(lambda span: weights, 1, take_rows(valid.inputs, rows), members=members), valid.targets[rows])
         for rows in host.blocks(valid.inputs, members)
     ]
     return torch.cat(parts, 1).mean(1)

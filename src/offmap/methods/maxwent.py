@@ -36,7 +36,7 @@ BASES = ("svd", "identity")
 
 @dataclass(frozen=True)
 class Config:
-    """How a distribution is fitted. The defaults suit most hosts; PAPER and REFERENCE are the paper's and its authors' settings."""
+    """How a distribution is fitted. The defaults suit most hosts; PAPER and REFERENCE are the paper's and its authors'."""
 
     basis: Literal["svd", "identity"] = "svd"
     solver: Literal["refine", "closed-form", "sgd"] = "refine"
@@ -79,7 +79,7 @@ class Task:
     progress: bool | None
 
     def distribution(self, initial_scale: float | Weights) -> WeightDistribution:
-        """q around the members, with the basis that the configuration asks for."""
+        """Q around the members, with the basis that the configuration asks for."""
         return WeightDistribution(
             self.at.mean,
             initial_scale=initial_scale,

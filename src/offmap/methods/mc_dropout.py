@@ -43,7 +43,7 @@ class Mask(nn.Module):
         self.register_buffer("mask", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x ⊙ mask."""
+        """X ⊙ mask."""
         return x * cast(Tensor, self.mask)
 
 
@@ -55,7 +55,9 @@ def masked(net: nn.Module) -> nn.Module:
             parent, _, leaf = name.rpartition(".")
             setattr(twin.get_submodule(parent), leaf, Mask(module.p))
     if not any(isinstance(m, Mask) for m in twin.modules()):
-        raise HostError(f"Expected a host with Dropout layers, but {type(net).__name__} has none. Add them, or use another method.")
+        raise HostError(
+            f"Expected a host with Dropout layers, but {type(net).__name__} has none. Add them, or use another method."
+        )
     return twin
 
 
@@ -64,7 +66,7 @@ def mask_shapes(net: nn.Module, inputs: Inputs) -> dict[str, tuple[float, tuple[
     shapes: dict[str, tuple[float, tuple[int, ...]]] = {}
     hooks = [
         module.register_forward_pre_hook(
-            lambda m, args, name=name: shapes.__setitem__(f"{name}.mask", (m.rate, tuple(args[0].shape[1:])))
+            lambda m, args, name=name: shapes.__setitem__(f"{name}.mask", (cast(Mask, m).rate, tuple(args[0].shape[1:])))
         )
         for name, module in net.named_modules()
         if isinstance(module, Mask)
@@ -87,7 +89,7 @@ def fit(
     seed: int = 0,
     runtime: Runtime = Runtime(),
 ) -> Sampled:
-    """Train copies of the nets with a fresh mask per example and step; the state of lowest validation NLL without masks is kept."""
+    """Train copies of the nets with a fresh mask per example and step; keep the state of lowest validation NLL without masks."""
     at = centre([masked(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
     shapes = mask_shapes(at.net, valid.inputs)
     fixed = {n: t for n, t in at.fixed.items() if n not in shapes}

@@ -41,7 +41,7 @@ class Stochastic:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A host whose weights come from `draw(span, seed)`, {name: (M·p, ...)}; `random=False`: every draw is the same, so one is made.
+    """A host whose weights come from `draw(span, seed)`, {name: (M·p, ...)}; without it nothing is random and P is 1.
 
     `weights` are the members' trained weights, {name: (M, ...)}. There is nothing to clip.
     """

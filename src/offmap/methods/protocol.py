@@ -26,7 +26,10 @@ class Scorer(Protocol):
 class Predictive(Protocol):
     """Whatever gives a stack of outputs."""
 
-    members: int
+    @property
+    def members(self) -> int:
+        """M, the number of hosts."""
+        ...
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """(M·P, B, ...), member-major."""

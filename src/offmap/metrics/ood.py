@@ -30,9 +30,7 @@ def auroc(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
     return like((below + up_to).double() / (2 * ids.numel() * oods.numel()), id_scores, ood_scores)
 
 
-def fpr_at(
-    id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positive: Literal["id", "ood"] = "id"
-) -> Tensor:
+def fpr_at(id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positive: Literal["id", "ood"] = "id") -> Tensor:
     r"""False positive rate at the tightest threshold that keeps `rate` of the positive class.
 
     .. math:: t_\mathrm{id} = s^\mathrm{id}_{(\lceil \mathrm{rate} \cdot n \rceil)}, \qquad

@@ -11,7 +11,9 @@ from torch import nn
 from offmap.core.noise import generator
 
 
-def mlp(inputs: int, outputs: int, *, hidden: Sequence[int] = (100, 100, 100), dropout: float = 0.0, seed: int = 0) -> nn.Sequential:
+def mlp(
+    inputs: int, outputs: int, *, hidden: Sequence[int] = (100, 100, 100), dropout: float = 0.0, seed: int = 0
+) -> nn.Sequential:
     """Glorot-uniform weights by `seed` alone, zero biases; with `dropout`, a Dropout after every activation.
 
     >>> [tuple(p.shape) for p in mlp(8, 2, hidden=[5]).parameters()]

@@ -42,7 +42,8 @@ def minimize(
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * schedule(step)
         optimizer.step()
-        if any([monitor(step, loss.detach()) for monitor in monitors]):
+        verdicts = [monitor(step, loss.detach()) for monitor in monitors]  # all are asked, also after one says stop
+        if any(verdicts):
             return "stopped"
     return "finished"
 

@@ -90,7 +90,12 @@ class BestValidation:
     """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, report: Callable[[int], None] | None = None
+        self,
+        weights: Mapping[str, Tensor],
+        loss: Callable[[], Tensor],
+        *,
+        every: int,
+        report: Callable[[int], None] | None = None,
     ) -> None:
         self.weights, self.loss, self.every, self.report = dict(weights), loss, every, report
         self.lowest: Tensor | None = None

@@ -58,4 +58,3 @@ def maxwent(
         return (risk - tradeoff / q.dimension * spread).sum()
 
     return objective
-

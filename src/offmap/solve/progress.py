@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from offmap.solve.monitors import History
@@ -18,7 +18,7 @@ def wanted(progress: bool | None) -> bool:
 
 
 @contextmanager
-def bar(title: str, total: int, *, show: bool | None) -> Iterator[Callable[[int, str], None]]:
+def bar(title: str, total: int, *, show: bool | None) -> Generator[Callable[[int, str], None]]:
     """Yields `advance(done, text)`; draws on the terminal only if `show` says so."""
     if not wanted(show):
         yield lambda done, text: None

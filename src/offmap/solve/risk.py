@@ -66,9 +66,7 @@ class Validation:
     draws: int = 50
     seed: int = 0
 
-    def losses(
-        self, q: WeightDistribution, *, clip: float | None = None, scale: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
+    def losses(self, q: WeightDistribution, *, clip: float | None = None, scale: Mapping[str, Tensor] | None = None) -> Tensor:
         """Loss per member and example, (M, n)."""
         draws = 1 if clip == 0 else self.draws
         parts: list[Tensor] = []
