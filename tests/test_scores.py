@@ -194,3 +194,9 @@ def test_probs_without_a_draw_axis_or_draws_are_refused(score: ScoreFn, probs: T
     message = r"`probs` of shape \(P, B, C, \.\.\.\) with at least one draw, but got \(.*`probs.unsqueeze\(0\)`"
     with pytest.raises(ShapeError, match=message):
         score(probs)
+
+
+def test_mutual_information_of_saturated_draws_equals_the_entropy_of_their_mean():
+    logits = 200 * torch.eye(4).unsqueeze(1) - 40 * torch.rand(4, 1, 4, generator=torch.Generator().manual_seed(0))
+    probs = logits.softmax(2)  # one-hot to rounding: probabilities far below the mean, but not zero
+    torch.testing.assert_close(mutual_information(probs), predictive_entropy(probs), rtol=1e-5, atol=0)

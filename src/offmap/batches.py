@@ -37,9 +37,13 @@ class Place:
         """One leaf of a batch; anything that is not an array or a tensor passes through."""
         if hasattr(value, "__array__") and not isinstance(value, Tensor):
             array = np.asarray(value)
-            if array.dtype == object or array.dtype.kind in "US":
-                raise DataError(f"Expected numeric arrays, but got dtype {array.dtype}. Encode text and missing values first.")
-            value = torch.from_numpy(np.ascontiguousarray(array).copy() if not array.flags.writeable else array)
+            if array.dtype.kind not in "biufc":
+                raise DataError(
+                    f"Expected numeric arrays, but got dtype {array.dtype}. Encode text, dates and missing values first."
+                )
+            # torch reads native numbers of at most 64 bits, in order and writeable
+            native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+            value = torch.from_numpy(np.require(array, native, ["C", "W"]))
         if not isinstance(value, Tensor):
             return value
         return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
@@ -95,7 +99,7 @@ class Stream:
         for position, batch in enumerate(self.source):
             inputs, targets = divide(batch, self.target, self.name)
             inputs, targets = tree_map(self.place.put, inputs), as_targets(targets, self.place)
-            check_finite(inputs, targets, f"batch {position} of `{self.name}`")
+            check_batch(inputs, targets, f"batch {position} of `{self.name}`")
             if self.check is not None:
                 self.check(targets)
             yield inputs, targets
@@ -105,8 +109,7 @@ class Stream:
         if not self.indexed:
             return iter(self)
         order = permutation(self.rows, seed, "order", epoch).tolist()
-        loader = DataLoader(Subset(self.source.dataset, order), batch_size=self.source.batch_size)
-        return iter(replace(self, source=loader))
+        return iter(replace(self, source=_reordered(self.source, order, self.source.batch_size)))
 
 
 Batches: TypeAlias = Rows | Stream
@@ -121,16 +124,11 @@ def batches(data: Data, place: Place, *, name: str, batch_size: int = 128, targe
     if isinstance(data, DataLoader):
         return Stream(data, place, target, name, indexed=False)
     if isinstance(data, Dataset):
-        return Stream(DataLoader(data, batch_size=batch_size), place, target, name, indexed=True)
+        loader = DataLoader(data, batch_size=batch_size)
+        return Stream(loader, place, target, name, indexed=not isinstance(data, IterableDataset))
     inputs, targets = divide(data, target, name)
     inputs, targets = tree_map(place.put, inputs), as_targets(targets, place)
-    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(inputs)):
-        raise DataError(f"Expected tensors or arrays as the inputs of `{name}`, but got {type(inputs).__name__}.")
-    if targets.shape[0] == 0 or rows_of(inputs) == 0:
-        raise DataError(f"Expected at least one example in `{name}`, but it is empty.")
-    if rows_of(inputs) != targets.shape[0]:
-        raise ShapeError(f"Expected as many inputs as targets in `{name}`, but got {rows_of(inputs)} and {targets.shape[0]}.")
-    check_finite(inputs, targets, f"`{name}`")
+    check_batch(inputs, targets, f"`{name}`")
     return Rows(inputs, targets, batch_size, name)
 
 
@@ -151,12 +149,50 @@ def divide(batch: Any, target: str, name: str) -> tuple[Inputs, Any]:
     )
 
 
+def unlabelled(batch: Any, target: str) -> Inputs:
+    """Inputs of a batch that may come without targets."""
+    if isinstance(batch, tuple | list):
+        return batch[0] if len(batch) == 1 else divide(batch, target, "x")[0] if len(batch) == 2 else batch
+    if hasattr(batch, "keys") and not hasattr(batch, "__array__"):
+        return {name: value for name, value in dict(batch).items() if name != target}
+    return batch
+
+
 def as_targets(targets: Any, place: Place) -> Tensor:
     """Targets as a tensor: floats in the host's dtype, whole numbers as int64."""
-    tensor = place.put(targets if hasattr(targets, "__array__") else np.asarray(targets))
+    try:
+        tensor = place.put(targets if hasattr(targets, "__array__") else np.asarray(targets))
+    except ValueError as error:  # rows of different lengths
+        raise DataError(f"Expected targets that make one array, but numpy says: {str(error).rstrip('.')}.") from error
+    if tensor.is_complex():
+        raise DataError(f"Expected real targets, but got {tensor.dtype}. Split them into real and imaginary parts.")
     if tensor.ndim == 0:
         raise DataError("Expected one target per example, but got a single number.")
     return tensor if tensor.is_floating_point() or tensor.dtype == torch.bool else tensor.long()
+
+
+def check_inputs(inputs: Inputs, where: str) -> None:
+    """Raise a DataError unless there is a tensor with a batch axis in front."""
+    first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
+    if first is None or first.ndim == 0:
+        got = type(inputs).__name__ if first is None else "a single number"
+        raise DataError(
+            f"Expected tensors or arrays with one row per example as the inputs of {where}, but got {got}. "
+            "Wrap a Dataset in a DataLoader, and lists in torch.tensor."
+        )
+
+
+def check_batch(inputs: Inputs, targets: Tensor, where: str) -> None:
+    """Raise unless inputs and targets describe the same examples, at least one, in finite numbers."""
+    check_inputs(inputs, where)
+    if targets.shape[0] == 0 or rows_of(inputs) == 0:
+        raise DataError(f"Expected at least one example in {where}, but it is empty.")
+    if rows_of(inputs) != targets.shape[0]:
+        raise ShapeError(
+            f"Expected as many inputs as targets in {where}, but got {rows_of(inputs)} and {targets.shape[0]}. "
+            "Check that both describe the same examples."
+        )
+    check_finite(inputs, targets, where)
 
 
 def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
@@ -173,15 +209,29 @@ def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
                                 "Drop or impute such rows.")  # fmt: skip
 
 
-def gather(data: Batches) -> Rows:
-    """All of a (validation-sized) data set in memory."""
-    if isinstance(data, Rows):
-        return data
+def gather(data: Batches, *, least: int = 1) -> Rows:
+    """All of a (validation-sized) data set in memory, refused if it has fewer than `least` rows."""
+    rows = data if isinstance(data, Rows) else _read(data)
+    if rows.rows < least:
+        raise DataError(f"Expected at least {least} rows in `{rows.name}`, but got {rows.rows}. Pass more, or leave it out.")
+    return rows
+
+
+def _read(data: Stream) -> Rows:
     parts = list(data)
     if not parts:
         raise DataError(f"Expected at least one example in `{data.name}`, but it is empty.")
-    inputs = tree_map(lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *[x for x, _ in parts])
-    return Rows(inputs, torch.cat([y for _, y in parts]), max(1, parts[0][1].shape[0]), data.name)
+    try:
+        inputs = tree_map(
+            lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *[x for x, _ in parts]
+        )
+        targets = torch.cat([y for _, y in parts])
+    except (RuntimeError, ValueError) as error:
+        raise ShapeError(
+            f"Expected batches of `{data.name}` that differ in the number of rows alone, but they cannot be joined: {error}. "
+            "Pad all examples to one size."
+        ) from error
+    return Rows(inputs, targets, max(1, parts[0][1].shape[0]), data.name)
 
 
 def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:
@@ -189,6 +239,8 @@ def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: i
     whole = batches(data, place, name="train", batch_size=batch_size, target=target)
     if isinstance(whole, Stream) and isinstance(whole.source.dataset, IterableDataset):
         raise DataError("Expected `valid=` beside an iterable data set: it cannot be split.")
+    if isinstance(whole, Stream) and whole.source.batch_sampler is None:
+        raise DataError("Expected `valid=` beside a DataLoader with `batch_size=None`: its rows cannot be told apart.")
     order = permutation(whole.rows, seed, "split")
     cut = max(2, round(fraction * whole.rows))
     if whole.rows - cut < 1:
@@ -196,12 +248,17 @@ def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: i
     if isinstance(whole, Rows):
         order = order.to(whole.targets.device)
         return replace(whole.take(order[cut:]), name="train"), replace(whole.take(order[:cut]), name="valid")
-    loader = whole.source
+    size = whole.source.batch_size or batch_size
 
     def part(rows: Tensor, name: str) -> Stream:
-        subset = Subset(loader.dataset, sorted(rows.tolist()))
-        again = DataLoader(subset, batch_size=loader.batch_size or batch_size, collate_fn=loader.collate_fn,
-                           num_workers=loader.num_workers)  # fmt: skip
-        return replace(whole, source=again, name=name, indexed=whole.indexed)
+        # the user's order is gone with the split, so the order is ours to shuffle
+        return replace(whole, source=_reordered(whole.source, sorted(rows.tolist()), size), name=name, indexed=True)
 
     return part(order[cut:], "train"), part(order[:cut], "valid")
+
+
+def _reordered(loader: DataLoader[Any], rows: list[int], batch_size: int | None) -> DataLoader[Any]:
+    """A loader like the user's over some rows of its data set, in this order."""
+    return DataLoader(
+        Subset(loader.dataset, rows), batch_size=batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers
+    )

@@ -24,8 +24,8 @@ def rank(n: int, level: float) -> int:
     >>> rank(99, 0.55), rank(19, 0.95), rank(18, 0.95)
     (55, 19, 19)
     """
-    if not 0 < level < 1:
-        raise ConfigError(f"Expected `level` strictly between 0 and 1, such as 0.95, but got {level}.")
+    if not isinstance(level, int | float) or not 0 < level < 1:
+        raise ConfigError(f"Expected `level` strictly between 0 and 1, such as 0.95, but got {level!r}.")
     if n < 1:
         raise DataError(f"Expected at least one calibration score, but got {n}; pass calibration data.")
     return math.ceil(level * (n + 1) * (1 - 1e-12))

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset
 
 from offmap._types import Data
-from offmap.batches import Place, Rows, batches, gather
-from offmap.errors import DataError
-from offmap.guarding.guard import Guard, nll
+from offmap.batches import Place, Rows, batches, gather, unlabelled
+from offmap.errors import ConfigError, DataError, nearest
+from offmap.guarding.guard import Guard, check_familiar, nll
 from offmap.likelihoods import Prediction
 from offmap.methods.protocol import Scorer
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
@@ -56,18 +57,19 @@ def evaluate(
     OOD data may come without targets.
     """
     named = dict(scorers) if isinstance(scorers, Mapping) else {"guard": scorers}
-    if not ood:
-        raise DataError("Expected at least one strange data set in `ood`, but got none.")
+    _check(named, ood, positive)
     rows: list[dict[str, Any]] = []
     scores: dict[str, dict[str, Tensor]] = {}
     for name, scorer in named.items():
         place = getattr(scorer, "place", Place(torch.device("cpu"), torch.float32))
         familiar = gather(batches(test, place, name="test", target=target))
+        if isinstance(scorer, Guard):
+            check_familiar(scorer, familiar)
         scores[name] = {"test": scorer.score(familiar.inputs)}
         if isinstance(scorer, Guard):
             rows.append({"scorer": name, "set": "test", **quality(scorer, familiar)})
         for label, data in ood.items():
-            scores[name][label] = scorer.score(_inputs(data, place, label, target))
+            scores[name][label] = torch.cat([scorer.score(x) for x in _inputs(data, place, label, target)])
             rows.append({"scorer": name, "set": label, **detection(scores[name]["test"], scores[name][label], positive)})
     return Evaluation(rows, scores)
 
@@ -121,8 +123,25 @@ def _fit_of(prediction: Prediction, y: Tensor) -> dict[str, float]:
     return {"accuracy": float((label == flat).float().mean()), "ece": float(expected_calibration_error(probs, flat))}
 
 
-def _inputs(data: Data, place: Place, name: str, target: str) -> Any:
-    """Inputs of a strange data set, which may have no targets."""
-    if hasattr(data, "__array__"):
-        return tree_map(place.put, data)
-    return gather(batches(data, place, name=name, target=target)).inputs
+def _inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:
+    """Inputs of a strange data set, which may have no targets, in one batch or several."""
+    loader = DataLoader(data, batch_size=1024) if isinstance(data, Dataset) else data
+    parts = [unlabelled(batch, target) for batch in (loader if isinstance(loader, DataLoader) else [loader])]
+    if not parts:
+        raise DataError(f"Expected at least one example in `{name}`, but it is empty.")
+    return [tree_map(place.put, part) for part in parts]
+
+
+def _check(scorers: Mapping[str, Any], ood: Any, positive: str) -> None:
+    """Refuse what cannot be evaluated before any score is made."""
+    for name, scorer in scorers.items():
+        if not isinstance(scorer, Scorer) or isinstance(scorer, type):
+            raise ConfigError(f"Expected scorers with a `score` method, but {name!r} is of type {type(scorer).__name__}.")
+    if not isinstance(ood, Mapping):
+        raise DataError(f"Expected `ood` to be a dict of data sets by name, but got {type(ood).__name__}.")
+    if not scorers or not ood:
+        raise DataError("Expected at least one scorer and one strange data set in `ood`, but got none.")
+    if "test" in ood:
+        raise DataError("Expected names of strange data sets other than 'test', which is the familiar one's. Rename it.")
+    if positive not in ("id", "ood"):
+        raise ConfigError(f"Expected `positive` to be {nearest(str(positive), ('id', 'ood'))}, but got {positive!r}.")

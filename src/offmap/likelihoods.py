@@ -77,7 +77,7 @@ class Gaussian:
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         """½ Σ_k [log 2πσ² + (y − μ)²/σ²]."""
         mean, variance = self.moments(output)
-        error = y.reshape(y.shape[0], -1) - mean
+        error = y.reshape(y.shape[0], -1).to(mean) - mean
         return 0.5 * ((2 * math.pi * variance).log() + error.square() / variance).sum(-1)
 
     def predictive(self, outputs: Tensor) -> Prediction:
@@ -112,7 +112,7 @@ class Categorical:
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         """−log p(y), averaged over positions."""
-        each = -output.log_softmax(2).gather(2, y.expand(output.shape[0], *y.shape).unsqueeze(2)).squeeze(2)
+        each = -output.log_softmax(2).gather(2, y.long().expand(output.shape[0], *y.shape).unsqueeze(2)).squeeze(2)
         return each.flatten(2).mean(2) if each.ndim > 2 else each
 
     def predictive(self, outputs: Tensor) -> Prediction:
@@ -191,13 +191,13 @@ def _gaussian(output: Tensor, y: Tensor) -> Likelihood:
 
 
 def _categorical(output: Tensor, y: Tensor) -> Likelihood:
-    if y.is_floating_point() or output.ndim < 2 or y.shape != output.shape[:1] + output.shape[2:]:
+    if y.is_floating_point() or output.ndim < 2 or y.shape[1:] != output.shape[2:]:
         raise _misfit("categorical", output, y)
     return Categorical()
 
 
 def _bernoulli(output: Tensor, y: Tensor) -> Likelihood:
-    if output.reshape(output.shape[0], -1).shape[1] != 1 or y.numel() != y.shape[0]:
+    if max(output.ndim, y.ndim) > 2 or output.numel() != output.shape[0] or y.numel() != y.shape[0]:
         raise _misfit("bernoulli", output, y)
     return Bernoulli()
 
@@ -217,33 +217,57 @@ def _misfit(name: str, output: Tensor, y: Tensor) -> ShapeError:
 
 
 def check_targets(likelihood: Likelihood, output: Tensor, y: Tensor, where: str) -> None:
-    """Raise a DataError if classes are out of range for an output (B, C, ...)."""
+    """Raise unless targets (n, ...) fit a host's outputs (b, ...): a ShapeError for their form, a DataError for their classes."""
+    if isinstance(likelihood, Gaussian):
+        width = likelihood.targets * (2 if likelihood.noise is None else 1)
+        if max(y.ndim, output.ndim) > 2 or y[0].numel() != likelihood.targets or output[0].numel() != width:
+            raise _misfit("gaussian", output, y)
     if not isinstance(likelihood, Categorical | Bernoulli):
         return
+    (_categorical if isinstance(likelihood, Categorical) else _bernoulli)(output, y)
     classes = output.shape[1] if isinstance(likelihood, Categorical) else 2
-    low, high = int(y.min()), int(y.max())
+    low, high = float(y.min()), float(y.max())
     if low < 0 or high >= classes:
         raise DataError(
-            f"Expected targets from 0 to {classes - 1} for {classes} classes, but `{where}` holds values from {low} to {high}. "
-            "Relabel the targets, or use a host with more outputs."
+            f"Expected targets from 0 to {classes - 1} for {classes} classes, but `{where}` holds values from {low:g} to "
+            f"{high:g}. Relabel the targets, or use a host with more outputs."
         )
+    if bool((y != y.long()).any()):
+        raise DataError(f"Expected whole numbers as classes, but `{where}` holds fractions. Round them, or fit a regression.")
 
 
 def resolve(likelihood: str | Likelihood | None, outputs: Tensor, y: Tensor) -> Likelihood:
     """The likelihood for plain outputs (M, n, ...) and targets of validation data; a Gaussian learns its noise from them."""
     if likelihood is not None and not isinstance(likelihood, str):
-        if not isinstance(likelihood, Likelihood):
+        if not isinstance(likelihood, Likelihood) or isinstance(likelihood, type):
             raise ConfigError(f"Expected `likelihood` to be one of {list(NAMES)} or an object with nll, predictive and score, "
                               f"but got {type(likelihood).__name__}.")  # fmt: skip
+        _check_own(likelihood, outputs, y)
         return likelihood
     law = infer(outputs[0], y, likelihood)
     check_targets(law, outputs[0], y, "valid")
     if not isinstance(law, Gaussian):
         return law
-    columns = y.reshape(y.shape[0], -1)
+    columns = y.reshape(y.shape[0], -1).to(outputs)
     residuals = columns - law.moments(outputs)[0].mean(0)
     spread = columns.var(0, correction=0)
     # an interpolating host leaves no residual; a variance of zero would make every NLL infinite
     floor = 1e-6 * torch.where(spread > 0, spread, torch.ones_like(spread))
     noise = None if law.noise is None else torch.maximum(residuals.square().mean(0), floor)
     return replace(law, noise=noise, units=torch.where(spread > 0, spread, torch.ones_like(spread)))
+
+
+def _check_own(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> None:
+    """Ask a user's object once for everything that is needed of it later."""
+    check_targets(likelihood, outputs[0], y, "valid")
+    each = likelihood.nll(outputs, y)
+    if each.shape != outputs.shape[:2]:
+        raise ShapeError(
+            f"Expected `likelihood.nll` to give one number per draw and example, {tuple(outputs.shape[:2])}, but got "
+            f"{tuple(each.shape)}. Sum it over all other axes."
+        )
+    said = likelihood.predictive(outputs)
+    if (said.mean is None or said.std is None) and (said.probs is None or said.label is None):
+        raise ConfigError(
+            "Expected `likelihood.predictive` to give a mean and a std, or probs and a label, but it gives neither."
+        )

@@ -93,8 +93,11 @@ def mutual_information(probs: Tensor) -> Tensor:
     _require_draws("probs", probs, "(P, B, C, ...)", least=3)
     mean = probs.mean(0)
     gap = probs - mean
-    ratio = gap / torch.where(mean > 0, mean, 1)  # p / p̄ − 1; a class that no draw believes in adds nothing
-    terms = torch.special.xlog1py(probs, ratio) - gap
+    safe = torch.where(mean > 0, mean, 1)  # a class that no draw believes in adds nothing
+    ratio = gap / safe  # p / p̄ − 1
+    # far below the mean, p / p̄ − 1 rounds to −1 and its log1p to −∞; the plain logarithm is exact there
+    near = torch.special.xlog1py(probs, ratio.clamp_min(-0.5))
+    terms = torch.where(ratio > -0.5, near, torch.special.xlogy(probs, probs / safe)) - gap
     return terms.sum(2).mean(0).clamp_min(0)
 
 

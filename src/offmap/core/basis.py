@@ -128,10 +128,11 @@ def fan_in_back(weight: Tensor, shape: torch.Size, axes: tuple[int, ...]) -> Ten
 def rotate(delta: Tensor, matrix: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Noise in the basis to noise in weights: (M, P, *shape), (M, D, D) -> (M, P, *shape), δ Vᵀ along the fan-in axes."""
     members, draws, shape = delta.shape[0], delta.shape[1], delta.shape[2:]
-    flat = fan_in_last(delta.flatten(0, 1), axes)
-    # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. One product for all draws of a member
-    turned = flat.reshape(members, -1, flat.shape[-1]) @ matrix.mT
-    return fan_in_back(turned.reshape(flat.shape), shape, axes).unflatten(0, (members, draws))
+    flat = fan_in_last(delta.flatten(0, 1), axes).unflatten(0, (members, draws))
+    # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. One product per draw: a product over several
+    # rounds differently for every number of them, and a draw must not depend on its company
+    turned = [draw @ v.mT for member, v in zip(flat, matrix, strict=True) for draw in member]
+    return fan_in_back(torch.stack(turned), shape, axes).unflatten(0, (members, draws))
 
 
 def build(moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool) -> dict[str, Basis]:
@@ -148,7 +149,8 @@ def build(moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotat
         basis = Basis(axes, values.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt(), reach, bias=seen[0].bias)
         if rotated:
             pairs = [eigenbasis(v) for v in values]
-            matrix = torch.stack([v for _, v in pairs]).to(weight.dtype)
+            # like the scales, the bases of half-precision hosts are kept in float32
+            matrix = torch.stack([v for _, v in pairs]).to(torch.promote_types(weight.dtype, torch.float32))
             basis = replace(basis, amplitude=torch.stack([s for s, _ in pairs]), matrix=matrix)
         bases[name] = basis
     return bases

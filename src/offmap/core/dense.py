@@ -31,13 +31,19 @@ Plan: TypeAlias = list[tuple[str, nn.Module]]
 
 def plan(net: nn.Module, prefix: str = "") -> Plan | None:
     """Layers by name if the host is nothing but nested Sequentials of Linear and elementwise modules, else None."""
-    if vars(net)["_forward_hooks"] or vars(net)["_forward_pre_hooks"]:
+    if vars(net)["_forward_hooks"] or vars(net)["_forward_pre_hooks"] or (not prefix and _tied(net)):
         return None
     if isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward:
-        parts = [plan(child, f"{prefix}{name}.") for name, child in net.named_children()]
+        # not `named_children`, which lists a module that stands in two places once
+        parts = [plan(child, f"{prefix}{place}.") for place, child in vars(net)["_modules"].items()]
         return None if any(p is None for p in parts) else [layer for p in parts if p for layer in p]
     plain = type(net) is nn.Linear or type(net) in ELEMENTWISE
     return [(prefix, net)] if plain and not net.training else None
+
+
+def _tied(net: nn.Module) -> bool:
+    """Whether one parameter has two names: the weights hold the first alone, and `functional_call` knows the other."""
+    return len(list(net.parameters())) < len(list(net.named_parameters(remove_duplicate=False)))
 
 
 def width(layers: Plan) -> int:
@@ -48,12 +54,12 @@ def width(layers: Plan) -> int:
 def forward(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, draws: int) -> Tensor:
     """Outputs of all weight sets: {name: (S, ...)}, (B, D) -> (S, B, K)."""
     h = x.expand(draws, *x.shape)
-    in_place = not torch.is_grad_enabled()
+    ours = False  # until the first product, h is the user's own memory
     for prefix, layer in layers:
         if isinstance(layer, nn.Linear):
-            h = _linear(prefix, layer, weights, h)
+            h, ours = _linear(prefix, layer, weights, h), not torch.is_grad_enabled()
         elif isinstance(layer, nn.ReLU):
-            h = h.relu_() if in_place and h.stride(0) else h.relu()
+            h = h.relu_() if ours else h.relu()
         else:
             h = layer(h)
     return h

@@ -122,8 +122,9 @@ class WeightDistribution(nn.Module):
         """z, remembered from the last time when it is small and will be asked for again."""
         where = next(iter(like.values()))
         key = (tuple(index), seed, stream, where.device, where.dtype)
-        if self._last is not None and self._last[0] == key:
-            return self._last[1]
+        last = self._last  # read once: another thread may replace it
+        if last is not None and last[0] == key:
+            return last[1]
         z = draw_noise(like, index, seed=seed, stream=stream, noise=self.noise)
         if stream != "fit" and self.dimension * self.members * len(index) <= REMEMBERED:
             self._last = (key, z)

@@ -21,6 +21,9 @@ Select: TypeAlias = Callable[[Any], Tensor]
 Draw: TypeAlias = Callable[[range], Weights]
 """Gives those draws of every member, {name: (M·p, ...)}."""
 
+HOST_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+"""What a host may raise on inputs of a form that it does not know."""
+
 WORKING_SET = 1 << 18
 """Activations kept in flight by batched products: few enough to stay in a core's cache."""
 
@@ -73,10 +76,13 @@ def forward(net: nn.Module, weights: Weights, inputs: Inputs, *, select: Select 
     """Outputs of every weight set in the stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...)."""
     size = next(iter(weights.values())).shape[0]
     layers = dense.plan(net) if _is_table(inputs) and select is first_tensor else None
-    if layers:
-        return dense.forward(layers, weights, inputs, size)
-    if loop or size == 1:
-        return torch.stack([call(net, {n: w[i] for n, w in weights.items()}, inputs, select) for i in range(size)])
+    try:
+        if layers:
+            return dense.forward(layers, weights, inputs, size)
+        if loop or size == 1:
+            return torch.stack([call(net, {n: w[i] for n, w in weights.items()}, inputs, select) for i in range(size)])
+    except HOST_ERRORS as error:
+        raise host_failed(net, inputs, error) from error
     try:
         return vmap(lambda w: call(net, w, inputs, select))(weights)
     except (RuntimeError, NotImplementedError, ValueError) as error:
@@ -96,6 +102,16 @@ def host_failed(net: nn.Module, inputs: Inputs, error: Exception) -> HostError:
         f"{type(net).__name__} failed on inputs of shape {shapes}: {_first_line(error)}. "
         "Check that the data have the form the host was trained on."
     )
+
+
+def check_rows(net: nn.Module, output: object, inputs: Inputs) -> None:
+    """Raise a HostError unless the output is a tensor with one row per input row."""
+    if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != rows_of(inputs):
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise HostError(
+            f"Expected one output row per input row, but {type(net).__name__} made {got} of {rows_of(inputs)} rows. "
+            "Give the inputs a batch axis in front, or pass `select=` to pick the right tensor."
+        )
 
 
 def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> int:
@@ -145,7 +161,8 @@ class Host:
             weights = draw(span)
             for together, rows in self._tiles(members * len(span), size, layers):
                 part = {n: w[together] for n, w in weights.items()}
-                block = self(part, take_rows(inputs, rows))
+                block = self(part, taken := take_rows(inputs, rows))
+                check_rows(self.net, block[0], taken)
                 if result is None:
                     result = block.new_empty((members, draws, size, *block.shape[2:]))
                 places = torch.arange(together.start, together.stop)

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from offmap._types import Weights
 from offmap.core.forward import Select, first_tensor
 from offmap.core.mirror import Mirror
+from offmap.core.weights import copy_host
 
 
 class Frozen(nn.Module):
@@ -35,4 +36,4 @@ class Frozen(nn.Module):
 
 def freeze(net: nn.Module, weights: Weights, *, select: Select = first_tensor) -> Frozen:
     """One exportable module out of a host and a stack of drawn weights."""
-    return Frozen(net, weights, select).eval()
+    return Frozen(copy_host(net), weights, select).eval()

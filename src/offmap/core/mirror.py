@@ -23,17 +23,20 @@ class Mirror(nn.Module):
             *path, leaf = name.split(".")
             room: nn.Module = self
             for step in path:
-                if step not in room._modules:
-                    room.add_module(step, nn.Module())
-                room = room.get_submodule(step)
+                # filed by hand: a host may have a layer called `values`, which `add_module` would refuse here
+                room = vars(room)["_modules"].setdefault(step, nn.Module())
             if trainable:
-                room.register_parameter(leaf, nn.Parameter(tensor.detach().clone()))
+                vars(room)["_parameters"][leaf] = nn.Parameter(tensor.detach().clone())
             else:
-                room.register_buffer(leaf, tensor)
+                vars(room)["_buffers"][leaf] = tensor
 
     def __getitem__(self, name: str) -> Tensor:
         *path, leaf = name.split(".")
-        return getattr(self.get_submodule(".".join(path)), leaf)
+        room: nn.Module = self
+        for step in path:
+            room = vars(room)["_modules"][step]
+        parameters = vars(room)["_parameters"]
+        return parameters[leaf] if leaf in parameters else vars(room)["_buffers"][leaf]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

@@ -46,7 +46,7 @@ class Uniform:
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Independent draws, float32 on the CPU."""
-        return torch.empty(shape).uniform_(-self.half_width, self.half_width, generator=generator)
+        return _empty(shape).uniform_(-self.half_width, self.half_width, generator=generator)
 
     def entropy(self) -> float:
         """Log 2h."""
@@ -59,7 +59,7 @@ class Normal:
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Independent draws, float32 on the CPU."""
-        return torch.empty(shape).normal_(generator=generator)
+        return _empty(shape).normal_(generator=generator)
 
     def entropy(self) -> float:
         """½ log 2πe."""
@@ -72,11 +72,16 @@ class Rademacher:
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Independent draws, float32 on the CPU."""
-        return torch.empty(shape).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
+        return _empty(shape).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
 
     def entropy(self) -> float:
         """Raise: a discrete law has no density."""
         raise ConfigError("Rademacher noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'.")
+
+
+def _empty(shape: tuple[int, ...]) -> Tensor:
+    # whatever torch's default dtype and device are: the numbers must depend on the address alone
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 NOISES: dict[str, Noise] = {"uniform": Uniform(), "normal": Normal(), "rademacher": Rademacher()}
@@ -96,7 +101,7 @@ def as_noise(noise: str | Noise) -> Noise:
 def generator(*address: object) -> torch.Generator:
     """A CPU generator seeded by a stable hash of the address (not Python's `hash`, which changes between runs)."""
     digest = hashlib.blake2b("\x1f".join(map(str, address)).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise) -> Weights:
@@ -123,4 +128,4 @@ def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, s
 
 def permutation(n: int, *address: object) -> Tensor:
     """A shuffling of 0 … n−1 that depends on the address alone."""
-    return torch.randperm(n, generator=generator(*address))
+    return torch.randperm(n, generator=generator(*address), device="cpu")

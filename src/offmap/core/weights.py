@@ -38,6 +38,8 @@ def chooser(where: Where) -> Callable[[str, Tensor], bool]:
         return lambda name, tensor: True
     if callable(where):
         return where
+    if not isinstance(where, str | list | tuple):
+        raise ConfigError(f"Expected `where` to be a pattern, a list of them, a function or None, but got {where!r}.")
     patterns = [where] if isinstance(where, str) else list(where)
     return lambda name, tensor: any(fnmatch(name, pattern) for pattern in patterns)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from offmap.core.noise import generator
 from offmap.core.weights import Where
 from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
-from offmap.guarding.guard import SCORES, Guard, calibration_of, nll
+from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
 from offmap.methods.predictives import Sampled
@@ -57,18 +58,22 @@ def fit(
     p-values and intervals are exact; otherwise they come from `valid` and are approximate. `basis` and `solver` default to the
     configuration's ("svd" and "refine"); further options are fields of `config`, such as `steps=` or `tradeoff=`.
     """
-    hosts = _hosts(nets)
+    hosts = hosts_of(nets)
     settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
-    _check_score(score, draws)
+    _check_options(score, draws, seed)
     runtime = Runtime(select or first_tensor, chunk_size, batch_size, progress)
     place = Place.of(hosts[0])
     with torch.random.fork_rng(devices=[]):
         # a shuffling DataLoader draws from the global generator: the fit repeats, and the user's random state is left alone
-        torch.manual_seed(generator(seed, "order").initial_seed())
+        torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
         rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         law = likelihood_of(hosts, rows, held, likelihood, runtime)
+        measure(law, score)
         rows = _checked(rows, law, hosts[0], runtime)
-        familiar = None if calibration is None else _at_least_two(batches(calibration, place, name="calibration", target=target))
+        familiar = None
+        if calibration is not None:
+            familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
+            _checked(familiar, law, hosts[0], runtime)
         predictive = maxwent.fit(hosts, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         return guard(
             predictive, held, calibration=familiar, likelihood=law, score=score, draws=draws, seed=seed, target=target,
@@ -89,24 +94,21 @@ def guard(
     target: str = "labels",
 ) -> Guard:
     """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on familiar data."""
-    _check_score(score, draws)
+    if not isinstance(predictive, Predictive) or isinstance(predictive, type):
+        raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(predictive).__name__}.")
+    _check_options(score, draws, seed)
     host = getattr(predictive, "host", None)
     place = Place.of(host.net) if host else Place(torch.device("cpu"), torch.float32)
-    held = _at_least_two(batches(valid, place, name="valid", target=target))
-    if likelihood is None or isinstance(likelihood, str):
-        plain = predictive.outputs(held.inputs, 1, clip=0.0, seed=seed)
-        likelihood = resolve(likelihood, plain, held.targets)
+    held = gather(batches(valid, place, name="valid", target=target), least=2)
+    likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
+    measure(likelihood, score)
     empty = Calibration(torch.zeros(1), torch.zeros(1))
     made = Guard(predictive, likelihood, place, empty, None, score, draws, seed, target)
-    made = replace(made, clip=choose_clip(made, held) if clip == "choose" else clip)
-    familiar = held if calibration is None else _at_least_two(batches(calibration, place, name="calibration", target=target))
-    made = replace(made, calibration=calibration_of(made, familiar, false_alarms, exact=calibration is not None))
-    if made.threshold == float("inf"):
-        logger.warning(
-            "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate of "
-            "%g. Pass at least %d.", familiar.rows, false_alarms, _rows_needed(false_alarms),
-        )  # fmt: skip
-    return made
+    made = replace(made, clip=choose_clip(made, held) if clip == "choose" else checked_clip(clip))
+    familiar = held
+    if calibration is not None:
+        familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
+    return replace(made, calibration=calibration_of(made, familiar, false_alarms, exact=calibration is not None))
 
 
 def choose_clip(made: Guard, held: Rows) -> float | None:
@@ -158,8 +160,10 @@ def _same_function(hosts: Sequence[nn.Module], stacked: Sampled, valid: Rows) ->
             )
 
 
-def _hosts(nets: Any) -> list[nn.Module]:
-    hosts = [nets] if isinstance(nets, nn.Module) else list(nets) if isinstance(nets, list | tuple | nn.ModuleList) else []
+def hosts_of(nets: Any) -> list[nn.Module]:
+    """One host or several as a list, refused unless they are modules with finite floating-point parameters."""
+    several = isinstance(nets, list | tuple | nn.ModuleList)
+    hosts: list[Any] = list(nets) if several else [nets]
     if not hosts or not all(isinstance(h, nn.Module) for h in hosts):
         raise HostError(f"Expected a torch.nn.Module or a list of them, but got {type(nets).__name__}.")
     for host in hosts:
@@ -176,14 +180,26 @@ def _settings(config: maxwent.Config | str, named: dict[str, Any], options: dict
         if config not in maxwent.CONFIGS:
             raise ConfigError(f"Expected `config` to be {nearest(config, maxwent.CONFIGS)}, but got {config!r}.")
         config = maxwent.CONFIGS[config]
-    settings = override(config, {name: value for name, value in named.items() if value is not None} | options)
+    if not isinstance(config, maxwent.Config):
+        raise ConfigError(
+            f"Expected `config` to be one of {sorted(maxwent.CONFIGS)} or an offmap.Config, but got {type(config).__name__}. "
+            "Pass single settings as keywords, such as `steps=500`."
+        )
+    given = {name: value for name, value in named.items() if value is not None}
+    settings = override(config, given | options, also=_keywords(fit))
     maxwent.check(settings)
     return settings
 
 
-def _check_score(score: str | ScoreFn, draws: int) -> None:
-    if not callable(score) and score not in SCORES:
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    return [name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+
+
+def _check_options(score: str | ScoreFn, draws: int, seed: int) -> None:
+    if not callable(score) and (not isinstance(score, str) or score not in SCORES):
         raise ConfigError(f"Expected `score` to be {nearest(str(score), SCORES)} or a function, but got {score!r}.")
+    if not isinstance(seed, int):
+        raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.")
     if not isinstance(draws, int) or draws < 2:
         raise ConfigError(f"Expected `draws` to be a whole number ≥ 2, but got {draws!r}.")
 
@@ -192,34 +208,23 @@ def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_siz
     """Training batches and validation rows; without `valid`, a tenth of the training data, said so."""
     if valid is not None:
         rows = batches(train, place, name="train", batch_size=batch_size, target=target)
-        return rows, _at_least_two(batches(valid, place, name="valid", batch_size=batch_size, target=target))
+        return rows, gather(batches(valid, place, name="valid", batch_size=batch_size, target=target), least=2)
     rows, held = split(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
-    held = _at_least_two(held)
+    held = gather(held, least=2)
     logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", held.rows)
     return rows, held
 
 
-def _at_least_two(data: Batches) -> Rows:
-    rows = gather(data)
-    if rows.rows < 2:
-        raise DataError(f"Expected at least 2 rows in `{rows.name}`, but got {rows.rows}. Pass more, or leave it out.")
-    return rows
-
-
-def _checked(train: Batches, law: Likelihood, host: nn.Module, runtime: Runtime) -> Batches:
-    """Training data whose classes are known to be in range: at once when in memory, else batch by batch."""
+def _checked(data: Batches, law: Likelihood, host: nn.Module, runtime: Runtime) -> Batches:
+    """Data on which the host runs and whose targets are known to fit: at once when in memory, else batch by batch."""
     at = centre(host)
-    first, _ = next(iter(train))
+    first, _ = next(iter(data))
     output = Sampled(runtime.host(at.net, at.mean, first), at.mean).outputs(first, 1)[0]
 
     def check(y: torch.Tensor) -> None:
-        check_targets(law, output, y, "train")
+        check_targets(law, output, y, data.name)
 
-    if isinstance(train, Stream):
-        return replace(train, check=check)
-    check(train.targets)
-    return train
-
-
-def _rows_needed(false_alarms: float) -> int:
-    return -int(-1 // false_alarms) - 1
+    if isinstance(data, Stream):
+        return replace(data, check=check)
+    check(data.targets)
+    return data

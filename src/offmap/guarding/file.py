@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from offmap.core.forward import Host, Select, first_tensor
 from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.errors import ConfigError, FileError
 from offmap.guarding.answer import Calibration
+from offmap.guarding.build import hosts_of
 from offmap.guarding.guard import Guard
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.methods.predictives import Stochastic
@@ -39,7 +40,7 @@ def save(guard: Guard, path: str | Path) -> None:
     predictive = guard.predictive
     if not isinstance(predictive, Stochastic) or predictive.q.parameterization is not None:
         raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
-    if callable(guard.score_with) or type(guard.likelihood).__name__ not in LIKELIHOODS:
+    if callable(guard.score_with) or type(guard.likelihood) not in LIKELIHOODS.values():
         raise ConfigError("A guard with a score or likelihood of your own cannot be saved: a file holds no code.")
     q, host = predictive.q, predictive.host
     law, tensors = _likelihood_state(guard.likelihood)
@@ -48,6 +49,7 @@ def save(guard: Guard, path: str | Path) -> None:
     header = {
         "format": FORMAT,
         "hosts": [digests(_member(q, m), host.net) for m in range(q.members)],
+        "modules": modules(host.net),
         "axes": q.axes,
         "noise": _noise_state(q.noise),
         "likelihood": law,
@@ -58,19 +60,21 @@ def save(guard: Guard, path: str | Path) -> None:
         "history": asdict(predictive.history),
         "own_select": host.select is not first_tensor,
     }  # fmt: skip
-    content = to_bytes({n: t.detach().contiguous().cpu() for n, t in tensors.items()}, metadata={"offmap": json.dumps(header)})
-    write_atomically(Path(path), content)
+    tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
+    text = json.dumps(header)
+    write_atomically(Path(path), to_bytes(tensors, metadata={"offmap": text, "sha256": checksum(text, tensors)}))
 
 
 def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: bool = True, select: Select | None = None) -> Guard:
     """Read a guard for these nets. Other weights than at fit time are refused unless `strict=False`."""
     path = Path(path)
     header, tensors = _read(path)
-    hosts = [nets] if isinstance(nets, nn.Module) else list(nets)
+    hosts = hosts_of(nets)
     if len(hosts) != len(header["hosts"]):
         raise FileError(f"{path} was fitted on {len(header['hosts'])} nets, but {len(hosts)} were given.")
     for member, (host, known) in enumerate(zip(hosts, header["hosts"], strict=True)):
         _compare(path, member, known, digests(dict(host.state_dict()), host), strict=strict)
+        _compare_modules(path, member, header["modules"], modules(host))
     if header["own_select"] and select is None:
         raise ConfigError(f"{path} was fitted with a `select` of your own: pass the same function to `load`.")
     raw = _part(tensors, "raw_scale.")
@@ -95,25 +99,26 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
         **header["calibration"],
     )
     options = header["guard"] | {"notes": tuple(header["guard"]["notes"])}
-    law = _likelihood(header["likelihood"], tensors)
+    law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
     return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write beside the target, then rename: readers see the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise FileError(f"Cannot write {path}: {error.strerror}. Check that the folder exists and is writable.") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise FileError(f"Cannot write {path}: {error.strerror}. The file is as it was before.") from error
+        raise FileError(
+            f"Cannot write {path}: {error.strerror}. Check that the folder exists and is writable; what was there is as before."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):  # gone after the rename
+            temporary.unlink()
 
 
 def digests(weights: Weights, net: nn.Module) -> dict[str, list[Any]]:
@@ -121,6 +126,19 @@ def digests(weights: Weights, net: nn.Module) -> dict[str, list[Any]]:
     names = [n for n, _ in net.named_parameters()] + [n for n, _ in net.named_buffers()]
     own = dict(net.named_parameters()) | dict(net.named_buffers())
     return {n: _digest(weights.get(n, own[n])) for n in names}
+
+
+def modules(net: nn.Module) -> dict[str, str]:
+    """The class of every module by name: hosts whose tensors are alike may still compute different things."""
+    return {name: type(module).__name__ for name, module in net.named_modules()}
+
+
+def checksum(header: str, tensors: Weights) -> str:
+    """SHA-256 of all that a guard file says."""
+    digest = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        digest.update(json.dumps([name, *_digest(tensors[name])]).encode())
+    return digest.hexdigest()
 
 
 def _digest(tensor: Tensor) -> list[Any]:
@@ -150,6 +168,16 @@ def _compare(path: Path, member: int, known: dict[str, list[Any]], given: dict[s
             )
 
 
+def _compare_modules(path: Path, member: int, known: dict[str, str], given: dict[str, str]) -> None:
+    for name in known | given:
+        before, now = known.get(name, "nothing"), given.get(name, "nothing")
+        if before != now:
+            raise FileError(
+                f"{path} belongs to another architecture: module `{name}` was {before} at fit time and is {now} now "
+                f"(member {member})."
+            )
+
+
 def _read(path: Path) -> tuple[dict[str, Any], Weights]:
     try:
         content = path.read_bytes()
@@ -158,11 +186,17 @@ def _read(path: Path) -> tuple[dict[str, Any], Weights]:
     try:
         tensors = load_bytes(content)
         size = int.from_bytes(content[:8], "little")
-        header = json.loads(json.loads(content[8 : 8 + size]).get("__metadata__", {}).get("offmap", "{}"))
-    except (SafetensorError, ValueError) as error:
-        raise FileError(f"{path} is damaged or not a guard file ({str(error).splitlines()[0]}). Save the guard again.") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise FileError(f"{path} is not a guard file of this version (expected the format {FORMAT!r}).")
+        metadata = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    except Exception as error:  # whatever the bytes are, they are no guard
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FileError(f"{path} is damaged or not a guard file ({reason}). Save the guard again.") from error
+    if "offmap" not in metadata:
+        raise FileError(f"{path} is not a guard file: it was not written by `Guard.save`.")
+    if metadata.get("sha256") != checksum(metadata["offmap"], tensors):
+        raise FileError(f"{path} is damaged (its checksum does not fit). Save the guard again.")
+    header = json.loads(metadata["offmap"])
+    if header.get("format") != FORMAT:
+        raise FileError(f"{path} is not a guard file of this version: expected {FORMAT!r}, but got {header.get('format')!r}.")
     return header, tensors
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +17,18 @@ from torch.utils.data import DataLoader
 
 from offmap import conformal
 from offmap._types import Data, Inputs, ScoreFn
-from offmap.batches import Place, Rows, batches, check_finite, divide, gather
+from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, unlabelled
 from offmap.core.forward import rows_of, take_rows
-from offmap.errors import ConfigError, DataError, NotFittedError
+from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, joined
-from offmap.likelihoods import Bernoulli, Likelihood, Prediction
+from offmap.likelihoods import Bernoulli, Likelihood, Prediction, check_targets
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive
 from offmap.solve.monitors import History
 from offmap.solve.risk import mixture_nll
 from offmap.table import Table
+
+logger = logging.getLogger("offmap")
 
 OUTPUT_NUMBERS = 1 << 23
 """Stacked output numbers held at once while scoring (32 MB in float32), whatever the number of rows and draws."""
@@ -33,7 +37,7 @@ SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic"}
 """Names of scores and the likelihood's method behind each."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Guard:
     """Methods take inputs (or a DataLoader) and return tensors on the host's device; higher scores are stranger."""
 
@@ -70,7 +74,7 @@ class Guard:
 
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
-        bound = self.clip if clip == "chosen" else clip
+        bound = self.clip if clip == "chosen" else checked_clip(clip)
         return joined([self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)])
 
     def interval(self, x: Inputs, level: float = 0.95) -> Interval:
@@ -90,12 +94,14 @@ class Guard:
 
     def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
         """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
-        blocks = self.blocks(x, draws)
-        return torch.cat([self.predictive.outputs(b, draws, clip=clip, seed=self.seed) for b in blocks], 1)
+        if not isinstance(draws, int) or draws < 1:
+            raise ConfigError(f"Expected `draws` to be a whole number ≥ 1, but got {draws!r}.")
+        bound = checked_clip(clip)
+        return torch.cat([self.predictive.outputs(b, draws, clip=bound, seed=self.seed) for b in self.blocks(x, draws)], 1)
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
         """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
-        rows = gather(batches(valid, self.place, name="valid", target=self.target))
+        rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
         return replace(self, calibration=calibration_of(self, rows, false_alarms, exact=True))
 
     def summary(self) -> Table:
@@ -126,8 +132,13 @@ class Guard:
 
     def scores(self, outputs: Tensor) -> Tensor:
         """From stacked outputs to scores, (P, B, ...) -> (B,) or (B, *positions); a NaN counts as infinitely strange."""
-        measure = self.score_with if callable(self.score_with) else getattr(self.likelihood, SCORES[self.score_with])
-        return measure(outputs).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        scores = measure(self.likelihood, self.score_with)(outputs)
+        if scores.ndim == 0 or scores.shape[0] != outputs.shape[1]:
+            raise ShapeError(
+                f"Expected `score` to turn stacked outputs {tuple(outputs.shape)} into one number per example, "
+                f"({outputs.shape[1]},), but got {tuple(scores.shape)}. Reduce the draws, axis 0, and keep axis 1."
+            )
+        return scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def _answer(self, block: Inputs) -> Answer:
         prediction = self.likelihood.predictive(self.outputs(block, self.clip))
@@ -151,6 +162,7 @@ class Guard:
         empty = True
         for source in self._sources(x):
             inputs = tree_map(self.place.put, source)
+            check_inputs(inputs, "the guard")
             check_finite(inputs, None, "the inputs")
             host = getattr(self.predictive, "host", None)
             numbers = (host.output_numbers if host else 1) * self.predictive.members * (draws or self.draws)
@@ -167,9 +179,7 @@ class Guard:
             yield x
             return
         for batch in x:
-            paired = isinstance(batch, tuple | list) and len(batch) == 2
-            labelled = isinstance(batch, dict) and self.target in batch
-            yield divide(batch, self.target, "x")[0] if paired or labelled else batch
+            yield unlabelled(batch, self.target)
 
 
 def reduced(scores: Tensor, how: str | None) -> Tensor:
@@ -179,18 +189,52 @@ def reduced(scores: Tensor, how: str | None) -> Tensor:
     return scores.flatten(1).mean(1) if how == "mean" else scores.flatten(1).amax(1)
 
 
+def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:
+    """The function behind a score: the user's own, or the likelihood's method."""
+    if callable(score):
+        return score
+    method = getattr(likelihood, SCORES[score], None)
+    if method is None:
+        raise ConfigError(f"Expected a likelihood with `{SCORES[score]}` for score={score!r}, but {type(likelihood).__name__} "
+                          "has none. Pass `score='paper'`.")  # fmt: skip
+    return method
+
+
+def checked_clip(clip: Any) -> float | None:
+    """A bound on |φ ⊙ z|, or None for no bound."""
+    if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
+        raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
+    return clip
+
+
+def check_familiar(guard: Guard, rows: Rows) -> None:
+    """Raise unless the targets fit what the guard predicts."""
+    plain = guard.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=guard.seed)
+    check_targets(guard.likelihood, plain[0], rows.targets, rows.name)
+
+
 def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool) -> Calibration:
-    """Scores and misses of the guard on familiar data."""
+    """Scores and misses of the guard on familiar data; an infinite threshold is said so."""
     if not 0 < false_alarms < 1:
         raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
-    prediction = guard.predict(rows.inputs)
-    return Calibration(guard.score(rows.inputs), misses(guard.likelihood, prediction, rows.targets), false_alarms, exact)
+    check_familiar(guard, rows)
+    missed = misses(guard.likelihood, guard.predict(rows.inputs), rows.targets)
+    made = Calibration(guard.score(rows.inputs), missed, false_alarms, exact)
+    needed = math.ceil(1 / false_alarms * (1 - 1e-12)) - 1
+    if rows.rows < needed:
+        logger.warning(
+            "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate of "
+            "%g. Pass at least %d.", rows.rows, false_alarms, needed,
+        )  # fmt: skip
+    elif made.threshold == torch.inf:
+        logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", rows.name)
+    return made
 
 
 def misses(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
     """Nonconformity: |y − mean|/std per target, or 1 − p(y), averaged over positions."""
     if prediction.mean is not None and prediction.std is not None:
-        return (y.reshape(prediction.mean.shape) - prediction.mean).abs() / prediction.std
+        return (y.reshape(prediction.mean.shape).to(prediction.mean) - prediction.mean).abs() / prediction.std
     assert prediction.probs is not None
     if isinstance(likelihood, Bernoulli):
         y = y.reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -32,6 +33,7 @@ from offmap.solve.select import highest_entropy
 logger = logging.getLogger("offmap")
 
 BASES = ("svd", "identity")
+SLACKS = ("paper", "reference")
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,11 @@ class Config:
     threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
     slack: Literal["paper", "reference"] = "paper"  # 2·std/√n, or 2·std/n
     check_every: int = 50
+    widen: bool = True  # at the end, multiply φ by what the risk still allows
     risk_draws: int = 50
 
 
-PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, check_every=100)
+PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, check_every=100, widen=False)
 REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", slack="reference")
 CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
 
@@ -170,6 +173,8 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
         if history.ending == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
     monitor.restore()
+    if config.widen:
+        _fill(task, q, threshold)
     history.chosen["tradeoff"] = config.tradeoff
     if history.ending == "diverged":
         logger.warning(
@@ -179,15 +184,26 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     return q, history
 
 
+def _fill(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
+    """Use what is left of the risk: multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ."""
+    kept = {n: s.detach() for n, s in q.scale().items()}
+    factor = closed_form.largest_factor(
+        lambda c: task.validation(q, scale=closed_form.multiply(kept, c)), threshold, low=1.0, high=10.0, halvings=6
+    )
+    q.set_scale(closed_form.multiply(kept, factor))
+
+
 def _calm(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
     """Shrink a start whose risk is already above τ."""
-    if bool((task.validation(q) <= threshold).all()):
+    passed = task.validation(q) <= threshold
+    if bool(passed.all()):
         return
     start = {n: s.detach() for n, s in q.scale().items()}
     factor = closed_form.largest_factor(
         lambda c: task.validation(q, scale=closed_form.multiply(start, c)), threshold, low=1e-6, high=1.0
     )
-    q.set_scale(closed_form.multiply(start, factor))
+    # members do not disturb each other: who passed stays as it is
+    q.set_scale(closed_form.multiply(start, torch.where(passed, torch.ones_like(factor), factor)))
 
 
 SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
@@ -197,17 +213,25 @@ SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
 
 def check(config: Config) -> None:
     """Refuse impossible settings before any work."""
-    for field, value, valid in (("basis", config.basis, BASES), ("solver", config.solver, tuple(SOLVERS))):
+    choices = (("basis", config.basis, BASES), ("solver", config.solver, tuple(SOLVERS)), ("slack", config.slack, SLACKS))
+    for field, value, valid in choices:
         if value not in valid:
             raise ConfigError(f"Expected `{field}` to be {nearest(str(value), valid)}, but got {value!r}.")
     as_noise(config.noise)
     as_risk(config.risk)
     objectives.as_growth(config.entropy)
-    tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
-    positive = {"steps": config.steps, "rate": config.rate, "draws_per_step": config.draws_per_step, "start": config.start,
-                "check_every": config.check_every, "risk_draws": config.risk_draws, "floor": config.floor}  # fmt: skip
-    for name, value in [*positive.items(), *(("tradeoff", t) for t in tradeoffs)]:
-        if not (isinstance(value, int | float) and value > 0):
+    for name in ("steps", "draws_per_step", "check_every", "risk_draws"):
+        value = getattr(config, name)
+        if not (isinstance(value, int) and value > 0):
+            raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
+    tradeoffs = list(config.tradeoff) if isinstance(config.tradeoff, list | tuple) and config.tradeoff else [config.tradeoff]
+    positive = [(name, getattr(config, name)) for name in ("rate", "adam_epsilon", "start", "floor")]
+    for name, value in [*positive, *(("tradeoff", t) for t in tradeoffs)]:
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")
+    for name in ("threshold", "initial_raw_scale"):
+        value = getattr(config, name)
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise ConfigError(f"Expected `{name}` to be a finite number or None, but got {value!r}.")
     if config.parameterization is not None and config.solver != "sgd":
         raise ConfigError("A parameterization of your own has no closed form: pass `solver='sgd'`.")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.core.forward import Host, Select, call, choose_chunk, first_tensor, host_failed, take_rows
+from offmap.core.forward import HOST_ERRORS, Host, Select, call, check_rows, choose_chunk, first_tensor, host_failed, take_rows
 from offmap.errors import ConfigError, nearest
 
 
@@ -45,17 +45,20 @@ class Runtime:
     batch_size: int = 128
     progress: bool | None = None
 
-    def host(self, net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Host:
-        """The net with its chunk chosen and its output measured on a few rows; `weights` are stacked, {name: (M, ...)}."""
+    def __post_init__(self) -> None:
         if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
             raise ConfigError(f"Expected `chunk_size` to be 'auto' or a whole number ≥ 1, but got {self.chunk_size!r}.")
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise ConfigError(f"Expected `batch_size` to be a whole number ≥ 1, but got {self.batch_size!r}.")
+
+    def host(self, net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Host:
+        """The net with its chunk chosen and its output measured on a few rows; `weights` are stacked, {name: (M, ...)}."""
         few = take_rows(inputs, slice(0, 2))
         try:
             row = call(net, {n: w[0] for n, w in weights.items()}, few, self.select)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError) as error:
+        except HOST_ERRORS as error:
             raise host_failed(net, few, error) from error
+        check_rows(net, row, few)
         chunk = choose_chunk(net, weights, few, self.select) if self.chunk_size == "auto" else self.chunk_size
         return Host(net, self.select, chunk, self.batch_size, max(1, row[0].numel()))
 
@@ -63,10 +66,10 @@ class Runtime:
 AnyConfig = TypeVar("AnyConfig")
 
 
-def override(config: AnyConfig, options: Mapping[str, Any]) -> AnyConfig:
-    """A configuration with some fields changed; an unknown field is refused and the nearest one named."""
+def override(config: AnyConfig, options: Mapping[str, Any], *, also: Iterable[str] = ()) -> AnyConfig:
+    """A configuration with some fields changed; an unknown field is refused and the nearest one, or one of `also`, named."""
     valid = [f.name for f in fields(config)]  # pyright: ignore[reportArgumentType]
     for option in options:
         if option not in valid:
-            raise ConfigError(f"Expected options to be {nearest(option, valid)}, but got {option!r}.")
+            raise ConfigError(f"Expected options to be {nearest(option, {*valid, *also})}, but got {option!r}.")
     return replace(config, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -41,7 +41,9 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor:
 def _matrix(weight: Tensor, basis: Basis, floor: float) -> Tensor:
     """r_j / (√b·a_k) in the shape of the weight."""
     s = basis.amplitude
-    a = torch.maximum(s, floor * s.amax(1, keepdim=True)).clamp_min(torch.finfo(weight.dtype).tiny)
+    largest = s.amax(1, keepdim=True)
+    # a matrix that met nothing but zeros has no scale to go by
+    a = torch.maximum(s, floor * torch.where(largest > 0, largest, torch.ones_like(largest)))
     ratio = _floored(basis.reach).unsqueeze(2) / (s.shape[1] ** 0.5 * a).unsqueeze(1)  # (M, out, D)
     return fan_in_back(ratio, weight.shape[1:], basis.axes)
 

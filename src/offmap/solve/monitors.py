@@ -104,18 +104,23 @@ class BestValidation:
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Check now and then; never stops the loop."""
         if (step + 1) % self.every == 0:
-            with torch.no_grad():
-                now = self.loss().nan_to_num(nan=torch.inf)
-                better = now < (torch.full_like(now, torch.inf) if self.lowest is None else self.lowest)
-                self.lowest = now if self.lowest is None else torch.minimum(now, self.lowest)
-                for name, w in self.weights.items():
-                    self.best[name] = torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, self.best[name])
+            self.check()
             if self.report is not None:
                 self.report(step + 1)
         return False
 
     @torch.no_grad()
+    def check(self) -> None:
+        """Measure the loss and keep the members that are better than ever."""
+        now = self.loss().nan_to_num(nan=torch.inf)
+        better = now < (torch.full_like(now, torch.inf) if self.lowest is None else self.lowest)
+        self.lowest = now if self.lowest is None else torch.minimum(now, self.lowest)
+        for name, w in self.weights.items():
+            self.best[name] = torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, self.best[name])
+
+    @torch.no_grad()
     def restore(self) -> None:
-        """Give every member its best weights."""
+        """Give every member its best weights, those after the last step among them."""
+        self.check()
         for name, w in self.weights.items():
             w.copy_(self.best[name])

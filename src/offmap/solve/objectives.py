@@ -23,10 +23,10 @@ GROWTHS: dict[str, Growth] = {"abs": lambda scale: scale, "log": lambda scale: 2
 
 def as_growth(growth: str | Growth) -> Growth:
     """The growth of that name; a function of the user's is g of φ²."""
-    if not isinstance(growth, str):
+    if callable(growth):
         return lambda scale: growth(scale.square())
     if growth not in GROWTHS:
-        raise ConfigError(f"Expected `entropy` to be {nearest(growth, GROWTHS)} or a function of φ², but got {growth!r}.")
+        raise ConfigError(f"Expected `entropy` to be {nearest(str(growth), GROWTHS)} or a function of φ², but got {growth!r}.")
     return GROWTHS[growth]
 
 

@@ -95,8 +95,8 @@ class Validation:
 
 def as_risk(risk: str | RiskFn) -> RiskFn:
     """The risk of that name, or the function itself."""
-    if not isinstance(risk, str):
+    if callable(risk):
         return risk
     if risk not in RISKS:
-        raise ConfigError(f"Expected `risk` to be {nearest(risk, RISKS)} or a function, but got {risk!r}.")
+        raise ConfigError(f"Expected `risk` to be {nearest(str(risk), RISKS)} or a function, but got {risk!r}.")
     return RISKS[risk]
