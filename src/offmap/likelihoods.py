@@ -76,16 +76,22 @@ class Gaussian:
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         """½ Σ_k [log 2πσ² + (y − μ)²/σ²]."""
-        mean, variance = self.moments(output)
-        error = y.reshape(y.shape[0], -1).to(mean) - mean
-        return 0.5 * ((2 * math.pi * variance).log() + error.square() / variance).sum(-1)
+        return _gaussian_nll(*self.moments(output), y)
 
     def predictive(self, outputs: Tensor) -> Prediction:
         """Mean and standard deviation of the mixture."""
-        mean, variance = self.moments(outputs)
-        total = scores.mixture_variance(mean, variance).sqrt()
-        centre = mean[0] + (mean - mean[:1]).mean(0)
-        return Prediction(mean=self._shape(centre), std=self._shape(total))
+        mean, variance = self.matched(outputs)
+        return Prediction(mean=self._shape(mean), std=self._shape(variance.sqrt()))
+
+    def prediction_nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """NLL of the Gaussian with the mixture's mean and variance: (P, B, ...), (B, ...) -> (B,)."""
+        return _gaussian_nll(*self.matched(outputs), y)
+
+    def matched(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the mixture over P, (B, K) each."""
+        means, variances = self.moments(outputs)
+        # relative to one draw, so that large means keep their last digits
+        return means[0] + (means - means[:1]).mean(0), scores.mixture_variance(means, variances)
 
     def score(self, outputs: Tensor) -> Tensor:
         """The mixture variance, Σ_k in units of the targets when there are several."""
@@ -102,6 +108,12 @@ class Gaussian:
         return values[:, 0] if self.flat else values
 
 
+def _gaussian_nll(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """½ Σ_k [log 2πσ² + (y − μ)²/σ²]: (..., B, K), (..., B, K), (B,) or (B, K) -> (..., B)."""
+    error = y.reshape(y.shape[0], -1).to(mean) - mean
+    return 0.5 * ((2 * math.pi * variance).log() + error.square() / variance).sum(-1)
+
+
 @dataclass(frozen=True)
 class Categorical:
     """Classification: the output holds C logits on axis 1 of a batch (axis 2 of a stack); more axes are positions.
@@ -112,7 +124,15 @@ class Categorical:
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         """−log p(y), averaged over positions."""
-        each = -output.log_softmax(2).gather(2, y.long().expand(output.shape[0], *y.shape).unsqueeze(2)).squeeze(2)
+        return self._picked(output.log_softmax(2), y)
+
+    def prediction_nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """−log (1/P) Σ_p p(y | w_p), averaged over positions: (P, B, C, ...), (B, ...) -> (B,)."""
+        mean = outputs.log_softmax(2).logsumexp(0, keepdim=True) - math.log(outputs.shape[0])
+        return self._picked(mean, y)[0]
+
+    def _picked(self, logs: Tensor, y: Tensor) -> Tensor:
+        each = -logs.gather(2, y.long().expand(logs.shape[0], *y.shape).unsqueeze(2)).squeeze(2)
         return each.flatten(2).mean(2) if each.ndim > 2 else each
 
     def predictive(self, outputs: Tensor) -> Prediction:
@@ -147,6 +167,10 @@ class Bernoulli:
         logit = output.flatten(2).squeeze(2) if output.ndim == 3 else output
         sign = 1 - 2 * y.reshape(-1).to(logit)
         return F.softplus(sign * logit)
+
+    def prediction_nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """−log (1/P) Σ_p p(y | w_p): (P, B), (B,) -> (B,)."""
+        return Categorical().prediction_nll(self.logits(outputs), y.reshape(-1))
 
     def predictive(self, outputs: Tensor) -> Prediction:
         """The mean of the probabilities."""
@@ -266,7 +290,7 @@ def _check_own(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> None:
             f"Expected `likelihood.nll` to give one number per draw and example, {tuple(outputs.shape[:2])}, but got "
             f"{tuple(each.shape)}. Sum it over all other axes."
         )
-    said = likelihood.predictive(outputs)
+    said = likelihood.predictive(outputs.repeat_interleave(2, 0))  # a spread over one draw alone may be undefined
     if (said.mean is None or said.std is None) and (said.probs is None or said.label is None):
         raise ConfigError(
             "Expected `likelihood.predictive` to give a mean and a std, or probs and a label, but it gives neither."

@@ -19,13 +19,13 @@ from offmap import conformal
 from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, unlabelled
 from offmap.core.forward import rows_of, take_rows
-from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
+from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, joined
 from offmap.likelihoods import Bernoulli, Likelihood, Prediction, check_targets
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive
 from offmap.solve.monitors import History
-from offmap.solve.risk import mixture_nll
+from offmap.solve.risk import prediction_nll
 from offmap.table import Table
 
 logger = logging.getLogger("offmap")
@@ -97,7 +97,7 @@ class Guard:
         if not isinstance(draws, int) or draws < 1:
             raise ConfigError(f"Expected `draws` to be a whole number ≥ 1, but got {draws!r}.")
         bound = checked_clip(clip)
-        return torch.cat([self.predictive.outputs(b, draws, clip=bound, seed=self.seed) for b in self.blocks(x, draws)], 1)
+        return torch.cat([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
         """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
@@ -153,9 +153,16 @@ class Guard:
             score_map=map_ if map_.ndim > 1 else None,
         )
 
-    def outputs(self, block: Inputs, clip: float | None) -> Tensor:
-        """Stacked outputs of one block, (M·P, B, ...)."""
-        return self.predictive.outputs(block, self.draws, clip=clip, seed=self.seed)
+    def outputs(self, block: Inputs, clip: float | None, draws: int | None = None) -> Tensor:
+        """Stacked outputs of one block, (M·P, B, ...), refused if a row has more or fewer axes than at fit time."""
+        stacked = self.predictive.outputs(block, draws or self.draws, clip=clip, seed=self.seed)
+        axes = getattr(getattr(self.predictive, "host", None), "output_axes", None)
+        if axes is not None and stacked.ndim != axes + 2:
+            raise HostError(
+                f"Expected inputs whose outputs have {axes + 1} axes, as at fit time, but these give {tuple(stacked.shape[1:])}. "
+                "Check that the data have the form the host was trained on."
+            )
+        return stacked
 
     def blocks(self, x: Any, draws: int | None = None) -> Iterator[Inputs]:
         """Inputs in blocks so short that their stacked outputs stay within a fixed memory."""
@@ -243,11 +250,11 @@ def misses(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
 
 
 def nll(guard: Guard, rows: Rows, *, clip: float | None) -> Tensor:
-    """−log of the mixture's density at the targets, (n,), nats."""
+    """NLL of the guard's prediction at the targets, (n,), nats."""
     parts: list[Tensor] = []
     start = 0
     for block in guard.blocks(rows.inputs):
         y = rows.targets[start : start + rows_of(block)]
         start += rows_of(block)
-        parts.append(mixture_nll(guard.likelihood, guard.outputs(block, clip), y))
+        parts.append(prediction_nll(guard.likelihood, guard.outputs(block, clip), y))
     return torch.cat(parts)

@@ -17,6 +17,7 @@ Monitor: TypeAlias = Callable[[int, Tensor], bool]
 """Called after every step with (step, loss); returns True to stop."""
 
 
+@torch.enable_grad()
 def minimize(
     objective: Objective,
     optimizer: torch.optim.Optimizer,

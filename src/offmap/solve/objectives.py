@@ -25,7 +25,7 @@ def as_growth(growth: str | Growth) -> Growth:
     """The growth of that name; a function of the user's is g of φ²."""
     if callable(growth):
         return lambda scale: growth(scale.square())
-    if growth not in GROWTHS:
+    if not isinstance(growth, str) or growth not in GROWTHS:
         raise ConfigError(f"Expected `entropy` to be {nearest(str(growth), GROWTHS)} or a function of φ², but got {growth!r}.")
     return GROWTHS[growth]
 
