@@ -26,6 +26,9 @@ ELEMENTWISE = (
 )
 """Modules that treat every number alike (dropout is the identity in evaluation mode)."""
 
+WORKING_SET = 1 << 18
+"""Activations in flight: few enough to stay in a core's cache."""
+
 Plan: TypeAlias = list[tuple[str, nn.Module]]
 
 
@@ -46,13 +49,24 @@ def _tied(net: nn.Module) -> bool:
     return len(list(net.parameters())) < len(list(net.named_parameters(remove_duplicate=False)))
 
 
-def width(layers: Plan) -> int:
-    """The widest activation."""
-    return max((m.out_features for _, m in layers if isinstance(m, nn.Linear)), default=1)
-
-
 def forward(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, draws: int) -> Tensor:
-    """Outputs of all weight sets: {name: (S, ...)}, (B, D) -> (S, B, K)."""
+    """Outputs of all weight sets: {name: (S, ...)}, (B, D) -> (S, B, K); in tiles where no gradient wants the whole."""
+    if torch.is_grad_enabled():
+        return _run(layers, weights, x, draws)
+    linear = [layer for _, layer in layers if isinstance(layer, nn.Linear)]
+    widest = max(layer.out_features for layer in linear)
+    together = min(draws, max(5, WORKING_SET // (widest * max(1, x.shape[0]))))
+    step = max(32, WORKING_SET // (widest * together))
+    result = x.new_empty(draws, x.shape[0], linear[-1].out_features)
+    for i in range(0, draws, together):
+        part = {name: w[i : i + together] for name, w in weights.items()}
+        for row in range(0, x.shape[0], step):
+            block = _run(layers, part, x[row : row + step], min(together, draws - i))
+            result[i : i + together, row : row + step] = block
+    return result
+
+
+def _run(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, draws: int) -> Tensor:
     h = x.expand(draws, *x.shape)
     ours = False  # until the first product, h is the user's own memory
     for prefix, layer in layers:

@@ -17,7 +17,7 @@ from offmap.core.weights import count
 from offmap.errors import ConfigError
 
 REMEMBERED = 1 << 23
-"""Noise of at most this many numbers is kept between calls (32 MB in float32)."""
+"""Noise, and weights drawn from it, of at most this many numbers are kept between calls (32 MB in float32 each)."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,11 @@ class WeightDistribution(nn.Module):
         """Write φ (floored where softplus has no inverse)."""
         for name, raw in self.raw_scale.items():
             raw.copy_(inverse_softplus(scale[name]))
+
+    def version(self) -> tuple[int, ...]:
+        """Numbers that change whenever someone writes to the mean or to φ."""
+        tensors = [*self.mean.values(), *self.raw_scale.values()]
+        return tuple(n for t in tensors for n in (t.data_ptr(), 0 if t.is_inference() else t._version))
 
     def draw(
         self,

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from offmap._types import Inputs, Weights
 from offmap.core import dense
+from offmap.core.reads import slow_attention
+from offmap.core.weights import with_ties
 from offmap.errors import HostError
 
 Select: TypeAlias = Callable[[Any], Tensor]
@@ -23,9 +25,6 @@ Draw: TypeAlias = Callable[[range], Weights]
 
 HOST_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
 """What a host may raise on inputs of a form that it does not know."""
-
-WORKING_SET = 1 << 18
-"""Activations kept in flight by batched products: few enough to stay in a core's cache."""
 
 OUTPUT_NUMBERS = 1 << 24
 """Numbers in the stacked outputs of one block of rows (64 MB in float32)."""
@@ -51,7 +50,7 @@ def first_tensor(output: Any) -> Tensor:
 def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> Tensor:
     """One plain call of the host with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
     args, kwargs = arguments(inputs)
-    return select(functional_call(net, dict(weights), args, kwargs))
+    return select(functional_call(net, with_ties(net, weights), args, kwargs, tie_weights=False))
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -75,7 +74,7 @@ def take_rows(inputs: Inputs, rows: slice) -> Inputs:
 def forward(net: nn.Module, weights: Weights, inputs: Inputs, *, select: Select = first_tensor, loop: bool = False) -> Tensor:
     """Outputs of every weight set in the stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...)."""
     size = next(iter(weights.values())).shape[0]
-    layers = dense.plan(net) if _is_table(inputs) and select is first_tensor else None
+    layers = _plan(net, inputs, select)
     try:
         if layers:
             return dense.forward(layers, weights, inputs, size)
@@ -84,8 +83,9 @@ def forward(net: nn.Module, weights: Weights, inputs: Inputs, *, select: Select 
     except HOST_ERRORS as error:
         raise host_failed(net, inputs, error) from error
     try:
-        return vmap(lambda w: call(net, w, inputs, select))(weights)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
+        with slow_attention():
+            return vmap(lambda w: call(net, w, inputs, select))(weights)
+    except HOST_ERRORS as error:
         try:
             call(net, {n: w[0] for n, w in weights.items()}, inputs, select)
         except Exception as plain:
@@ -140,6 +140,7 @@ class Host:
     chunk_size: int = 16
     batch_size: int = 128
     output_numbers: int = 1
+    output_axes: int | None = None  # of one row; None: not known
 
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Outputs of a stack of weights, {name: (S, ...)} -> (S, B, ...); gradients flow."""
@@ -153,35 +154,35 @@ class Host:
     @torch.no_grad()
     def outputs(self, draw: Draw, draws: int, inputs: Inputs, *, members: int = 1) -> Tensor:
         """Outputs of `draws` draws of every member, member-major: (M·P, B, ...). Weights exist one chunk at a time."""
-        layers = dense.plan(self.net) if _is_table(inputs) and self.select is first_tensor else None
-        size = rows_of(inputs)
-        result: Tensor | None = None
+        if draws < 1 or rows_of(inputs) < 1:
+            raise HostError("Expected at least one draw and one row, but got none.")
+        result = torch.empty(0)
         for start in range(0, draws, self.chunk_size):
             span = range(start, min(start + self.chunk_size, draws))
-            weights = draw(span)
-            for together, rows in self._tiles(members * len(span), size, layers):
-                part = {n: w[together] for n, w in weights.items()}
-                block = self(part, taken := take_rows(inputs, rows))
-                check_rows(self.net, block[0], taken)
-                if result is None:
-                    result = block.new_empty((members, draws, size, *block.shape[2:]))
-                places = torch.arange(together.start, together.stop)
-                result[places // len(span), start + places % len(span), rows] = block
-        if result is None:
-            raise HostError("Expected at least one draw and one row, but got none.")
+            block = self._stacked(draw(span), inputs)
+            if len(span) == draws:
+                return block
+            if start == 0:
+                result = block.new_empty((members, draws, *block.shape[1:]))
+            result[:, start : span.stop] = block.unflatten(0, (members, len(span)))
         return result.flatten(0, 1)
 
-    def _tiles(self, stacked: int, size: int, layers: dense.Plan | None) -> Iterator[tuple[slice, slice]]:
-        """Weight sets and rows that run together: batched products are quickest when their activations stay in cache."""
-        together = min(stacked, 5) if layers else stacked
-        step = max(32, WORKING_SET // (dense.width(layers) * together)) if layers else self.batch_size
-        for i in range(0, stacked, together):
-            for row in range(0, size, step):
-                yield slice(i, min(i + together, stacked)), slice(row, row + step)
+    def _stacked(self, weights: Weights, inputs: Inputs) -> Tensor:
+        """Outputs of all weight sets, (S, B, ...); batched products choose their own rows, other hosts run batch by batch."""
+        size = rows_of(inputs)
+        step = size if _plan(self.net, inputs, self.select) else self.batch_size
+        parts: list[Tensor] = []
+        for row in range(0, size, step):
+            taken = take_rows(inputs, slice(row, row + step))
+            parts.append(self(weights, taken))
+            check_rows(self.net, parts[-1][0], taken)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _is_table(inputs: Inputs) -> bool:
-    return isinstance(inputs, Tensor) and inputs.ndim == 2
+def _plan(net: nn.Module, inputs: Inputs, select: Select) -> dense.Plan | None:
+    """Layers that batched products can run, for tables of numbers through plain stacks of them."""
+    table = isinstance(inputs, Tensor) and inputs.ndim == 2
+    return dense.plan(net) if table and select is first_tensor else None
 
 
 def _first_line(error: Exception) -> str:

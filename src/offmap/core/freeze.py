@@ -11,7 +11,7 @@ from torch.func import functional_call
 from offmap._types import Weights
 from offmap.core.forward import Select, first_tensor
 from offmap.core.mirror import Mirror
-from offmap.core.weights import copy_host
+from offmap.core.weights import copy_host, with_ties
 
 
 class Frozen(nn.Module):
@@ -26,12 +26,9 @@ class Frozen(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Outputs of every weight set, unrolled: a loop exports with a dynamic batch where `vmap` does not."""
-        return torch.stack(
-            [
-                self.select(functional_call(self.net, {n: w[i] for n, w in self.weights.items()}, args, kwargs))
-                for i in range(self.size)
-            ]
-        )
+        sets = [{n: w[i] for n, w in self.weights.items()} for i in range(self.size)]
+        outputs = [functional_call(self.net, with_ties(self.net, w), args, kwargs, tie_weights=False) for w in sets]
+        return torch.stack([self.select(output) for output in outputs])
 
 
 def freeze(net: nn.Module, weights: Weights, *, select: Select = first_tensor) -> Frozen:

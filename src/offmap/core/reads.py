@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BLOCK = 1 << 22
@@ -164,10 +165,11 @@ def patches(x: Tensor, kernel: tuple[int, ...], stride: list[int], padding: list
 
 @contextmanager
 def slow_attention() -> Generator[None]:
-    """Switch the fused Transformer path off: it hides its matrix products from a dispatch mode."""
+    """Switch fused attention off: a dispatch mode cannot look into it, and `vmap` can neither batch nor differentiate it."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

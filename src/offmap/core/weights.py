@@ -66,6 +66,23 @@ def remainder(net: nn.Module, chosen: Mapping[str, Tensor]) -> Weights:
     return {n: t.detach() for n, t in everything.items() if n not in chosen}
 
 
+def with_ties(net: nn.Module, weights: Mapping[str, Tensor]) -> Weights:
+    """The same weights under every name of a tied tensor, every place in the host once.
+
+    `functional_call` can do this itself, but leaves a module that is reachable by two paths with the weights of the last call
+    (pytorch issue 164759); so it is called with all names and `tie_weights=False`.
+    """
+    places: dict[int, list[str]] = {}
+    for path, module in net.named_modules():
+        for leaf, tensor in (*vars(module)["_parameters"].items(), *vars(module)["_buffers"].items()):
+            places.setdefault(id(tensor), []).append(f"{path}.{leaf}" if path else leaf)
+    result = dict(weights)
+    for names in places.values():
+        given = [name for name in names if name in weights]
+        result.update({name: weights[given[0]] for name in names if given and name not in weights})
+    return result
+
+
 def stack(weights: Sequence[Mapping[str, Tensor]]) -> Weights:
     """Weights of several hosts of one architecture with a leading axis: M × {name: (...)} -> {name: (M, ...)}."""
     return {name: torch.stack([w[name] for w in weights]) for name in weights[0]}

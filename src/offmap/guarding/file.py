@@ -53,7 +53,8 @@ def save(guard: Guard, path: str | Path) -> None:
         "axes": q.axes,
         "noise": _noise_state(q.noise),
         "likelihood": law,
-        "host": {"chunk_size": host.chunk_size, "batch_size": host.batch_size, "output_numbers": host.output_numbers},
+        "host": {"chunk_size": host.chunk_size, "batch_size": host.batch_size, "output_numbers": host.output_numbers,
+                 "output_axes": host.output_axes},
         "guard": {"clip": guard.clip, "score_with": guard.score_with, "draws": guard.draws, "seed": guard.seed,
                   "target": guard.target, "notes": guard.notes},
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
@@ -62,7 +63,8 @@ def save(guard: Guard, path: str | Path) -> None:
     }  # fmt: skip
     tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
     text = json.dumps(header)
-    write_atomically(Path(path), to_bytes(tensors, metadata={"offmap": text, "sha256": checksum(text, tensors)}))
+    # one entry: safetensors writes several in a random order, and equal guards should give equal files
+    write_atomically(Path(path), to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"}))
 
 
 def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: bool = True, select: Select | None = None) -> Guard:
@@ -73,8 +75,11 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
     if len(hosts) != len(header["hosts"]):
         raise FileError(f"{path} was fitted on {len(header['hosts'])} nets, but {len(hosts)} were given.")
     for member, (host, known) in enumerate(zip(hosts, header["hosts"], strict=True)):
-        _compare(path, member, known, digests(dict(host.state_dict()), host), strict=strict)
+        given = digests(dict(host.state_dict()), host)
+        _compare_architecture(path, member, known, given)
         _compare_modules(path, member, header["modules"], modules(host))
+        if strict:
+            _compare_weights(path, member, known, given)
     if header["own_select"] and select is None:
         raise ConfigError(f"{path} was fitted with a `select` of your own: pass the same function to `load`.")
     raw = _part(tensors, "raw_scale.")
@@ -150,7 +155,7 @@ def _member(q: WeightDistribution, member: int) -> Weights:
     return {n: t[member] for n, t in [*q.mean.items(), *q.fixed.items()]}
 
 
-def _compare(path: Path, member: int, known: dict[str, list[Any]], given: dict[str, list[Any]], *, strict: bool) -> None:
+def _compare_architecture(path: Path, member: int, known: dict[str, list[Any]], given: dict[str, list[Any]]) -> None:
     """Raise a FileError with the first difference between the hosts of the file and those given."""
     for name in known | given:
         if name not in known or name not in given:
@@ -161,11 +166,6 @@ def _compare(path: Path, member: int, known: dict[str, list[Any]], given: dict[s
                 f"{path} belongs to another architecture: `{name}` was {tuple(known[name][0])} {known[name][1]} at fit time "
                 f"and is {tuple(given[name][0])} {given[name][1]} now (member {member})."
             )
-        if strict and known[name][2] != given[name][2]:
-            raise FileError(
-                f"{path} was fitted on other weights: `{name}` differs (member {member}). Load the weights of fit time, or "
-                "pass `strict=False` to use the guard all the same."
-            )
 
 
 def _compare_modules(path: Path, member: int, known: dict[str, str], given: dict[str, str]) -> None:
@@ -175,6 +175,15 @@ def _compare_modules(path: Path, member: int, known: dict[str, str], given: dict
             raise FileError(
                 f"{path} belongs to another architecture: module `{name}` was {before} at fit time and is {now} now "
                 f"(member {member})."
+            )
+
+
+def _compare_weights(path: Path, member: int, known: dict[str, list[Any]], given: dict[str, list[Any]]) -> None:
+    for name in known:
+        if known[name][2] != given[name][2]:
+            raise FileError(
+                f"{path} was fitted on other weights: `{name}` differs (member {member}). Load the weights of fit time, or "
+                "pass `strict=False` to use the guard all the same."
             )
 
 
@@ -192,9 +201,10 @@ def _read(path: Path) -> tuple[dict[str, Any], Weights]:
         raise FileError(f"{path} is damaged or not a guard file ({reason}). Save the guard again.") from error
     if "offmap" not in metadata:
         raise FileError(f"{path} is not a guard file: it was not written by `Guard.save`.")
-    if metadata.get("sha256") != checksum(metadata["offmap"], tensors):
+    expected, _, text = metadata["offmap"].partition(" ")
+    if expected != checksum(text, tensors):
         raise FileError(f"{path} is damaged (its checksum does not fit). Save the guard again.")
-    header = json.loads(metadata["offmap"])
+    header = json.loads(text)
     if header.get("format") != FORMAT:
         raise FileError(f"{path} is not a guard file of this version: expected {FORMAT!r}, but got {header.get('format')!r}.")
     return header, tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from offmap.methods.protocol import Runtime
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import BestValidation
 from offmap.solve.progress import bar
+
+logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ def fit(
             report=lambda step: advance(step, ""),
         )  # fmt: skip
         optimizer = adam(weights.values(), rate=config.rate, epsilon=config.adam_epsilon)
-        minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
+        ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
+    if ending == "diverged":
+        logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`.")
     monitor.restore()
     trained = {n: w.detach() for n, w in weights.items()}
     return Sampled(host, trained | at.fixed)

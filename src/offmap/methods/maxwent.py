@@ -121,9 +121,14 @@ def fit(
     tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
     solver = SOLVERS[config.solver]
     fits = [solver(replace(task, config=replace(config, tradeoff=float(t)))) for t in tradeoffs]
-    q, history = highest_entropy(fits, lambda f: f[0].mean_log_square(), lambda f: f[1].ending != "diverged")
+    q, history = highest_entropy(fits, lambda f: _spread(f[0]), lambda f: f[1].ending != "diverged")
     q.requires_grad_(False)
     return Stochastic(host, q, history)
+
+
+def _spread(q: WeightDistribution) -> Tensor:
+    """What fits are ranked by, (M,): the entropy of a user's own ω, else (1/d) Σ log φ², which Rademacher noise has too."""
+    return q.entropy() if q.parameterization is not None else q.mean_log_square()
 
 
 def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -23,6 +25,11 @@ from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import BestValidation
 from offmap.solve.progress import bar
 
+logger = logging.getLogger("offmap")
+
+CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""Layers that drop whole channels."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -37,9 +44,9 @@ class Config:
 class Mask(nn.Module):
     """Dropout with its mask as a buffer, so that a draw of masks is a draw of weights: (features,) or (B, features)."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, channels: bool = False) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate, self.channels = rate, channels
         self.register_buffer("mask", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,7 +60,7 @@ def masked(net: nn.Module) -> nn.Module:
     for name, module in list(twin.named_modules()):
         if isinstance(module, nn.modules.dropout._DropoutNd):  # pyright: ignore[reportPrivateUsage]
             parent, _, leaf = name.rpartition(".")
-            setattr(twin.get_submodule(parent), leaf, Mask(module.p))
+            setattr(twin.get_submodule(parent), leaf, Mask(module.p, isinstance(module, CHANNELS)))
     if not any(isinstance(m, Mask) for m in twin.modules()):
         raise HostError(
             f"Expected a host with Dropout layers, but {type(net).__name__} has none. Add them, or use another method."
@@ -64,12 +71,14 @@ def masked(net: nn.Module) -> nn.Module:
 def mask_shapes(net: nn.Module, inputs: Inputs) -> dict[str, tuple[float, tuple[int, ...]]]:
     """Dropout rate and feature shape of every mask, by buffer name."""
     shapes: dict[str, tuple[float, tuple[int, ...]]] = {}
+
+    def note(name: str, mask: nn.Module, args: tuple[Tensor, ...]) -> None:
+        row = tuple(args[0].shape[1:])
+        assert isinstance(mask, Mask)
+        shapes[f"{name}.mask"] = mask.rate, (row[0], *[1] * (len(row) - 1)) if mask.channels else row
+
     hooks = [
-        module.register_forward_pre_hook(
-            lambda m, args, name=name: shapes.__setitem__(f"{name}.mask", (cast(Mask, m).rate, tuple(args[0].shape[1:])))
-        )
-        for name, module in net.named_modules()
-        if isinstance(module, Mask)
+        module.register_forward_pre_hook(partial(note, name)) for name, module in net.named_modules() if isinstance(module, Mask)
     ]
     args, kwargs = arguments(take_rows(inputs, slice(0, 2)))
     with torch.no_grad():
@@ -119,7 +128,9 @@ def fit(
     with bar("Training", config.steps, show=runtime.progress) as advance:
         monitor = BestValidation(weights, validation, every=config.check_every, report=lambda step: advance(step, ""))
         optimizer = adam(weights.values(), rate=config.rate, epsilon=config.adam_epsilon)
-        minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
+        ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
+    if ending == "diverged":
+        logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`.")
     monitor.restore()
     trained = {n: w.detach() for n, w in weights.items()} | fixed
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
-from offmap.core.distribution import WeightDistribution
+from offmap.core.distribution import REMEMBERED, WeightDistribution
 from offmap.core.forward import Host
-from offmap.core.weights import at, copy_host
+from offmap.core.weights import at, copy_host, count
 from offmap.solve.monitors import History
 
 
@@ -21,6 +21,7 @@ class Stochastic:
     host: Host
     q: WeightDistribution
     history: History = field(default_factory=History)
+    _drawn: dict[Hashable, Weights] = field(default_factory=dict[Hashable, Weights], init=False, repr=False, compare=False)
 
     @property
     def members(self) -> int:
@@ -32,11 +33,18 @@ class Stochastic:
         if clip == 0:  # all draws are the host itself
             plain = self.host.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
             return plain.repeat_interleave(draws, 0)
+        return self.host.outputs(lambda span: self._draw(span, seed, clip), draws, x, members=self.members)
 
-        def draw(span: range) -> Weights:
-            return self.q.draw(span, seed=seed, clip=clip)
-
-        return self.host.outputs(draw, draws, x, members=self.members)
+    def _draw(self, span: range, seed: int, clip: float | None) -> Weights:
+        """Draws of q, the latest remembered while they are small: for a few rows, drawing is most of the work."""
+        key = (span, seed, clip, self.q.version())
+        drawn = self._drawn.get(key)
+        if drawn is None:
+            drawn = self._drawn[key] = self.q.draw(span, seed=seed, clip=clip)
+            for oldest in list(self._drawn):
+                if sum(map(count, list(self._drawn.values()))) > REMEMBERED:
+                    self._drawn.pop(oldest, None)
+        return drawn
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Runtime:
             raise host_failed(net, few, error) from error
         check_rows(net, row, few)
         chunk = choose_chunk(net, weights, few, self.select) if self.chunk_size == "auto" else self.chunk_size
-        return Host(net, self.select, chunk, self.batch_size, max(1, row[0].numel()))
+        return Host(net, self.select, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
 
 
 AnyConfig = TypeVar("AnyConfig")
