@@ -1,0 +1,1 @@
+"""Scorers that need no sampled weights, one file each, function first."""
