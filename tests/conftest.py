@@ -1,0 +1,29 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: small tensors run many times slower on two threads
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+settings.register_profile("offmap", deadline=None)  # the first call of a torch function is slow, and machines are shared
+settings.load_profile("offmap")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of downloaded data sets, for tests that need them."""
+    folder = os.environ.get("OFFMAP_DATA")
+    if not folder:
+        pytest.skip("needs downloaded data: set OFFMAP_DATA to their folder")
+    path = Path(folder)
+    if not path.is_dir():
+        pytest.skip(f"needs downloaded data: OFFMAP_DATA is {folder!r}, which is not a folder")
+    return path

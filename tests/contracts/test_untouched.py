@@ -1,0 +1,125 @@
+"""A fit leaves the host, its inputs and torch's own state as they were, bit for bit; and repeats."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import offmap
+from hosts import ZOO, Case
+from offmap.batches import Rows
+from offmap.likelihoods import Gaussian
+from offmap.methods import maxwent
+from offmap.methods.maxwent import Config
+from offmap.methods.protocol import Runtime
+from offmap.solve.risk import Validation
+
+
+def ways() -> Iterator[Any]:
+    for name, case in ZOO.items():
+        for basis in ("svd", "identity"):
+            for chunk in (3, 1) if case.vmap else (1,):
+                yield pytest.param(case, basis, chunk, id=f"{name}-{basis}-{'loop' if chunk == 1 else 'vmap'}")
+
+
+WAYS = pytest.mark.parametrize(("case", "basis", "chunk"), list(ways()))
+
+
+def everything(net: nn.Module) -> dict[str, Any]:
+    """All there is to a host."""
+    return {
+        "parameters": {n: p.detach().clone() for n, p in net.named_parameters(remove_duplicate=False)},
+        "buffers": {n: b.clone() for n, b in net.named_buffers(remove_duplicate=False)},
+        "objects": {n: id(p) for n, p in net.named_parameters(remove_duplicate=False)},
+        "modules": {n: id(m) for n, m in net.named_modules(remove_duplicate=False)},
+        "gradients": {n: (p.requires_grad, p.grad is None) for n, p in net.named_parameters()},
+        "modes": {n: m.training for n, m in net.named_modules()},
+        "hooks": {n: (len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in net.named_modules()},
+        "names": {n: sorted(vars(m)) for n, m in net.named_modules()},
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    """Torch's own state."""
+    return {
+        "random": torch.get_rng_state(),
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def same(before: Any, after: Any) -> bool:
+    if isinstance(before, dict):
+        return before.keys() == after.keys() and all(same(v, after[k]) for k, v in before.items())
+    if isinstance(before, Tensor):
+        return before.dtype == after.dtype and torch.equal(before, after)
+    return bool(before == after)
+
+
+@WAYS
+def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, chunk: int):
+    nets = [case.build(m) for m in range(2)]
+    train, valid = case.data(10), case.data(8)
+    torch.manual_seed(3)
+    before = [everything(net) for net in nets], surroundings(), [t.clone() for t in tree_leaves((train, valid))]
+    guard = offmap.fit(
+        nets, train, valid, basis=basis, chunk_size=chunk, draws=4, risk_draws=4, steps=3, check_every=2, progress=False
+    )
+    guard(rows := case.inputs(5))
+    after = [everything(net) for net in nets], surroundings(), tree_leaves((train, valid))
+    for net_before, net_after in zip(before[0], after[0], strict=True):
+        for what, value in net_before.items():
+            assert same(value, net_after[what]), what
+    for what, value in before[1].items():
+        assert same(value, after[1][what]), what
+    assert all(torch.equal(a, b) for a, b in zip(before[2], after[2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tree_leaves(rows), tree_leaves(case.inputs(5)), strict=True))
+
+
+@WAYS
+def test_every_host_can_be_fitted_within_the_threshold_and_again_to_the_bit(case: Case, basis: str, chunk: int):
+    x, y = case.data(10)
+    train, (vx, vy) = Rows(x, y, 4, "train"), case.data(8)
+    valid = Rows(vx, vy, 4, "valid")
+    config = Config(basis=basis, steps=4, check_every=2, risk_draws=4)  # pyright: ignore[reportArgumentType]
+    runtime = Runtime(chunk_size=chunk, batch_size=5, progress=False)
+    made, again = (
+        maxwent.fit([case.build(0), case.build(1)], train, valid, likelihood=Gaussian(), config=config, runtime=runtime)
+        for _ in range(2)
+    )
+    validation = Validation(made.host, Gaussian(), valid, draws=4)
+    assert made.q.members == 2
+    assert bool((validation(made.q) <= torch.tensor(made.history.threshold)).all())
+    for name, scale in made.q.scale().items():
+        assert scale.dtype == case.dtype
+        assert bool(((scale > 0) & scale.isfinite()).all()), name
+        assert torch.equal(again.q.scale()[name], scale), name
+    outputs = made.outputs(x, 3, clip=None, seed=0)
+    assert outputs.shape == (6, 10, 2)
+    assert outputs.dtype == case.dtype
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_done_to_the_host_later_does_not_reach_the_fit(name: str):
+    case = ZOO[name]
+    net = case.build()
+    made = maxwent.fit(
+        net, Rows(*case.data(10), 4, "train"), Rows(*case.data(8), 4, "valid"), likelihood=Gaussian(),
+        config=Config(solver="closed-form", risk_draws=4), runtime=Runtime(progress=False),
+    )  # fmt: skip
+    before = made.outputs(case.inputs(5), 2, clip=None, seed=0)
+    with torch.no_grad():
+        for t in (*net.parameters(), *net.buffers()):
+            t.zero_()
+    net.train()
+    assert torch.equal(made.outputs(case.inputs(5), 2, clip=None, seed=0), before)
+    assert torch.equal(copy.deepcopy(made).outputs(case.inputs(5), 2, clip=None, seed=0), before)

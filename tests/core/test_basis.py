@@ -1,0 +1,142 @@
+"""Eigenbases: orthogonal, sorted, with signs that rounding does not flip; rotation along the fan-in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import oracles
+from hosts import ZOO
+from offmap.core.basis import eigenbasis, fan_in_back, fan_in_last, rotate
+from offmap.core.construct import centre, observe
+
+BATCHES = {
+    "full rank": torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) @ torch.tensor(
+        [[1.0, 2, 0, 0], [0, 1, 1, 0], [0, 0, 3, 0], [0.5, 0, 0, 0.1]]
+    ),
+    "fewer rows than features": torch.randn(2, 4, generator=torch.Generator().manual_seed(1)),
+    "one row": torch.tensor([[1.0, -2, 0.5, 3]]),
+    "constant features": torch.cat([torch.randn(20, 2, generator=torch.Generator().manual_seed(2)), torch.ones(20, 2)], 1),
+    "a dead feature": torch.randn(20, 4, generator=torch.Generator().manual_seed(3)) * torch.tensor([1.0, 0, 1, 2]),
+    "zeros": torch.zeros(5, 4),
+    "huge and tiny": torch.randn(20, 4, generator=torch.Generator().manual_seed(4)) * torch.tensor([1e6, 1, 1e-3, 1e-6]),
+}  # fmt: skip
+
+
+def moment(x: Tensor) -> Tensor:
+    return x.double().mT @ x.double() / len(x)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_an_eigenbasis_is_orthogonal_sorted_and_rebuilds_the_moment(name: str):
+    m = moment(BATCHES[name])
+    s, v = eigenbasis(m)
+    torch.testing.assert_close(v.mT @ v, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert bool((s >= 0).all())
+    assert bool((s.diff() <= 0).all())
+    torch.testing.assert_close(v @ s.square().diag() @ v.mT, m, rtol=1e-12, atol=1e-12 * float(m.abs().max()))
+    largest = v.gather(0, v.abs().argmax(0, keepdim=True))
+    assert bool((largest.abs() >= v.abs().amax(0) - 1e-12).all())
+    assert bool((v.gather(0, (v.abs() >= v.abs().amax(0) * (1 - 1e-6)).int().argmax(0, keepdim=True)) > 0).all())
+
+
+def test_amplitudes_beyond_the_rank_are_nothing():
+    s, _ = eigenbasis(moment(BATCHES["fewer rows than features"]))
+    assert bool((s[2:] < 1e-7 * s[0]).all())
+    assert eigenbasis(moment(BATCHES["zeros"]))[0].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_signs_survive_a_tiny_change_of_the_moment(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64))[0]
+    m = v @ torch.linspace(1, 6, 6, dtype=torch.float64).diag() @ v.mT
+    change = 1e-12 * torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(eigenbasis(m + change + change.mT)[1], eigenbasis(m)[1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_does_not_choose_between_entries_of_one_size(seed: int):
+    # the eigenvectors are (±1, ±1)/√2: which entry is larger is rounding alone
+    m = torch.tensor([[2.0, -1.0], [-1.0, 2.0]], dtype=torch.float64)
+    change = 1e-13 * torch.randn(2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    _, v = eigenbasis(m + change + change.mT)
+    torch.testing.assert_close(v, torch.tensor([[1.0, 1.0], [-1.0, 1.0]], dtype=torch.float64) / 2**0.5, rtol=0, atol=1e-9)
+
+
+SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@given(shape=SHAPES, stack=st.integers(1, 3), data=st.data())
+def test_moving_the_fan_in_to_the_end_and_back_changes_nothing(shape: tuple[int, ...], stack: int, data: st.DataObject):
+    axes = tuple(sorted(data.draw(st.sets(st.sampled_from(range(len(shape))), min_size=1))))
+    weight = torch.randn(stack, *shape)
+    flat = fan_in_last(weight, axes)
+    fan_in = 1
+    for a in axes:
+        fan_in *= shape[a]
+    assert flat.shape[2] == fan_in
+    assert torch.equal(fan_in_back(flat, torch.Size(shape), axes), weight)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((3, 4), (1,)), ((4, 3), (0,)), ((3, 2, 2), (1, 2)), ((2, 1, 2, 2), (1, 2, 3))])
+def test_rotation_is_a_product_with_v_along_every_fibre_and_keeps_lengths(shape: tuple[int, ...], axes: tuple[int, ...]):
+    delta = torch.randn(2, 3, *shape, dtype=torch.float64)
+    v = torch.linalg.qr(torch.randn(2, 4, 4, dtype=torch.float64))[0]
+    turned = rotate(delta, v, axes)
+    for m, p in itertools.product(range(2), range(3)):
+        torch.testing.assert_close(turned[m, p], oracles.turn(delta[m, p], v[m], axes))
+    torch.testing.assert_close(turned.square().sum(), delta.square().sum())
+    torch.testing.assert_close(rotate(turned, v.mT, axes), delta)
+
+
+@pytest.mark.parametrize("fan_in", [1, 5, 64])
+@pytest.mark.parametrize("out", [1, 2, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_rotated_draw_does_not_depend_on_its_company(fan_in: int, out: int, dtype: torch.dtype):
+    # one product for many draws would: matrix libraries round differently for every number of rows
+    delta = torch.randn(2, 20, out, fan_in, dtype=dtype)
+    v = torch.linalg.qr(torch.randn(2, fan_in, fan_in, dtype=dtype))[0]
+    together = rotate(delta, v, (1,))
+    for chunk in (1, 2, 3, 7):
+        parts = [rotate(delta[:, i : i + chunk], v, (1,)) for i in range(0, 20, chunk)]
+        assert torch.equal(torch.cat(parts, 1), together)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("name", BATCHES)
+def test_amplitude_and_reach_are_root_mean_squares(name: str, rotated: bool):
+    net, x = nn.Linear(4, 3).double(), BATCHES[name].double()
+    (basis,) = observe(centre(net), [x], rotated=rotated).values()
+    along = x if not rotated else x @ basis.matrix[0]
+    size = float(x.abs().max())
+    torch.testing.assert_close(basis.amplitude[0], along.square().mean(0).sqrt(), rtol=1e-6, atol=1e-7 * size + 1e-30)
+    reach = (x @ net.weight.detach().mT).square().mean(0).sqrt()
+    torch.testing.assert_close(basis.reach[0], reach, rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_basis_in_the_zoo_is_orthogonal_in_the_hosts_dtype(name: str):
+    case = ZOO[name]
+    bases = observe(centre([case.build(0), case.build(1)]), [case.inputs()], rotated=True)
+    assert bases
+    for basis in bases.values():
+        assert basis.matrix.dtype == case.dtype
+        eye = torch.eye(basis.matrix.shape[1], dtype=case.dtype).expand_as(basis.matrix)
+        torch.testing.assert_close(basis.matrix.mT @ basis.matrix, eye, rtol=0, atol=1e-5)
+
+
+def test_members_have_bases_of_their_own():
+    nets = [ZOO["mlp"].build(m) for m in range(2)]
+    x = ZOO["mlp"].inputs()
+    both = observe(centre(nets), [x], rotated=True)
+    for m, net in enumerate(nets):
+        alone = observe(centre(net), [x], rotated=True)
+        for name, basis in alone.items():
+            torch.testing.assert_close(both[name].amplitude[m], basis.amplitude[0])
+            torch.testing.assert_close(both[name].reach[m], basis.reach[0])

@@ -1,0 +1,43 @@
+"""Tensors filed under the host's own dotted names."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from hosts import ZOO
+from offmap.core.mirror import Mirror
+from offmap.core.weights import select
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("name", ZOO)
+def test_the_state_dict_reads_like_the_hosts_and_comes_back(name: str, trainable: bool):
+    weights = select(ZOO[name].build())
+    mirror = Mirror(weights, trainable=trainable)
+    assert list(mirror) == list(weights) == list(mirror.names)
+    assert sorted(mirror.state_dict()) == sorted(weights)
+    assert len(list(mirror.parameters())) == (len(weights) if trainable else 0)
+    other = Mirror({n: torch.zeros_like(w) for n, w in weights.items()}, trainable=trainable)
+    other.load_state_dict(mirror.state_dict())
+    assert all(torch.equal(other[n], w) for n, w in weights.items())
+    assert all(torch.equal(a, b) for a, b in zip(other.values(), weights.values(), strict=True))
+
+
+def test_a_trainable_mirror_has_its_own_memory():
+    weights = {"a.b": torch.zeros(2)}
+    Mirror(weights, trainable=True)["a.b"].data.add_(1)
+    assert weights["a.b"].tolist() == [0, 0]
+
+
+def test_names_of_its_own_methods_are_names_like_any_other():
+    names = ["values", "items", "names.values", "keys.items.weight", "forward.bias", "state_dict"]
+    weights = {n: torch.full((2,), float(i)) for i, n in enumerate(names)}
+    for mirror in (Mirror(weights), Mirror(weights, trainable=True)):
+        assert {n: t.tolist() for n, t in mirror.items()} == {n: t.tolist() for n, t in weights.items()}
+        assert all(torch.equal(copy.deepcopy(mirror).double()[n], weights[n].double()) for n in names)
+        assert "values" in mirror
+        assert "value" not in mirror
+        assert len(mirror) == len(names)

@@ -1,0 +1,149 @@
+"""φ from the geometry of the activations, and the one number found by bisection."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import oracles
+from hosts import ZOO
+from offmap.core.construct import centre, observe, rotation
+from offmap.core.distribution import WeightDistribution
+from offmap.solve.closed_form import FLOOR, largest_factor, multiply, unit_scale
+
+
+def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, floor: float = 1e-4) -> dict[str, Tensor]:
+    at = centre(net)
+    return unit_scale(at.mean, observe(at, [x], rotated=rotated), floor=floor)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("floor", [1e-4, 0.5])
+def test_scales_of_a_linear_layer_are_reach_over_root_fan_in_over_amplitude(rotated: bool, floor: float):
+    x = torch.randn(50, 4, dtype=torch.float64) * torch.tensor([3.0, 1, 0.5, 0.1])
+    net = nn.Linear(4, 3).double()
+    scale = unit(net, x, rotated=rotated, floor=floor)
+    moment = x.mT @ x / 50
+    amplitude = (torch.linalg.eigvalsh(moment).flip(0) if rotated else moment.diagonal()).sqrt()
+    for j in range(3):
+        reach = float((x @ net.weight[j].detach()).square().mean().sqrt())
+        assert float(scale["bias"][0, j]) == pytest.approx(reach / 2)
+        for k in range(4):
+            a = max(float(amplitude[k]), floor * float(amplitude.max()))
+            assert float(scale["weight"][0, j, k]) == pytest.approx(reach / (2 * a))
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d"])
+def test_scales_of_a_convolution_follow_its_patches(name: str, rotated: bool):
+    net, x = ZOO[name].build().double(), ZOO[name].inputs().double()
+    patches = oracles.windows(x, net[0])
+    scale = unit(net, x, rotated=rotated)
+    moment = patches.mT @ patches / len(patches)
+    amplitude = (torch.linalg.eigvalsh(moment).flip(0) if rotated else moment.diagonal()).sqrt()
+    reach = (patches @ net[0].weight.detach().flatten(1).mT).square().mean(0).sqrt()
+    expected = reach[:, None] / math.sqrt(patches.shape[1]) / amplitude
+    torch.testing.assert_close(scale["0.weight"][0].flatten(1), expected)
+    torch.testing.assert_close(scale["0.bias"][0], reach / math.sqrt(patches.shape[1]))
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+def test_at_factor_one_every_pre_activation_gets_noise_of_its_own_size(rotated: bool):
+    x = torch.randn(100, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
+    net = nn.Linear(3, 5, bias=False).double()
+    at = centre(net)
+    bases = observe(at, [x], rotated=rotated)
+    q = WeightDistribution(at.mean, initial_scale=unit_scale(at.mean, bases, floor=1e-6), rotation=rotation(bases))
+    noise = (q.draw(range(4000))["weight"].detach() - net.weight.detach()) @ x.mT  # (P, 5, 100)
+    size = (net.weight.detach() @ x.mT).square().mean(1)
+    torch.testing.assert_close(noise.square().mean((0, 2)), size, rtol=0.1, atol=0)
+
+
+def test_parameters_that_no_product_reads_scale_with_their_own_size():
+    net, x = ZOO["layernorm"].build(), ZOO["layernorm"].inputs()
+    with torch.no_grad():
+        net[1].weight.mul_(3)
+        net[1].bias.zero_()
+    scale = unit(net, x)
+    torch.testing.assert_close(scale["1.weight"], torch.full((1, 6), 3.0))
+    torch.testing.assert_close(scale["1.bias"], torch.full((1, 6), FLOOR))
+
+
+def dead_unit() -> tuple[nn.Module, Tensor]:
+    net = ZOO["mlp"].build()
+    with torch.no_grad():
+        net[0].weight[0].zero_()
+        net[0].bias[0] = -1
+    return net, ZOO["mlp"].inputs()
+
+
+def dead_layer() -> tuple[nn.Module, Tensor]:
+    net, x = dead_unit()
+    with torch.no_grad():
+        net[0].bias.fill_(-1e3)  # nothing passes the ReLU
+    return net, x
+
+
+def zero_weights() -> tuple[nn.Module, Tensor]:
+    net = ZOO["mlp"].build()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+    return net, ZOO["mlp"].inputs()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize(
+    ("net", "x"),
+    [
+        dead_unit(),
+        dead_layer(),
+        zero_weights(),
+        (ZOO["mlp"].build(), torch.zeros(5, 3)),
+        (ZOO["mlp"].build(), torch.tensor([[1.0, 0.0, 0.0]])),
+        (ZOO["mlp"].build(), torch.ones(5, 3)),
+        (ZOO["conv1d"].build(), torch.zeros(3, 2, 8)),
+    ],
+    ids=["dead unit", "dead layer", "zero weights", "zero inputs", "one row", "constant inputs", "zero images"],
+)
+def test_degenerate_activations_give_positive_and_moderate_scales(net: nn.Module, x: Tensor, rotated: bool, dtype: torch.dtype):
+    for name, scale in unit(net.to(dtype), x.to(dtype), rotated=rotated).items():
+        assert bool((scale > 0).all()), name
+        # a layer that met nothing but zeros has no size to go by, but must not explode off the map
+        assert float(scale.max()) < 1e6, name
+
+
+def test_multiply_scales_every_member_by_its_own_factor():
+    scale = {"a": torch.ones(2, 3), "b": torch.ones(2, 1, 2)}
+    scaled = multiply(scale, torch.tensor([2.0, 0.5], dtype=torch.float64))
+    assert scaled["a"].tolist() == [[2.0] * 3, [0.5] * 3]
+    assert scaled["b"].tolist() == [[[2.0] * 2], [[0.5] * 2]]
+    assert scaled["a"].dtype == torch.float32
+
+
+@given(st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4), st.integers(8, 24))
+def test_the_largest_factor_passes_and_a_slightly_larger_one_does_not(exponents: list[float], halvings: int):
+    limit = 10 ** torch.tensor(exponents, dtype=torch.float64)
+    asked: list[Tensor] = []
+
+    def risk(c: Tensor) -> Tensor:
+        asked.append(c)
+        return c.square()
+
+    factor = largest_factor(risk, limit.square(), halvings=halvings)
+    assert len(asked) == halvings
+    assert bool((factor <= limit).all())
+    step = math.exp(math.log(1e7) / 2**halvings)
+    assert bool((factor * step * (1 + 1e-9) >= limit).all())
+
+
+def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do():
+    factor = largest_factor(lambda c: torch.stack([c[0] * 0, c[1] * 0 + 1, c[2] * math.nan]), torch.full((3,), 0.5), halvings=20)
+    assert float(factor[0]) == pytest.approx(100, rel=1e-3)
+    assert factor[1:].tolist() == pytest.approx([1e-5, 1e-5])

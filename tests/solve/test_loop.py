@@ -1,0 +1,106 @@
+"""The one training loop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from offmap.batches import Batch, Place, Rows, batches
+from offmap.errors import DataError
+from offmap.solve.loop import adam, cycle, minimize
+
+
+def rows(n: int = 5, batch_size: int = 2) -> Rows:
+    return Rows(torch.arange(float(n))[:, None], torch.arange(float(n)), batch_size, "train")
+
+
+class Recorder:
+    """An objective w² that remembers what it was given, and turns bad at a step."""
+
+    def __init__(self, bad: int | None = None, value: float = math.nan) -> None:
+        self.w = nn.Parameter(torch.ones(1))
+        self.steps: list[int] = []
+        self.seen: list[list[float]] = []
+        self.bad, self.value = bad, value
+
+    def __call__(self, step: int, batch: Batch) -> Tensor:
+        self.steps.append(step)
+        self.seen.append(batch[1].tolist())
+        return self.w.square().sum() * (self.value if step == self.bad else 1)
+
+
+def test_it_takes_the_steps_asked_for_and_says_so():
+    objective = Recorder()
+    ending = minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=7)
+    assert ending == "finished"
+    assert objective.steps == list(range(7))
+    assert float(objective.w.detach()) == pytest.approx(0.8**7)
+
+
+def test_every_epoch_holds_every_row_once_in_an_order_of_its_own():
+    objective = Recorder()
+    minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=30)
+    epochs = [sum(objective.seen[i : i + 3], []) for i in range(0, 30, 3)]
+    assert all(sorted(e) == [0, 1, 2, 3, 4] for e in epochs)
+    assert len({tuple(e) for e in epochs}) > 5
+
+
+def test_the_order_depends_on_the_seed_alone():
+    def order(seed: int) -> list[list[float]]:
+        objective = Recorder()
+        torch.manual_seed(seed + 17)
+        minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=12, seed=seed)
+        return objective.seen
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_ends_it_before_the_step(value: float):
+    objective = Recorder(bad=3, value=value)
+    assert minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=9) == "diverged"
+    assert float(objective.w.detach()) == pytest.approx(0.8**3)
+
+
+def test_a_monitor_can_stop_it_and_all_monitors_are_told():
+    told: list[tuple[str, int, float]] = []
+
+    def monitor(name: str, stop: int):
+        def watch(step: int, loss: Tensor) -> bool:
+            assert not loss.requires_grad
+            told.append((name, step, float(loss)))
+            return step == stop
+
+        return watch
+
+    objective = Recorder()
+    ending = minimize(
+        objective, torch.optim.SGD([objective.w], 0.0), rows(), steps=9, monitors=[monitor("a", 2), monitor("b", 5)]
+    )
+    assert ending == "stopped"
+    assert told == [(name, step, 1.0) for step in range(3) for name in "ab"]
+
+
+def test_the_schedule_multiplies_the_rate_of_every_group():
+    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([{"params": [a], "lr": 1.0}, {"params": [b], "lr": 10.0}])
+    minimize(lambda s, _: a.sum() + b.sum(), optimizer, rows(), steps=3, schedule=lambda step: [1.0, 0.5, 0.25][step])
+    assert (float(a.detach()), float(b.detach())) == (-1.75, -17.5)
+
+
+def test_it_works_where_gradients_are_switched_off():
+    objective = Recorder()
+    with torch.no_grad():
+        minimize(objective, adam([objective.w], rate=0.1), rows(), steps=2)
+        assert not torch.is_grad_enabled()
+    assert float(objective.w.detach()) < 1
+
+
+def test_no_data_is_refused_not_waited_for():
+    empty = batches(torch.utils.data.DataLoader([]), Place(torch.device("cpu"), torch.float32), name="train")
+    with pytest.raises(DataError, match="Expected at least one batch in `train`, but it is empty"):
+        next(cycle(empty, 0))

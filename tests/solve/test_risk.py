@@ -1,0 +1,176 @@
+"""One definition of the validation risk, and the threshold τ."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import oracles
+import trained
+from offmap.batches import Rows
+from offmap.core import forward
+from offmap.core.construct import scaling
+from offmap.core.distribution import WeightDistribution
+from offmap.core.forward import Host
+from offmap.core.weights import copy_host
+from offmap.errors import ConfigError
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
+from offmap.solve.risk import RISKS, Validation, as_risk
+
+P = 7
+
+
+class Laplace:
+    """A likelihood of the user's own."""
+
+    def nll(self, output: Tensor, y: Tensor) -> Tensor:
+        return (output[..., 0] - y).abs() + math.log(2)
+
+    def predictive(self, outputs: Tensor) -> Prediction:
+        return Prediction(mean=outputs[..., 0].mean(0))
+
+    def score(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].var(0)
+
+
+def regression(
+    members: int = 2, likelihood: Likelihood | None = None, rows: int = 20, **options: object
+) -> tuple[WeightDistribution, Validation, Tensor]:
+    """A distribution of members, how to ask for its risk, and the outputs (M, P, n, 2) of its validation draws, by hand."""
+    nets = [copy_host(trained.regressor(m, log_variance=True)) for m in range(members)]
+    q = scaling(nets, initial_scale=0.05)
+    x, y = trained.regression(rows)
+    validation = Validation(Host(nets[0]), likelihood or Gaussian(), Rows(x, y, 8, "valid"), draws=P, **options)  # pyright: ignore[reportArgumentType]
+    outputs = oracles.run(nets[0], q.draw(range(P), seed=validation.seed, stream="valid"), x)
+    return q, validation, outputs.unflatten(0, (members, P)).double()
+
+
+def test_the_risk_of_a_gaussian_is_the_nll_of_the_mixtures_moments():
+    q, validation, outputs = regression()
+    y = validation.data.targets.double()
+    for member in range(2):
+        mean, variance = outputs[member, ..., 0].numpy(), np.exp(outputs[member, ..., 1].numpy())
+        total = variance.mean(0) + mean.var(0)
+        nll = 0.5 * (np.log(2 * np.pi * total) + (y.numpy() - mean.mean(0)) ** 2 / total)
+        np.testing.assert_allclose(validation.losses(q)[member], nll, rtol=1e-4, atol=1e-5)
+        assert float(validation(q)[member]) == pytest.approx(nll.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nll", "expected-nll", "averaged-nll"])
+def test_the_risk_of_a_users_likelihood_is_that_of_the_mixture(name: str):
+    q, validation, outputs = regression(likelihood=Laplace(), risk=RISKS[name])
+    nll = (outputs[..., 0] - validation.data.targets.double()).abs() + math.log(2)  # (M, P, n)
+    expected = nll.mean(1) if name == "expected-nll" else math.log(P) - (-nll).logsumexp(1)
+    torch.testing.assert_close(validation(q).double(), expected.mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_expected_and_averaged_risks_of_a_gaussian():
+    y = trained.regression(20)[1]
+    q, validation, outputs = regression(risk=RISKS["expected-nll"])
+    torch.testing.assert_close(validation(q).double(), oracles.gaussian_nll(outputs, y).mean((1, 2)), rtol=1e-4, atol=1e-5)
+    q, validation, outputs = regression(risk=RISKS["averaged-nll"])
+    torch.testing.assert_close(validation(q).double(), oracles.gaussian_nll(outputs.mean(1), y).mean(1), rtol=1e-4, atol=1e-5)
+
+
+def test_the_risk_of_a_classifier_is_minus_the_log_of_the_mean_probability():
+    logits = torch.randn(5, 6, 3)
+    y = torch.tensor([0, 1, 2, 2, 1, 0])
+    probs = logits.double().softmax(2).mean(0)
+    expected = -torch.stack([probs[i, y[i]].log() for i in range(6)])
+    for name in ("nll", "averaged-nll"):
+        torch.testing.assert_close(RISKS[name](Categorical(), logits, y).double(), expected, rtol=1e-5, atol=1e-6)
+    single = torch.randn(5, 6)
+    probs = single.double().sigmoid().mean(0)
+    expected = -torch.where(y > 0, probs.log(), (1 - probs).log())
+    torch.testing.assert_close(RISKS["nll"](Bernoulli(), single, (y > 0).long()).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_certain_and_wrong_classifiers_have_a_large_but_finite_risk():
+    logits = torch.tensor([[[80.0, 0.0]], [[90.0, 0.0]]])
+    assert float(RISKS["nll"](Categorical(), logits, torch.tensor([1]))) == pytest.approx(80 + math.log(2), rel=1e-4)
+
+
+def test_zero_one_counts_wrong_labels_of_the_mean_prediction():
+    logits = torch.tensor([[[2.0, 0], [2, 0], [0, 3]], [[-1.0, 0], [-4, 0], [0, 3]]])
+    assert RISKS["zero-one"](Categorical(), logits, torch.tensor([0, 0, 0])).tolist() == [0.0, 1.0, 1.0]
+    assert RISKS["zero-one"](Bernoulli(), -logits[..., :1], torch.tensor([[0], [0], [1]])).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_zero_one_of_dense_labels_is_the_share_of_wrong_positions():
+    logits = torch.zeros(1, 1, 2, 4)
+    logits[0, 0, 1, 0] = 5
+    assert RISKS["zero-one"](Categorical(), logits, torch.zeros(1, 4, dtype=torch.long)).tolist() == [0.25]
+
+
+def test_zero_one_of_a_regression_is_refused():
+    q, validation, _ = regression(risk=RISKS["zero-one"])
+    with pytest.raises(
+        ConfigError, match="Expected a classification likelihood for the risk 'zero-one'; use 'nll' for regression"
+    ):
+        validation(q)
+
+
+def test_an_unknown_risk_is_refused_and_the_nearest_named():
+    with pytest.raises(
+        ConfigError, match=r"Expected `risk` to be one of .* \(did you mean 'zero-one'\?\) or a function, but got"
+    ):
+        as_risk("zero_one")
+    assert as_risk(RISKS["nll"]) is RISKS["nll"]
+
+
+@pytest.mark.parametrize("slack", ["paper", "reference"])
+def test_the_threshold_is_the_plain_risk_and_twice_its_standard_error(slack: str):
+    q, validation, _ = regression()
+    x, y = trained.regression(20)
+    for member in range(2):
+        losses = oracles.gaussian_nll(copy_host(trained.regressor(member, log_variance=True))(x), y).numpy()
+        expected = oracles.threshold(losses, per_root=slack == "paper")
+        assert float(validation.threshold(q, slack=slack)[member]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_threshold_does_not_look_at_the_scale():
+    q, validation, _ = regression()
+    before = validation.threshold(q)
+    q.set_scale({n: 100 * s for n, s in q.scale().items()})
+    assert torch.equal(validation.threshold(q), before)
+
+
+def test_a_risk_of_the_users_own_is_asked_for():
+    q, validation, outputs = regression(risk=lambda likelihood, stack, y: (stack[..., 0].mean(0) - y).abs())
+    expected = (outputs[..., 0].mean(1) - validation.data.targets).abs().mean(1)
+    torch.testing.assert_close(validation(q).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_noise_of_validation_is_fixed_and_its_own():
+    q, validation, _ = regression()
+    assert torch.equal(validation(q), validation(q))
+    other = Validation(validation.host, Gaussian(), validation.data, draws=P, seed=1)
+    assert not torch.equal(validation(q), other(q))
+
+
+def test_a_scale_that_is_tried_is_not_written():
+    q, validation, _ = regression()
+    before = {n: s.detach().clone() for n, s in q.scale().items()}
+    tried = {n: 2 * s for n, s in before.items()}
+    risk = validation(q, scale=tried)
+    assert all(torch.equal(s, before[n]) for n, s in q.scale().items())
+    q.set_scale(tried)
+    torch.testing.assert_close(validation(q), risk, rtol=1e-4, atol=1e-5)
+
+
+def test_risk_is_the_same_in_blocks_of_rows_of_any_size(monkeypatch: pytest.MonkeyPatch):
+    q, validation, _ = regression()
+    whole = validation.losses(q)
+    for numbers in (14, 3 * 14, 1 << 24):  # rows of 2·P numbers per block: 1, 3, all
+        monkeypatch.setattr(forward, "OUTPUT_NUMBERS", numbers)
+        torch.testing.assert_close(validation.losses(q), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_that_are_not_numbers_have_a_risk_above_any_threshold():
+    q, validation, _ = regression(members=1)
+    risk = validation(q, scale={n: torch.full_like(s, math.nan) for n, s in q.scale().items()})
+    assert not bool((risk <= 1e30).any())
