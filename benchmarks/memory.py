@@ -1,0 +1,100 @@
+"""What scoring needs beyond its inputs and its result: the peak of fresh processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+import offmap
+from benchmarks import subject
+from benchmarks.record import Claim, Measurement, Record
+from offmap.core.noise import generator
+from offmap.nets.mlp import mlp
+
+CHUNK = 32.0
+"""Megabytes of stacked outputs that a guard holds at once (`guarding.guard.OUTPUT_NUMBERS` in float32)."""
+
+CASES = [
+    ("stream", 10_000, 50), ("stream", 100_000, 50), ("stream", 1_000_000, 50),
+    ("tensor", 100_000, 50), ("tensor", 1_000_000, 50),
+    ("tensor", 10_000, 500), ("tensor", 10_000, 2_000),
+]  # fmt: skip
+
+HOW = """Peak resident memory of a fresh process that loads a guard and scores, less what it held before scoring, less the result;
+inputs exist before, or are made batch by batch (a stream: a DataLoader with batches of 10,000 rows). A chunk, 32 MB, is the most
+stacked outputs that a guard holds at once."""
+
+
+class Lazy(IterableDataset[Tensor]):
+    """Rows made when they are asked for."""
+
+    def __init__(self, rows: int, batch: int = 10_000) -> None:
+        self.rows, self.batch = rows, batch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        source = generator("benchmarks", "stream")
+        for _ in range(self.rows // self.batch):
+            yield torch.randn(self.batch, subject.FEATURES, generator=source)
+
+
+def run(rounds: int = 1) -> Record:
+    """One process a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        subject.fitted().save(Path(folder, "guard"))
+        torch.save(subject.net().state_dict(), Path(folder, "net"))
+        peaks = {case: min(_spawn(folder, case) for _ in range(rounds)) for case in CASES}
+    measurements = [
+        Measurement(f"{rows:,} rows ({form}), {draws} draws", "MB", peak, peak) for (form, rows, draws), peak in peaks.items()
+    ]
+    stream, tensor = ([peaks[c] for c in CASES if c[0] == form and c[2] == 50] for form in ("stream", "tensor"))
+    draws = [peaks[c] for c in CASES if c[2] > 50]
+    return Record(
+        "memory", "Memory while scoring", HOW, rounds, measurements,
+        [
+            Claim("MB more for 1,000,000 rows than for 10,000, streamed", stream[2] - stream[0], "at most", CHUNK),
+            Claim("MB more for 1,000,000 rows than for 100,000, in a tensor", tensor[1] - tensor[0], "at most", CHUNK),
+            Claim("MB more for 2,000 draws than for 500", draws[1] - draws[0], "at most", CHUNK),
+        ],
+    )  # fmt: skip
+
+
+def _spawn(folder: str, case: tuple[str, int, int]) -> float:
+    command = [sys.executable, "-m", "benchmarks.memory", folder, *map(str, case)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def peak(folder: str, form: str, rows: int, draws: int) -> float:
+    """Megabytes that scoring adds to this process at its highest."""
+    torch.set_num_threads(1)
+    net = mlp(subject.FEATURES, subject.OUTPUTS, hidden=subject.HIDDEN)
+    net.load_state_dict(torch.load(Path(folder, "net")))
+    guard = replace(offmap.load(Path(folder, "guard"), net), draws=draws)
+    inputs = DataLoader(Lazy(rows), batch_size=None) if form == "stream" else torch.randn(rows, subject.FEATURES)
+    before = _highest(afresh=True)
+    result = guard.score(inputs)
+    return _highest() - before - result.numel() * result.element_size() / 1e6
+
+
+def _highest(*, afresh: bool = False) -> float:
+    """The high-water mark of resident memory in megabytes, after lowering it to what is held now when `afresh`.
+
+    `ru_maxrss` is the same mark, but a child starts with its parent's and importing torch raises it: what scoring adds
+    would drown.
+    """
+    if afresh:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM:"))
+
+
+if __name__ == "__main__":
+    print(json.dumps(peak(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))

@@ -1,0 +1,48 @@
+"""What five nets cost when they are fitted together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks import subject
+from benchmarks.race import race
+from benchmarks.record import Claim, Measurement, Record
+from offmap.batches import Rows
+from offmap.core.construct import centre, svd
+from offmap.likelihoods import Gaussian
+from offmap.methods.protocol import Runtime
+from offmap.solve.loop import adam, minimize
+from offmap.solve.objectives import maxwent
+
+STEPS = 100
+
+HOW = """One gradient step of the MaxWEnt objective in the SVD basis, batch 128, one draw a net, through the library's own
+loop: the mean over 100 steps."""
+
+
+def run(rounds: int = 15) -> Record:
+    """One net and five stacked nets, in turns."""
+    timings = race({"one": descent(1), "five": descent(5)}, rounds=rounds)
+    return Record(
+        "stacking",
+        "A gradient step for five stacked nets",
+        HOW,
+        rounds,
+        [
+            Measurement.of("one net", timings["one"], unit="ms", per=STEPS),
+            Measurement.of("five nets, stacked", timings["five"], unit="ms", per=STEPS),
+        ],
+        [Claim("times the step of one", timings["five"].best / timings["one"].best, "at most", 3.0)],
+    )
+
+
+def descent(members: int) -> Callable[[], str]:
+    """A hundred steps for that many nets."""
+    nets = [subject.net(seed) for seed in range(members)]
+    rows = Rows(*subject.table()["train"], subject.BATCH, "train")
+    at = centre(nets)
+    host = Runtime().host(at.net, at.mean | at.fixed, rows.inputs)
+    q = svd(nets, (x for x, _ in rows))
+    objective = maxwent(q, host, Gaussian(), tradeoff=30.0)
+    optimizer = adam(q.raw_scale.parameters(), rate=1e-4)
+    return lambda: minimize(objective, optimizer, rows, steps=STEPS)
