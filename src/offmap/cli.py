@@ -55,7 +55,7 @@ def demo(
         shown = show.demo(out, seed=seed, fast=quick, workers=count, report=report)
     for result in shown.results:
         console.print(_rich(story.rows(result), result.plan.title))
-    console.print("FPR@95: strange inputs unnoticed while 95 % of familiar ones pass. +: seconds on top of trained nets.")
+    console.print("FPR@95: strange inputs unnoticed while 95 % of familiar ones pass.\n+: seconds on top of trained nets.")
     typer.echo(f"The page is at {shown.page}")
 
 

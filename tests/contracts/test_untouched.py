@@ -1,4 +1,4 @@
-"""A fit leaves the host, its inputs and torch's own state as they were, bit for bit; and repeats."""
+"""A fit of any host leaves it, its inputs and torch's own state as they were, bit for bit; and repeats."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from offmap.batches import Rows
 from offmap.likelihoods import Gaussian
 from offmap.methods import maxwent
 from offmap.methods.maxwent import Config
+from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
 from offmap.solve.risk import Validation
 
@@ -74,7 +75,7 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, chunk: int):
     guard = offmap.fit(
         nets, train, valid, basis=basis, chunk_size=chunk, draws=4, risk_draws=4, steps=3, check_every=2, progress=False
     )
-    guard(rows := case.inputs(5))
+    answer = guard(rows := case.inputs(5))
     after = [everything(net) for net in nets], surroundings(), tree_leaves((train, valid))
     for net_before, net_after in zip(before[0], after[0], strict=True):
         for what, value in net_before.items():
@@ -83,29 +84,30 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, chunk: int):
         assert same(value, after[1][what]), what
     assert all(torch.equal(a, b) for a, b in zip(before[2], after[2], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(tree_leaves(rows), tree_leaves(case.inputs(5)), strict=True))
-
-
-@WAYS
-def test_every_host_can_be_fitted_within_the_threshold_and_again_to_the_bit(case: Case, basis: str, chunk: int):
-    x, y = case.data(10)
-    train, (vx, vy) = Rows(x, y, 4, "train"), case.data(8)
-    valid = Rows(vx, vy, 4, "valid")
-    config = Config(basis=basis, steps=4, check_every=2, risk_draws=4)  # pyright: ignore[reportArgumentType]
-    runtime = Runtime(chunk_size=chunk, batch_size=5, progress=False)
-    made, again = (
-        maxwent.fit([case.build(0), case.build(1)], train, valid, likelihood=Gaussian(), config=config, runtime=runtime)
-        for _ in range(2)
-    )
-    validation = Validation(made.host, Gaussian(), valid, draws=4)
-    assert made.q.members == 2
-    assert bool((validation(made.q) <= torch.tensor(made.history.threshold)).all())
+    # and it is a fit
+    assert answer.score.dtype == case.dtype
+    assert bool(answer.score.isfinite().all())
+    made = guard.predictive
+    assert isinstance(made, Stochastic)
+    validation = Validation(made.host, guard.likelihood, Rows(*valid, 4, "valid"), draws=4)
+    assert bool((validation(made.q) <= torch.tensor(guard.history.threshold)).all())
     for name, scale in made.q.scale().items():
         assert scale.dtype == case.dtype
         assert bool(((scale > 0) & scale.isfinite()).all()), name
+
+
+@pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
+def test_a_fit_repeats_to_the_bit(case: Case):
+    nets = [case.build(m) for m in range(2)]
+    first, again = (
+        maxwent.fit(
+            nets, Rows(*case.data(10), 4, "train"), Rows(*case.data(8), 4, "valid"), likelihood=Gaussian(),
+            config=Config(steps=3, risk_draws=4), runtime=Runtime(progress=False),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    for name, scale in first.q.scale().items():
         assert torch.equal(again.q.scale()[name], scale), name
-    outputs = made.outputs(x, 3, clip=None, seed=0)
-    assert outputs.shape == (6, 10, 2)
-    assert outputs.dtype == case.dtype
 
 
 @pytest.mark.parametrize("name", ZOO)

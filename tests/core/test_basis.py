@@ -95,13 +95,15 @@ def test_rotation_is_a_product_with_v_along_every_fibre_and_keeps_lengths(shape:
     torch.testing.assert_close(rotate(turned, v.mT, axes), delta)
 
 
-@pytest.mark.parametrize("fan_in", [1, 5, 64])
-@pytest.mark.parametrize("out", [1, 2, 7])
+@pytest.mark.parametrize("fan_in", [1, 5, 9, 64])
+@pytest.mark.parametrize("out", [1, 2, 3, 7])
+@pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_rotated_draw_does_not_depend_on_its_company(fan_in: int, out: int, dtype: torch.dtype):
-    # one product for many draws would: matrix libraries round differently for every number of rows
+def test_a_rotated_draw_does_not_depend_on_its_company(fan_in: int, out: int, dtype: torch.dtype, by_rows: bool):
+    # one product for many draws would: matrix libraries round differently for every number of rows, and place in memory
     delta = torch.randn(2, 20, out, fan_in, dtype=dtype)
     v = torch.linalg.qr(torch.randn(2, fan_in, fan_in, dtype=dtype))[0]
+    v = v.contiguous() if by_rows else v.mT.contiguous().mT
     together = rotate(delta, v, (1,))
     for chunk in (1, 2, 3, 7):
         parts = [rotate(delta[:, i : i + chunk], v, (1,)) for i in range(0, 20, chunk)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -88,6 +88,7 @@ def test_every_activation_is_the_modules_own(activation: type[nn.Module]):
     draws=st.integers(1, 7),
     first=st.booleans(),
 )
+@settings(max_examples=50)
 def test_any_stack_of_layers_equals_the_host(widths: list[int], biases: list[bool], rows: int, draws: int, first: bool):
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.ReLU()] if first else []

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -57,6 +57,7 @@ def test_clip_zero_gives_the_hosts_weights_to_the_bit_and_clip_infinity_is_no_cl
 
 
 @given(clip=st.floats(1e-4, 2.0))
+@settings(max_examples=20)
 def test_clip_bounds_the_noise_in_the_basis_on_both_sides(clip: float):
     q = small(members=1)
     for name, stack in q.draw(range(20), clip=clip).items():

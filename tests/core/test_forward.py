@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -173,3 +174,22 @@ def test_attention_runs_under_vmap_without_a_warning_and_leaves_the_fast_path_on
     net = copy_host(case.build())
     forward(net, scaling(net).draw(range(3)), case.inputs())
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("name", ["tanh_mlp", "transformer"])
+def test_threads_do_not_see_each_others_weights_and_leave_torchs_switches_alone(name: str, chunk: int):
+    # `functional_call` exchanges the host's own parameters while it runs
+    case = ZOO[name]
+    net = copy_host(case.build())
+    host, q, x = Host(net, chunk_size=chunk, batch_size=4), scaling(net, initial_scale=0.3), case.inputs(12)
+    expected = [host.outputs(lambda span, seed=seed: q.draw(span, seed=seed), 4, x) for seed in range(4)]
+    switches = torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled()
+
+    def work(seed: int) -> bool:
+        runs = [host.outputs(lambda span: q.draw(span, seed=seed), 4, x) for _ in range(5)]
+        return all(torch.allclose(run, expected[seed], rtol=1e-4, atol=1e-5) for run in runs)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [True] * 4
+    assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled()) == switches

@@ -399,7 +399,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[f"{k}={v!r}" for o, _ in OPTIONS for k, v in o.items()])
+@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[f"{next(iter(o))} {i}" for i, (o, _) in enumerate(OPTIONS)])
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         quick(regressor(), TRAIN, VALID, **options)

@@ -43,7 +43,7 @@ def test_it_takes_the_steps_asked_for_and_says_so():
 def test_every_epoch_holds_every_row_once_in_an_order_of_its_own():
     objective = Recorder()
     minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=30)
-    epochs = [sum(objective.seen[i : i + 3], []) for i in range(0, 30, 3)]
+    epochs = [[y for batch in objective.seen[i : i + 3] for y in batch] for i in range(0, 30, 3)]
     assert all(sorted(e) == [0, 1, 2, 3, 4] for e in epochs)
     assert len({tuple(e) for e in epochs}) > 5
 

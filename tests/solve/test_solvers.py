@@ -46,16 +46,9 @@ def solve(
     dtype = next(nets[0].parameters()).dtype
     config = Config(**{**QUICK, **options})
     train, valid = rows(law, 48, 0, dtype), rows(law, 30, 1, dtype)
-    made = maxwent.fit(
-        nets,
-        train,
-        valid,
-        likelihood=likelihood or LAWS[law],
-        config=config,
-        seed=seed,
-        runtime=runtime or Runtime(progress=False),
-    )
-    risk = Validation(made.host, likelihood or LAWS[law], valid, as_risk(config.risk), config.risk_draws, seed)
+    law_used, run = likelihood or LAWS[law], runtime or Runtime(progress=False)
+    made = maxwent.fit(nets, train, valid, likelihood=law_used, config=config, seed=seed, runtime=run)
+    risk = Validation(made.host, law_used, valid, as_risk(config.risk), config.risk_draws, seed)
     return made, risk, torch.tensor(made.history.threshold)
 
 

@@ -129,9 +129,10 @@ def rotate(delta: Tensor, matrix: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Noise in the basis to noise in weights: (M, P, *shape), (M, D, D) -> (M, P, *shape), δ Vᵀ along the fan-in axes."""
     members, draws, shape = delta.shape[0], delta.shape[1], delta.shape[2:]
     flat = fan_in_last(delta.flatten(0, 1), axes).unflatten(0, (members, draws))
-    # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. One product per draw: a product over several
-    # rounds differently for every number of them, and a draw must not depend on its company
-    turned = [draw @ v.mT for member, v in zip(flat, matrix, strict=True) for draw in member]
+    # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. A draw must not depend on its company to the bit:
+    # one product over many draws rounds by their number, and one with a transposed view by where the draw lies in memory
+    backs = matrix.mT.contiguous()
+    turned = [draw @ back for member, back in zip(flat, backs, strict=True) for draw in member]
     return fan_in_back(torch.stack(turned), shape, axes).unflatten(0, (members, draws))
 
 

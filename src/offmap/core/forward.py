@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from offmap._types import Inputs, Weights
 from offmap.core import dense
-from offmap.core.reads import slow_attention
+from offmap.core.reads import ONE_AT_A_TIME, slow_attention
 from offmap.core.weights import with_ties
 from offmap.errors import HostError
 
@@ -50,7 +50,8 @@ def first_tensor(output: Any) -> Tensor:
 def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> Tensor:
     """One plain call of the host with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
     args, kwargs = arguments(inputs)
-    return select(functional_call(net, with_ties(net, weights), args, kwargs, tie_weights=False))
+    with ONE_AT_A_TIME:
+        return select(functional_call(net, with_ties(net, weights), args, kwargs, tie_weights=False))
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,6 +8,7 @@ without knowing any layer by name.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BLOCK = 1 << 22
 """Numbers per block of unfolded patches: what bounds the memory of a convolution's read."""
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held while a host has weights that are not its own, or torch's switches are set: threads share both."""
 
 aten = torch.ops.aten
 
@@ -166,10 +170,10 @@ def patches(x: Tensor, kernel: tuple[int, ...], stride: list[int], padding: list
 @contextmanager
 def slow_attention() -> Generator[None]:
     """Switch fused attention off: a dispatch mode cannot look into it, and `vmap` can neither batch nor differentiate it."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
+    with ONE_AT_A_TIME, sdpa_kernel(SDPBackend.MATH):
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
             yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,9 @@ def chooser(where: Where) -> Callable[[str, Tensor], bool]:
         return lambda name, tensor: True
     if callable(where):
         return where
-    if not isinstance(where, str | list | tuple):
+    patterns: list[Any] = list(where) if isinstance(where, list | tuple) else [where]
+    if not all(isinstance(pattern, str) for pattern in patterns):
         raise ConfigError(f"Expected `where` to be a pattern, a list of them, a function or None, but got {where!r}.")
-    patterns = [where] if isinstance(where, str) else list(where)
     return lambda name, tensor: any(fnmatch(name, pattern) for pattern in patterns)
 
 

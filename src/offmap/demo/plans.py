@@ -41,8 +41,8 @@ REGRESSION = Plan("1-D regression", regression, (100, 100, 100), steps=2500, dro
 # Every net fits the moons to a validation NLL of almost 0: τ = risk + 2·std/√n would leave no room (the authors look at
 # accuracy instead), and λ = 30 would spend a small τ in a few steps
 MOONS = Plan(
-    "Two moons", moons, (100, 100, 100), steps=800, dropout=0.05, clip=0.5, least=1e-6,
-    fit={"threshold": 0.1, "tradeoff": 0.1, "steps": 600, "batch_size": 32},
+    "Two moons", moons, (100, 100, 100), steps=800, dropout=0.05, clip=2.0, least=1e-6,
+    fit={"threshold": 0.05, "tradeoff": 0.1, "steps": 600},
 )  # fmt: skip
 
 DIGITS = Plan("Handwritten digits", digits, (100, 100), steps=800, dropout=0.1, clip=0.5, least=1e-6, standardise=False)

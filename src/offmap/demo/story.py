@@ -22,8 +22,8 @@ ON_TOP = (SCALING, SVD, SVD5)
 """Fitted around nets that are trained already."""
 
 NOTE = """AUROC: the chance that a strange input scores above a familiar one, in percent. FPR@95: the percentage of strange
-inputs that go unnoticed while 95 % of the familiar ones pass. A + marks seconds on top of nets that are trained already.
-Bold: the best of a column."""
+inputs that go unnoticed while 95 % of the familiar ones pass. Nearest row: the distance to the nearest training row, no network
+at all. A + marks seconds on top of nets that are trained already. Bold: the best of a column."""
 
 
 def rows(result: Result) -> Table:
@@ -144,20 +144,18 @@ def moons(result: Result) -> str:
         ("area", f"linear-gradient(90deg, {', '.join(MAP)})", "entropy, from 0 to log 2 (undecided)"),
         ("dot", CLASSES[0], "training points of one class"), ("dot", CLASSES[1], "and of the other"),
     ])  # fmt: skip
-    order = (PLAIN, ENSEMBLE, SCALING, SVD, SVD5)
+    order = (PLAIN, ENSEMBLE, SVD, SVD5)
     far, near = (listed([share(result.evaluation.scores[m][s] > TOP / 2) for m in order]) for s in (*result.task.ood, "test"))
-    text = f"""Nets learn to tell two moons apart. Far from both there is nothing to go by, and a good net is
-    undecided there: dark. On the moons themselves it is calm: light.
+    text = f"""Nets learn to tell two moons apart. Far from both there is nothing to go by, and a good net is undecided
+    there: dark. On the moons themselves it is calm: light.
 
-    Share of points that are more undecided than decided (entropy above half its maximum), for the plain net,
-    five of them, MaxWEnt, **MaxWEnt-SVD** and five of those: far from the moons {far}; on the moons, test
-    points, {near}. The light rays that remain lie straight on from the tips of the moons, where a ReLU net goes
-    on as it began; the paper's maps have them too.
+    A plain net, a deep ensemble, **MaxWEnt-SVD** and five of those are more undecided than decided (entropy above half
+    its maximum) at {far} of the points far from the moons, and at {near} of the test points on them. The light
+    rays that remain lie behind the tips of the moons, where a ReLU net goes on as it began; the paper sees them too.
 
-    The last panel shows the same distribution with its weights clipped. {clip_words(result)} Every net here
-    fits the validation points almost perfectly, so that the paper's risk threshold would leave no room to widen
-    anything: τ is {result.plan.fit["threshold"]:g} nats and λ is {result.plan.fit["tradeoff"]:g} instead, set
-    by hand."""
+    The last panel shows the same distribution with its weights clipped. {clip_words(result)} Every net here fits
+    the validation points almost perfectly, so that the paper's risk threshold would leave no room to widen anything:
+    τ is {result.plan.fit["threshold"]:g} nats and λ is {result.plan.fit["tradeoff"]:g} instead, set by hand."""
     return paragraphs(text) + "<h3>Uncertainty maps</h3>" + gallery(panels, legend=key)
 
 

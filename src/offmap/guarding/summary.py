@@ -54,7 +54,7 @@ def _entropy_notes(predictive: Stochastic) -> list[str]:
     except ConfigError as error:  # discrete noise has no entropy
         return [*lines, str(error)]
     lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
-    if history.threshold and history.risk:
-        risk, tau = torch.tensor(history.risk[-1]), torch.tensor(history.threshold)
-        lines.append(f"validation risk at the last check {float(risk.mean()):.4g}, τ {float(tau.mean()):.4g}")
+    if history.threshold and history.final_risk:
+        risk, tau = torch.tensor(history.final_risk), torch.tensor(history.threshold)
+        lines.append(f"validation risk {float(risk.mean()):.4g}, τ {float(tau.mean()):.4g}")
     return lines

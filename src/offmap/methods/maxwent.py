@@ -58,11 +58,12 @@ class Config:
     threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
     slack: Literal["paper", "reference"] = "paper"  # 2·std/√n, or 2·std/n
     check_every: int = 50
+    patience: int | None = 4  # stop when every member has been above τ for so many checks; None: never
     widen: bool = True  # at the end, multiply φ by what the risk still allows
     risk_draws: int = 50
 
 
-PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, check_every=100, widen=False)
+PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, check_every=100, patience=None, widen=False)
 REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", slack="reference")
 CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
 
@@ -139,8 +140,9 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
     factor = closed_form.largest_factor(lambda c: task.validation(q, scale=closed_form.multiply(unit, c)), threshold)
     q.set_scale(closed_form.multiply(unit, factor))
     history = History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished")
-    history.add(0, float("nan"), task.validation(q), q.mean_log_square().detach())
     history.chosen["factor"] = float(factor.mean())
+    history.finish(task.validation(q), q.mean_log_square().detach())
+    history.add(0, float("nan"), history.final_risk, history.final_entropy)
     return q, history
 
 
@@ -169,7 +171,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     )  # fmt: skip
     with bar("MaxWEnt", config.steps, show=task.progress) as advance:
         monitor = RiskThreshold(
-            q, task.validation, threshold, every=config.check_every, history=history,
+            q, task.validation, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, describe(h)),
         )  # fmt: skip
         monitor.check(0, float("nan"))
@@ -180,6 +182,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     monitor.restore()
     if config.widen:
         _fill(task, q, threshold)
+    history.finish(task.validation(q), q.mean_log_square().detach())
     history.chosen["tradeoff"] = config.tradeoff
     if history.ending == "diverged":
         logger.warning(
@@ -229,6 +232,8 @@ def check(config: Config) -> None:
         value = getattr(config, name)
         if not (isinstance(value, int) and value > 0):
             raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
+    if config.patience is not None and not (isinstance(config.patience, int) and config.patience > 0):
+        raise ConfigError(f"Expected `patience` to be a whole number above 0 or None, but got {config.patience!r}.")
     tradeoffs = list(config.tradeoff) if isinstance(config.tradeoff, list | tuple) and config.tradeoff else [config.tradeoff]
     positive = [(name, getattr(config, name)) for name in ("rate", "adam_epsilon", "start", "floor")]
     for name, value in [*positive, *(("tradeoff", t) for t in tradeoffs)]:

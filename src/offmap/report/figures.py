@@ -6,6 +6,7 @@ Every panel of a kind has the same size and axes, so that a row of them can be r
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,13 +74,14 @@ def map_panel(values: Array, *, half: float, points: Sequence[Array], top: float
 
     def draw(axes: Axes) -> None:
         extent = (-half, half, -half, half)
-        # "none" stores the values as they are; browsers smooth them
+        # "none" stores the values as they are, for the browser to scale
         axes.imshow(values, extent=extent, origin="lower", vmin=0, vmax=top, cmap=cmap, interpolation="none")
         for group, fill in zip(points, style.CLASSES, strict=False):
             axes.plot(*group.T, "o", markersize=2.6, color=fill, markeredgecolor="#10203a", markeredgewidth=0.35)
         axes.set(xlim=(-half, half), ylim=(-half, half), xticks=(-2, 0, 2), yticks=(-2, 0, 2))
 
-    return drawn(draw, width=2.6, height=2.6, margins=(0.24, 0.24, 0.04, 0.04))
+    crisp = drawn(draw, width=2.6, height=2.6, margins=(0.24, 0.24, 0.04, 0.04))
+    return re.sub(r"image-rendering:[\w-]+;?", "", crisp)  # smoothly
 
 
 def histogram_panel(sets: Mapping[str, Array], *, bins: Array, threshold: float | None = None, label: str = "score") -> str:
@@ -156,7 +158,7 @@ def picture_panel(images: Array, captions: Sequence[str]) -> str:
         sheet[:, position * (width + 1) : position * (width + 1) + width] = image
 
     def draw(axes: Axes) -> None:
-        axes.imshow(sheet, cmap="gray_r", interpolation="nearest", vmin=0, vmax=1, aspect="auto")
+        axes.imshow(sheet, cmap="gray_r", interpolation="none", vmin=0, vmax=1, aspect="auto")
         for position, caption in enumerate(captions):
             middle = (position + 0.5) * (width + 1) - 1
             axes.text(middle, height + 0.6, caption, ha="center", va="center", color=style.colour("soft"))

@@ -43,7 +43,7 @@ def paragraphs(text: str, kind: str = "") -> str:
     >>> paragraphs("a < b, **so** `x`")
     '<p>a &lt; b, <b>so</b> <code>x</code></p>'
     """
-    safe = html.escape(text, quote=False)
+    safe = html.escape(text, quote=False).replace(" %", "\u00a0%")
     safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe))
     opening = f'<p class="{kind}">' if kind else "<p>"
     return "\n".join(f"{opening}{part.strip()}</p>" for part in safe.split("\n\n") if part.strip())
@@ -56,7 +56,7 @@ def gallery(panels: Sequence[Panel], *, legend: str = "", width: str = "16rem") 
 
 
 def _figure(panel: Panel) -> str:
-    svg = style.themed(panel.svg)
+    svg = style.themed(panel.svg, panel.title + panel.alt)
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(panel.alt)}"', 1)
     subtitle = f" <span>{html.escape(panel.subtitle)}</span>" if panel.subtitle else ""
     return f"<figure><figcaption><b>{html.escape(panel.title)}</b>{subtitle}</figcaption>\n{svg}</figure>"
@@ -134,7 +134,7 @@ def roc_gallery(evaluation: Evaluation) -> str:
         areas = {row["scorer"]: row["auroc"] for row in evaluation.rows if row["set"] == ood}
         curves = [roc(np.asarray(s["test"]), np.asarray(s[ood])) for s in evaluation.scores.values()]
         words = ", ".join(f"{name} {100 * area:.1f}" for name, area in areas.items())
-        panels.append(Panel(roc_panel(curves), f"Test data against {ood}", f"ROC curves, AUROC in percent: {words}."))
+        panels.append(Panel(roc_panel(curves), f"Strange data: {ood}", f"ROC curves, AUROC in percent: {words}."))
     return gallery(panels, legend=series_legend(list(evaluation.scores)), width="19rem")
 
 

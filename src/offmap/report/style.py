@@ -62,9 +62,9 @@ def series(position: int) -> tuple[str, tuple[float, ...]]:
     return colour(f"series{position % SERIES}"), DASHES[position % SERIES]
 
 
-def themed(svg: str) -> str:
-    """A matplotlib SVG made fit to stand inside a page: no prolog, the page's colours and font, ids of its own."""
-    prefix = "f" + hashlib.blake2b(svg.encode(), digest_size=4).hexdigest()
+def themed(svg: str, name: str) -> str:
+    """A matplotlib SVG made fit to stand inside a page: no prolog, the page's colours and font, ids that depend on `name`."""
+    prefix = "f" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"| version="[^"]*"', "", svg, count=3)

@@ -15,7 +15,8 @@ from offmap.core.distribution import WeightDistribution
 class History:
     """How a fit went, one entry per check: lists over members inside.
 
-    `entropy` is the paper's (1/d) Σ log φ². `kept` is the step whose state each member ended with (0: the start).
+    `entropy` is the paper's (1/d) Σ log φ². `kept` is the step whose state each member ended with (0: the start);
+    `final_risk` and `final_entropy` are of the states that the fit returned.
     """
 
     threshold: list[float] = field(default_factory=list)
@@ -24,15 +25,21 @@ class History:
     risk: list[list[float]] = field(default_factory=list)
     entropy: list[list[float]] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+    final_risk: list[float] = field(default_factory=list)
+    final_entropy: list[float] = field(default_factory=list)
     ending: str = ""
     chosen: dict[str, float] = field(default_factory=dict)
 
-    def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor) -> None:
+    def add(self, step: int, loss: float, risk: list[float], entropy: list[float]) -> None:
         """Note one check."""
         self.step.append(step)
         self.loss.append(loss)
-        self.risk.append(risk.tolist())
-        self.entropy.append(entropy.tolist())
+        self.risk.append(risk)
+        self.entropy.append(entropy)
+
+    def finish(self, risk: Tensor, entropy: Tensor) -> None:
+        """Note what was reached, (M,) each."""
+        self.final_risk, self.final_entropy = risk.tolist(), entropy.tolist()
 
 
 Report = Callable[[int, History], None]
@@ -50,19 +57,22 @@ class RiskThreshold:
         *,
         every: int,
         history: History,
+        patience: int | None = None,
         report: Report | None = None,
     ) -> None:
-        self.q, self.risk, self.threshold, self.every = q, risk, threshold, every
+        self.q, self.risk, self.threshold, self.every, self.patience = q, risk, threshold, every, patience
+        self.failures = 0
         self.history, self.report = history, report
         self.best = {name: raw.detach().clone() for name, raw in q.raw_scale.items()}
         history.threshold = threshold.tolist()
         history.kept = [0] * q.members
 
     def __call__(self, step: int, loss: Tensor) -> bool:
-        """Check now and then; never stops the loop."""
-        if (step + 1) % self.every == 0:
-            self.check(step + 1, float(loss))
-        return False
+        """Check now and then; stop when no member has passed for `patience` checks in a row."""
+        if (step + 1) % self.every:
+            return False
+        self.failures = 0 if bool(self.check(step + 1, float(loss)).any()) else self.failures + 1
+        return self.failures == self.patience
 
     def check(self, step: int, loss: float) -> Tensor:
         """Measure the risk, keep the members that pass, and return which did, (M,)."""
@@ -73,7 +83,7 @@ class RiskThreshold:
             for name, raw in self.q.raw_scale.items():
                 mask = passed.view(-1, *[1] * (raw.ndim - 1))
                 self.best[name] = torch.where(mask, raw, self.best[name])
-        self.history.add(step, loss, risk, entropy)
+        self.history.add(step, loss, risk.tolist(), entropy.tolist())
         self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
         if self.report is not None:
             self.report(step, self.history)

@@ -1,0 +1,26 @@
+"""Optional packages: what is missing is said in one line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from offmap.data.extras import require
+from offmap.data.synthetic import moons
+from offmap.errors import ConfigError
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ConfigError) as error:
+        moons()
+    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[demo]'"
+
+
+def test_an_error_inside_a_package_is_not_taken_for_its_absence(monkeypatch, tmp_path):
+    (tmp_path / "broken_package.py").write_text("import a_package_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_nobody_has"):
+        require("broken_package")

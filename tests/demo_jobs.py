@@ -1,0 +1,23 @@
+"""Jobs for the processes of the demo: a spawned process can import them, unlike a test file."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from offmap.errors import DataError
+
+
+def square(x: torch.Tensor, report) -> torch.Tensor:
+    report(f"squaring {len(x)}")
+    return x.square()
+
+
+def fail(report) -> None:
+    raise DataError("Expected a fine day, but got rain.")
+
+
+def die(report) -> None:
+    report("about to die")
+    os._exit(7)

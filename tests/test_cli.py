@@ -1,0 +1,73 @@
+"""The command line: what it prints, what it writes, and how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import offmap
+from offmap import cli
+from offmap.demo.plans import METHODS, PLANS
+from pages import check_page
+
+
+def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of `offmap words...`, run here."""
+    monkeypatch.setattr(sys, "argv", ["offmap", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
+
+
+def test_the_demo_runs_as_a_real_process_and_writes_a_self_contained_page(tmp_path):
+    out = tmp_path / "demo.html"
+    words = [sys.executable, "-m", "offmap.cli", "demo", "--quick", "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8", check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"The page is at {out}"
+    text = out.read_text(encoding="utf-8")
+    page = check_page(text)
+    for plan in PLANS:
+        assert f">{plan.title}</h2>" in text
+        assert plan.title in done.stdout
+    for method in METHODS:
+        assert text.count(f"<b>{method}</b>") >= 3  # a panel per task at least
+        assert done.stdout.count(method) >= 3
+    assert len(page.labels) == 7 + 7 + 2 + 3 * 7 + 4  # bands, maps, digits; histograms; ROC panels
+    assert [file.name for file in tmp_path.iterdir()] == ["demo.html"]
+
+
+def test_an_impossible_path_is_one_sentence_before_any_work(monkeypatch, capsys, tmp_path):
+    code, out, err = command(monkeypatch, capsys, "demo", "--out", str(tmp_path / "no" / "page.html"))
+    assert (code, out) == (1, "")
+    assert err == (
+        f"offmap: Cannot write {tmp_path}/no/page.html: the folder {tmp_path}/no does not exist. "
+        "Create it, or choose another path.\n"
+    )
+
+
+def test_a_missing_package_is_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = command(monkeypatch, capsys, "demo", "--out", str(tmp_path / "page.html"))
+    assert code == 1
+    assert err == "offmap: matplotlib is needed here and is not installed: pip install 'offmap[demo]'\n"
+
+
+def test_version(monkeypatch, capsys):
+    assert command(monkeypatch, capsys, "--version") == (0, f"offmap {offmap.__version__}\n", "")
+
+
+def test_an_unknown_option_is_named(monkeypatch, capsys):
+    code, _, err = command(monkeypatch, capsys, "demo", "--sede", "3")
+    assert code == 2
+    assert "--sede" in err
+    assert "Traceback" not in err
+
+
+def test_help_lists_the_demo(monkeypatch, capsys):
+    code, out, _ = command(monkeypatch, capsys, "--help")
+    assert code == 0
+    assert "demo" in out
