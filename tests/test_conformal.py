@@ -61,9 +61,7 @@ def test_marginal_coverage_is_exactly_rank_over_n_plus_one(n: int, level: float)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.sampled_from([0.2, 0.5, 0.8, 0.9]))
 def test_ties_only_raise_coverage(values: list[int], level: float) -> None:
     scores = torch.tensor(values)
-    covered = sum(
-        bool(scores[i] <= quantile(torch.cat([scores[:i], scores[i + 1 :]]), level)) for i in range(len(values))
-    )
+    covered = sum(bool(scores[i] <= quantile(torch.cat([scores[:i], scores[i + 1 :]]), level)) for i in range(len(values)))
     assert covered >= rank(len(values) - 1, level)
 
 

@@ -102,7 +102,11 @@ class Gaussian:
         return self._total(scores.epistemic_variance(self.moments(outputs)[0]))
 
     def _total(self, variance: Tensor) -> Tensor:
-        return variance[:, 0] if self.targets == 1 else (variance / (1.0 if self.units is None else self.units)).sum(-1)
+        return (
+            variance[:, 0]
+            if self.targets == 1
+            else (variance if self.units is None else variance / self.units.to(variance)).sum(-1)
+        )
 
     def _shape(self, values: Tensor) -> Tensor:
         return values[:, 0] if self.flat else values

@@ -80,9 +80,7 @@ def without_targets(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("metric", [coverage, interval_score, without_targets])
-@pytest.mark.parametrize(
-    ("lower", "upper"), [(1.0, 0.0), (torch.inf, torch.inf), (-torch.inf, -torch.inf), (torch.inf, 0.0)]
-)
+@pytest.mark.parametrize(("lower", "upper"), [(1.0, 0.0), (torch.inf, torch.inf), (-torch.inf, -torch.inf), (torch.inf, 0.0)])
 def test_empty_intervals_are_refused(metric: Callable[..., Tensor], lower: float, upper: float) -> None:
     low, high = torch.tensor([0.0, lower]), torch.tensor([0.0, upper])
     with pytest.raises(DataError, match=r"`lower` to be at most `upper`, .* but 1 of 2 intervals are not so; swap"):

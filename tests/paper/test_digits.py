@@ -23,9 +23,7 @@ def test_svd_guard_beats_the_plain_entropy_by_a_point_and_keeps_accuracy():
         net = mlp(64, 5, hidden=(100, 100), seed=seed)
         place = Place.of(net)
         train, valid = batches(task.train, place, name="train", batch_size=32), gather(batches(task.valid, place, name="valid"))
-        plain = deep_ensemble.fit(
-            net, train, valid, likelihood=Categorical(), config=deep_ensemble.Config(steps=1500), seed=seed
-        )
+        plain = deep_ensemble.fit(net, train, valid, likelihood=Categorical(), config=deep_ensemble.Config(steps=1500), seed=seed)
         baseline = offmap.guard(plain, task.valid)
         guard = offmap.fit(plain.nets()[0], task.train, task.valid, score="paper", seed=seed)
         x, y = task.test

@@ -13,13 +13,19 @@ from offmap.solve.monitors import BestValidation, History, RiskThreshold
 
 
 def watched(
-    risks: list[list[float]], *, every: int = 1, threshold: tuple[float, float] = (1.0, 1.0)
+    risks: list[list[float]], *, every: int = 1, threshold: tuple[float, float] = (1.0, 1.0), patience: int | None = None
 ) -> tuple[WeightDistribution, RiskThreshold, History]:
     """Two members whose validation risks are told beforehand, check by check."""
     q = WeightDistribution({"w": torch.zeros(2, 3), "b": torch.zeros(2, 1)})
     told = iter(risks)
     history = History()
-    return q, RiskThreshold(q, lambda _: torch.tensor(next(told)), torch.tensor(threshold), every=every, history=history), history
+    return (
+        q,
+        RiskThreshold(
+            q, lambda _: torch.tensor(next(told)), torch.tensor(threshold), every=every, history=history, patience=patience
+        ),
+        history,
+    )
 
 
 @torch.no_grad()
@@ -52,6 +58,24 @@ def test_members_have_thresholds_of_their_own():
     assert q.raw_scale["w"][1].unique().tolist() == [7.0]
     assert history.kept == [0, 1]
     assert history.threshold == [1.0, 3.0]
+
+
+def test_a_member_is_done_after_its_own_failures_in_a_row_whatever_the_others_do():
+    risks = [[0.0, 0.0], [2.0, 0.0], [0.5, 2.0], [2.0, 0.5], [2.0, 0.5], [0.5, 2.0], [0.5, 2.0], [0.5, 0.5]]
+    q, monitor, history = watched(risks, patience=2)
+    stops: list[bool] = []
+    for step in range(7):
+        move(q, float(step))
+        stops.append(monitor(step, torch.tensor(0.0)))
+    assert stops == [False] * 6 + [True]
+    monitor.restore()
+    assert history.kept == [3, 5]  # not 6 and 7: alone, member 0 would have stopped after its second failure in a row
+    assert q.raw_scale["w"][:, 0].tolist() == [2.0, 4.0]
+
+
+def test_without_patience_it_never_stops():
+    _, monitor, _ = watched([[9.0, 9.0]] * 30)
+    assert not any(monitor(step, torch.tensor(0.0)) for step in range(30))
 
 
 def test_it_looks_every_so_many_steps():

@@ -103,10 +103,13 @@ def test_fits_repeat_to_the_bit_and_depend_on_the_seed(solver: str):
     assert not torch.equal(log_scales(first), log_scales(other))
 
 
+@pytest.mark.parametrize(
+    "rough", [{}, {"rate": 0.3, "tradeoff": 1000.0, "check_every": 5, "patience": 1}], ids=["usual", "rough"]
+)
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_member_is_fitted_in_company_as_it_is_alone(solver: str):
+def test_a_member_is_fitted_in_company_as_it_is_alone(solver: str, rough: dict[str, Any]):
     nets = [net.double() for net in hosts(members=3)]
-    together, alone = solve(nets, solver=solver)[0], solve(nets[:1], solver=solver)[0]
+    together, alone = solve(nets, solver=solver, **rough)[0], solve(nets[:1], solver=solver, **rough)[0]
     torch.testing.assert_close(log_scales(together), log_scales(alone), rtol=1e-6, atol=1e-6)
     assert together.history.threshold[0] == pytest.approx(alone.history.threshold[0])
     assert together.history.kept[:1] == alone.history.kept

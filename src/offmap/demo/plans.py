@@ -36,7 +36,7 @@ class Plan:
     grid: int = 80  # points per axis of the pictures
 
 
-REGRESSION = Plan("1-D regression", regression, (100, 100, 100), steps=2500, dropout=0.05, clip=0.5, grid=300)
+REGRESSION = Plan("1-D regression", regression, (100, 100, 100), steps=2500, batch_size=100, dropout=0.05, clip=0.5, grid=300)
 
 # Every net fits the moons to a validation NLL of almost 0: τ = risk + 2·std/√n would leave no room (the authors look at
 # accuracy instead), and λ = 30 would spend a small τ in a few steps

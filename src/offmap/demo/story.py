@@ -189,12 +189,12 @@ def digits(result: Result) -> str:
     {listed([area[m] for m in methods])}. No claim is complete without the simplest rival: on images so small
     and tidy the distance to the nearest training image, without any network, gets **{area[NEAREST]}**.
     {clip_words(result)}"""
-    return paragraphs(text) + "<h3>Strangest and least strange</h3>" + gallery(panels, width="22rem")
+    return paragraphs(text) + "<h3>Strangest and least strange</h3>" + gallery(panels, width="26rem")
 
 
 def pictures(images: Tensor, labels: Tensor, title: str) -> Panel:
     """A row of digits, with what the guard would call each."""
-    taken = [f"“{int(label)}”" for label in labels]
+    taken = [f"{int(label)}?" for label in labels]
     svg = picture_panel(images.reshape(-1, 8, 8).numpy(), taken)
     return Panel(
         svg, title, f"{title}: {len(taken)} images, which it would call {', '.join(taken)}.", "and what it would call them"

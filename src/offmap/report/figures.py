@@ -161,7 +161,7 @@ def picture_panel(images: Array, captions: Sequence[str]) -> str:
         axes.imshow(sheet, cmap="gray_r", interpolation="none", vmin=0, vmax=1, aspect="auto")
         for position, caption in enumerate(captions):
             middle = (position + 0.5) * (width + 1) - 1
-            axes.text(middle, height + 0.6, caption, ha="center", va="center", color=style.colour("soft"))
+            axes.text(middle, height + 1.2, caption, ha="center", va="center", color=style.colour("soft"))
         axes.set_axis_off()
 
-    return drawn(draw, width=0.5 * count, height=0.68, margins=(0.02, 0.2, 0.02, 0.02))
+    return drawn(draw, width=0.45 * count, height=0.7, margins=(0.02, 0.26, 0.02, 0.02))

@@ -47,7 +47,10 @@ Report = Callable[[int, History], None]
 
 
 class RiskThreshold:
-    """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back."""
+    """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back.
+
+    A member that has failed `patience` checks in a row is done, as it would be alone; when all are, the loop stops.
+    """
 
     def __init__(
         self,
@@ -61,25 +64,30 @@ class RiskThreshold:
         report: Report | None = None,
     ) -> None:
         self.q, self.risk, self.threshold, self.every, self.patience = q, risk, threshold, every, patience
-        self.failures = 0
+        self.failures = [0] * q.members
         self.history, self.report = history, report
         self.best = {name: raw.detach().clone() for name, raw in q.raw_scale.items()}
         history.threshold = threshold.tolist()
         history.kept = [0] * q.members
 
     def __call__(self, step: int, loss: Tensor) -> bool:
-        """Check now and then; stop when no member has passed for `patience` checks in a row."""
+        """Check now and then; stop when every member is done."""
         if (step + 1) % self.every:
             return False
-        self.failures = 0 if bool(self.check(step + 1, float(loss)).any()) else self.failures + 1
-        return self.failures == self.patience
+        passed = self.check(step + 1, float(loss)).tolist()
+        self.failures = [0 if p else f + 1 for p, f in zip(passed, self.failures, strict=True)]
+        return all(map(self._done, range(self.q.members)))
+
+    def _done(self, member: int) -> bool:
+        return self.patience is not None and self.failures[member] >= self.patience
 
     def check(self, step: int, loss: float) -> Tensor:
         """Measure the risk, keep the members that pass, and return which did, (M,)."""
         risk = self.risk(self.q)
         with torch.no_grad():
             entropy = self.q.mean_log_square()
-            passed = (risk <= self.threshold.to(risk)) & entropy.isfinite()
+            done = torch.tensor([self._done(m) for m in range(self.q.members)], device=risk.device)
+            passed = (risk <= self.threshold.to(risk)) & entropy.isfinite() & ~done
             for name, raw in self.q.raw_scale.items():
                 mask = passed.view(-1, *[1] * (raw.ndim - 1))
                 self.best[name] = torch.where(mask, raw, self.best[name])
