@@ -26,9 +26,10 @@ SEEDS = range(5)
 INTRODUCTION = """# Quality
 
 Made by `python -m benchmarks.quality` from `benchmarks/records/quality.json`: the plans of `offmap demo`
-(`src/offmap/demo/plans.py`) over {seeds} seeds of nets (and of splits, for the digits), mean ± standard deviation. Guards use 50 draws per net and the paper's
-scores. *RMSE* and *accuracy* are of clipped predictions on test data; FPR@95 is the share of strange inputs at or below the 95 %
-quantile of familiar scores. The nearest training row is the honest rival: on data of few dimensions it needs no network at all.
+(`src/offmap/demo/plans.py`) over {seeds} seeds of nets (and of splits, for the digits), mean ± standard deviation; shares in per
+cent. Guards use 50 draws per net and the paper's scores. *RMSE* and *accuracy* are of clipped predictions on test data; FPR@95 is
+the share of strange inputs at or below the 95 % quantile of familiar scores. The nearest training row is the honest rival: on
+data of few dimensions it needs no network at all.
 """
 
 

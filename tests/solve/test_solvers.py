@@ -349,3 +349,10 @@ def test_softplus_keeps_scales_positive_however_hard_they_are_pushed():
     made, _, _ = solve(hosts(), solver="sgd", tradeoff=1e-6, rate=5.0, steps=40)
     assert all(bool((s > 0).all()) for s in made.q.scale().values())
     assert all(torch.equal(F.softplus(made.q.raw_scale[n]), s) for n, s in made.q.scale().items())
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_threshold_below_the_plain_risk_is_said_to_be_out_of_reach(solver, caplog):
+    with caplog.at_level(logging.WARNING, logger="offmap"):
+        solve(hosts(), solver=solver, threshold=-1e3)
+    assert "stays above the threshold [-1000.0] however small the distribution: raise `threshold`" in caplog.text

@@ -155,7 +155,8 @@ def moons(result: Result) -> str:
 
     The last panel shows the same distribution with its weights clipped. {clip_words(result)} Every net here fits
     the validation points almost perfectly, so that the paper's risk threshold would leave no room to widen anything:
-    τ is {result.plan.fit["threshold"]:g} nats and λ is {result.plan.fit["tradeoff"]:g} instead, set by hand."""
+    τ is {result.plan.fit["threshold"]:g} nats and λ is {result.plan.fit["tradeoff"]:g} instead, set by hand with an eye on
+    these maps; read this section as an illustration."""
     return paragraphs(text) + "<h3>Uncertainty maps</h3>" + gallery(panels, legend=key)
 
 
@@ -175,7 +176,7 @@ def digits(result: Result) -> str:
     order = scores[SVD][name].argsort(descending=True)
     panels = [
         pictures(images[part], result.labels[part], title)
-        for part, title in ((order[:count], "Unknown digits that the SVD guard finds strangest"),
+        for part, title in ((order[:count], "Unknown digits that it finds strangest"),
                             (order[-count:], "Unknown digits that it takes for familiar"))
     ]  # fmt: skip
     methods = (PLAIN, SVD, SVD5)
@@ -189,13 +190,11 @@ def digits(result: Result) -> str:
     {listed([area[m] for m in methods])}. No claim is complete without the simplest rival: on images so small
     and tidy the distance to the nearest training image, without any network, gets **{area[NEAREST]}**.
     {clip_words(result)}"""
-    return paragraphs(text) + "<h3>Strangest and least strange</h3>" + gallery(panels, width="26rem")
+    return paragraphs(text) + "<h3>Strangest and least strange, for the SVD guard</h3>" + gallery(panels, width="26rem")
 
 
 def pictures(images: Tensor, labels: Tensor, title: str) -> Panel:
     """A row of digits, with what the guard would call each."""
     taken = [f"{int(label)}?" for label in labels]
     svg = picture_panel(images.reshape(-1, 8, 8).numpy(), taken)
-    return Panel(
-        svg, title, f"{title}: {len(taken)} images, which it would call {', '.join(taken)}.", "and what it would call them"
-    )
+    return Panel(svg, title, f"{title}: {len(taken)} images, which it calls {', '.join(taken)}.", "and what it calls them")

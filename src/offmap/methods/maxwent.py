@@ -124,6 +124,11 @@ def fit(
     fits = [solver(replace(task, config=replace(config, tradeoff=float(t)))) for t in tradeoffs]
     q, history = highest_entropy(fits, lambda f: _spread(f[0]), lambda f: f[1].ending != "diverged")
     q.requires_grad_(False)
+    if any(risk > bound for risk, bound in zip(history.final_risk, history.threshold, strict=True)):
+        logger.warning(
+            "The validation risk %s stays above the threshold %s however small the distribution: raise `threshold`, or check "
+            "that `valid` is like the data the host was trained on.", history.final_risk, history.threshold,
+        )  # fmt: skip
     return Stochastic(host, q, history)
 
 
