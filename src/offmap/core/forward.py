@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -72,12 +73,22 @@ def take_rows(inputs: Inputs, rows: slice) -> Inputs:
     return tree_map(lambda t: t[rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, inputs)
 
 
-def forward(net: nn.Module, weights: Weights, inputs: Inputs, *, select: Select = first_tensor, loop: bool = False) -> Tensor:
-    """Outputs of every weight set in the stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...)."""
+def forward(
+    net: nn.Module,
+    weights: Weights,
+    inputs: Inputs,
+    *,
+    select: Select = first_tensor,
+    loop: bool = False,
+    layers: dense.Plan | None = None,
+) -> Tensor:
+    """Outputs of every weight set in the stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...).
+
+    `layers` are the host's, if batched products can run it: `dense.plan(net)`.
+    """
     size = next(iter(weights.values())).shape[0]
-    layers = _plan(net, inputs, select)
     try:
-        if layers:
+        if layers and is_table(inputs):
             return dense.forward(layers, weights, inputs, size)
         if loop or size == 1:
             return torch.stack([call(net, {n: w[i] for n, w in weights.items()}, inputs, select) for i in range(size)])
@@ -128,7 +139,7 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
             forward(net, pair, take_rows(inputs, slice(0, 2)), select=select)
     except HostError:
         return 1
-    numbers = sum(w[0].numel() for w in weights.values())
+    numbers = sum(w.numel() for w in weights.values())
     return max(1, min(64, CHUNK_NUMBERS // max(1, numbers)))
 
 
@@ -145,7 +156,14 @@ class Host:
 
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Outputs of a stack of weights, {name: (S, ...)} -> (S, B, ...); gradients flow."""
-        return forward(self.net, weights, inputs, select=self.select, loop=self.chunk_size == 1)
+        return forward(
+            self.net, weights, inputs, select=self.select, loop=self.chunk_size == 1, layers=self.layers
+        )  # fmt: skip
+
+    @cached_property
+    def layers(self) -> dense.Plan | None:
+        """Layers that batched products can run, if the host is a plain stack of them."""
+        return dense.plan(self.net) if self.select is first_tensor else None
 
     def blocks(self, inputs: Inputs, stacked: int) -> Iterator[slice]:
         """Slices of the rows so short that `stacked` outputs of one slice stay within a fixed memory."""
@@ -171,7 +189,7 @@ class Host:
     def _stacked(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Outputs of all weight sets, (S, B, ...); batched products choose their own rows, other hosts run batch by batch."""
         size = rows_of(inputs)
-        step = size if _plan(self.net, inputs, self.select) else self.batch_size
+        step = size if self.layers and is_table(inputs) else self.batch_size
         parts: list[Tensor] = []
         for row in range(0, size, step):
             taken = take_rows(inputs, slice(row, row + step))
@@ -180,10 +198,9 @@ class Host:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _plan(net: nn.Module, inputs: Inputs, select: Select) -> dense.Plan | None:
-    """Layers that batched products can run, for tables of numbers through plain stacks of them."""
-    table = isinstance(inputs, Tensor) and inputs.ndim == 2
-    return dense.plan(net) if table and select is first_tensor else None
+def is_table(inputs: Inputs) -> bool:
+    """Whether the inputs are one matrix, a row per example."""
+    return isinstance(inputs, Tensor) and inputs.ndim == 2
 
 
 def _first_line(error: Exception) -> str:
