@@ -32,49 +32,59 @@ def run_jobs(jobs: Sequence[Job], *, workers: int, report: Report) -> list[Any]:
     """The results in the order of the jobs; one worker runs them here, more run them in processes of their own."""
     if workers <= 1:
         return [work(*args, report=lambda doing, n=n: report(n, doing)) for n, (work, args) in enumerate(jobs)]
-    waiting, running = list(enumerate(jobs)), dict[Connection, tuple[int, SpawnProcess]]()
-    results: dict[int, Any] = {}
+    waiting, results = list(enumerate(jobs)), dict[int, Any]()
+    crew = [hire() for _ in range(min(workers, len(jobs)))]
+    busy = {connection: (assign(connection, waiting), process) for connection, process in crew}
     try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                number, job = waiting.pop(0)
-                connection, process = start(job)
-                running[connection] = number, process
-            for ready in wait(list(running)):
+        while busy:
+            for ready in wait(list(busy)):
                 connection = cast(Connection, ready)
-                number, process = running[connection]
+                number, process = busy[connection]
                 message = receive(connection, process)
                 if isinstance(message, str):
                     report(number, message)
                     continue
                 results[number] = unwrap(message)
-                del running[connection]
-                process.join()
+                if waiting:
+                    busy[connection] = assign(connection, waiting), process
+                else:
+                    del busy[connection]
     finally:
-        for _, process in running.values():
+        for _, process in crew:
             process.terminate()
     return [results[number] for number in range(len(jobs))]
 
 
-def start(job: Job) -> tuple[Connection, SpawnProcess]:
-    """A process at work on the job, and the connection to hear from it."""
+def hire() -> tuple[Connection, SpawnProcess]:
+    """A process that waits for jobs, and the connection to it."""
     context = get_context("spawn")  # a forked torch may hang
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=serve, args=(there, job), daemon=True)
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,), daemon=True)
     process.start()
     there.close()  # or its end would never be heard of
     return here, process
 
 
-def serve(connection: Connection, job: Job) -> None:
-    """Runs in the process: do the job and send what is to be said, then how it ended."""
+def assign(connection: Connection, waiting: list[tuple[int, Job]]) -> int:
+    """Send the next job, and return its number."""
+    number, job = waiting.pop(0)
+    send(connection, job)
+    return number
+
+
+def serve(connection: Connection) -> None:
+    """Runs in the process: do job after job, sending what is to be said and how each ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C too, and ends this process
-    work, args = job
-    try:
-        ended = Ended(value=work(*args, report=lambda doing: send(connection, doing)))
-    except Exception as error:
-        ended = Ended(error=error)
-    send(connection, ended)
+    while True:
+        try:
+            work, args = pickle.loads(connection.recv_bytes())
+        except EOFError:  # the parent is gone
+            return
+        try:
+            ended = Ended(value=work(*args, report=lambda doing: send(connection, doing)))
+        except Exception as error:
+            ended = Ended(error=error)
+        send(connection, ended)
 
 
 def send(connection: Connection, message: object) -> None:
