@@ -19,7 +19,7 @@ from offmap.core.forward import Host
 from offmap.core.weights import copy_host
 from offmap.errors import ConfigError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
-from offmap.solve.risk import RISKS, Validation, as_risk
+from offmap.solve.risk import RISKS, Validation, as_risk, chance_nll
 
 P = 7
 
@@ -172,3 +172,19 @@ def test_outputs_that_are_not_numbers_have_a_risk_above_any_threshold():
     q, validation, _ = regression(members=1)
     risk = validation(q, scale={n: torch.full_like(s, math.nan) for n, s in q.scale().items()})
     assert not bool((risk <= 1e30).any())
+
+
+def test_the_smoothed_threshold_counts_one_more_example_at_chance():
+    q, validation, _ = regression()
+    y = trained.regression(20)[1].double()
+    chance = 0.5 * math.log(2 * math.pi * math.e * float(y.var(correction=0)))
+    for member, losses in enumerate(validation.losses(q, clip=0).double().numpy()):
+        expected = oracles.threshold(np.append(losses, chance), per_root=True)
+        assert float(validation.threshold(q, slack="smoothed")[member]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_chance_of_classes_is_the_entropy_of_their_frequencies():
+    assert chance_nll(Categorical(), torch.tensor([0, 0, 0, 1])) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert chance_nll(Bernoulli(), torch.tensor([[1], [0]])) == pytest.approx(math.log(2))
+    with pytest.raises(ConfigError, match="one of offmap's own likelihoods for slack='smoothed'; use slack='paper'"):
+        chance_nll(object(), torch.zeros(2))  # pyright: ignore[reportArgumentType]

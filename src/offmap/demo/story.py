@@ -154,9 +154,9 @@ def moons(result: Result) -> str:
     rays that remain lie behind the tips of the moons, where a ReLU net goes on as it began; the paper sees them too.
 
     The last panel shows the same distribution with its weights clipped. {clip_words(result)} Every net here fits
-    the validation points almost perfectly, so that the paper's risk threshold would leave no room to widen anything:
-    τ is {result.plan.fit["threshold"]:g} nats and λ is {result.plan.fit["tradeoff"]:g} instead, set by hand with an eye on
-    these maps; read this section as an illustration."""
+    the validation points almost perfectly, so that the paper's risk threshold would leave no room to widen anything. It is
+    therefore taken with one more point at chance, and λ is the one of 0.1, 1 and 10 that gives the highest entropy below
+    it, as the paper's appendix B says. Both need familiar data alone."""
     return paragraphs(text) + "<h3>Uncertainty maps</h3>" + gallery(panels, legend=key)
 
 

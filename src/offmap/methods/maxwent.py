@@ -33,7 +33,7 @@ from offmap.solve.select import highest_entropy
 logger = logging.getLogger("offmap")
 
 BASES = ("svd", "identity")
-SLACKS = ("paper", "reference")
+SLACKS = ("paper", "reference", "smoothed")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Config:
     floor: float = 1e-4  # ε: amplitudes below this share of the largest count as that share
     risk: str | RiskFn = "nll"
     threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
-    slack: Literal["paper", "reference"] = "paper"  # 2·std/√n, or 2·std/n
+    slack: Literal["paper", "reference", "smoothed"] = "paper"  # 2·std/√n, 2·std/n, or 2·std/√n with one more row at chance
     check_every: int = 50
     patience: int | None = 4  # stop when every member has been above τ for so many checks; None: never
     widen: bool = True  # at the end, multiply φ by what the risk still allows

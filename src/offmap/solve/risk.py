@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from offmap.batches import Rows
 from offmap.core.distribution import WeightDistribution
 from offmap.core.forward import Host, take_rows
 from offmap.errors import ConfigError, nearest
-from offmap.likelihoods import Categorical, Gaussian, Likelihood
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
 """(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
@@ -91,11 +92,31 @@ class Validation:
         return self.losses(q, scale=scale).mean(1).nan_to_num(nan=math.inf)
 
     def threshold(self, q: WeightDistribution, *, slack: str = "paper") -> Tensor:
-        """τ per member, (M,): the plain host's risk plus twice its standard error."""
+        """τ per member, (M,): the plain host's risk plus twice its standard error.
+
+        `slack="smoothed"` counts one more example, at chance: a host that makes no mistake on few rows may still make one.
+        """
         losses = self.losses(q, clip=0)
+        if slack == "smoothed":
+            losses = F.pad(losses, (0, 1), value=chance_nll(self.likelihood, self.data.targets))
         n = losses.shape[1]
         spread = losses.std(1, correction=0)
         return losses.mean(1) + 2 * spread / (n if slack == "reference" else math.sqrt(n))
+
+
+def chance_nll(likelihood: Likelihood, y: Tensor) -> float:
+    """What a prediction pays that knows the targets' frequencies, or their mean and variance, and no input.
+
+    >>> round(chance_nll(Categorical(), torch.tensor([0, 1, 0, 1])), 4)
+    0.6931
+    """
+    if isinstance(likelihood, Gaussian):
+        variance = y.reshape(y.shape[0], -1).double().var(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+        return float(0.5 * (2 * math.pi * math.e * variance).log().sum())
+    if not isinstance(likelihood, Categorical | Bernoulli):
+        raise ConfigError("Expected one of offmap's own likelihoods for slack='smoothed'; use slack='paper'.")
+    shares = torch.unique(y, return_counts=True)[1].double() / y.numel()
+    return float(torch.special.entr(shares).sum())
 
 
 def as_risk(risk: str | RiskFn) -> RiskFn:
