@@ -33,10 +33,12 @@ class Stochastic:
         if clip == 0:  # all draws are the host itself
             plain = self.host.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
             return plain.repeat_interleave(draws, 0)
-        return self.host.outputs(lambda span: self._draw(span, seed, clip), draws, x, members=self.members)
+        return self.host.outputs(lambda span: self._draw(span, draws, seed, clip), draws, x, members=self.members)
 
-    def _draw(self, span: range, seed: int, clip: float | None) -> Weights:
-        """Draws of q, the latest remembered while they are small: for a few rows, drawing is most of the work."""
+    def _draw(self, span: range, draws: int, seed: int, clip: float | None) -> Weights:
+        """Some of `draws` draws of q, the latest remembered if all are small: for a few rows, drawing is most of the work."""
+        if draws * self.members * self.q.dimension > REMEMBERED:
+            return self.q.draw(span, seed=seed, clip=clip)
         key = (span, seed, clip, self.q.version())
         drawn = self._drawn.get(key)
         if drawn is None:
