@@ -199,7 +199,7 @@ def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
     """Raise a DataError that names the first row with NaN or infinite numbers."""
     for word, leaves in (("inputs", tree_leaves(inputs)), ("targets", [targets])):
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim and not bool(leaf.isfinite().all()):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim and not _finite(leaf):
                 row = (
                     int((~leaf.isfinite()).flatten(1).any(1).nonzero()[0])
                     if leaf.ndim > 1
@@ -207,6 +207,11 @@ def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
                 )
                 raise DataError(f"Expected finite {word}, but row {row} of {where} holds NaN or infinite values. "
                                 "Drop or impute such rows.")  # fmt: skip
+
+
+def _finite(tensor: Tensor) -> bool:
+    # a finite sum has finite terms, and needs no copies of a large tensor; a sum may overflow, so look closer then
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def gather(data: Batches, *, least: int = 1) -> Rows:

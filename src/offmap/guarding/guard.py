@@ -20,7 +20,7 @@ from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, unlabelled
 from offmap.core.forward import rows_of, take_rows
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
-from offmap.guarding.answer import Answer, Calibration, Interval, joined
+from offmap.guarding.answer import Answer, Calibration, Interval, gathered, joined
 from offmap.likelihoods import Bernoulli, Likelihood, Prediction, check_targets
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive
@@ -30,8 +30,8 @@ from offmap.table import Table
 
 logger = logging.getLogger("offmap")
 
-OUTPUT_NUMBERS = 1 << 23
-"""Stacked output numbers held at once while scoring (32 MB in float32), whatever the number of rows and draws."""
+OUTPUT_NUMBERS = 1 << 22
+"""Stacked output numbers held at once while scoring (16 MB in float32), whatever the number of rows and draws."""
 
 SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic"}
 """Names of scores and the likelihood's method behind each."""
@@ -64,18 +64,18 @@ class Guard:
 
     def __call__(self, x: Inputs) -> Answer:
         """Prediction, score and verdict for every input."""
-        return joined([self._answer(block) for block in self.blocks(x)])
+        return gathered((self._answer(block) for block in self.blocks(x)), joined)
 
     def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
         """How strange each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs."""
         if reduce not in ("mean", "max", None):
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
-        return torch.cat([reduced(self.scores(self.outputs(block, None)), reduce) for block in self.blocks(x)])
+        return gathered((reduced(self.scores(self.outputs(block, None)), reduce) for block in self.blocks(x)), torch.cat)
 
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
         bound = self.clip if clip == "chosen" else checked_clip(clip)
-        return joined([self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)])
+        return gathered((self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)), joined)
 
     def interval(self, x: Inputs, level: float = 0.95) -> Interval:
         """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level."""
