@@ -15,6 +15,10 @@ from offmap.core.forward import first_tensor
 from offmap.likelihoods import Categorical, Gaussian, Likelihood
 
 
+ROUGH = {torch.bfloat16: 300.0}
+"""By how much tolerances for float32 are to be multiplied."""
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """`build` makes the same host every time; `inputs(rows)` the same rows, of which fewer are the first of more.
@@ -64,6 +68,11 @@ class Case:
     def rotated(self) -> dict[str, int]:
         """Names of the parameters to be rotated, and in how many blocks of outputs."""
         return {n: self.blocks.get(n, 1) for n, p in self.build().named_parameters() if p.ndim > 1 and n not in self.plain}
+
+    def assert_close(self, actual: Tensor, expected: Tensor, *, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+        """With tolerances for float32, wider for a host of less precision."""
+        rough = ROUGH.get(self.dtype, 1.0)
+        torch.testing.assert_close(actual, expected, rtol=rtol * rough, atol=atol * rough)
 
 
 class Through(nn.Module):

@@ -92,7 +92,12 @@ def groupnorm() -> nn.Module:
 
 def instancenorm() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 3, 2), nn.InstanceNorm2d(3, affine=True), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2)
+        nn.Conv2d(1, 3, 2, bias=False),
+        nn.InstanceNorm2d(3, affine=True),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 2),
     )
 
 
