@@ -19,7 +19,6 @@ from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
 from offmap.solve.risk import Validation
 
-
 FINE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
 """What scales and scores are kept in, by the dtype of the host."""
 

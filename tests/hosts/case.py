@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from offmap.core.forward import first_tensor
 from offmap.likelihoods import Categorical, Gaussian, Likelihood
 
-
 ROUGH = {torch.bfloat16: 300.0}
 """By how much tolerances for float32 are to be multiplied."""
 
