@@ -197,7 +197,7 @@ CASES = (
     Case("gru", lambda: recurrent(nn.GRU(2, 3, bidirectional=True, batch_first=True)), (4, 2), vmap=False,
          shows="GRU, both directions"),
     Case("gru_time_first", time_first, (3, 2), vmap=False, plain={"start": ""}, shows="GRU of two layers, learned first state"),
-    Case("rnn", lambda: recurrent(nn.RNN(2, 3, num_layers=2, nonlinearity="relu", batch_first=True)), (4, 2), vmap=False,
+    Case("rnn", lambda: recurrent(nn.RNN(2, 6, num_layers=2, nonlinearity="relu", batch_first=True)), (4, 2), vmap=False,
          shows="RNN with ReLU, two layers"),
     Case("rnn_tanh", lambda: recurrent(nn.RNN(2, 3, bias=False, batch_first=True)), (4, 2), vmap=False, shows="RNN, no bias"),
     Case("lstm_cell", lambda: cell(nn.LSTMCell(2, 3)), (3, 2), vmap=False, shows="LSTMCell in a loop of its own"),
