@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap.core.distribution import WeightDistribution
+from offmap.core.forward import Select, first_tensor
+from offmap.core.weights import copy_host
 
 
 def noise_of(q: WeightDistribution, name: str, *, seed: int, stream: str, member: int, draw: int) -> Tensor:
@@ -34,32 +36,38 @@ def draw(
         delta = raw.exp().log1p() * noise_of(q, name, seed=seed, stream=stream, member=member, draw=draw)
         delta = torch.minimum(torch.maximum(delta, torch.tensor(-clip)), torch.tensor(clip))
         if name in q.rotation:
-            delta = turn(delta, q.rotation[name][member].double(), q.axes[name])
+            delta = turn(delta, q.rotation[name][member].double(), q.frames[name])
         result[name] = mean[member].double() + delta
     return result
 
 
-def turn(delta: Tensor, matrix: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """V·δ along the fan-in axes of one weight, one fibre at a time."""
-    result = torch.empty_like(delta)
-    others = [range(n) if a not in axes else [slice(None)] for a, n in enumerate(delta.shape)]
-    for place in itertools.product(*others):
-        fibre = delta[place]
-        result[place] = (matrix @ fibre.reshape(-1)).reshape(fibre.shape)
-    return result
+def turn(delta: Tensor, matrices: Tensor, frame: Any) -> Tensor:
+    """V·δ along the fan-in axes of one weight, one output and one piece of its fan-in at a time; matrices (G, N, d, d)."""
+    seen = delta.reshape(frame.view)
+    result = torch.empty_like(seen)
+    ends = list(itertools.accumulate(frame.blocks))
+    size = matrices.shape[-1]
+    for row, place in enumerate(itertools.product(*(range(seen.shape[a]) for a in frame.outs))):
+        index = tuple(place[frame.outs.index(a)] if a in frame.outs else slice(None) for a in range(seen.ndim))
+        order = [sorted(frame.axes).index(a) for a in frame.axes]
+        fibre = seen[index].permute(order)
+        flat = F.pad(fibre.reshape(-1), (0, size * matrices.shape[1] - fibre.numel()))
+        block = matrices[next(g for g, end in enumerate(ends) if row < end)]
+        turned = torch.cat([v @ piece for v, piece in zip(block, flat.split(size), strict=True)])
+        result[index].permute(order).copy_(turned[: fibre.numel()].reshape(fibre.shape))
+    return result.reshape(delta.shape)
 
 
-def run(net: nn.Module, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
+def run(net: nn.Module, weights: Mapping[str, Tensor], inputs: Any, select: Select = first_tensor) -> Tensor:
     """Outputs of a copy of the host whose parameters were overwritten, no `functional_call`: a stack of S sets -> (S, B, ...)."""
     outputs: list[Tensor] = []
     for i in range(len(next(iter(weights.values())))):
-        twin = copy.deepcopy(net).eval().requires_grad_(False)
+        twin = copy_host(net)
         own = dict(twin.named_parameters()) | dict(twin.named_buffers())
         for name, stack in weights.items():
             own[name].copy_(stack[i].detach())
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
-        output = twin(*args, **kwargs)
-        outputs.append(getattr(output, "logits", output))
+        outputs.append(select(twin(*args, **kwargs)))
     return torch.stack(outputs)
 
 
@@ -113,7 +121,7 @@ def entropy_by_sampling(q: WeightDistribution, draws: int) -> float:
         mean, scale = q.mean[name][0].double(), q.scale()[name][0].detach().double()
         delta = stack.detach().double() - mean
         if name in q.rotation:
-            delta = torch.stack([turn(d, q.rotation[name][0].double().mT, q.axes[name]) for d in delta])
+            delta = torch.stack([turn(d, q.rotation[name][0].double().mT, q.frames[name]) for d in delta])
         each = -0.5 * (delta / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
         total += each.flatten(1).sum(1)
     return -float(total.mean())
