@@ -1,161 +1,219 @@
-"""Streaming second moments of what each matrix meets, their eigenbasis, and the rotation of weights along the fan-in axes.
+"""Streaming second moments of what each matrix meets, and their eigenbasis.
 
-For a parameter read by rows h: M = E[h hᵀ] = V diag(s²) Vᵀ. Eigenvectors are not continuous in M, so signs are fixed, and what
-may be compared between runs is s, φ and V diag(φ²) Vᵀ, never V itself.
+For a parameter read by rows h: M = E[h hᵀ] = V diag(s²) Vᵀ, one per block. Eigenvectors are not continuous in M, so signs are
+fixed, and what may be compared between runs is s, φ and V diag(φ²) Vᵀ, never V itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offmap.core.reads import Read, ReadWatcher, slow_attention
+from offmap.core.frames import Frame, in_pieces
+from offmap.core.noise import generator
+from offmap.core.reads import TWICE, Meeting, Read, ReadWatcher, open_attention
+
+LIMIT = 4096
+"""A fan-in above this gets several smaller bases instead of one."""
+
+EXACT_ROWS, EXACT_PRODUCTS = 1 << 12, 1 << 26
+"""Inputs of a matrix are all counted up to so many rows, or multiplications; of further ones a sample stands for all."""
+
+UNREAD = "no product with an input"
+
+
+@dataclass
+class Total:
+    """Σ h hᵀ of the inputs of some output rows, (groups, pieces, d, d) in float64, and how many they were."""
+
+    products: Tensor
+    rows: int = 0
 
 
 @dataclass
 class Moment:
-    """Uncentred second moment E[h hᵀ] (D, D) in float64 of the rows h that a parameter met along its fan-in `axes`."""
+    """Uncentred second moment E[h hᵀ] of what a parameter met, per block of its rows; or `why` it has none."""
 
-    axes: tuple[int, ...] = ()
+    limit: int = LIMIT
+    frame: Frame | None = None
     bias: str | None = None
-    total: Tensor | None = None
-    rows: int = 0
+    totals: dict[tuple[int, int, int], Total] = field(default_factory=dict)  # by (start, stop, groups)
     why: str = ""
+    final: bool = False
 
     def add(self, read: Read) -> None:
-        """Count the rows of one read; a parameter read in two incompatible ways cannot be rotated."""
-        if read.rows is None or (self.total is not None and self.axes != read.axes):
-            self.total, self.why = None, read.why or "read in two ways"
-        if self.why or read.rows is None:
+        """Count the inputs of one read; a parameter met along two sets of axes cannot be rotated."""
+        met = read.meeting
+        clash = met is not None and self.frame is not None and self.frame != met.frame
+        if clash or read.final:
+            self.frame, self.why, self.final = None, TWICE if clash else read.why, True
+            self.totals.clear()
+        if self.final or met is None:
+            self.why = self.why or ("" if self.frame else read.why)
             return
-        self.axes, self.bias = read.axes, self.bias or read.bias
-        for block in read.rows():
-            rows = block.double()
-            product = rows.mT @ rows
-            self.total = product if self.total is None else self.total.add_(product)
-            self.rows += rows.shape[0]
+        self.frame, self.bias, self.why = met.frame, self.bias or read.bias, ""
+        self._count(met, read.name)
+
+    def _count(self, met: Meeting, name: str) -> None:
+        pieces = -(-met.frame.fan_in // self.limit)
+        key = (met.start, met.stop, met.groups)
+        total = self.totals.get(key)
+        chosen = _sample(met, name, 0 if total is None else total.rows)
+        weight = 1.0 if chosen is None else met.count / len(chosen)
+        for block in met.rows(chosen):
+            rows = in_pieces(block.double(), pieces).transpose(1, 2).flatten(0, 1)  # (groups·pieces, n, d)
+            total = total or Total(rows.new_zeros(met.groups, pieces, rows.shape[2], rows.shape[2]))
+            total.products.flatten(0, 1).baddbmm_(rows.mT, rows, alpha=weight)
+        assert total is not None
+        total.rows += met.count
+        self.totals[key] = total
+
+    def blocks(self) -> tuple[int, ...]:
+        """Sizes of the blocks of rows that met different inputs."""
+        assert self.frame is not None
+        edges = {0, self.frame.outputs}
+        for start, stop, groups in self.totals:
+            edges |= {start + i * (stop - start) // groups for i in range(groups + 1)}
+        ordered = sorted(edges)
+        return tuple(b - a for a, b in zip(ordered, ordered[1:], strict=False))
 
     def value(self) -> Tensor:
-        """The mean of h hᵀ, (D, D)."""
-        assert self.total is not None
-        return self.total / max(self.rows, 1)
+        """The mean of h hᵀ per block, (G, pieces, d, d); zero for rows that met nothing."""
+        blocks = self.blocks()
+        if len(self.totals) == 1 and sum(blocks) == next(iter(self.totals))[1] and len(blocks) == next(iter(self.totals))[2]:
+            only = next(iter(self.totals.values()))
+            return only.products / only.rows
+        result: list[Tensor] = []
+        first = 0
+        for size in blocks:
+            shares = [(t.products[(first - a) * g // (b - a)], t.rows) for (a, b, g), t in self.totals.items() if a <= first < b]
+            whole = sum((p for p, _ in shares), torch.zeros_like(next(iter(self.totals.values())).products[0]))
+            result.append(whole / max(1, sum(n for _, n in shares)))
+            first += size
+        return torch.stack(result)
+
+
+def _sample(met: Meeting, name: str, before: int) -> Tensor | None:
+    """Numbers of the rows to count after `before` others, None for all of them.
+
+    Beyond the exact ones, their products cost about an eighth of what the forward pass itself spends on this parameter.
+    """
+    fan_in = met.frame.fan_in
+    exact = max(EXACT_ROWS, EXACT_PRODUCTS // fan_in**2) - before
+    size = max(16, exact, met.count * (met.stop - met.start) // met.groups // (16 * fan_in))
+    if size >= met.count:
+        return None
+    source = generator("rows", name, before)
+    if 4 * size > met.count:
+        return torch.randperm(met.count, generator=source, device="cpu")[:size]
+    return torch.randint(met.count, (size,), generator=source, device="cpu")
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Where a parameter's noise lives: columns of `matrix` (M, D, D) span the fan-in, or None for the parameter's own axes.
+    """Where a parameter's noise lives: columns of `matrix` (M, G, pieces, d, d) span the fan-in of each block, or None for the
+    parameter's own axes.
 
-    `amplitude` (M, D) is s, the root mean square of the inputs along each direction; `reach` (M, out) is the root mean square
-    of what each row of the parameter makes of them, r_j = √(w̄_jᵀ M w̄_j).
+    `amplitude` (M, G, D) is s, the root mean square of the inputs along each direction; `reach` (M, out) is the root mean square
+    of what each row of the parameter makes of them, r_j = √(w̄_jᵀ M w̄_j), pieces taken as uncorrelated.
     """
 
-    axes: tuple[int, ...]
+    frame: Frame
     amplitude: Tensor
     reach: Tensor
     matrix: Tensor | None = None
     bias: str | None = None
 
 
-@dataclass
-class Reads:
-    """What one pass over the data saw: a moment per parameter, by name."""
-
-    moments: dict[str, Moment] = field(default_factory=dict)
-
-    def visit(self, read: Read) -> None:
-        """File one read under its parameter."""
-        self.moments.setdefault(read.name, Moment()).add(read)
-
-
 @torch.no_grad()
 def second_moments(
-    net: nn.Module, members: Sequence[Mapping[str, Tensor]], inputs: Iterable[Any], call: Callable[..., Any]
+    net: nn.Module,
+    members: Sequence[Mapping[str, Tensor]],
+    inputs: Iterable[Any],
+    call: Callable[..., Any],
+    *,
+    names: Collection[str] | None = None,
+    limit: int = LIMIT,
 ) -> list[dict[str, Moment]]:
     """One pass of the plain hosts over the data: per member, the second moment of every parameter's inputs.
 
-    `call(net, weights, x)` runs the host with one member's weights.
+    `call(net, weights, x)` runs the host with one member's weights; `names` are the parameters to look at, None for all.
     """
-    reads = [Reads() for _ in members]
-    with slow_attention():
+    moments: list[dict[str, Moment]] = [{} for _ in members]
+    with open_attention():
         for x in inputs:
-            for weights, seen in zip(members, reads, strict=True):
-                with ReadWatcher(weights, seen.visit):
+            for weights, found in zip(members, moments, strict=True):
+
+                def visit(read: Read, found: dict[str, Moment] = found) -> None:
+                    if names is None or read.name in names:
+                        found.setdefault(read.name, Moment(limit)).add(read)
+
+                with ReadWatcher(weights, visit):
                     call(net, weights, x)
-    return [seen.moments for seen in reads]
+    return moments
 
 
 def eigenbasis(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Amplitudes s (D,), falling, and eigenvectors V (D, D) in columns, the largest entry of each made positive.
+    """Amplitudes s (..., D), falling, and eigenvectors V (..., D, D) in columns, the largest entry of each made positive.
 
     >>> s, v = eigenbasis(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))
     >>> s.square()
     tensor([3.0000, 1.0000], dtype=torch.float64)
     """
     values, vectors = torch.linalg.eigh(moment)
-    values, vectors = values.flip(0), vectors.flip(1)
+    values, vectors = values.flip(-1), vectors.flip(-1)
     # the first among entries of nearly the largest size, so that rounding does not choose between equals
     size = vectors.abs()
-    first = (size >= size.amax(0) * (1 - 1e-6)).to(torch.int8).argmax(0)
-    signs = vectors.gather(0, first.unsqueeze(0)).sign()
-    return values.clamp_min(0).sqrt(), vectors * signs
+    first = (size >= size.amax(-2, keepdim=True) * (1 - 1e-6)).to(torch.int8).argmax(-2, keepdim=True)
+    return values.clamp_min(0).sqrt(), vectors * vectors.gather(-2, first).sign()
 
 
-def fan_in_last(weight: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Move the fan-in axes to the end and flatten them: (L, *shape) -> (L, out, D), for any number L of leading stacks.
-
-    >>> fan_in_last(torch.zeros(1, 5, 4, 3, 3), (1, 2, 3)).shape
-    torch.Size([1, 5, 36])
-    """
-    shape = weight.shape[1:]
-    others = [a for a in range(len(shape)) if a not in axes]
-    moved = weight.permute(0, *(a + 1 for a in others), *(a + 1 for a in axes))
-    return moved.reshape(weight.shape[0], -1, _size(shape, axes))
-
-
-def fan_in_back(weight: Tensor, shape: torch.Size, axes: tuple[int, ...]) -> Tensor:
-    """The inverse of `fan_in_last`: (L, out, D) -> (L, *shape)."""
-    others = [a for a in range(len(shape)) if a not in axes]
-    order = [*others, *axes]
-    moved = weight.reshape(weight.shape[0], *(shape[a] for a in order))
-    inverse = [order.index(a) for a in range(len(shape))]
-    return moved.permute(0, *(a + 1 for a in inverse))
-
-
-def rotate(delta: Tensor, matrix: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Noise in the basis to noise in weights: (M, P, *shape), (M, D, D) -> (M, P, *shape), δ Vᵀ along the fan-in axes."""
-    members, draws, shape = delta.shape[0], delta.shape[1], delta.shape[2:]
-    flat = fan_in_last(delta.flatten(0, 1), axes).unflatten(0, (members, draws))
-    # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. A draw must not depend on its company to the bit:
-    # one product over many draws rounds by their number, and one with a transposed view by where the draw lies in memory
-    backs = matrix.mT.contiguous()
-    turned = [draw @ back for member, back in zip(flat, backs, strict=True) for draw in member]
-    return fan_in_back(torch.stack(turned), shape, axes).unflatten(0, (members, draws))
-
-
-def build(moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool) -> dict[str, Basis]:
-    """Bases of all members, stacked: one entry for every parameter that some input met along known axes."""
+def build(moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool) -> tuple[dict[str, Basis], dict[str, str]]:
+    """Bases of all members, stacked, for every parameter that some input met along known axes; for the others why not."""
     bases: dict[str, Basis] = {}
+    why: dict[str, str] = {}
     for name, weight in mean.items():
-        seen = [m[name] for m in moments if name in m and m[name].total is not None]
-        if len(seen) < len(moments):
+        seen = [m[name] for m in moments if name in m]
+        frames = {m.frame.cut(m.blocks()) if m.frame else None for m in seen}
+        frame = frames.pop() if len(frames) == 1 and len(seen) == len(moments) else None
+        if frame is None:
+            why[name] = next((m.why for m in seen if m.why), UNREAD if not seen else TWICE)
             continue
-        axes = seen[0].axes
-        values = torch.stack([m.value() for m in seen])
-        rows = fan_in_last(weight.double(), axes)
-        reach = torch.einsum("mod,mde,moe->mo", rows, values, rows).clamp_min(0).sqrt()
-        basis = Basis(axes, values.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt(), reach, bias=seen[0].bias)
-        if rotated:
-            pairs = [eigenbasis(v) for v in values]
-            # like the scales, the bases of half-precision hosts are kept in float32
-            matrix = torch.stack([v for _, v in pairs]).to(torch.promote_types(weight.dtype, torch.float32))
-            basis = replace(basis, amplitude=torch.stack([s for s, _ in pairs]), matrix=matrix)
-        bases[name] = basis
-    return bases
+        values = torch.stack([m.value() for m in seen])  # (M, G, N, d, d)
+        bases[name] = _basis(frame, values, weight, seen[0].bias, rotated=rotated)
+        for m in seen:
+            m.totals.clear()
+    return bases, why
 
 
-def _size(shape: torch.Size, axes: tuple[int, ...]) -> int:
-    return int(torch.Size([shape[a] for a in axes]).numel())
+def _basis(frame: Frame, values: Tensor, weight: Tensor, bias: str | None, *, rotated: bool) -> Basis:
+    pieces, fan_in = values.shape[2], frame.fan_in
+    reached = _reach(frame.rows(weight), values, frame)
+    if not rotated:
+        amplitude = values.diagonal(dim1=-2, dim2=-1).flatten(2)[..., :fan_in].clamp_min(0).sqrt()
+        return Basis(frame, amplitude, reached, bias=bias)
+    amplitudes: list[Tensor] = []
+    # like the scales, the bases of half-precision hosts are kept in float32; Vᵀ is what draws need, so that one is laid out
+    matrix = torch.zeros_like(values, dtype=torch.promote_types(weight.dtype, torch.float32)).mT
+    for piece in range(pieces):
+        width = min(values.shape[-1], fan_in - piece * values.shape[-1])  # the last may be filled up with zeros
+        s, v = eigenbasis(values[:, :, piece, :width, :width])
+        matrix[:, :, piece, :width, :width] = v
+        matrix[:, :, piece].diagonal(dim1=-2, dim2=-1)[..., width:] = 1
+        amplitudes.append(s)
+    return Basis(frame, torch.cat(amplitudes, -1), reached, matrix, bias)
+
+
+def _reach(rows: Tensor, values: Tensor, frame: Frame) -> Tensor:
+    """√(w̄_jᵀ M w̄_j) of every row: (M, out, D), (M, G, N, d, d) -> (M, out), a few rows at a time."""
+    parts: list[Tensor] = []
+    step = max(1, (1 << 22) // frame.fan_in)
+    for block, moment in zip(rows.split(frame.blocks, 1), values.unbind(1), strict=True):
+        for few in block.split(step, 1):
+            w = in_pieces(few.double(), values.shape[2]).transpose(1, 2)  # (M, N, n, d)
+            parts.append(((w @ moment) * w).sum((1, 3)))
+    return torch.cat(parts, 1).clamp_min(0).sqrt()

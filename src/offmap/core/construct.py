@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from offmap._types import Weights
-from offmap.core.basis import Basis, build, second_moments
+from offmap.core.basis import LIMIT, Basis, build, second_moments
 from offmap.core.distribution import Rotation, WeightDistribution
-from offmap.core.forward import Select, call, first_tensor
+from offmap.core.forward import Select, call, first_tensor, rows_of
 from offmap.core.noise import Noise, as_noise
+from offmap.core.reads import Read, ReadWatcher, open_attention
 from offmap.core.weights import Where, at, copy_host, remainder, same_architecture, select, stack
+
+logger = logging.getLogger("offmap")
+
+MOMENT_NUMBERS = 1 << 24
+"""Numbers of all second moments that are held at a time (128 MB)."""
+
+
+ACTIVATIONS, MOST_ROWS = 1 << 19, 1 << 12
+"""Numbers in the widest activation, and rows, of one batch of the pass over the data, where its size is free."""
+
+Feed: TypeAlias = Callable[[int], Iterable[Any]]
+"""The data's inputs in batches, of about so many rows where that can be chosen; may be asked several times."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +62,75 @@ def centre(nets: nn.Module | Sequence[nn.Module], where: Where = None) -> Centre
     return Centre(net, mean, fixed)
 
 
-def observe(where: Centre, inputs: Iterable[Any], *, rotated: bool, pick: Select = first_tensor) -> dict[str, Basis]:
-    """Pass the inputs through every member: how large each parameter's inputs are, and along which directions."""
+@dataclass(frozen=True)
+class Observed:
+    """What a pass over the data saw: bases by parameter, and why the others have none."""
+
+    bases: dict[str, Basis] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+
+    def rotation(self) -> Rotation:
+        """The part of it that the equation needs."""
+        turned = {n: b for n, b in self.bases.items() if b.matrix is not None}
+        matrices = {n: b.matrix for n, b in turned.items() if b.matrix is not None}
+        return Rotation(matrices, {n: b.frame for n, b in turned.items()}, self.why if turned else {})
+
+
+def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tensor, limit: int = LIMIT) -> Observed:
+    """Pass the data through every member: how large each parameter's inputs are, and along which directions.
+
+    The data are gone through once per group of parameters whose second moments are held at a time; mostly that is once.
+    """
 
     def run(net: nn.Module, weights: Weights, x: Any) -> Any:
         return call(net, weights, x, pick)
 
-    members = [where.weights(m) for m in range(where.members)]
-    return build(second_moments(where.net, members, inputs, run), where.mean, rotated=rotated)
+    members = [at.weights(m) for m in range(at.members)]
+    seen = Observed()
+    groups, rows = _plan(at, members, next(iter(feed(1))), run, limit)
+    for group in groups:
+        moments = second_moments(at.net, members, feed(rows), run, names=group, limit=limit)
+        bases, why = build(moments, {n: at.mean[n] for n in group}, rotated=rotated)
+        seen.bases.update(bases)
+        seen.why.update(why)
+    if rotated:
+        _report(seen, limit)
+    return seen
 
 
-def rotation(bases: dict[str, Basis]) -> Rotation:
-    """The part of the bases that the equation needs."""
-    turned = {n: b for n, b in bases.items() if b.matrix is not None}
-    return Rotation({n: b.matrix for n, b in turned.items() if b.matrix is not None}, {n: b.axes for n, b in turned.items()})
+def _plan(
+    at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int
+) -> tuple[list[list[str]], int]:
+    """Groups of parameters, largest first, whose moments fit in memory together; rows whose activations stay small."""
+    sizes = dict.fromkeys(at.mean, 0)
+
+    def visit(read: Read) -> None:
+        if read.meeting is not None and read.name in sizes:
+            frame = read.meeting.frame
+            blocks = read.meeting.groups * -(-frame.fan_in // limit)
+            sizes[read.name] = max(sizes[read.name], blocks * min(frame.fan_in, limit) ** 2 * len(members))
+
+    with torch.no_grad(), open_attention(), ReadWatcher(members[0], visit) as watch:
+        run(at.net, members[0], first)
+    groups: list[list[str]] = [[]]
+    room = MOMENT_NUMBERS
+    for name in sorted(sizes, key=lambda n: -sizes[n]):
+        if sizes[name] > room and groups[-1]:
+            groups.append([])
+            room = MOMENT_NUMBERS
+        groups[-1].append(name)
+        room -= sizes[name]
+    return groups, min(MOST_ROWS, ACTIVATIONS * rows_of(first) // max(1, watch.widest))
+
+
+def _report(seen: Observed, limit: int) -> None:
+    large = {n: b.frame.fan_in for n, b in seen.bases.items() if b.frame.fan_in > limit}
+    if large:
+        listed = ", ".join(f"`{n}` ({d:,})" for n, d in large.items())
+        logger.warning(
+            "A basis for the whole fan-in of %s would be larger than `fan_in_limit` = %d: each gets several smaller ones, which "
+            "do not see correlations between them.", listed, limit,
+        )  # fmt: skip
 
 
 def scaling(
@@ -86,13 +156,15 @@ def svd(
     where: Where = None,
     noise: str | Noise = "uniform",
     initial_scale: float = 1e-3,
+    limit: int = LIMIT,
 ) -> WeightDistribution:
     """V from the second moments of what each matrix meets when the host sees `inputs` (an iterable of batches)."""
     at_hosts = centre(nets, where)
-    bases = observe(at_hosts, inputs, rotated=True)
+    batches = list(inputs)
+    observed = observe(at_hosts, lambda rows: batches, rotated=True, limit=limit)
     return WeightDistribution(
         at_hosts.mean,
-        rotation=rotation(bases),
+        rotation=observed.rotation(),
         fixed=at_hosts.fixed,
         noise=as_noise(noise),
         initial_scale=initial_scale,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap._types import Weights
-from offmap.core.basis import rotate
+from offmap.core.frames import Frame, rotate
 from offmap.core.mirror import Mirror
 from offmap.core.noise import Noise, Stream, Uniform, draw_noise
 from offmap.core.weights import count
@@ -34,10 +34,11 @@ class Parameterization:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The bases V (M, D, D) of rotated parameters and the fan-in axes each runs along, by name."""
+    """The bases V (M, G, N, d, d) of rotated parameters and how each is cut, by name; for the others why they are not."""
 
     matrices: Weights = field(default_factory=dict)
-    axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    frames: dict[str, Frame] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
 
 
 class WeightDistribution(nn.Module):
@@ -64,10 +65,12 @@ class WeightDistribution(nn.Module):
         super().__init__()
         rotation = rotation or Rotation()
         start = initial_scale if isinstance(initial_scale, Mapping) else _constant(mean, initial_scale)
-        self.mean = Mirror(mean, trainable=trainable_mean)
+        self.mean = Mirror({n: m.clone() for n, m in mean.items()} if trainable_mean else mean, trainable=trainable_mean)
         self.raw_scale = Mirror({n: inverse_softplus(s) for n, s in start.items()}, trainable=True)
-        self.rotation = Mirror(rotation.matrices)
-        self.axes = rotation.axes
+        # draws multiply by Vᵀ: that is what lies in one piece
+        self.rotation = Mirror({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
+        self.frames = rotation.frames
+        self.why = rotation.why
         self.fixed = Mirror(fixed or {})
         self.noise = noise or Uniform()
         self.parameterization = parameterization
@@ -93,6 +96,12 @@ class WeightDistribution(nn.Module):
         for name, raw in self.raw_scale.items():
             raw.copy_(inverse_softplus(scale[name]))
 
+    @torch.no_grad()
+    def widen(self, factor: Tensor) -> None:
+        """Multiply φ by a number per member, (M,)."""
+        for raw in self.raw_scale.values():
+            raw.copy_(inverse_softplus(_widened(F.softplus(raw), factor)))
+
     def version(self) -> tuple[int, ...]:
         """Numbers that change whenever someone writes to the mean or to φ."""
         tensors = [*self.mean.values(), *self.raw_scale.values()]
@@ -106,48 +115,59 @@ class WeightDistribution(nn.Module):
         stream: Stream = "infer",
         clip: float | None = None,
         scale: Mapping[str, Tensor] | None = None,
+        factor: Tensor | None = None,
     ) -> Weights:
         """The draws in `index` of every member, member-major: {name: (M·P, ...)}; differentiable in φ.
 
-        `clip` bounds |φ ⊙ z| before the rotation: 0 gives the host's weights to the bit, None or inf no bound.
+        `clip` bounds |φ ⊙ z| before the rotation: 0 gives the host's weights to the bit, None or inf no bound. `scale` stands in
+        for φ, and `factor` (M,) multiplies it.
         """
         if clip is not None and not clip >= 0:
             raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
         index = list(index)
-        mean = dict(self.mean.items())
+        fixed = {n: _repeat(t, len(index)) for n, t in self.fixed.items()}
         if clip == 0:
-            drawn = {n: _repeat(m, len(index)) for n, m in mean.items()}
-        else:
-            scale = dict(self.scale() if scale is None else scale)
-            z = self._noise(scale, index, seed, stream)
-            drawn = {n: w.flatten(0, 1) for n, w in self._combine(mean, scale, z, clip).items()}
-        return drawn | {n: _repeat(t, len(index)) for n, t in self.fixed.items()}
-
-    def _noise(self, like: Weights, index: list[int], seed: int, stream: Stream) -> Weights:
-        """z, remembered from the last time when it is small and will be asked for again."""
-        where = next(iter(like.values()))
-        key = (tuple(index), seed, stream, where.device, where.dtype)
-        last = self._last  # read once: another thread may replace it
-        if last is not None and last[0] == key:
-            return last[1]
-        z = draw_noise(like, index, seed=seed, stream=stream, noise=self.noise)
-        if stream != "fit" and self.dimension * self.members * len(index) <= REMEMBERED:
-            self._last = (key, z)
-        return z
-
-    def _combine(self, mean: Weights, scale: Weights, z: Weights, clip: float | None) -> Weights:
-        """Mean and scale (M, ...), noise (M, P, ...) -> weights (M, P, ...): the equation itself."""
-        mean, scale = _with_draw_axis(mean), _with_draw_axis(scale)
-        own = self.parameterization.omega(mean, scale, z) if self.parameterization else None
+            return {n: _repeat(m, len(index)) for n, m in self.mean.items()} | fixed
+        if self.parameterization is not None:
+            return self._own(self.parameterization, index, seed, stream, clip, scale, factor) | fixed
         result: Weights = {}
-        for name in mean:
-            delta = scale[name] * z[name] if own is None else own[name] - mean[name]
-            if clip is not None:
-                delta = delta.clamp(-clip, clip)
-            if name in self.rotation:
-                delta = rotate(delta, self.rotation[name], self.axes[name])
-            result[name] = (mean[name] + delta).to(mean[name].dtype)
-        return result
+        for name, mean in self.mean.items():  # one parameter at a time: what is made on the way stays small
+            wide = _widened(F.softplus(self.raw_scale[name]) if scale is None else scale[name], factor)
+            delta = wide.unsqueeze(1) * self._noise(name, wide, index, seed, stream)
+            result[name] = self._turned(name, mean, delta, clip)
+        return result | fixed
+
+    def _turned(self, name: str, mean: Tensor, delta: Tensor, clip: float | None) -> Tensor:
+        """w̄ + V·clip(δ, c): (M, ...), (M, P, ...) -> (M·P, ...)."""
+        if clip is not None:
+            delta = delta.clamp(-clip, clip)
+        if name in self.rotation:
+            delta = rotate(delta, self.rotation[name], self.frames[name])
+        return (mean.unsqueeze(1) + delta).to(mean.dtype).flatten(0, 1)
+
+    def _own(
+        self, law: Parameterization, index: list[int], seed: int, stream: Stream, clip: float | None,
+        scale: Mapping[str, Tensor] | None, factor: Tensor | None,
+    ) -> Weights:  # fmt: skip
+        """Draws of a user's own ω, which sees all parameters at once."""
+        wide = {n: _widened(s, factor) for n, s in (self.scale() if scale is None else scale).items()}
+        z = {n: self._noise(n, s, index, seed, stream) for n, s in wide.items()}
+        mean = _with_draw_axis(dict(self.mean.items()))
+        made = law.omega(mean, _with_draw_axis(wide), z)
+        return {n: self._turned(n, m, made[n] - mean[n], clip) for n, m in self.mean.items()}
+
+    def _noise(self, name: str, like: Tensor, index: list[int], seed: int, stream: Stream) -> Tensor:
+        """z of one parameter, (M, P, ...), remembered from the last time when all of it is small and will be asked for again."""
+        key = (tuple(index), seed, stream, like.device, like.dtype)
+        last = self._last  # read once: another thread may replace it
+        if last is not None and last[0] == key and name in last[1]:
+            return last[1][name]
+        z = draw_noise({name: like}, index, seed=seed, stream=stream, noise=self.noise)[name]
+        if stream != "fit" and self.dimension * self.members * len(index) <= REMEMBERED:
+            if last is None or last[0] != key:
+                self._last = last = (key, {})
+            last[1][name] = z
+        return z
 
     def entropy(self, *, draws: int = 50, seed: int = 0) -> Tensor:
         """H(q) per member in nats, (M,), of the unclipped distribution: Σ log φ + d·H(z), or −E[log q] for a user's own ω."""
@@ -192,6 +212,10 @@ def inverse_softplus(scale: Tensor) -> Tensor:
 def _constant(mean: Mapping[str, Tensor], value: float) -> Weights:
     # scales of half-precision hosts are kept in float32: steps of a small φ would be lost otherwise
     return {n: torch.full_like(m, value, dtype=torch.promote_types(m.dtype, torch.float32)) for n, m in mean.items()}
+
+
+def _widened(scale: Tensor, factor: Tensor | None) -> Tensor:
+    return scale if factor is None else scale * factor.to(scale).view(-1, *[1] * (scale.ndim - 1))
 
 
 def _with_draw_axis(weights: Mapping[str, Tensor]) -> Weights:

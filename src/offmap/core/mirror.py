@@ -26,7 +26,7 @@ class Mirror(nn.Module):
                 # filed by hand: a host may have a layer called `values`, which `add_module` would refuse here
                 room = vars(room)["_modules"].setdefault(step, nn.Module())
             if trainable:
-                vars(room)["_parameters"][leaf] = nn.Parameter(tensor.detach().clone())
+                vars(room)["_parameters"][leaf] = nn.Parameter(tensor.detach())
             else:
                 vars(room)["_buffers"][leaf] = tensor
 

@@ -9,129 +9,205 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-BLOCK = 1 << 22
-"""Numbers per block of unfolded patches: what bounds the memory of a convolution's read."""
+from offmap.core.frames import Frame
+from offmap.core.views import Owners, Place
+from offmap.core.windows import BLOCK, Windows
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while a host has weights that are not its own, or torch's switches are set: threads share both."""
 
 aten = torch.ops.aten
 
+Rows: TypeAlias = Callable[[Tensor | None], Iterable[Tensor]]
+"""All rows, or those of the given numbers, in blocks (groups, n, D)."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """`count` inputs, in each of `groups` equal blocks, meet the output rows `start` to `stop` of a parameter in `frame`."""
+
+    frame: Frame
+    start: int
+    stop: int
+    groups: int
+    count: int
+    rows: Rows
+
 
 @dataclass(frozen=True)
 class Read:
-    """One meeting of activations with a parameter.
+    """One use of a parameter: a meeting with rows of activations, or why there is none to speak of.
 
-    `rows()` yields blocks (n, D) of what the parameter met along `axes`; it is None where no rotation is possible, and
-    `why` says so.
+    `final`: whatever else meets the parameter, it cannot be rotated.
     """
 
     name: str
-    axes: tuple[int, ...] = ()
     bias: str | None = None
-    rows: Callable[[], Iterator[Tensor]] | None = None
+    meeting: Meeting | None = None
     why: str = ""
+    final: bool = False
 
 
 class ReadWatcher(TorchDispatchMode):
-    """Calls `visit` with a Read for every product with one of `weights` while it is active."""
+    """Calls `visit` with a Read for every use of one of `weights` in a product or lookup while it is active."""
 
     def __init__(self, weights: Mapping[str, Tensor], visit: Callable[[Read], None]) -> None:
         super().__init__()
-        self.weights = dict(weights)
+        self.owners = Owners(weights)
         self.visit = visit
-        self.spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), n) for n, t in weights.items())
+        self.widest = 0  # numbers in the largest result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, then report what it read."""
         result = func(*args, **(kwargs or {}))
-        reader = READERS.get(func.overloadpacket)
-        if reader is not None:
-            for read in reader(self, *args):
+        packet = func.overloadpacket
+        if isinstance(result, Tensor):
+            self.widest = max(self.widest, result.numel())
+        if packet in COPIES:
+            self._follow(args, result)
+        elif (reader := READERS.get(packet)) is not None:
+            for read in reader(self.owners, result, *args):
                 self.visit(read)
         return result
 
-    def owner(self, tensor: Tensor | None) -> str | None:
-        """The name of the parameter in whose memory `tensor` lies."""
-        if tensor is None or tensor.numel() == 0:
-            return None
-        address = tensor.data_ptr()
-        return next((name for start, end, name in self.spans if start <= address < end), None)
-
-    def fan_in(self, name: str, operand: Tensor, dim: int) -> tuple[int, ...] | None:
-        """The parameter's axes that dimension `dim` of a two-dimensional view of it runs over, or None for a partial view."""
-        whole = self.weights[name]
-        flat = whole.flatten(1) if whole.ndim > 1 else whole.unsqueeze(0)
-        layout = (operand.shape, operand.stride())
-        rest = tuple(range(1, whole.ndim))
-        # a width-1 matrix has ambiguous strides, so shapes are compared as well
-        if layout == (flat.shape, flat.stride()):
-            return rest if dim == 1 else (0,)
-        if layout == (flat.mT.shape, flat.mT.stride()):
-            return rest if dim == 0 else (0,)
-        return None
+    def _follow(self, args: Any, result: Any) -> None:
+        """A copy of a parameter, or what a parametrization makes of it, stands for the parameter itself."""
+        if not isinstance(args[0], Tensor) or self.owners.owns(args[0]) is None:
+            return
+        made, place = result[0] if isinstance(result, tuple) else result, self.owners.locate(args[0])
+        if made.shape == args[0].shape and made.is_floating_point() and place is not None and place.part is None:
+            self.owners.follow(made, place)
 
 
-def _product(watch: ReadWatcher, rows: Tensor, operand: Tensor, dim: int, bias: Tensor | None) -> Iterator[Read]:
-    """The read of `operand` by `rows` (n, D), where D runs along dimension `dim` of the operand."""
-    name = watch.owner(operand)
-    if name is None:
+COPIES = (aten.clone, aten._to_copy, aten.contiguous, aten.div, aten.mul, aten._weight_norm_interface)
+"""Operators whose result has the rows of their first operand, up to scale."""
+
+PARTLY = "read in parts of its fan-in"
+TWICE = "read along two different axes"
+LOOKUP = "looked up by index: its inputs already lie along its axes"
+
+
+def _product(owners: Owners, rows: Tensor, operand: Tensor, fan_in: int, bias: Tensor | None = None) -> Iterator[Read]:
+    """The read of `operand` (batch, ·, ·) by `rows` (batch, n, D), where D runs along its dimension `fan_in`."""
+    name = owners.owns(operand)
+    if name is None or owners.owns(rows) is not None:  # a product of two parameters meets no input
         return
-    axes = watch.fan_in(name, operand, dim)
-    if axes is None or watch.weights[name].ndim < 2:
-        yield Read(name, why="read in parts")
-    else:
-        yield Read(name, axes, watch.owner(bias), lambda: iter((rows,)))
+    place = owners.locate(operand)
+    meeting = place and _meeting(owners.shapes[name], place, fan_in, rows)
+    yield Read(name, owners.owns(bias), meeting) if meeting else Read(name, why=PARTLY, final=True)
 
 
-def _mm(watch: ReadWatcher, a: Tensor, b: Tensor, *_: Any, bias: Tensor | None = None) -> Iterator[Read]:
-    yield from _product(watch, a, b, 0, bias)
-    yield from _product(watch, b.mT, a, 1, bias)
+def _meeting(shape: tuple[int, ...], place: Place, fan_in: int, rows: Tensor) -> Meeting | None:
+    """Batch axes first, then the other outputs; the one axis that is seen in part comes first of all."""
+    batch, axes, outs = place.dims[0], place.dims[fan_in], place.dims[3 - fan_in]
+    if place.repeats[fan_in] > 1 or place.repeats[3 - fan_in] > 1:
+        return None
+    start, stop, groups = 0, 1, math.prod(shape[a] for a in batch)
+    if place.part is not None:
+        part, start, stop = place.part
+        if part in axes or (batch and batch[0] != part) or (not batch and outs and outs[0] != part and part in outs):
+            return None
+        groups = groups // shape[part] * (stop - start) if part in batch else groups
+        batch = batch if part in batch else (part, *batch)
+    order = tuple(dict.fromkeys((*batch, *outs)))
+    # axes of size one belong anywhere: to the fan-in if that is one number, else to the outputs
+    rest = [a for a in range(len(shape)) if a not in order and a not in axes]
+    axes, order = (tuple(rest[-1:]), (*rest[:-1], *order)) if not axes else (axes, (*order, *rest))
+    frame = Frame(shape, tuple(order), axes)
+    inner = frame.outputs // (shape[place.part[0]] if place.part else 1)
+    span = (start * inner, stop * inner) if place.part else (0, frame.outputs)
+    times = place.repeats[0]
+    grouped = rows.unflatten(0, (times, groups)).transpose(0, 1).flatten(1, 2) if times > 1 or groups > 1 else rows.flatten(0, 1)[None]
+    return Meeting(frame, *span, groups, grouped.shape[1], lambda chosen: (grouped if chosen is None else grouped[:, chosen],))
 
 
-def _addmm(watch: ReadWatcher, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
-    yield from _mm(watch, a, b, bias=bias)
+def _bmm(owners: Owners, result: Tensor, a: Tensor, b: Tensor, *_: Any, bias: Tensor | None = None) -> Iterator[Read]:
+    yield from _product(owners, a, b, 1, bias)
+    yield from _product(owners, b.mT, a, 2, bias)
 
 
-def _bmm(watch: ReadWatcher, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
-    # linear on a non-contiguous 3-D input becomes a bmm with one weight expanded over the batch
-    if b.stride(0) == 0 or b.shape[0] == 1:
-        yield from _product(watch, a.flatten(0, 1), b[0], 0, None)
-    elif (name := watch.owner(b)) is not None:
-        yield Read(name, why="read in parts")
-    if a.stride(0) == 0 or a.shape[0] == 1:
-        yield from _product(watch, b.mT.flatten(0, 1), a[0], 1, None)
-    elif (name := watch.owner(a)) is not None:
-        yield Read(name, why="read in parts")
+def _baddbmm(owners: Owners, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+    yield from _bmm(owners, result, a, b, bias=bias)
 
 
-def _baddbmm(watch: ReadWatcher, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
-    yield from _bmm(watch, a, b)
+def _mm(owners: Owners, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+    yield from _bmm(owners, result, a[None], b[None])
+
+
+def _addmm(owners: Owners, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+    yield from _bmm(owners, result, a[None], b[None], bias=bias)
+
+
+def _mv(owners: Owners, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+    yield from _product(owners, a[None], b[None, :, None], 1)
 
 
 def _convolution(
-    watch: ReadWatcher, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
+    owners: Owners, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
 ) -> Iterator[Read]:  # fmt: skip
-    name = watch.owner(weight)
+    name = owners.owns(weight)
     if name is None:
         return
-    if transposed or groups > 1 or weight.shape != watch.weights[name].shape:
-        yield Read(name, bias=watch.owner(bias), why="transposed convolution" if transposed else "grouped convolution")
+    place = owners.locate(weight)
+    if place is None or not place.whole:
+        yield Read(name, why=PARTLY, final=True)
         return
-    window = (tuple(weight.shape[2:]), stride, padding, dilation)
-    yield Read(name, tuple(range(1, weight.ndim)), watch.owner(bias), lambda: patches(x, *window))
+    shape = tuple(weight.shape)
+    taps = range(2, weight.ndim)
+    frame = Frame(shape, (0,), (1, *taps))
+    if transposed:  # (in, out/g, *kernel)
+        frame = Frame((groups, shape[0] // groups, *shape[1:]), (0, 2), (1, *(t + 1 for t in taps)))
+    met = Windows(x, shape[2:], tuple(result.shape[2:]), stride, padding, dilation, transposed)
+    meeting = Meeting(frame, 0, frame.outputs, groups, met.count, lambda chosen: met.rows(groups, chosen))
+    yield Read(name, owners.owns(bias), meeting)
+
+
+def _trilinear(owners: Owners, result: Tensor, left: Tensor, weight: Tensor, right: Tensor, *_: Any) -> Iterator[Read]:
+    """nn.Bilinear: each output row meets the outer product of its two inputs."""
+    name = owners.owns(weight)
+    if name is None:
+        return
+
+    def rows(chosen: Tensor | None) -> Iterator[Tensor]:
+        a, b = (left, right) if chosen is None else (left[chosen], right[chosen])
+        step = max(1, BLOCK // (a.shape[1] * b.shape[1]))
+        pairs = zip(a.split(step), b.split(step), strict=True)
+        return ((p.unsqueeze(2) * q.unsqueeze(1)).flatten(1)[None] for p, q in pairs)
+
+    place = owners.locate(weight)
+    if place is None or not place.whole:
+        yield Read(name, why=PARTLY, final=True)
+    else:
+        frame = Frame(tuple(weight.shape), (0,), (1, 2))
+        yield Read(name, None, Meeting(frame, 0, frame.outputs, 1, left.shape[0], rows))
+
+
+def _rnn_layer(
+    owners: Owners, result: Any, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor, c0: Tensor,
+    reverse: bool, *_: Any,
+) -> Iterator[Read]:  # fmt: skip
+    """One fused layer of an LSTM: its own outputs, one step earlier, are what the recurrent weight meets."""
+    outputs: Tensor = result[0]
+    before = torch.cat([outputs[1:], h0[None]]) if reverse else torch.cat([h0[None], outputs[:-1]])
+    yield from _product(owners, x.flatten(0, 1)[None], w_ih.mT[None], 1, b_ih)
+    yield from _product(owners, before.flatten(0, 1)[None], w_hh.mT[None], 1, b_hh)
+
+
+def _lookup(owners: Owners, result: Any, weight: Tensor, *_: Any) -> Iterator[Read]:
+    name = owners.owns(weight)
+    if name is not None:
+        yield Read(name, why=LOOKUP)
 
 
 READERS: dict[Any, Callable[..., Iterator[Read]]] = {
@@ -139,41 +215,30 @@ READERS: dict[Any, Callable[..., Iterator[Read]]] = {
     aten.addmm: _addmm,
     aten.bmm: _bmm,
     aten.baddbmm: _baddbmm,
+    aten.mv: _mv,
     aten.convolution: _convolution,
+    aten._trilinear: _trilinear,
+    aten.mkldnn_rnn_layer: _rnn_layer,
+    aten.embedding: _lookup,
+    aten._embedding_bag: _lookup,
+    aten._embedding_bag_forward_only: _lookup,
 }
 
 
-def patches(x: Tensor, kernel: tuple[int, ...], stride: list[int], padding: list[int], dilation: list[int]) -> Iterator[Tensor]:
-    """Windows that a convolution's kernel meets, in blocks: (B, C, *space) -> (n, C·prod(kernel)), channels first.
-
-    >>> x = torch.arange(4.0).reshape(1, 1, 4)
-    >>> next(patches(x, (2,), [1], [0], [1]))
-    tensor([[0., 1.],
-            [1., 2.],
-            [2., 3.]])
-    """
-    x = F.pad(x, [p for p in reversed(padding) for _ in (0, 1)])
-    space = x.shape[2:]
-    places = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(space, kernel, stride, dilation, strict=True)]
-    fan_in = x.shape[1] * math.prod(kernel)
-    for block in x.split(max(1, BLOCK // (math.prod(places) * fan_in))):
-        steps = block.stride()[2:]
-        windows = block.as_strided(
-            (block.shape[0], *places, block.shape[1], *kernel),
-            (block.stride(0), *(s * t for s, t in zip(stride, steps, strict=True)), block.stride(1),
-             *(d * t for d, t in zip(dilation, steps, strict=True))),
-            block.storage_offset(),
-        )  # fmt: skip
-        yield windows.reshape(-1, fan_in)
-
-
 @contextmanager
-def slow_attention() -> Generator[None]:
-    """Switch fused attention off: a dispatch mode cannot look into it, and `vmap` can neither batch nor differentiate it."""
-    with ONE_AT_A_TIME, sdpa_kernel(SDPBackend.MATH):
+def open_attention() -> Generator[None]:
+    """Switch the fast path of attention layers off: it swallows whole layers, and nobody sees what their weights meet."""
+    with ONE_AT_A_TIME:
         before = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def slow_attention() -> Generator[None]:
+    """Switch fused kernels off as well: `vmap` can neither batch nor differentiate them."""
+    with open_attention(), sdpa_kernel(SDPBackend.MATH):
+        yield

@@ -21,6 +21,7 @@ from offmap._types import Weights
 from offmap.batches import Place
 from offmap.core.construct import centre
 from offmap.core.distribution import Rotation, WeightDistribution
+from offmap.core.frames import Frame
 from offmap.core.forward import Host, Select, first_tensor
 from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.errors import ConfigError, FileError
@@ -31,7 +32,7 @@ from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.solve.monitors import History
 
-FORMAT = "offmap-guard-1"
+FORMAT = "offmap-guard-2"
 LIKELIHOODS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Categorical": Categorical, "Bernoulli": Bernoulli}
 
 
@@ -44,13 +45,14 @@ def save(guard: Guard, path: str | Path) -> None:
         raise ConfigError("A guard with a score or likelihood of your own cannot be saved: a file holds no code.")
     q, host = predictive.q, predictive.host
     law, tensors = _likelihood_state(guard.likelihood)
-    tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}
+    tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t.contiguous() for n, t in q.rotation.items()}
     tensors |= {"calibration.scores": guard.calibration.scores, "calibration.misses": guard.calibration.misses}
     header = {
         "format": FORMAT,
         "hosts": [digests(_member(q, m), host.net) for m in range(q.members)],
         "modules": modules(host.net),
-        "axes": q.axes,
+        "frames": {n: asdict(f) for n, f in q.frames.items()},
+        "why": q.why,
         "noise": _noise_state(q.noise),
         "likelihood": law,
         "host": {"chunk_size": host.chunk_size, "batch_size": host.batch_size, "output_numbers": host.output_numbers,
@@ -87,7 +89,7 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
     q = WeightDistribution(
         at.mean,
         initial_scale={n: torch.nn.functional.softplus(t) for n, t in raw.items()},
-        rotation=Rotation(_part(tensors, "rotation."), {n: tuple(a) for n, a in header["axes"].items()}),
+        rotation=Rotation(_part(tensors, "rotation."), _frames(header["frames"]), header["why"]),
         fixed=at.fixed,
         noise=_noise(header["noise"]),
     )
@@ -106,6 +108,10 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
     options = header["guard"] | {"notes": tuple(header["guard"]["notes"])}
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
     return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
+
+
+def _frames(state: dict[str, dict[str, list[int]]]) -> dict[str, Frame]:
+    return {name: Frame(**{field: tuple(numbers) for field, numbers in frame.items()}) for name, frame in state.items()}
 
 
 def write_atomically(path: Path, content: bytes) -> None:

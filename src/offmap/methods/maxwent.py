@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.batches import Batches, Rows
-from offmap.core.basis import Basis
-from offmap.core.construct import Centre, centre, observe, rotation
+from offmap.core.construct import Centre, Feed, Observed, centre, observe
 from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.forward import Host
 from offmap.core.noise import Noise, Uniform, as_noise
@@ -53,6 +52,7 @@ class Config:
     adam_epsilon: float = 1e-8
     initial_raw_scale: float | None = None  # sgd: u at the start; None: −5 for identity, −10 for svd
     start: float = 0.1  # refine: the share of the closed form's φ to start from
+    fan_in_limit: int = 4096  # svd: one basis up to this fan-in, several smaller ones above
     floor: float = 1e-4  # ε: amplitudes below this share of the largest count as that share
     risk: str | RiskFn = "nll"
     threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
@@ -78,7 +78,7 @@ class Task:
     likelihood: Likelihood
     config: Config
     validation: Validation
-    bases: dict[str, Basis]
+    seen: Observed
     seed: int
     progress: bool | None
 
@@ -87,7 +87,7 @@ class Task:
         return WeightDistribution(
             self.at.mean,
             initial_scale=initial_scale,
-            rotation=rotation(self.bases),
+            rotation=self.seen.rotation(),
             fixed=self.at.fixed,
             noise=as_noise(self.config.noise),
             parameterization=self.config.parameterization,
@@ -116,9 +116,11 @@ def fit(
     host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
     needed = config.basis == "svd" or config.solver != "sgd"
     rotated = config.basis == "svd" and config.parameterization is None
-    bases = observe(at, (x for x, _ in train), rotated=rotated, pick=runtime.select) if needed else {}
+    seen = Observed()
+    if needed:
+        seen = observe(at, _feed(train), rotated=rotated, pick=runtime.select, limit=config.fan_in_limit)
     validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
-    task = Task(at, host, train, likelihood, config, validation, bases, seed, runtime.progress)
+    task = Task(at, host, train, likelihood, config, validation, seen, seed, runtime.progress)
     tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
     solver = SOLVERS[config.solver]
     fits = [solver(replace(task, config=replace(config, tradeoff=float(t)))) for t in tradeoffs]
@@ -132,6 +134,16 @@ def fit(
     return Stochastic(host, q, history)
 
 
+def _feed(train: Batches) -> Feed:
+    """The inputs of the training data; those in memory in batches of at least so many rows."""
+
+    def feed(rows: int) -> Iterator[Any]:
+        data = replace(train, batch_size=max(rows, train.batch_size)) if isinstance(train, Rows) else train
+        return (x for x, _ in data)
+
+    return feed
+
+
 def _spread(q: WeightDistribution) -> Tensor:
     """What fits are ranked by, (M,): the entropy of a user's own ω, else (1/d) Σ log φ², which Rademacher noise has too."""
     return q.entropy() if q.parameterization is not None else q.mean_log_square()
@@ -139,11 +151,10 @@ def _spread(q: WeightDistribution) -> Tensor:
 
 def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
     """φ = c times the geometry of the activations, no gradient step."""
-    unit = closed_form.unit_scale(task.at.mean, task.bases, floor=task.config.floor)
-    q = task.distribution(unit)
+    q = task.distribution(closed_form.unit_scale(task.at.mean, task.seen.bases, floor=task.config.floor))
     threshold = task.threshold(q)
-    factor = closed_form.largest_factor(lambda c: task.validation(q, scale=closed_form.multiply(unit, c)), threshold)
-    q.set_scale(closed_form.multiply(unit, factor))
+    factor = closed_form.largest_factor(lambda c: task.validation(q, factor=c), threshold)
+    q.widen(factor)
     history = History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished")
     history.chosen["factor"] = float(factor.mean())
     history.finish(task.validation(q), q.mean_log_square().detach())
@@ -154,7 +165,7 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
     """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
     q, history = solve_closed_form(task)
-    q.set_scale(closed_form.multiply(q.scale(), torch.full((q.members,), task.config.start)))
+    q.widen(torch.full((q.members,), task.config.start))
     return _descend(task, q, History(chosen=history.chosen))
 
 
@@ -199,11 +210,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
 
 def _fill(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
     """Use what is left of the risk: multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ."""
-    kept = {n: s.detach() for n, s in q.scale().items()}
-    factor = closed_form.largest_factor(
-        lambda c: task.validation(q, scale=closed_form.multiply(kept, c)), threshold, low=1.0, high=10.0, halvings=6
-    )
-    q.set_scale(closed_form.multiply(kept, factor))
+    q.widen(closed_form.largest_factor(lambda c: task.validation(q, factor=c), threshold, low=1.0, high=10.0, halvings=6))
 
 
 def _calm(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
@@ -211,12 +218,9 @@ def _calm(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
     passed = task.validation(q) <= threshold
     if bool(passed.all()):
         return
-    start = {n: s.detach() for n, s in q.scale().items()}
-    factor = closed_form.largest_factor(
-        lambda c: task.validation(q, scale=closed_form.multiply(start, c)), threshold, low=1e-6, high=1.0
-    )
+    factor = closed_form.largest_factor(lambda c: task.validation(q, factor=c), threshold, low=1e-6, high=1.0)
     # members do not disturb each other: who passed stays as it is
-    q.set_scale(closed_form.multiply(start, torch.where(passed, torch.ones_like(factor), factor)))
+    q.widen(torch.where(passed, torch.ones_like(factor), factor))
 
 
 SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
@@ -233,7 +237,7 @@ def check(config: Config) -> None:
     as_noise(config.noise)
     as_risk(config.risk)
     objectives.as_growth(config.entropy)
-    for name in ("steps", "draws_per_step", "check_every", "risk_draws"):
+    for name in ("steps", "draws_per_step", "check_every", "risk_draws", "fan_in_limit"):
         value = getattr(config, name)
         if not (isinstance(value, int) and value > 0):
             raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")

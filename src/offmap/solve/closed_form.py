@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from offmap._types import Weights
-from offmap.core.basis import Basis, fan_in_back
+from offmap.core.basis import Basis
 
 FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
@@ -30,7 +30,7 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor:
         if name in bases:
             result[name] = _matrix(weight, bases[name], floor)
         elif name in biases:
-            reach = _floored(biases[name].reach) / biases[name].amplitude.shape[1] ** 0.5
+            reach = _floored(biases[name].reach) / biases[name].frame.fan_in ** 0.5
             result[name] = reach.reshape(weight.shape) if reach.numel() == weight.numel() else _plain(weight)
         else:
             result[name] = _plain(weight)
@@ -41,11 +41,11 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor:
 def _matrix(weight: Tensor, basis: Basis, floor: float) -> Tensor:
     """r_j / (√b·a_k) in the shape of the weight."""
     s = basis.amplitude
-    largest = s.amax(1, keepdim=True)
-    # a matrix that met nothing but zeros has no scale to go by
+    largest = s.amax(-1, keepdim=True)
+    # a block that met nothing but zeros has no scale to go by
     a = torch.maximum(s, floor * torch.where(largest > 0, largest, torch.ones_like(largest)))
-    ratio = _floored(basis.reach).unsqueeze(2) / (s.shape[1] ** 0.5 * a).unsqueeze(1)  # (M, out, D)
-    return fan_in_back(ratio, weight.shape[1:], basis.axes)
+    ratio = _floored(basis.reach).unsqueeze(2) / (basis.frame.fan_in**0.5 * basis.frame.per_row(a))  # (M, out, D)
+    return basis.frame.back(ratio, weight.shape[1:])
 
 
 def _plain(weight: Tensor) -> Tensor:
@@ -56,11 +56,6 @@ def _plain(weight: Tensor) -> Tensor:
 def _floored(reach: Tensor) -> Tensor:
     typical = reach.square().mean(1, keepdim=True).sqrt()
     return torch.maximum(reach, FLOOR * torch.where(typical > 0, typical, torch.ones_like(typical)))
-
-
-def multiply(scale: Mapping[str, Tensor], factor: Tensor) -> Weights:
-    """φ times a number per member: {name: (M, ...)}, (M,)."""
-    return {name: s * factor.to(s).view(-1, *[1] * (s.ndim - 1)) for name, s in scale.items()}
 
 
 def largest_factor(

@@ -11,7 +11,7 @@ not the mean NLL of the draws: it forbids disagreement that the reported varianc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -72,13 +72,13 @@ class Validation:
     draws: int = 50
     seed: int = 0
 
-    def losses(self, q: WeightDistribution, *, clip: float | None = None, scale: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Loss per member and example, (M, n)."""
+    def losses(self, q: WeightDistribution, *, clip: float | None = None, factor: Tensor | None = None) -> Tensor:
+        """Loss per member and example, (M, n), with φ multiplied by `factor` (M,)."""
         draws = 1 if clip == 0 else self.draws
         parts: list[Tensor] = []
         for rows in self.host.blocks(self.data.inputs, q.members * draws):
             stacked = self.host.outputs(
-                lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, scale=scale),
+                lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor),
                 draws,
                 take_rows(self.data.inputs, rows),
                 members=q.members,
@@ -87,9 +87,9 @@ class Validation:
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in stacked.unflatten(0, (q.members, draws))]))
         return torch.cat(parts, 1)
 
-    def __call__(self, q: WeightDistribution, *, scale: Mapping[str, Tensor] | None = None) -> Tensor:
+    def __call__(self, q: WeightDistribution, *, factor: Tensor | None = None) -> Tensor:
         """The validation risk of every member, (M,); NaN counts as infinite."""
-        return self.losses(q, scale=scale).mean(1).nan_to_num(nan=math.inf)
+        return self.losses(q, factor=factor).mean(1).nan_to_num(nan=math.inf)
 
     def threshold(self, q: WeightDistribution, *, slack: str = "paper") -> Tensor:
         """τ per member, (M,): the plain host's risk plus twice its standard error.

@@ -1,0 +1,100 @@
+"""How a parameter stands to its inputs: which of its axes they run along, and how it is cut into blocks.
+
+A frame turns a parameter of any layout into a matrix (out, D), whose rows each meet an input h of D numbers, and back. Rows are
+cut into blocks that meet different inputs (groups of a convolution, the parts of a packed projection); columns into pieces, when
+one basis for the whole fan-in would be too large.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Seen under the shape `view`, a parameter has fan-in `axes`, and output axes `outs` whose rows are cut in `blocks`.
+
+    >>> frame = Frame(view=(6, 4, 3, 3), outs=(0,), axes=(1, 2, 3), blocks=(3, 3))  # two groups
+    >>> frame.outputs, frame.fan_in, frame.rows(torch.zeros(1, 6, 4, 3, 3)).shape
+    (6, 36, torch.Size([1, 6, 36]))
+    """
+
+    view: tuple[int, ...]
+    outs: tuple[int, ...]
+    axes: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many rows there are."""
+        return math.prod(self.view[a] for a in self.outs)
+
+    @property
+    def fan_in(self) -> int:
+        """D."""
+        return math.prod(self.view[a] for a in self.axes)
+
+    def cut(self, blocks: tuple[int, ...]) -> Frame:
+        """The same frame with its rows cut into blocks of these sizes."""
+        return replace(self, blocks=blocks)
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """The parameter as matrices, for any number L of them: (L, *shape) -> (L, out, D)."""
+        order = (*self.outs, *self.axes)
+        seen = weight.reshape(weight.shape[0], *self.view)
+        return seen.permute(0, *(a + 1 for a in order)).reshape(weight.shape[0], self.outputs, self.fan_in)
+
+    def back(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse of `rows`: (L, out, D) -> (L, *shape)."""
+        order = (*self.outs, *self.axes)
+        seen = rows.reshape(rows.shape[0], *(self.view[a] for a in order))
+        inverse = [order.index(a) for a in range(len(order))]
+        return seen.permute(0, *(a + 1 for a in inverse)).reshape(rows.shape[0], *shape)
+
+    def per_row(self, values: Tensor) -> Tensor:
+        """What is known of each block, told to each of its rows: (M, G, D) -> (M, out, D)."""
+        if len(self.blocks) == 1:
+            return values.expand(-1, self.outputs, -1)
+        sizes = torch.tensor(self.blocks, device=values.device)
+        return values.repeat_interleave(sizes, 1, output_size=self.outputs)
+
+
+def in_pieces(rows: Tensor, pieces: int) -> Tensor:
+    """Cut the last axis into pieces of one width, the last filled up with zeros: (..., D) -> (..., pieces, d).
+
+    >>> in_pieces(torch.tensor([1.0, 2.0, 3.0]), 2)
+    tensor([[1., 2.],
+            [3., 0.]])
+    """
+    if pieces == 1:
+        return rows.unsqueeze(-2)
+    width = -(-rows.shape[-1] // pieces)
+    return F.pad(rows, (0, pieces * width - rows.shape[-1])).unflatten(-1, (pieces, width))
+
+
+def rotate(delta: Tensor, matrix: Tensor, frame: Frame) -> Tensor:
+    """Noise in the basis to noise in weights: (M, P, *shape), (M, G, N, d, d) -> (M, P, *shape), δ Vᵀ block by block."""
+    members, draws, shape = delta.shape[0], delta.shape[1], delta.shape[2:]
+    flat = frame.rows(delta.flatten(0, 1)).unflatten(0, (members, draws))
+    # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. A draw must not depend on its company to the bit:
+    # one product over many draws rounds by their number, and one with a transposed view by where the draw lies in memory
+    backs = matrix.mT.contiguous()
+    turned = [_turn(draw, back, frame.blocks) for member, back in zip(flat, backs, strict=True) for draw in member]
+    return frame.back(torch.stack(turned), shape).unflatten(0, (members, draws))
+
+
+def _turn(rows: Tensor, back: Tensor, blocks: tuple[int, ...]) -> Tensor:
+    """One draw: (out, D), (G, N, d, d) -> (out, D)."""
+    groups, pieces = back.shape[:2]
+    if groups == pieces == 1:
+        return rows @ back[0, 0]
+    if len(set(blocks)) > 1:
+        parts = zip(rows.split(blocks), back, blocks, strict=True)
+        return torch.cat([_turn(part, b.unsqueeze(0), (size,)) for part, b, size in parts])
+    cut = in_pieces(rows, pieces).unflatten(0, (groups, -1)).transpose(1, 2)  # (G, N, out/G, d)
+    return (cut @ back).transpose(1, 2).flatten(2).flatten(0, 1)[:, : rows.shape[1]]
