@@ -124,7 +124,7 @@ def test_parameters_of_one_shape_members_and_streams_get_different_noise(case: C
     seen: dict[torch.Size, list[Tensor]] = {}
     for stream in ("fit", "valid", "infer"):
         for name in q.mean:
-            z = q._noise(q.scale(), [0, 1], 0, stream)[name].flatten(0, 1)
+            z = q._noise(name, q.scale()[name], [0, 1], 0, stream).flatten(0, 1)
             seen.setdefault(z.shape[1:], []).extend(z)
     for shape, draws in seen.items():
         if shape.numel() > 1:
