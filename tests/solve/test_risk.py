@@ -150,13 +150,13 @@ def test_the_noise_of_validation_is_fixed_and_its_own():
     assert not torch.equal(validation(q), other(q))
 
 
-def test_a_scale_that_is_tried_is_not_written():
+def test_a_factor_that_is_tried_is_not_written():
     q, validation, _ = regression()
     before = {n: s.detach().clone() for n, s in q.scale().items()}
-    tried = {n: 2 * s for n, s in before.items()}
-    risk = validation(q, scale=tried)
+    factor = torch.full((q.members,), 2.0)
+    risk = validation(q, factor=factor)
     assert all(torch.equal(s, before[n]) for n, s in q.scale().items())
-    q.set_scale(tried)
+    q.widen(factor)
     torch.testing.assert_close(validation(q), risk, rtol=1e-4, atol=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_risk_is_the_same_in_blocks_of_rows_of_any_size(monkeypatch: pytest.Monk
 
 def test_outputs_that_are_not_numbers_have_a_risk_above_any_threshold():
     q, validation, _ = regression(members=1)
-    risk = validation(q, scale={n: torch.full_like(s, math.nan) for n, s in q.scale().items()})
+    risk = validation(q, factor=torch.tensor([math.nan]))
     assert not bool((risk <= 1e30).any())
 
 

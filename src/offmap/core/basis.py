@@ -24,6 +24,7 @@ EXACT_ROWS, EXACT_PRODUCTS = 1 << 12, 1 << 26
 """Inputs of a matrix are all counted up to so many rows, or multiplications; of further ones a sample stands for all."""
 
 UNREAD = "no product with an input"
+BIAS = "a bias"
 
 
 @dataclass
@@ -172,7 +173,9 @@ def eigenbasis(moment: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp_min(0).sqrt(), vectors * vectors.gather(-2, first).sign()
 
 
-def build(moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool) -> tuple[dict[str, Basis], dict[str, str]]:
+def build(
+    moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool
+) -> tuple[dict[str, Basis], dict[str, str]]:
     """Bases of all members, stacked, for every parameter that some input met along known axes; for the others why not."""
     bases: dict[str, Basis] = {}
     why: dict[str, str] = {}

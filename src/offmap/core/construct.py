@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from offmap._types import Weights
-from offmap.core.basis import LIMIT, Basis, build, second_moments
+from offmap.core.basis import BIAS, LIMIT, Basis, build, second_moments
 from offmap.core.distribution import Rotation, WeightDistribution
 from offmap.core.forward import Select, call, first_tensor, rows_of
 from offmap.core.noise import Noise, as_noise
@@ -93,14 +93,13 @@ def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tenso
         bases, why = build(moments, {n: at.mean[n] for n in group}, rotated=rotated)
         seen.bases.update(bases)
         seen.why.update(why)
+    seen.why.update({b.bias: BIAS for b in seen.bases.values() if b.bias in seen.why})
     if rotated:
         _report(seen, limit)
     return seen
 
 
-def _plan(
-    at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int
-) -> tuple[list[list[str]], int]:
+def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int) -> tuple[list[list[str]], int]:
     """Groups of parameters, largest first, whose moments fit in memory together; rows whose activations stay small."""
     sizes = dict.fromkeys(at.mean, 0)
 

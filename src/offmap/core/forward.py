@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -95,7 +96,7 @@ def forward(
     except HOST_ERRORS as error:
         raise host_failed(net, inputs, error) from error
     try:
-        with slow_attention():
+        with slow_attention(), _no_fallback():
             return vmap(lambda w: call(net, w, inputs, select))(weights)
     except HOST_ERRORS as error:
         try:
@@ -105,6 +106,18 @@ def forward(
         raise HostError(
             f"`vmap` cannot run {type(net).__name__} ({_first_line(error)}). Pass `chunk_size=1` to loop over draws."
         ) from error
+
+
+@contextmanager
+def _no_fallback() -> Generator[None]:
+    """Operators that `vmap` would run one by one, with a warning, count as operators that it cannot run."""
+    switch: Any = vars(torch)["_C"]._functorch  # there is no public switch
+    before = switch._is_vmap_fallback_enabled()
+    switch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        switch._set_vmap_fallback_enabled(before)
 
 
 def host_failed(net: nn.Module, inputs: Inputs, error: Exception) -> HostError:
