@@ -91,10 +91,9 @@ class Halved(nn.Module):
         return 0.5 * x
 
 
-def parametrized() -> nn.Module:
+def parametrized(how: nn.Module) -> nn.Module:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    parametrize.register_parametrization(net[0], "weight", Halved())
-    parametrize.register_parametrization(net[0], "weight", nn.Tanh())
+    parametrize.register_parametrization(net[0], "weight", how)
     return net
 
 
@@ -178,7 +177,9 @@ CASES = (
     Case("old_weight_norm", lambda: normed(old_weight_norm), plain={"0.weight_g": "", "2.weight_g": ""}, vmap=False,
          shows="the old weight_norm, by hooks"),
     Case("spectral_norm", lambda: normed(parametrizations.spectral_norm), shows="spectral_norm"),
-    Case("parametrized", parametrized, shows="parametrizations of one's own, one on the other"),
+    Case("parametrized", lambda: parametrized(Halved()), shows="a parametrization of one's own: scaled"),
+    Case("squashed", lambda: parametrized(nn.Tanh()), plain={"0.parametrizations.weight.original": "no product"},
+         shows="a parametrization that bends every entry"),
     Case("two_inputs", picture_and_table, (9,), wrap=lambda x: (x[:, :6].reshape(-1, 1, 2, 3), x[:, 6:]),
          shows="two inputs of different kind"),
     Case("keywords", keywords, (3, 2), wrap=lambda x: {"tokens": x, "mask": (x[..., 0] > -1).to(x)},

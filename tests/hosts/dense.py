@@ -150,7 +150,7 @@ CASES = (
     Case("tied", tied, shows="one weight in two layers"),
     Case("repeated", repeated, shows="one layer in two places"),
     Case("siamese", siamese, (6,), wrap=halves, shows="one body called on two inputs"),
-    Case("autoencoder", autoencoder, plain={"code.weight": "read in two ways"}, shows="a matrix and its transpose"),
+    Case("autoencoder", autoencoder, plain={"code.weight": "two different axes"}, shows="a matrix and its transpose"),
     Case("lora", lora, shows="a frozen layer with a low-rank detour"),
     Case("branching", branching, vmap=False, shows="what it computes depends on the values of its weights"),
     Case("dropout", dropout, shows="dropout, handed over in training mode"),

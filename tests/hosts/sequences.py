@@ -56,6 +56,16 @@ def with_mask(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, hidden.logical_and(torch.arange(x.shape[1]) > 0)
 
 
+def pooled() -> nn.Module:
+    """Learned queries look at the sequence, as in a set transformer."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return s.head(s.attention(s.queries.expand(len(x), -1, -1), x, x, need_weights=False)[0].flatten(1))
+
+    layer = nn.MultiheadAttention(4, 2, batch_first=True)
+    return Through(forward, queries=weight(1, 2, 4), attention=layer, head=nn.Linear(8, 2))
+
+
 def hand_made() -> nn.Module:
     """Queries, keys and values from one Linear, as in a ViT."""
 
@@ -177,6 +187,7 @@ CASES = (
     Case("attention_bias_kv", lambda: attention(on_itself, add_bias_kv=True, add_zero_attn=True), (3, 4),
          plain={"attention.bias_k": "", "attention.bias_v": ""}, shows="add_bias_kv, add_zero_attn"),
     Case("hand_made_attention", hand_made, (3, 4), plain={"place": ""}, shows="qkv from one Linear; learned places"),
+    Case("learned_queries", pooled, (3, 4), blocks=PARTS, plain={"queries": ""}, shows="learned queries look at the sequence"),
     Case("transformer", transformer, (3, 4), shows="TransformerEncoderLayer, fast path"),
     Case("norm_first", norm_first, (3, 4), shows="TransformerEncoderLayer, norm first, positions first, no bias"),
     Case("encoder", encoder, (3, 4), wrap=with_mask, shows="TransformerEncoder with a mask"),
@@ -197,7 +208,7 @@ CASES = (
     Case("gru", lambda: recurrent(nn.GRU(2, 3, bidirectional=True, batch_first=True)), (4, 2), vmap=False,
          shows="GRU, both directions"),
     Case("gru_time_first", time_first, (3, 2), vmap=False, plain={"start": ""}, shows="GRU of two layers, learned first state"),
-    Case("rnn", lambda: recurrent(nn.RNN(2, 3, num_layers=2, nonlinearity="relu", batch_first=True)), (4, 2), vmap=False,
+    Case("rnn", lambda: recurrent(nn.RNN(2, 6, num_layers=2, nonlinearity="relu", batch_first=True)), (4, 2), vmap=False,
          shows="RNN with ReLU, two layers"),
     Case("rnn_tanh", lambda: recurrent(nn.RNN(2, 3, bias=False, batch_first=True)), (4, 2), vmap=False, shows="RNN, no bias"),
     Case("lstm_cell", lambda: cell(nn.LSTMCell(2, 3)), (3, 2), vmap=False, shows="LSTMCell in a loop of its own"),
