@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class Moment:
         for start, stop, groups in self.totals:
             edges |= {start + i * (stop - start) // groups for i in range(groups + 1)}
         ordered = sorted(edges)
-        return tuple(b - a for a, b in zip(ordered, ordered[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(ordered))
 
     def value(self) -> Tensor:
         """The mean of h hᵀ per block, (G, pieces, d, d); zero for rows that met nothing."""
