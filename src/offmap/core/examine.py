@@ -5,7 +5,7 @@ Everything runs on copies that share the host's parameters and nothing else, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,49 +71,50 @@ def examine(net: nn.Module, inputs: Inputs, select: Select = first_tensor) -> Fi
     """
     device = one_device(net)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        look = Look(net, take_rows(inputs, slice(0, ROWS)), select)
+        own = floating(net)
+        # some hosts rewrite their parameters in a call, as embeddings with `max_norm` do
+        look = Look(net, take_rows(inputs, slice(0, ROWS)), select, {n: w.clone() for n, w in own.items()})
         alone = _answer(replace(look, x=take_rows(inputs, slice(0, 2))), device)
         first = _answer(look, device)
-        changing = _memory(look, first)
-        hidden = look.hidden(changing)
+        used, changing = _memory(look, first)
+        rewritten = {n: w for n, w in look.weights.items() if not _same(w, own[n], exact=True)}
+        look = replace(look, weights=own | rewritten)
+        _check_results(look, used)
+        hidden = look.hidden()
         unreached = look.without_effect(hidden, first)
         for start in range(ROWS, min(rows_of(inputs), SECOND_LOOK), ROWS):
             if unreached:
                 later = replace(look, x=take_rows(inputs, slice(start, start + ROWS)))
-                hidden = [name for name in later.hidden(changing) if name in hidden]
+                hidden = [name for name in later.hidden() if name in hidden]
                 unreached = later.without_effect([name for name in unreached if name in hidden], later.run())
         return Findings(
             unreached=tuple(unreached),
             hidden=tuple(name for name in hidden if name not in unreached),
-            changing=tuple(changing),
+            changing=(*rewritten, *changing),
             rows=None if _same(alone, first[:2]) else (len(alone), len(first)),
         )
 
 
 @dataclass(frozen=True)
 class Look:
-    """A host, a few rows, and what of the output matters."""
+    """A host, a few rows, what of the output matters, and the weights to call it with."""
 
     net: nn.Module
     x: Inputs
     select: Select
-
-    @property
-    def weights(self) -> Weights:
-        """The host's floating-point parameters, detached."""
-        return floating(self.net)
+    weights: Weights
 
     def fresh(self) -> nn.Module:
         """The host as it is before any call."""
         return copy_host(self.net, share=True)
 
-    def run(self, twin: nn.Module | None = None, x: Inputs | None = None, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+    def run(self, twin: nn.Module | None = None, x: Inputs | None = None) -> Tensor:
         """The selected output."""
-        return call(twin or self.fresh(), weights or self.weights, self.x if x is None else x, self.select).detach()
+        return call(twin or self.fresh(), self.weights, self.x if x is None else x, self.select).detach()
 
-    def hidden(self, copied: Iterable[str]) -> list[str]:
+    def hidden(self) -> list[str]:
         """Parameters that the graph of the output does not lead to; nothing is differentiated, so nothing is held."""
-        leaves = {n: (w.clone() if n in copied else w).requires_grad_() for n, w in self.weights.items()}
+        leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         try:
             with torch.enable_grad(), slow_attention():
                 output = call(self.fresh(), leaves, self.x, self.select)
@@ -130,10 +131,10 @@ class Look:
         return self.without_effect(names[:half], plain) + self.without_effect(names[half:], plain) if half else []
 
     def _moved(self, names: list[str], plain: Tensor, size: float) -> bool:
-        weights = self.weights
+        moved = self.weights | shaken({n: self.weights[n] for n in names}, size)
         try:
             # to the bit: a branch may be scaled down to almost nothing and still be one
-            return not _same(self.run(weights=weights | shaken({n: weights[n] for n in names}, size)), plain, exact=True)
+            return not _same(replace(self, weights=moved).run(), plain, exact=True)
         except HOST_ERRORS:
             return True
 
@@ -168,33 +169,29 @@ def _half(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype in (torch.float16, torch.bfloat16) and device.type == "cpu"
 
 
-def _memory(look: Look, first: Tensor) -> list[str]:
-    """Refuse randomness and memory that show in the output; give the names of what calls change without that."""
-    weights = {n: w.clone() for n, w in look.weights.items()}
+def _memory(look: Look, first: Tensor) -> tuple[nn.Module, list[str]]:
+    """Refuse randomness and memory that show in the output; give a host that was called, and what calls change without that."""
     used = look.fresh()
-    look.run(used, _others(look.x), weights)
+    look.run(used, _others(look.x))
     between = copy_host(used, share=True)
-    again = look.run(used, weights=weights)
+    again = look.run(used)
     if not _same(again, first, exact=True):
         _refuse(look, used, first, again)
-    rewritten = [name for name, w in look.weights.items() if not _same(weights[name], w, exact=True)]
-    del weights
-    if _keeps_results(look, used):
+    return used, _changed(between, used)
+
+
+def _check_results(look: Look, used: nn.Module) -> None:
+    """Refuse a host that, once called, answers to new weights as if they were the old ones."""
+    moved = replace(look, weights=shaken(look.weights, 0.3))
+    try:
+        fresh = moved.run()
+    except HOST_ERRORS:  # it does not take any weights
+        return
+    if not _same(moved.run(used), fresh):
         raise HostError(
             f"Expected a host that computes anew from its weights, but {type(look.net).__name__} keeps what it made of them in "
             f"{listed(_changed(look.net, used))}. Keep such results in training mode only, or clear them in every call."
         )
-    return [*rewritten, *_changed(between, used)]
-
-
-def _keeps_results(look: Look, used: nn.Module) -> bool:
-    """Whether a host that was called answers to new weights as if they were the old ones."""
-    moved = shaken(look.weights, 0.3)
-    try:
-        fresh = look.run(weights=moved)
-    except HOST_ERRORS:  # it does not take any weights
-        return False
-    return not _same(look.run(used, weights=moved), fresh)
 
 
 def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
@@ -226,7 +223,7 @@ def _same(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or exact:
-        return bool(((a == b) | ((a != a) & (b != b))).all())
+        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
     tolerance = TOLERANCE[a.dtype]
     size = b.abs().nan_to_num(0.0, 0.0, 0.0).max() if b.numel() else 0.0
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(size), equal_nan=True)
