@@ -99,7 +99,9 @@ def test_every_host_of_the_zoo_has_a_last_layer_of_two_rows(case: Case):
 
 def test_a_host_without_a_product_has_no_last_layer():
     net = copy_host(nn.LayerNorm(3))
-    with pytest.raises(ConfigError, match="Expected a matrix product on the way to the output for where='last-layer', but LayerNorm"):
+    with pytest.raises(
+        ConfigError, match="Expected a matrix product on the way to the output for where='last-layer', but LayerNorm"
+    ):
         last_layer(net, X)
 
 
@@ -134,14 +136,20 @@ def test_words_win_over_parameters_of_the_same_name():
 
 
 def test_patterns_that_fit_nothing_are_refused_as_ever():
-    with pytest.raises(ConfigError, match=r"Expected `where` to pick at least one parameter, but 'lastlayer' fits none of \['weight'"):
+    with pytest.raises(
+        ConfigError, match=r"Expected `where` to pick at least one parameter, but 'lastlayer' fits none of \['weight'"
+    ):
         choose(centre(nn.Linear(3, 2)), X, "lastlayer")
-    with pytest.raises(ConfigError, match=r"a function or None, but got 3. The words \['all', 'matrices', 'last-layer'\] are patterns"):
+    with pytest.raises(
+        ConfigError, match=r"a function or None, but got 3. The words \['all', 'matrices', 'last-layer'\] are patterns"
+    ):
         choose(centre(nn.Linear(3, 2)), X, 3)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_last_layer_takes_a_forward_pass():
-    with pytest.raises(ConfigError, match="Expected names, but 'last-layer' takes a forward pass to tell. Use `offmap.fit`, or pass a"):
+    with pytest.raises(
+        ConfigError, match="Expected names, but 'last-layer' takes a forward pass to tell. Use `offmap.fit`, or pass a"
+    ):
         chooser("last-layer")
 
 
@@ -149,6 +157,8 @@ def test_what_no_input_reaches_stays_fixed():
     net = two_heads()
     at = choose(centre(net), X, unreached=["c.weight", "c.bias"])
     assert list(at.mean) == ["a.weight", "a.bias", "b.weight", "b.bias"]
-    message = r"Expected `where` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `sel"
+    message = (
+        r"Expected `where` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `sel"
+    )
     with pytest.raises(ConfigError, match=message):
         choose(centre(net), X, "c.*", unreached=["c.weight", "c.bias"])

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from offmap._types import Inputs, Weights
 from offmap.core.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed, rows_of, take_rows
 from offmap.core.noise import generator
 from offmap.core.reads import slow_attention
+from offmap.core.state import changed, same
 from offmap.core.weights import copy_host, floating, listed, one_device
 from offmap.errors import HostError
 
@@ -26,12 +27,6 @@ ROWS = 8
 
 SECOND_LOOK = 64
 """Rows on which a parameter must stay without effect before it is called unreached: experts and branches need some luck."""
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""What another order of summation can do to an output, as a share of the largest one."""
-
-OWN_TO_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
-"""Attributes of modules that are no state of the user's."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def examine(net: nn.Module, inputs: Inputs, select: Select = first_tensor) -> Fi
         alone = _answer(replace(look, x=take_rows(inputs, slice(0, 2))), device)
         first = _answer(look, device)
         used, changing = _memory(look, first)
-        rewritten = {n: w for n, w in look.weights.items() if not _same(w, own[n], exact=True)}
+        rewritten = {n: w for n, w in look.weights.items() if not same(w, own[n], exact=True)}
         look = replace(look, weights=own | rewritten)
         _check_results(look, used)
         hidden = look.hidden()
@@ -91,7 +86,7 @@ def examine(net: nn.Module, inputs: Inputs, select: Select = first_tensor) -> Fi
             unreached=tuple(unreached),
             hidden=tuple(name for name in hidden if name not in unreached),
             changing=(*rewritten, *changing),
-            rows=None if _same(alone, first[:2]) else (len(alone), len(first)),
+            rows=None if same(alone, first[:2]) else (len(alone), len(first)),
         )
 
 
@@ -134,7 +129,7 @@ class Look:
         moved = self.weights | shaken({n: self.weights[n] for n in names}, size)
         try:
             # to the bit: a branch may be scaled down to almost nothing and still be one
-            return not _same(replace(self, weights=moved).run(), plain, exact=True)
+            return not same(replace(self, weights=moved).run(), plain, exact=True)
         except HOST_ERRORS:
             return True
 
@@ -175,9 +170,9 @@ def _memory(look: Look, first: Tensor) -> tuple[nn.Module, list[str]]:
     look.run(used, _others(look.x))
     between = copy_host(used, share=True)
     again = look.run(used)
-    if not _same(again, first, exact=True):
+    if not same(again, first, exact=True):
         _refuse(look, used, first, again)
-    return used, _changed(between, used)
+    return used, changed(between, used)
 
 
 def _check_results(look: Look, used: nn.Module) -> None:
@@ -187,19 +182,19 @@ def _check_results(look: Look, used: nn.Module) -> None:
         fresh = moved.run()
     except HOST_ERRORS:  # it does not take any weights
         return
-    if not _same(moved.run(used), fresh):
+    if not same(moved.run(used), fresh):
         raise HostError(
             f"Expected a host that computes anew from its weights, but {type(look.net).__name__} keeps what it made of them in "
-            f"{listed(_changed(look.net, used))}. Keep such results in training mode only, or clear them in every call."
+            f"{listed(changed(look.net, used))}. Keep such results in training mode only, or clear them in every call."
         )
 
 
 def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
     """Raise for a host whose second answer to the same rows is another one, and say whose fault it is."""
-    sources, changed = random_operators(look), _changed(look.net, used)
-    if _same(again, first) and not sources:
+    sources, memory = random_operators(look), changed(look.net, used)
+    if same(again, first) and not sources:
         return  # an unlucky order of summation
-    if not changed or not _same(look.run(), first, exact=True):
+    if not memory or not same(look.run(), first, exact=True):
         raise HostError(
             f"Expected the same output for the same inputs, but {type(look.net).__name__} draws its own randomness: "
             f"{', '.join(sources) or 'not with an operator of torch'}. Switch it off in evaluation mode, for example with "
@@ -207,7 +202,7 @@ def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
         )
     raise HostError(
         f"Expected outputs that do not depend on earlier calls, but {type(look.net).__name__} remembers them in "
-        f"{listed(changed)}. Update such state in training mode only, `if self.training:`."
+        f"{listed(memory)}. Update such state in training mode only, `if self.training:`."
     )
 
 
@@ -216,42 +211,6 @@ def _others(x: Inputs) -> Inputs:
     size = rows_of(x)
     order = torch.arange(size) // 2
     return tree_map(lambda t: t[order.to(t.device)] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, x)
-
-
-def _same(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:
-    """Equal up to what another order of summation can do, or to the bit; NaN equals NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point() or exact:
-        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-    tolerance = TOLERANCE[a.dtype]
-    size = b.abs().nan_to_num(0.0, 0.0, 0.0).max() if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(size), equal_nan=True)
-
-
-def _state(net: nn.Module) -> dict[str, list[Any]]:
-    """Tensors and plain numbers in every buffer and attribute of every module, by dotted name."""
-    found: dict[str, list[Any]] = {}
-    for path, module in net.named_modules():
-        kept = {name: value for name, value in vars(module).items() if name not in OWN_TO_TORCH}
-        for name, value in (vars(module)["_buffers"] | kept).items():
-            leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | bool | int | float | str | None)]
-            found[f"{path}.{name}".lstrip(".")] = leaves
-    return found
-
-
-def _changed(before: nn.Module, after: nn.Module) -> list[str]:
-    """Names of buffers and attributes that differ."""
-    old, new = _state(before), _state(after)
-
-    def equal(a: Any, b: Any) -> bool:
-        return _same(a, b, exact=True) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
-
-    def alike(name: str) -> bool:
-        a, b = old.get(name, []), new.get(name, [])
-        return len(a) == len(b) and all(map(equal, a, b))
-
-    return [name for name in old | new if not alike(name)]
 
 
 class _Spy(TorchDispatchMode):

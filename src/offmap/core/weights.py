@@ -35,8 +35,9 @@ def copy_host(net: nn.Module, *, share: bool = False) -> nn.Module:
     # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
     leftovers = [t for m in net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in leftovers}
-    if share:
-        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in net.parameters()}
+    for p in net.parameters():
+        if share or p.is_inference():  # which deepcopy would keep from gradients for good
+            memo[id(p)] = nn.Parameter(p.detach() if share else p.detach().clone(), requires_grad=False)
     try:
         twin = copy.deepcopy(net, memo)
     except Exception as error:

@@ -19,6 +19,7 @@ from offmap.core.construct import centre
 from offmap.core.examine import examine
 from offmap.core.forward import Select, first_tensor, take_rows
 from offmap.core.noise import generator
+from offmap.core.state import forget
 from offmap.core.weights import Where, copy_host, one_device
 from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
@@ -84,6 +85,7 @@ def fit(
         findings = examine(at.net, held.inputs, runtime.select)
         for note in findings.notes:
             logger.warning(note)
+        forget(at.net, findings.changing)
         plain = Sampled(runtime.host(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
         _same_function(hosts, plain, held)
         law = likelihood_of(plain, rows, held, likelihood)
@@ -189,7 +191,7 @@ def hosts_of(nets: Any) -> list[nn.Module]:
             raise HostError(f"Expected a host with floating-point parameters, but {type(host).__name__} has none.")
         one_device(host)
         for name, p in host.named_parameters():
-            if not bool(p.isfinite().all()):
+            if not bool(p.detach().isfinite().all()):
                 raise HostError(f"Expected a trained host with finite weights, but `{name}` holds NaN or infinite values.")
     return hosts
 
