@@ -18,7 +18,7 @@ OWN_TO_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_ref
 """Attributes of modules that are no state of the user's."""
 
 ABSENT: Any = ...
-"""An attribute that was not there: a singleton, also after a pickle."""
+"""An attribute that was not there."""
 
 
 def same(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:
