@@ -53,12 +53,14 @@ def centre(nets: nn.Module | Sequence[nn.Module], where: Where = None) -> Centre
     """A private copy of the hosts; the users' own are never touched."""
     hosts = [nets] if isinstance(nets, nn.Module) else list(nets)
     same_architecture(hosts)
-    net = copy_host(hosts[0])
+    net = copy_host(hosts[0], share=len(hosts) > 1)
     chosen = [select(host, where) for host in [net, *hosts[1:]]]
     mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(hosts) == 1 else stack(chosen)
     fixed: Weights = {}
     if len(hosts) > 1:
         fixed = stack([remainder(host, c) for host, c in zip(hosts, chosen, strict=True)])
+        for name, p in net.named_parameters():  # the private host reads the stack, which is all that is held
+            p.data = (mean if name in mean else fixed)[name][0]
     return Centre(net, mean, fixed)
 
 
