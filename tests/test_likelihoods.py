@@ -362,10 +362,8 @@ RULE: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Likelihood]] = [
     ((4, 1), (4,), INT, Bernoulli()),
     ((4,), (4, 1), BOOL, Bernoulli()),
     ((4, 1), (4, 1), BOOL, Bernoulli()),
-    ((4, 7), (4, 7), INT, Bernoulli(1)),
     ((4, 7, 1), (4, 7), INT, Bernoulli(1)),
     ((4, 1, 5, 6), (4, 5, 6), BOOL, Bernoulli(2)),
-    ((4, 5, 6), (4, 5, 6), INT, Bernoulli(2)),
     ((4, 1, 5, 6), (4, 5, 6), FLOAT, Gaussian(1, True, torch.ones(1))),
     ((4, 2, 5, 6), (4, 5, 6), FLOAT, Gaussian(1, True)),
     ((4, 3, 5, 6), (4, 3, 5, 6), FLOAT, Gaussian(3, False, torch.ones(3))),
@@ -388,6 +386,15 @@ def test_likelihood_is_inferred_from_types_and_shapes(
     else:
         assert found == law
     check_targets(found, torch.zeros(output), torch.zeros(targets, dtype=dtype), "train")
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((4, 7), INT), ((4, 7), FLOAT), ((4, 5, 6), BOOL)])
+def test_targets_of_the_outputs_own_shape_are_yes_and_no_by_name_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    output, y = torch.zeros(shape), torch.zeros(shape, dtype=dtype)
+    assert infer(output, y, "bernoulli") == Bernoulli(len(shape) - 1)
+    if dtype != FLOAT:
+        with pytest.raises(ShapeError, match="for the categorical likelihood"):  # one-hot, perhaps
+            infer(output, y)
 
 
 MISFITS: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, str | None, str]] = [

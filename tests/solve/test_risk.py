@@ -19,7 +19,7 @@ from offmap.core.forward import Host
 from offmap.core.weights import copy_host
 from offmap.errors import ConfigError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
-from offmap.solve.risk import RISKS, Validation, as_risk, chance_nll
+from offmap.solve.risk import RISKS, Validation, as_risk, chance_nll, zero_one
 
 P = 7
 

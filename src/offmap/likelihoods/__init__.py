@@ -6,10 +6,10 @@ Stacked outputs have the draw axis first: (P, B, ...). NLLs are in nats and incl
 
 from offmap.likelihoods.classes import Bernoulli, Categorical
 from offmap.likelihoods.gaussian import Gaussian
-from offmap.likelihoods.protocol import IGNORED, Likelihood, Prediction, aligned, averaged
+from offmap.likelihoods.protocol import Likelihood, Prediction, aligned, averaged
 from offmap.likelihoods.rule import check_counted, check_targets, infer, resolve
 
 __all__ = [
-    "IGNORED", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "aligned", "averaged", "check_counted",
+    "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "aligned", "averaged", "check_counted",
     "check_targets", "infer", "resolve",
 ]  # fmt: skip

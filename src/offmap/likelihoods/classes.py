@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offmap import scores
+from offmap._types import IGNORED
 from offmap.errors import ConfigError
-from offmap.likelihoods.protocol import IGNORED, Prediction, aligned, averaged
+from offmap.likelihoods.protocol import Prediction, aligned, averaged
 
 
 @dataclass(frozen=True)

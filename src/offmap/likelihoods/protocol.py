@@ -10,10 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from offmap._types import IGNORED
 from offmap.errors import ShapeError
-
-IGNORED = -100
-"""A class target that counts for nothing: torch's `ignore_index`, Hugging Face's label of special tokens and padding."""
 
 
 @dataclass(frozen=True)

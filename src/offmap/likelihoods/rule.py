@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offmap._types import IGNORED
 from offmap.errors import ConfigError, DataError, ShapeError, nearest
 from offmap.likelihoods.classes import Bernoulli, Categorical
 from offmap.likelihoods.gaussian import Gaussian
-from offmap.likelihoods.protocol import IGNORED, Likelihood
+from offmap.likelihoods.protocol import Likelihood
 
 
 def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
     """The likelihood for one batch of host outputs (B, ...) and targets: by name, or by the rule of the types and shapes.
 
-    Float targets are regressed. Whole ones are classes, or yes and no where the host gives one number for each. The class axis
-    is the one that the targets lack: 1, or the last; where both would do, as for (B, 5, 5) and (B, 5), it is 1. Pass
-    `Categorical(axis=-1)` to say otherwise.
+    Float targets are regressed. Whole ones are classes, or yes and no where the class axis has size 1. The class axis is the one
+    that the targets lack: 1, or the last; where both would do, as for (B, 5, 5) and (B, 5), it is 1. Pass
+    `Categorical(axis=-1)` to say otherwise, and "bernoulli" for targets of the outputs' own shape, such as several labels.
 
     >>> infer(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))
     Categorical(axis=1)
@@ -32,7 +33,9 @@ def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
                           f"but got {name!r}.")  # fmt: skip
     if name is None:
         single = output.ndim == 1 or (output.ndim == 2 and output.shape[1] == 1)
-        name = "gaussian" if y.is_floating_point() else "bernoulli" if single or _bernoulli(output, y) else "categorical"
+        # targets of the outputs' own shape may be one-hot: several labels are yes and no only where the user says so
+        single = single or (output.ndim > y.ndim and _bernoulli(output, y) is not None)
+        name = "gaussian" if y.is_floating_point() else "bernoulli" if single else "categorical"
     law = RULES[name](output, y) if y.shape[0] == output.shape[0] else None
     if law is None:
         raise _misfit(name, output, y)

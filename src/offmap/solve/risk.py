@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offmap._types import IGNORED
 from offmap.batches import Rows
 from offmap.core.distribution import WeightDistribution
 from offmap.core.forward import Host, take_rows
 from offmap.errors import ConfigError, nearest
-from offmap.likelihoods import IGNORED, Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
 
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
 """(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
