@@ -75,12 +75,11 @@ def next_tokens(inputs: Inputs, targets: Tensor) -> Tensor:
     >>> next_tokens({"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1, 0]])}, ids)
     tensor([[   6,    7, -100, -100]])
     """
-    ids = inputs.get("input_ids")
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     counted = targets != IGNORED
-    if ids is None or ids.shape != targets.shape or targets.ndim < 2 or not bool(((ids == targets) | ~counted).all()):
+    if not isinstance(ids, Tensor) or ids.shape != targets.shape or ids.ndim < 2 or bool(((ids != targets) & counted).any()):
         return targets
-    mask = inputs.get("attention_mask")
-    if mask is not None and mask.shape == targets.shape:
+    if isinstance(mask, Tensor) and mask.shape == targets.shape:
         counted = counted & (mask != 0)
     return F.pad(targets.masked_fill(~counted, IGNORED)[:, 1:], (0, 1), value=IGNORED)
 
