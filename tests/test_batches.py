@@ -376,6 +376,23 @@ def test_batches_of_different_lengths_are_padded_at_the_end() -> None:
         assert (rows.targets[here, length:] == -100).all()
 
 
+def test_padding_in_front_stays_in_front() -> None:
+    parts = [{name: t.flip(1) for name, t in padded(n).items()} for n in (4, 6)]  # whose last place is a word
+    rows = gather(stream(parts))
+    assert torch.equal(rows.inputs["input_ids"][:2, 2:], parts[0]["input_ids"])
+    assert torch.equal(rows.targets[:2, 2:], parts[0]["labels"])
+    assert (rows.inputs["input_ids"][:2, :2] == 9).all()
+    assert (rows.inputs["attention_mask"][:2, :2] == 0).all()
+    assert (rows.targets[:2, :2] == -100).all()
+    assert torch.equal(rows.inputs["input_ids"][2:], parts[1]["input_ids"])
+
+
+def test_targets_of_different_lengths_need_a_mask_too() -> None:
+    parts = [(torch.zeros(2, 3), torch.zeros(2, n, dtype=torch.int64)) for n in (4, 6)]
+    with pytest.raises(ShapeError, match="cannot be joined"):
+        gather(stream(parts))
+
+
 def test_streams_keep_their_lengths() -> None:
     parts = [padded(4), padded(6, 3)]
     assert [tuple(x["input_ids"].shape) for x, _ in stream(parts)] == [(2, 4), (3, 6)]

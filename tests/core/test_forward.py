@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -222,6 +224,8 @@ def test_a_shared_tensor_is_never_cut_and_is_an_ordinary_tensor_otherwise():
     assert type(marked * 2) is type(marked.clone()) is Tensor
     assert type(mask) is Tensor  # the user's own is as it was
     assert marked.data_ptr() == mask.data_ptr()
+    for again in (copy.deepcopy(marked), pickle.loads(pickle.dumps(marked))):  # as from a worker of a DataLoader
+        assert take_rows((x, again), slice(0, 2))[1].shape == (5, 5)
 
 
 def test_what_is_shared_is_learned_where_all_rows_are_seen():

@@ -1,8 +1,7 @@
 """A user's data, whatever its form, as re-iterable batches (inputs, targets) on the host's device and in its dtype.
 
 Batches of a DataLoader may differ in length, as padded texts do. Validation data are held in memory as one batch, so there they
-are padded at the end to the longest: that takes an `attention_mask` among the inputs, by which the host knows padding. The mask
-gets 0, other inputs what they hold where the mask is 0 (or 0), and class targets −100.
+are padded to the longest: that takes an `attention_mask` among the inputs, by which the host knows padding.
 """
 
 from offmap.batches.forms import Batch, Place, check_finite, check_inputs, divide, is_mapping, unlabelled

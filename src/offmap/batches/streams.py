@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from offmap._types import IGNORED, Data, Inputs
+from offmap._types import Data, Inputs
 from offmap.batches.forms import Batch, Place, read
-from offmap.batches.join import join, lay
+from offmap.batches.join import join
 from offmap.core.forward import take_rows
 from offmap.core.noise import permutation
 from offmap.errors import DataError, ShapeError
@@ -107,17 +106,14 @@ def _read(data: Stream) -> Rows:
     parts = list(data)
     if not parts:
         raise DataError(f"Expected at least one example in `{data.name}`, but it is empty.")
-    targets = [y for _, y in parts]
-    ragged = len({y.shape[1:] for y in targets}) > 1 and not targets[0].is_floating_point()
     try:
-        inputs = join([x for x, _ in parts])
-        whole = lay([y.long() for y in targets], IGNORED) if ragged else torch.cat(targets)
+        inputs, targets = join(parts)
     except (RuntimeError, ValueError) as error:
         raise ShapeError(
             f"Expected batches of `{data.name}` that differ in the number of rows alone, or in length beside an "
             f"`attention_mask`, but they cannot be joined: {error}. Pad all examples to one size."
         ) from error
-    return Rows(inputs, whole, max(1, parts[0][1].shape[0]), data.name)
+    return Rows(inputs, targets, max(1, parts[0][1].shape[0]), data.name)
 
 
 def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:

@@ -68,6 +68,9 @@ class Shared(Tensor):
     # what is computed from it is a plain tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), shared(self.detach().clone()))
+
 
 def shared(tensor: Tensor) -> Tensor:
     """Mark a tensor that all rows share. Needed only if its first axis may be as long as the first batch: else it is seen.
