@@ -39,7 +39,11 @@ SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic"}
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """Methods take inputs (or a DataLoader) and return tensors on the host's device; higher scores are stranger."""
+    """Methods take inputs and return tensors on the host's device; higher scores are stranger.
+
+    Inputs are a tensor or array, a tuple (`*args` of the host), a dict or what is like one (`**kwargs`; a target among them is put
+    aside), or a DataLoader of these, whose batches may differ in length.
+    """
 
     predictive: Predictive
     likelihood: Likelihood
