@@ -41,8 +41,8 @@ SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic"}
 class Guard:
     """Methods take inputs and return tensors on the host's device; higher scores are stranger.
 
-    Inputs are a tensor or array, a tuple (`*args` of the host), a dict or what is like one (`**kwargs`; a target among them is put
-    aside), or a DataLoader of these, whose batches may differ in length.
+    Inputs are a tensor or array, a tuple (`*args` of the host), a dict or what is like one (`**kwargs`; a target among them is
+    put aside), or a DataLoader of these, whose batches may differ in length.
     """
 
     predictive: Predictive
