@@ -153,7 +153,8 @@ def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str |
         raise HostError("Expected a trained host with finite outputs, but it gives NaN or infinite values on `valid`.")
     law = resolve(likelihood, outputs, valid.targets)
     for _, y in train:
-        if y.shape[1:] != valid.targets.shape[1:] or y.is_floating_point() != valid.targets.is_floating_point():
+        alike = y.shape[1:] == valid.targets.shape[1:] or (y.ndim == valid.targets.ndim and not y.is_floating_point())
+        if not alike or y.is_floating_point() != valid.targets.is_floating_point():
             raise DataError(
                 f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and "
                 f"{tuple(valid.targets.shape)} ({valid.targets.dtype})."
