@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from offmap.batches import Place, Rows, Stream, batches, check_finite, divide, gather, split, unlabelled
+from offmap.core.forward import shared
 from offmap.errors import DataError, ShapeError
 from trained import regression
 
@@ -285,7 +287,10 @@ def test_too_few_rows_are_refused_by_number() -> None:
 
 def test_batches_that_cannot_be_joined_are_refused() -> None:
     ragged = [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))]
-    with pytest.raises(ShapeError, match="Expected batches of `valid` that differ in the number of rows alone.*Pad all examples"):
+    with pytest.raises(
+        ShapeError,
+        match="Expected batches of `valid` that differ in the number of rows alone, or in length beside.*Pad all examples",
+    ):
         gather(batches(DataLoader(ragged, batch_size=None), PLACE, name="valid"))
 
 
@@ -335,3 +340,136 @@ def test_batches_cover_every_row_once_in_any_batch_size(n: int, batch_size: int,
         assert all(len(part) <= batch_size for _, part in parts)
         assert sorted(torch.cat([part for _, part in parts]).tolist()) == list(range(n))
         assert all(torch.equal(a[:, 0].long(), b) for a, b in parts)
+
+
+# -------------------------------------------------------------------------------------------------------------- lengths
+
+
+def padded(length: int, rows: int = 2, *, pad: int = 9, seed: int = 0) -> dict[str, Tensor]:
+    """Tokens of `length` places, the last row one shorter and padded."""
+    ids = torch.randint(1, 9, (rows, length), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones(rows, length, dtype=torch.int64)
+    mask[-1, -1] = 0
+    return {
+        "input_ids": ids.masked_fill(mask == 0, pad),
+        "attention_mask": mask,
+        "labels": (ids % 3).masked_fill(mask == 0, -100),
+    }
+
+
+def stream(parts: list[Any], **options: Any) -> Any:
+    return batches(DataLoader(parts, batch_size=None), PLACE, name="valid", **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_batches_of_different_lengths_are_padded_at_the_end() -> None:
+    parts = [padded(4), padded(6, 3), padded(5)]
+    rows = gather(stream(parts))
+    assert rows.inputs["input_ids"].shape == rows.targets.shape == (7, 6)
+    start = 0
+    for part in parts:
+        length, here = part["labels"].shape[1], slice(start, start + len(part["labels"]))
+        start = here.stop
+        assert torch.equal(rows.inputs["input_ids"][here, :length], part["input_ids"])
+        assert torch.equal(rows.targets[here, :length], part["labels"])
+        assert (rows.inputs["attention_mask"][here, length:] == 0).all()
+        assert (rows.inputs["input_ids"][here, length:] == 9).all()  # the padding of the user's own tokenizer
+        assert (rows.targets[here, length:] == -100).all()
+
+
+def test_padding_in_front_stays_in_front() -> None:
+    parts = [{name: t.flip(1) for name, t in padded(n).items()} for n in (4, 6)]  # whose last place is a word
+    rows = gather(stream(parts))
+    assert torch.equal(rows.inputs["input_ids"][:2, 2:], parts[0]["input_ids"])
+    assert torch.equal(rows.targets[:2, 2:], parts[0]["labels"])
+    assert (rows.inputs["input_ids"][:2, :2] == 9).all()
+    assert (rows.inputs["attention_mask"][:2, :2] == 0).all()
+    assert (rows.targets[:2, :2] == -100).all()
+    assert torch.equal(rows.inputs["input_ids"][2:], parts[1]["input_ids"])
+
+
+def test_targets_of_different_lengths_need_a_mask_too() -> None:
+    parts = [(torch.zeros(2, 3), torch.zeros(2, n, dtype=torch.int64)) for n in (4, 6)]
+    with pytest.raises(ShapeError, match="cannot be joined"):
+        gather(stream(parts))
+
+
+def test_streams_keep_their_lengths() -> None:
+    parts = [padded(4), padded(6, 3)]
+    assert [tuple(x["input_ids"].shape) for x, _ in stream(parts)] == [(2, 4), (3, 6)]
+
+
+def test_flat_targets_beside_texts_of_different_lengths_stay_flat() -> None:
+    parts = [{**padded(n), "labels": torch.tensor([0.5, n])} for n in (4, 6)]
+    rows = gather(stream(parts))
+    assert rows.targets.tolist() == [0.5, 4.0, 0.5, 6.0]
+    assert rows.inputs["attention_mask"].sum(1).tolist() == [4, 3, 6, 5]
+
+
+def test_float_targets_of_different_lengths_are_refused() -> None:
+    parts = [{**padded(n), "labels": torch.zeros(2, n)} for n in (4, 6)]
+    with pytest.raises(ShapeError, match="or in length beside an `attention_mask`, but they cannot be joined"):
+        gather(stream(parts))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_what_is_like_a_dict_is_taken_as_one(pair: bool) -> None:
+    fields = padded(4)
+    labels = fields.pop("labels")
+    whole = (UserDict(fields), labels) if pair else UserDict({**fields, "labels": labels})
+    rows = gather(batches(whole, PLACE, name="train"))
+    assert type(rows.inputs) is dict
+    assert sorted(rows.inputs) == ["attention_mask", "input_ids"]
+    assert torch.equal(rows.targets, labels)
+    assert type(unlabelled(whole, "labels")) is dict
+
+
+# ---------------------------------------------------------------------------------------------------------- next tokens
+
+
+def test_labels_that_repeat_the_tokens_are_those_of_the_next_place() -> None:
+    fields = padded(4)
+    rows = gather(batches({**fields, "labels": fields["input_ids"]}, PLACE, name="train"))
+    ids = fields["input_ids"]
+    assert rows.targets.tolist() == [[*ids[0, 1:].tolist(), -100], [*ids[1, 1:3].tolist(), -100, -100]]
+    ignored = ids.masked_fill(torch.tensor([[True, True, False, False]] * 2), -100)  # a prompt that is not scored
+    rows = gather(batches({**fields, "labels": ignored}, PLACE, name="train"))
+    assert rows.targets.tolist() == [[-100, *ids[0, 2:].tolist(), -100], [-100, int(ids[1, 2]), -100, -100]]
+
+
+def test_other_labels_and_pairs_are_as_they_are() -> None:
+    fields = padded(4)
+    labels = fields.pop("labels")
+    ids = fields["input_ids"]
+    assert torch.equal(gather(batches({**fields, "labels": labels}, PLACE, name="train")).targets, labels)
+    assert torch.equal(gather(batches((fields, ids), PLACE, name="train")).targets, ids)
+    one = gather(batches({"input_ids": ids[:, 0], "labels": ids[:, 0]}, PLACE, name="train"))
+    assert torch.equal(one.targets, ids[:, 0])
+
+
+# --------------------------------------------------------------------------------------------------------------- shared
+
+
+def test_a_mask_that_all_rows_share_is_neither_cut_nor_shuffled_nor_joined() -> None:
+    mask = torch.randn(5, 5)
+    x, y = X.reshape(23, 3), Y
+    rows = gather(batches(({"x": x, "mask": mask}, y), PLACE, name="train", batch_size=5))
+    for data in (rows, rows.shuffled(0, 0), rows.take(torch.arange(5))):
+        for inputs, _ in data:
+            assert torch.equal(inputs["mask"], mask)
+    parts = [({"x": x[i : i + 5], "mask": mask}, y[i : i + 5]) for i in range(0, 23, 5)]  # as long as all batches but the last
+    whole = gather(stream(parts))
+    assert torch.equal(whole.inputs["x"], x)
+    assert torch.equal(whole.inputs["mask"], mask)
+
+
+def test_a_marked_mask_stays_marked_through_casts() -> None:
+    mask = shared(torch.zeros(23, 23, dtype=torch.float64))
+    rows = gather(batches(((X, mask), Y), PLACE, name="train", batch_size=5))
+    assert rows.inputs[1].dtype == torch.float32
+    assert all(m.shape == (23, 23) for (_, m), _ in rows)
+
+
+def test_shared_tensors_that_differ_between_batches_cannot_be_joined() -> None:
+    parts = [((X[:4], torch.zeros(n, n)), Y[:4]) for n in (3, 5)]
+    with pytest.raises(ShapeError, match="a tensor that all rows share differs between them"):
+        gather(stream(parts))

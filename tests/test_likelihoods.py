@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,6 +227,117 @@ def test_classification_scores_lie_between_zero_and_log_c(draws: int, rows: int,
     torch.testing.assert_close(probs.sum(1), torch.ones(rows))
 
 
+# ------------------------------------------------------------------------------------------------------------- positions
+
+
+def whole(high: int, *shape: int) -> Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_classes_on_the_last_axis_are_classes_on_axis_one_moved() -> None:
+    outputs, y = random(4, 3, 6, 5), whole(5, 3, 6)
+    first, last = Categorical(), Categorical(-1)
+    moved = outputs.movedim(-1, 2)
+    for method in ("nll", "prediction_nll"):
+        assert torch.equal(getattr(last, method)(outputs, y), getattr(first, method)(moved, y))
+    for method in ("score", "epistemic"):
+        assert getattr(last, method)(outputs).shape == (3, 6)
+        assert torch.equal(getattr(last, method)(outputs), getattr(first, method)(moved))
+    assert last.predictive(outputs).probs.shape == (3, 5, 6)
+    assert torch.equal(last.predictive(outputs).label, first.predictive(moved).label)
+
+
+@pytest.mark.parametrize("axis", [0, 2, -2])
+def test_the_class_axis_is_one_or_the_last(axis: int) -> None:
+    with pytest.raises(ConfigError, match=f"`axis` to be 1 or -1, the class axis of a batch, but got {axis}"):
+        Categorical(axis)
+
+
+@pytest.mark.parametrize("law", [Categorical(), Bernoulli(2)])
+def test_ignored_targets_count_for_nothing(law: Any) -> None:
+    outputs = random(4, 3, 2, 5, 6) if isinstance(law, Categorical) else random(4, 3, 5, 6)
+    y = whole(2, 3, 5, 6)
+    y[0, :2], y[1] = -100, -100
+    each, mixed = law.nll(outputs, y), law.prediction_nll(outputs, y)
+    shorter = outputs[..., 2:, :]
+    torch.testing.assert_close(each[:, 0], law.nll(shorter, y[:, 2:])[:, 0])
+    torch.testing.assert_close(mixed[0], law.prediction_nll(shorter, y[:, 2:])[0])
+    assert (each[:, 1] == 0).all()  # nothing counts there, and nothing is NaN
+    assert mixed[1] == 0
+    torch.testing.assert_close(each[:, 2], law.nll(outputs[:, 2:], y[2:])[:, 0])
+
+
+def test_an_ignored_row_of_plain_classes_costs_nothing_even_where_the_host_overflows() -> None:
+    outputs = torch.tensor([[[0.0, 1.0], [math.inf, 0.0]]])
+    assert Categorical().nll(outputs, torch.tensor([1, -100]))[0, 1] == 0
+    assert Categorical().nll(outputs, torch.tensor([1, -100])).isfinite().all()
+
+
+def test_ignored_targets_agree_with_torch() -> None:
+    outputs, y = random(1, 3, 4, 7), whole(4, 3, 7)
+    y[:, 5:] = -100
+    torch.testing.assert_close(Categorical().nll(outputs, y).mean(), torch.nn.functional.cross_entropy(outputs[0], y))
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5, 6), (4, 3, 1, 5, 6), (4, 3, 5, 6, 1)])
+def test_dense_bernoulli_is_one_bernoulli_per_position(shape: tuple[int, ...]) -> None:
+    outputs, y = random(*shape), whole(2, 3, 5, 6)
+    slow = -TorchBernoulli(logits=outputs.reshape(4, 3, 5, 6)).log_prob(y.float())
+    torch.testing.assert_close(Bernoulli(2).nll(outputs, y), slow.mean((2, 3)))
+    alone = Bernoulli().score(outputs.reshape(4, 3, 5, 6)[:, :, 2, 4])
+    torch.testing.assert_close(Bernoulli(2).score(outputs)[:, 2, 4], alone)
+    assert Bernoulli(2).predictive(outputs).probs.shape == (3, 2, 5, 6)
+
+
+@pytest.mark.parametrize(("flat", "axis"), [(True, 1), (True, -1), (False, 1), (False, -1)])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_dense_gaussian_is_one_gaussian_per_position(flat: bool, axis: int, noisy: bool) -> None:
+    count = 1 if flat else 2
+    plain = Gaussian(count, False, torch.tensor([0.5, 2.0])[:count] if noisy else None, torch.tensor([3.0, 0.1])[:count])
+    outputs, y = random(4, 3, 5, 6, plain.width), random(3, 5, 6, count, seed=1)
+    law = Gaussian(count, flat, plain.noise, plain.units, axis)
+    placed = outputs.movedim(-1, 2) if axis == 1 else outputs
+    targets = y[..., 0] if flat else y.movedim(-1, axis)
+    at = [(h, w) for h in range(5) for w in range(6)]
+    for method in ("nll", "prediction_nll"):
+        slow = torch.stack([getattr(plain, method)(outputs[:, :, h, w], y[:, h, w]) for h, w in at]).mean(0)
+        torch.testing.assert_close(getattr(law, method)(placed, targets), slow)
+    torch.testing.assert_close(law.score(placed)[:, 2, 4], plain.score(outputs[:, :, 2, 4]))
+    prediction = law.predictive(placed)
+    assert prediction.mean.shape == prediction.std.shape == targets.shape
+    torch.testing.assert_close(law.columns(prediction.mean), outputs[..., :count].mean(0).flatten(0, -2))
+
+
+def test_noise_of_a_dense_regression_is_shared_by_its_positions() -> None:
+    outputs, y = random(2, 9, 3, 5, 6), random(9, 3, 5, 6, seed=1)
+    law = resolve(None, outputs, y)
+    assert isinstance(law, Gaussian)
+    torch.testing.assert_close(law.noise, (y - outputs.mean(0)).square().mean((0, 2, 3)))
+    torch.testing.assert_close(law.units, y.var((0, 2, 3), correction=0))
+
+
+@pytest.mark.parametrize(
+    ("law", "output", "targets"),
+    [
+        (Categorical(-1), (2, 3, 7, 4), torch.zeros(3, 6, dtype=torch.int64)),
+        (Bernoulli(1), (2, 3, 7), torch.zeros(3, 6, dtype=torch.int64)),
+        (Gaussian(noise=torch.ones(1)), (2, 3, 1, 7), torch.zeros(3, 6)),
+    ],
+)
+def test_positions_that_do_not_match_are_refused(law: Any, output: tuple[int, ...], targets: Tensor) -> None:
+    check_targets(law, torch.zeros(output[1:]), targets, "train")  # lengths vary from batch to batch
+    with pytest.raises(ShapeError, match=r"one target per prediction, \(3, 7.*but got targets \((3, 6|18, 1)\).*same length"):
+        law.nll(torch.zeros(output), targets)
+
+
+def test_targets_that_are_all_ignored_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one target that counts, but all of `valid` are -100. Label some"):
+        resolve(None, random(1, 4, 3), torch.full((4,), -100))
+    check_targets(Categorical(), torch.zeros(4, 3), torch.tensor([-100, 2]), "train")
+    with pytest.raises(DataError, match="`train` holds values from -1 to 2"):
+        check_targets(Categorical(), torch.zeros(4, 3), torch.tensor([-100, -1, 2]), "train")
+
+
 # -------------------------------------------------------------------------------------------------------------- rule
 
 FLOAT, INT, BOOL = torch.float32, torch.int64, torch.bool
@@ -243,10 +355,21 @@ RULE: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, Likelihood]] = [
     ((4, 2), (4,), BOOL, Categorical()),
     ((4, 3, 8), (4, 8), INT, Categorical()),
     ((4, 3, 8, 8), (4, 8, 8), INT, Categorical()),
+    ((4, 7, 3), (4, 7), INT, Categorical(-1)),
+    ((4, 7, 8, 3), (4, 7, 8), INT, Categorical(-1)),
+    ((4, 5, 5), (4, 5), INT, Categorical(1)),  # both axes would do
     ((4,), (4,), INT, Bernoulli()),
     ((4, 1), (4,), INT, Bernoulli()),
     ((4,), (4, 1), BOOL, Bernoulli()),
     ((4, 1), (4, 1), BOOL, Bernoulli()),
+    ((4, 7, 1), (4, 7), INT, Bernoulli(1)),
+    ((4, 1, 5, 6), (4, 5, 6), BOOL, Bernoulli(2)),
+    ((4, 1, 5, 6), (4, 5, 6), FLOAT, Gaussian(1, True, torch.ones(1))),
+    ((4, 2, 5, 6), (4, 5, 6), FLOAT, Gaussian(1, True)),
+    ((4, 3, 5, 6), (4, 3, 5, 6), FLOAT, Gaussian(3, False, torch.ones(3))),
+    ((4, 6, 5, 7), (4, 3, 5, 7), FLOAT, Gaussian(3, False)),
+    ((4, 7, 2), (4, 7), FLOAT, Gaussian(1, True, axis=-1)),
+    ((4, 7, 6), (4, 7, 3), FLOAT, Gaussian(3, False, axis=-1)),
 ]
 
 
@@ -258,13 +381,29 @@ def test_likelihood_is_inferred_from_types_and_shapes(
     assert type(found) is type(law)
     if isinstance(law, Gaussian):
         assert isinstance(found, Gaussian)
-        assert (found.targets, found.flat, found.noise is None) == (law.targets, law.flat, law.noise is None)
+        assert (found.targets, found.flat, found.axis) == (law.targets, law.flat, law.axis)
+        assert (found.noise is None) == (law.noise is None)
+    else:
+        assert found == law
+    check_targets(found, torch.zeros(output), torch.zeros(targets, dtype=dtype), "train")
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((4, 7), INT), ((4, 7), FLOAT), ((4, 5, 6), BOOL)])
+def test_targets_of_the_outputs_own_shape_are_yes_and_no_by_name_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    output, y = torch.zeros(shape), torch.zeros(shape, dtype=dtype)
+    assert infer(output, y, "bernoulli") == Bernoulli(len(shape) - 1)
+    if dtype != FLOAT:
+        with pytest.raises(ShapeError, match="for the categorical likelihood"):  # one-hot, perhaps
+            infer(output, y)
 
 
 MISFITS: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, str | None, str]] = [
     ((4, 3), (4,), FLOAT, None, r"outputs \(B, K\) of means or \(B, 2K\).*targets \(4,\) \(torch.float32\) and outputs \(4, 3\)"),
     ((4, 3), (4, 2), FLOAT, None, r"for the gaussian likelihood, but got targets \(4, 2\)"),
-    ((4, 2, 2), (4, 2), FLOAT, None, r"but got targets \(4, 2\) .* and outputs \(4, 2, 2\)"),
+    ((4, 5, 2), (4, 2), FLOAT, None, r"but got targets \(4, 2\) .* and outputs \(4, 5, 2\)"),
+    ((4, 3, 5, 6), (4, 3, 6, 5), FLOAT, None, r"for the gaussian likelihood"),
+    ((4, 5, 3), (4, 6), INT, None, r"for the categorical likelihood"),
+    ((4, 1, 5), (4, 6), INT, "bernoulli", r"or both \(B, \*positions\) for the bernoulli likelihood"),
     ((4, 2), (4, 2, 2), FLOAT, None, r"but got targets \(4, 2, 2\)"),
     ((4, 3), (4, 1), INT, None, r"integer targets \(B, ...\) with outputs \(B, C, ...\) of logits.*got targets \(4, 1\)"),
     ((4, 3, 8), (4,), INT, None, r"for the categorical likelihood"),

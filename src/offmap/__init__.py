@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from offmap import errors
 from offmap.core.distribution import Parameterization, WeightDistribution
+from offmap.core.forward import shared
 from offmap.errors import OffmapError
 from offmap.evaluation import Evaluation, evaluate
 from offmap.guarding.answer import Answer, Interval
@@ -37,4 +38,5 @@ __all__ = [
     "fit",
     "guard",
     "load",
+    "shared",
 ]

@@ -1,4 +1,4 @@
-"""The few type names that all rooms share."""
+"""The few type names, and the one number, that all rooms share."""
 
 from __future__ import annotations
 
@@ -20,3 +20,6 @@ ScoreFn: TypeAlias = Callable[[Tensor], Tensor]
 """Stacked outputs `(P, B, ...)` to one score per example `(B,)` or per position."""
 
 Tensors: TypeAlias = Mapping[str, Tensor]
+
+IGNORED = -100
+"""A class target that counts for nothing: torch's `ignore_index`, Hugging Face's label of special tokens and padding."""

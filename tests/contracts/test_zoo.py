@@ -17,6 +17,7 @@ from hosts.ways import BASES, BATCHED, LOOPED, WAYS
 from offmap.core.construct import scaling, svd
 from offmap.core.distribution import WeightDistribution
 from offmap.core.forward import Host, forward
+from offmap.core.noise import draw_noise
 from offmap.core.weights import copy_host
 from offmap.errors import HostError
 from offmap.methods.predictives import Stochastic
@@ -124,7 +125,7 @@ def test_parameters_of_one_shape_members_and_streams_get_different_noise(case: C
     seen: dict[torch.Size, list[Tensor]] = {}
     for stream in ("fit", "valid", "infer"):
         for name in q.mean:
-            z = q._noise(name, q.scale()[name], [0, 1], 0, stream).flatten(0, 1)
+            z = draw_noise({name: q.mean[name]}, [0, 1], seed=0, stream=stream, noise=q.noise)[name].flatten(0, 1)
             seen.setdefault(z.shape[1:], []).extend(z)
     for shape, draws in seen.items():
         if shape.numel() > 1:

@@ -48,10 +48,12 @@ def check(net: nn.Module, x: Tensor, draws: int = 3) -> None:
     net = copy_host(net)
     q = scaling(net, initial_scale=0.3)
     weights = q.draw(range(draws))
-    torch.testing.assert_close(Host(net).outputs(q.draw, draws, x), oracles.run(net, weights, x), rtol=1e-5, atol=1e-6)
+    chunk = 16 if dense.plan(net) else 1  # some of these `vmap` cannot run
+    torch.testing.assert_close(
+        Host(net, chunk_size=chunk).outputs(q.draw, draws, x), oracles.run(net, weights, x), rtol=1e-5, atol=1e-6
+    )
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # no batching rule for weight norm
 @pytest.mark.parametrize(
     "net",
     [Doubled(3, 2), Reversed(nn.Linear(3, 2), nn.Linear(3, 3)), hooked("register_forward_hook"),

@@ -64,7 +64,7 @@ def test_clip_bounds_the_noise_in_the_basis_on_both_sides(clip: float):
         delta = (stack - q.mean[name]).detach().double()
         if name in q.rotation:
             back = q.rotation[name][0].double().mT
-            delta = torch.stack([oracles.turn(d, back, q.axes[name]) for d in delta])
+            delta = torch.stack([oracles.turn(d, back, q.frames[name]) for d in delta])
         assert float(delta.abs().max()) <= clip + 1e-6
         if clip < 0.01:
             assert float(delta.max()) > 0.9 * clip
@@ -281,3 +281,14 @@ def test_a_state_dict_brings_a_distribution_back_to_the_bit(basis: str):
     other.load_state_dict(q.state_dict())
     ours, theirs = q.draw(range(3), seed=2), other.draw(range(3), seed=2)
     assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def test_every_member_is_widened_by_its_own_factor():
+    q = small(members=2)
+    before = {n: s.detach().clone() for n, s in q.scale().items()}
+    factor = torch.tensor([2.0, 0.5], dtype=torch.float64)
+    tried = q.draw(range(3), factor=factor)
+    q.widen(factor)
+    for name, scale in q.scale().items():
+        torch.testing.assert_close(scale, torch.stack([2 * before[name][0], 0.5 * before[name][1]]))
+        torch.testing.assert_close(q.draw(range(3))[name], tried[name], rtol=1e-5, atol=1e-7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 import oracles
 from hosts import ZOO, Through
 from offmap.core.construct import scaling
-from offmap.core.forward import Host, call, choose_chunk, first_tensor, forward, rows_of, take_rows
+from offmap.core.forward import Host, call, choose_chunk, first_tensor, forward, mark_shared, rows_of, shared, take_rows
 from offmap.core.weights import copy_host
 from offmap.errors import HostError
 
@@ -72,9 +74,9 @@ def test_a_host_that_vmap_cannot_run_is_refused_with_the_remedy(name: str):
     case = ZOO[name]
     net = copy_host(case.build())
     weights = scaling(net).draw(range(3))
-    with pytest.raises(HostError, match=r"`vmap` cannot run Through \(.*\). Pass `chunk_size=1` to loop over draws."):
-        forward(net, weights, case.inputs())
-    assert forward(net, weights, case.inputs(), loop=True).shape == (3, 12, 2)
+    with pytest.raises(HostError, match=r"`vmap` cannot run \w+ \(.*\). Pass `chunk_size=1` to loop over draws."):
+        forward(net, weights, case.inputs(), select=case.select)
+    assert forward(net, weights, case.inputs(), loop=True, select=case.select).shape[:3] == (3, 12, 2)
 
 
 @pytest.mark.parametrize("loop", [True, False])
@@ -98,11 +100,11 @@ def test_the_chunk_chosen_for_a_host_is_one_that_it_can_run(name: str):
     case = ZOO[name]
     net = copy_host(case.build())
     q = scaling(net)
-    chunk = choose_chunk(net, dict(q.mean.items()), case.inputs())
+    chunk = choose_chunk(net, dict(q.mean.items()), case.inputs(), case.select)
     assert chunk == 1 or case.vmap
     if name in ("mlp", "tanh_mlp", "attention", "transformer", "layernorm"):
         assert chunk == 64
-    assert Host(net, chunk_size=chunk).outputs(q.draw, 3, case.inputs()).shape == (3, 12, 2)
+    assert Host(net, case.select, chunk_size=chunk).outputs(q.draw, 3, case.inputs()).shape[:3] == (3, 12, 2)
 
 
 def test_the_chunk_of_a_large_host_keeps_weights_within_memory():
@@ -193,3 +195,55 @@ def test_threads_do_not_see_each_others_weights_and_leave_torchs_switches_alone(
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(4))) == [True] * 4
     assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled()) == switches
+
+
+# --------------------------------------------------------------------------------------------------------------- shared
+
+
+class Masked(nn.Module):
+    """Attention over (B, T, 4) under a mask (T, T) that all rows share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.out(self.layer(x, src_mask=mask).mean(1))
+
+
+def test_a_shared_tensor_is_never_cut_and_is_an_ordinary_tensor_otherwise():
+    x, mask = torch.randn(5, 3), torch.randn(5, 5)
+    marked = shared(mask)
+    for rows in (slice(0, 2), torch.tensor([4, 0])):
+        taken = take_rows({"mask": marked, "x": x}, rows)  # also when it comes first
+        assert torch.equal(taken["x"], x[rows])
+        assert taken["mask"] is marked
+    assert rows_of((torch.zeros(7, 2), marked)) == 7
+    assert rows_of((shared(torch.zeros(3, 3)), x)) == 5
+    assert type(marked * 2) is type(marked.clone()) is Tensor
+    assert type(mask) is Tensor  # the user's own is as it was
+    assert marked.data_ptr() == mask.data_ptr()
+    for again in (copy.deepcopy(marked), pickle.loads(pickle.dumps(marked))):  # as from a worker of a DataLoader
+        assert take_rows((x, again), slice(0, 2))[1].shape == (5, 5)
+
+
+def test_what_is_shared_is_learned_where_all_rows_are_seen():
+    x, mask = torch.randn(12, 4, 3), torch.randn(4, 4)
+    marked = mark_shared((x, mask))
+    block = take_rows(marked, slice(0, 4))  # four rows of four words: a (4, 4) might be per row
+    assert [tuple(t.shape) for t in take_rows(block, slice(0, 2))] == [(2, 4, 3), (4, 4)]
+    unmarked = take_rows((x, mask), slice(0, 4))
+    assert [tuple(t.shape) for t in take_rows(unmarked, slice(0, 2))] == [(2, 4, 3), (2, 4)]  # what the mark is for
+
+
+@pytest.mark.parametrize("batch_size", [3, 6, 12])
+def test_a_mask_as_long_as_a_batch_gives_the_same_outputs(batch_size: int):
+    torch.manual_seed(0)
+    net = copy_host(Masked().eval())
+    x, mask = torch.randn(12, 6, 4), nn.Transformer.generate_square_subsequent_mask(6)
+    q = scaling(net, initial_scale=0.1)
+    outputs = Host(net, chunk_size=2, batch_size=batch_size).outputs(lambda span: q.draw(span), 4, mark_shared((x, mask)))
+    drawn = q.draw(range(4))
+    slow = torch.stack([call(net, {n: w[p] for n, w in drawn.items()}, (x, mask)) for p in range(4)])
+    torch.testing.assert_close(outputs, slow, rtol=1e-4, atol=1e-5)

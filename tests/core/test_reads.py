@@ -8,20 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hosts import ZOO, Through
-from offmap.core import reads
+from offmap.core import basis
 from offmap.core.basis import Moment, second_moments
-from offmap.core.construct import centre, observe
+from offmap.core.construct import Observed, centre
+from offmap.core.construct import observe as observe_feed
 from offmap.core.forward import call
-from offmap.core.reads import patches, slow_attention
-from oracles import second_moments as slow_moments
-
-UNROTATED = {"autoencoder": ["code.weight"], "grouped": ["0.weight", "2.weight"]}
-"""Matrices that a module reads, but along no single set of axes."""
+from offmap.core.reads import open_attention, slow_attention
 
 
 def moments(net: nn.Module, *batches: Any) -> dict[str, Moment]:
@@ -37,14 +32,8 @@ def rows(inputs: Any, start: int, stop: int) -> Any:
     return tuple(t[start:stop] for t in inputs)
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_second_moments_equal_those_of_hooks_on_every_linear_and_convolution(name: str):
-    net, x = ZOO[name].build(), ZOO[name].inputs()
-    slow = {n: m for n, m in slow_moments(net, [x]).items() if n not in UNROTATED.get(name, [])}
-    fast = moments(net, x)
-    assert slow
-    for parameter, moment in slow.items():
-        torch.testing.assert_close(fast[parameter].value(), moment, rtol=1e-5, atol=1e-7)
+def observe(net: nn.Module, x: Any, *, rotated: bool = True) -> Observed:
+    return observe_feed(centre(net), lambda rows: [x], rotated=rotated)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -53,9 +42,9 @@ def test_moments_of_a_stream_are_those_of_all_at_once(name: str):
     whole, parts = moments(net, x), moments(net, rows(x, 0, 5), rows(x, 5, 6), rows(x, 6, 12))
     assert whole.keys() == parts.keys()
     for parameter, moment in whole.items():
-        assert (moment.why, moment.axes) == (parts[parameter].why, parts[parameter].axes)
-        if moment.total is not None:
-            assert moment.rows == parts[parameter].rows
+        assert (moment.why, moment.frame) == (parts[parameter].why, parts[parameter].frame)
+        if moment.frame is not None:
+            assert moment.blocks() == parts[parameter].blocks()
             torch.testing.assert_close(parts[parameter].value(), moment.value(), rtol=1e-5, atol=1e-7)
 
 
@@ -63,14 +52,14 @@ def test_self_attention_projections_read_their_inputs():
     net, x = ZOO["attention"].build(), ZOO["attention"].inputs()
     seen = moments(net, x)
     flat = x.double().flatten(0, 1)
-    torch.testing.assert_close(seen["attention.in_proj_weight"].value(), flat.mT @ flat / len(flat))
+    torch.testing.assert_close(seen["attention.in_proj_weight"].value()[0, 0], flat.mT @ flat / len(flat))
     # with an identity in its place, attention returns what the output projection reads
     attention = copy.deepcopy(net.attention).eval()
     with torch.no_grad():
         attention.out_proj.weight.copy_(torch.eye(4))
         attention.out_proj.bias.zero_()
         flat = attention(x, x, x)[0].double().flatten(0, 1)
-    torch.testing.assert_close(seen["attention.out_proj.weight"].value(), flat.mT @ flat / len(flat), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(seen["attention.out_proj.weight"].value()[0, 0], flat.mT @ flat / len(flat), rtol=1e-5, atol=1e-7)
 
 
 def test_the_fast_path_of_the_transformer_does_not_hide_its_products():
@@ -78,13 +67,13 @@ def test_the_fast_path_of_the_transformer_does_not_hide_its_products():
     assert torch.backends.mha.get_fastpath_enabled()
     seen = moments(layer, torch.randn(5, 3, 4))
     matrices = [n for n, p in layer.named_parameters() if p.ndim == 2]
-    assert sorted(n for n, m in seen.items() if m.total is not None) == sorted(matrices)
+    assert sorted(n for n, m in seen.items() if m.frame is not None) == sorted(matrices)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_a_tied_matrix_counts_the_inputs_of_both_places():
     net = ZOO["tied"].build()
-    assert moments(net, ZOO["tied"].inputs(7))["0.weight"].rows == 14
+    assert moments(net, ZOO["tied"].inputs(7))["0.weight"].totals[0, 3, 1].rows == 14
 
 
 class Einsum(nn.Module):
@@ -115,8 +104,9 @@ class Einsum(nn.Module):
 def test_every_way_to_write_a_product_is_one_read_of_the_same_rows(net: nn.Module, axes: tuple[int, ...]):
     x = torch.randn(6, 3)
     moment = moments(net, x)["w"]
-    assert (moment.axes, moment.why) == (axes, "")
-    torch.testing.assert_close(moment.value(), x.double().mT @ x.double() / 6)
+    assert moment.frame is not None
+    assert (moment.frame.axes, moment.why) == (axes, "")
+    torch.testing.assert_close(moment.value()[0, 0], x.double().mT @ x.double() / 6)
 
 
 def test_linear_on_a_transposed_batch_with_frozen_weights_is_seen():
@@ -124,33 +114,95 @@ def test_linear_on_a_transposed_batch_with_frozen_weights_is_seen():
     net = Through(lambda s, x: s.fc(x.transpose(1, 2)).mean(1), fc=nn.Linear(3, 2))
     x = torch.randn(5, 3, 4)
     flat = x.transpose(1, 2).reshape(-1, 3).double()
-    torch.testing.assert_close(moments(net, x)["fc.weight"].value(), flat.mT @ flat / 20)
+    torch.testing.assert_close(moments(net, x)["fc.weight"].value()[0, 0], flat.mT @ flat / 20)
 
 
 def test_a_width_one_layer_is_read_along_its_fan_in():
     seen = moments(ZOO["width_one"].build(), ZOO["width_one"].inputs())
-    assert [seen[f"{i}.weight"].axes for i in (0, 2, 4)] == [(1,)] * 3
-    assert [len(seen[f"{i}.weight"].value()) for i in (0, 2, 4)] == [3, 1, 4]
+    assert [seen[f"{i}.weight"].frame.axes for i in (0, 2, 4)] == [(1,)] * 3
+    assert [seen[f"{i}.weight"].value().shape[-1] for i in (0, 2, 4)] == [3, 1, 4]
 
 
 @pytest.mark.parametrize(
-    ("name", "parameter", "why"),
+    ("net", "why"),
     [
-        ("autoencoder", "code.weight", "read in two ways"),
-        ("grouped", "0.weight", "grouped convolution"),
-        ("grouped", "2.weight", "transposed convolution"),
-        ("cross_attention", "attention.in_proj_weight", "read in parts"),
+        (Through(lambda s, x: x @ s.w @ s.w.T, w=nn.Parameter(torch.randn(3, 4))), "read along two different axes"),
+        (Through(lambda s, x: x[:, :2] @ s.w[:2], w=nn.Parameter(torch.randn(3, 4))), "read in parts of its fan-in"),
+        (Through(lambda s, x: x @ s.w.flip(0), w=nn.Parameter(torch.randn(3, 4))), "no product with an input"),
+        (Through(lambda s, x: x @ (s.v @ s.w), w=nn.Parameter(torch.randn(2, 4)), v=nn.Parameter(torch.randn(3, 2))),
+         "no product with an input"),
     ],
-)
-def test_what_has_no_single_fan_in_keeps_its_own_axes_and_says_why(name: str, parameter: str, why: str):
-    net, x = ZOO[name].build(), ZOO[name].inputs()
-    assert moments(net, x)[parameter].why == why
-    assert parameter not in observe(centre(net), [x], rotated=True)
+    ids=["two ways", "part of the fan-in", "another order", "a product of two parameters"],
+)  # fmt: skip
+def test_what_has_no_single_fan_in_keeps_its_own_axes_and_says_why(net: nn.Module, why: str):
+    seen = observe(net, torch.randn(6, 3))
+    assert seen.why["w"] == why
+    assert "w" not in seen.bases
 
 
-def test_what_no_product_reads_has_no_basis():
-    bases = observe(centre(ZOO["embedding"].build()), [ZOO["embedding"].inputs()], rotated=True)
-    assert list(bases) == ["head.weight"]
+def test_what_is_looked_up_has_no_basis_unless_a_product_meets_it_too():
+    seen = observe(ZOO["embedding"].build(), ZOO["embedding"].inputs())
+    assert list(seen.bases) == ["head.weight"]
+    assert seen.why["table.weight"] == "looked up by index: its inputs already lie along its axes"
+    tied = Through(lambda s, x: F.linear(s.table(x).mean(1), s.table.weight), table=nn.Embedding(5, 3))
+    assert list(observe(tied, torch.randint(5, (4, 2))).bases) == ["table.weight"]
+
+
+def test_rows_that_meet_different_inputs_are_blocks_and_what_meets_nothing_has_no_amplitude():
+    net = Through(lambda s, x: torch.cat([x[:, :3] @ s.w[:2].T, x[:, 3:] @ s.w[4:].T], 1), w=nn.Parameter(torch.randn(5, 3)))
+    x = torch.randn(7, 6)
+    moment = moments(net, x)["w"]
+    assert moment.blocks() == (2, 2, 1)
+    for block, rows_of_block in ((0, x[:, :3]), (2, x[:, 3:])):
+        torch.testing.assert_close(moment.value()[block, 0], rows_of_block.double().mT @ rows_of_block.double() / 7)
+    assert float(moment.value()[1].abs().max()) == 0
+
+
+def test_a_part_that_is_read_twice_counts_both_times():
+    net = Through(lambda s, x: x @ s.w.T + F.pad(2 * x @ s.w[:2].T, (0, 2)), w=nn.Parameter(torch.randn(4, 3)))
+    x = torch.randn(7, 3)
+    moment, plain = moments(net, x)["w"], x.double().mT @ x.double() / 7
+    assert moment.blocks() == (2, 2)
+    torch.testing.assert_close(moment.value()[:, 0], torch.stack([2.5 * plain, plain]))
+
+
+def test_a_fan_in_above_the_limit_is_cut_into_pieces(caplog: pytest.LogCaptureFixture):
+    net, x = nn.Linear(7, 2), torch.randn(9, 7)
+    seen = observe_feed(centre(net), lambda rows: [x], rotated=True, limit=3)
+    matrix = seen.bases["weight"].matrix
+    assert matrix is not None
+    assert matrix.shape == (1, 1, 3, 3, 3)
+    assert "basis for the whole fan-in of `weight` (7) would be larger than `fan_in_limit` = 3" in caplog.text
+    for piece, part in enumerate(x.double().split(3, 1)):
+        v, s = matrix[0, 0, piece, : part.shape[1], : part.shape[1]].double(), seen.bases["weight"].amplitude[0, 0, 3 * piece :]
+        torch.testing.assert_close(v * s[: part.shape[1]].square() @ v.mT, part.mT @ part / 9, rtol=1e-5, atol=1e-6)
+
+
+def test_beyond_the_exact_rows_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(basis, "EXACT_ROWS", 64)
+    monkeypatch.setattr(basis, "EXACT_PRODUCTS", 0)
+    torch.manual_seed(0)
+    mixed = torch.randn(4, 4)
+    batches = [torch.randn(200, 4) @ mixed for _ in range(60)]
+    net, everything = nn.Linear(4, 3), torch.cat(batches).double()
+    moment = moments(net, *batches)["weight"]
+    exact = everything.mT @ everything / len(everything)
+    assert moment.totals[0, 3, 1].rows == 12_000
+    torch.testing.assert_close(moment.value()[0, 0], exact, rtol=0, atol=0.15 * float(exact.abs().max()))
+    assert not torch.allclose(moment.value()[0, 0], exact, rtol=1e-6)
+    assert torch.equal(moments(net, *batches)["weight"].value(), moment.value())
+
+
+def test_moments_are_taken_one_group_of_parameters_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    net, x = ZOO["mlp"].build(), ZOO["mlp"].inputs()
+    whole = observe(net, x).bases
+    monkeypatch.setattr("offmap.core.construct.MOMENT_NUMBERS", 70)
+    passes: list[int] = []
+    apart = observe_feed(centre(net), lambda rows: passes.append(rows) or [x], rotated=True).bases
+    assert len(passes) == 1 + 3  # a look, then (8·8), (8·8) and (3·3) numbers
+    assert apart.keys() == whole.keys()
+    for name, found in whole.items():
+        assert torch.equal(apart[name].amplitude, found.amplitude)
 
 
 def test_biases_are_filed_with_the_matrix_that_they_follow():
@@ -158,35 +210,8 @@ def test_biases_are_filed_with_the_matrix_that_they_follow():
         ("mlp", {"0.weight": "0.bias", "2.weight": None, "4.weight": "4.bias"}),
         ("conv1d", {"0.weight": "0.bias", "2.weight": None, "5.weight": "5.bias"}),
     ):
-        bases = observe(centre(ZOO[name].build()), [ZOO[name].inputs()], rotated=False)
+        bases = observe(ZOO[name].build(), ZOO[name].inputs(), rotated=False).bases
         assert {n: b.bias for n, b in bases.items()} == expected
-
-
-@given(
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    flipped=st.booleans(),
-)
-def test_patches_are_unfold(
-    kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int], flipped: bool
-):
-    x = torch.randn(2, 3, 5, 6)
-    x = x.to(memory_format=torch.channels_last) if flipped else x
-    ours = torch.cat(list(patches(x, kernel, list(stride), list(padding), list(dilation))))
-    theirs = F.unfold(x, kernel, dilation, padding, stride).mT.reshape(-1, 3 * kernel[0] * kernel[1])
-    assert torch.equal(ours, theirs)
-
-
-def test_patches_come_in_blocks_of_bounded_size(monkeypatch: pytest.MonkeyPatch):
-    x = torch.randn(6, 2, 5)
-    whole = torch.cat(list(patches(x, (3,), [1], [0], [1])))
-    monkeypatch.setattr(reads, "BLOCK", 40)
-    blocks = list(patches(x, (3,), [1], [0], [1]))
-    assert len(blocks) == 3  # two examples of 3 places × 6 numbers fit into 40
-    assert max(b.numel() for b in blocks) <= 40
-    assert torch.equal(torch.cat(blocks), whole)
 
 
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
@@ -194,10 +219,11 @@ def test_padding_modes_are_part_of_what_a_kernel_meets(mode: str):
     net = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1, padding_mode=mode), nn.Flatten())
     x = torch.randn(4, 1, 5)
     padded = F.pad(x, (1, 1), mode=mode).unfold(2, 3, 1).reshape(-1, 3).double()
-    torch.testing.assert_close(moments(net, x)["0.weight"].value(), padded.mT @ padded / len(padded))
+    torch.testing.assert_close(moments(net, x)["0.weight"].value()[0, 0], padded.mT @ padded / len(padded))
 
 
-def test_attention_switches_are_put_back_even_after_an_error():
+@pytest.mark.parametrize("switch", [open_attention, slow_attention])
+def test_attention_switches_are_put_back_even_after_an_error(switch: Any):
     def switches() -> tuple[bool, ...]:
         cuda = torch.backends.cuda
         return (
@@ -206,7 +232,7 @@ def test_attention_switches_are_put_back_even_after_an_error():
         )  # fmt: skip
 
     def fail() -> None:
-        with slow_attention():
+        with switch():
             assert not torch.backends.mha.get_fastpath_enabled()
             raise KeyError
 

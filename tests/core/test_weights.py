@@ -87,6 +87,35 @@ def test_a_private_copy_is_in_evaluation_mode_and_out_of_reach():
     assert [m.training for m in net] == [False, True]
 
 
+@pytest.mark.parametrize("name", ["tied", "lstm", "batchnorm", "partly_frozen"])
+def test_a_sharing_copy_reads_the_hosts_parameters_and_has_all_else_to_itself(name: str):
+    net = ZOO[name].build()
+    frozen = {n: p.requires_grad for n, p in net.named_parameters()}
+    twin = copy_host(net, share=True)
+    assert all(p.data_ptr() == q.data_ptr() and p is not q for p, q in zip(net.parameters(), twin.parameters(), strict=True))
+    assert all(b.data_ptr() != c.data_ptr() for b, c in zip(net.buffers(), twin.buffers(), strict=True))
+    assert not any(p.requires_grad for p in twin.parameters())
+    assert frozen == {n: p.requires_grad for n, p in net.named_parameters()}
+    assert torch.equal(twin(x := ZOO[name].inputs()), copy_host(net)(x))
+
+
+def test_members_are_held_in_one_stack_apart_from_the_users_hosts():
+    nets = [ZOO["partly_frozen"].build(m) for m in range(2)]
+    held = centre(nets, "*weight")
+    stacked = held.mean | held.fixed
+    assert all(p.data_ptr() == stacked[n].data_ptr() for n, p in held.net.named_parameters())
+    assert not {p.data_ptr() for net in nets for p in net.parameters()} & {t.data_ptr() for t in stacked.values()}
+    assert torch.equal(held.net(x := ZOO["partly_frozen"].inputs()), copy_host(nets[0])(x))
+
+
+def test_a_copy_of_a_host_made_in_inference_mode_takes_gradients():
+    with torch.inference_mode():
+        net = nn.Linear(3, 2)
+    weight = copy_host(net).weight
+    assert not weight.is_inference()
+    (torch.ones(1, 3) @ weight.requires_grad_().mT).sum().backward()
+
+
 def test_copies_keep_ties():
     twin = copy_host(ZOO["tied"].build())
     assert twin[0].weight is twin[2].weight
@@ -119,6 +148,30 @@ def test_a_host_that_cannot_be_copied_is_refused_with_the_reason():
 def test_members_of_two_architectures_are_refused_with_the_first_difference(other: nn.Module, message: str):
     with pytest.raises(HostError, match="Expected members of one architecture, but " + message):
         same_architecture([nn.Sequential(nn.Linear(2, 3)), other])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            nn.Linear(3, 2).double(),
+            r"one dtype, but `weight` is torch.float32 in member 0 and torch.float64 in member 2. Convert",
+        ),
+        (nn.Linear(3, 2, device="meta"), r"one device, but `weight` is cpu in member 0 and meta in member 2. Move them"),
+    ],
+    ids=["dtype", "device"],
+)
+def test_members_of_two_dtypes_or_devices_are_refused(other: nn.Module, message: str):
+    with pytest.raises(HostError, match="Expected members of " + message):
+        same_architecture([nn.Linear(3, 2), nn.Linear(3, 2), other])
+
+
+def test_buffers_outside_the_state_dict_are_compared_too():
+    nets = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    for size, net in enumerate(nets):
+        net.register_buffer("table", torch.zeros(size), persistent=False)
+    with pytest.raises(HostError, match=r"one architecture, but `table` is \(0,\) in member 0 and \(1,\) in member 1"):
+        same_architecture(nets)
 
 
 @pytest.mark.parametrize("name", ["buffers", "batchnorm", "tied"])

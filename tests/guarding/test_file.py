@@ -194,7 +194,7 @@ FOREIGN: dict[str, Any] = {
     "empty": lambda path: path.write_bytes(b""),
     "short": lambda path: path.write_bytes(b"\x03"),
     "text": lambda path: path.write_text("threshold: 3.0\n" * 50),
-    "json": lambda path: path.write_text(json.dumps({"format": "offmap-guard-1"})),
+    "json": lambda path: path.write_text(json.dumps({"format": "offmap-guard-2"})),
     "zeros": lambda path: path.write_bytes(bytes(1000)),
     "random bytes": lambda path: path.write_bytes(bytes(torch.randint(0, 256, (4000,)).tolist())),
     "huge header": lambda path: path.write_bytes((1 << 62).to_bytes(8, "little") + b"{}" * 100),
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_guard_is_refused(kind: str, tmp_path: Path) -> None:
 
 def test_a_guard_of_another_version_is_refused(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offmap.guarding.file.FORMAT", "offmap-guard-99")
-    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-1'"):
+    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-2'"):
         offmap.load(saved, regressor())
 
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 import oracles
 from hosts import ZOO
-from offmap.core.construct import centre, observe, rotation
+from offmap.core.construct import centre, observe
 from offmap.core.distribution import WeightDistribution
-from offmap.solve.closed_form import FLOOR, largest_factor, multiply, unit_scale
+from offmap.solve.closed_form import FLOOR, largest_factor, unit_scale
 
 
 def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, floor: float = 1e-4) -> dict[str, Tensor]:
     at = centre(net)
-    return unit_scale(at.mean, observe(at, [x], rotated=rotated), floor=floor)
+    return unit_scale(at.mean, observe(at, lambda rows: [x], rotated=rotated).bases, floor=floor)
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -57,8 +57,8 @@ def test_at_factor_one_every_pre_activation_gets_noise_of_its_own_size(rotated: 
     x = torch.randn(100, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
     net = nn.Linear(3, 5, bias=False).double()
     at = centre(net)
-    bases = observe(at, [x], rotated=rotated)
-    q = WeightDistribution(at.mean, initial_scale=unit_scale(at.mean, bases, floor=1e-6), rotation=rotation(bases))
+    seen = observe(at, lambda rows: [x], rotated=rotated)
+    q = WeightDistribution(at.mean, initial_scale=unit_scale(at.mean, seen.bases, floor=1e-6), rotation=seen.rotation())
     noise = (q.draw(range(4000))["weight"].detach() - net.weight.detach()) @ x.mT  # (P, 5, 100)
     size = (net.weight.detach() @ x.mT).square().mean(1)
     torch.testing.assert_close(noise.square().mean((0, 2)), size, rtol=0.1, atol=0)
@@ -117,14 +117,6 @@ def test_degenerate_activations_give_positive_and_moderate_scales(net: nn.Module
         assert bool((scale > 0).all()), name
         # a layer that met nothing but zeros has no size to go by, but must not explode off the map
         assert float(scale.max()) < 1e6, name
-
-
-def test_multiply_scales_every_member_by_its_own_factor():
-    scale = {"a": torch.ones(2, 3), "b": torch.ones(2, 1, 2)}
-    scaled = multiply(scale, torch.tensor([2.0, 0.5], dtype=torch.float64))
-    assert scaled["a"].tolist() == [[2.0] * 3, [0.5] * 3]
-    assert scaled["b"].tolist() == [[[2.0] * 2], [[0.5] * 2]]
-    assert scaled["a"].dtype == torch.float32
 
 
 @given(st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4), st.integers(8, 24))

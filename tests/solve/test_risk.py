@@ -19,7 +19,7 @@ from offmap.core.forward import Host
 from offmap.core.weights import copy_host
 from offmap.errors import ConfigError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
-from offmap.solve.risk import RISKS, Validation, as_risk, chance_nll
+from offmap.solve.risk import RISKS, Validation, as_risk, chance_nll, zero_one
 
 P = 7
 
@@ -150,13 +150,13 @@ def test_the_noise_of_validation_is_fixed_and_its_own():
     assert not torch.equal(validation(q), other(q))
 
 
-def test_a_scale_that_is_tried_is_not_written():
+def test_a_factor_that_is_tried_is_not_written():
     q, validation, _ = regression()
     before = {n: s.detach().clone() for n, s in q.scale().items()}
-    tried = {n: 2 * s for n, s in before.items()}
-    risk = validation(q, scale=tried)
+    factor = torch.full((q.members,), 2.0)
+    risk = validation(q, factor=factor)
     assert all(torch.equal(s, before[n]) for n, s in q.scale().items())
-    q.set_scale(tried)
+    q.widen(factor)
     torch.testing.assert_close(validation(q), risk, rtol=1e-4, atol=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_risk_is_the_same_in_blocks_of_rows_of_any_size(monkeypatch: pytest.Monk
 
 def test_outputs_that_are_not_numbers_have_a_risk_above_any_threshold():
     q, validation, _ = regression(members=1)
-    risk = validation(q, scale={n: torch.full_like(s, math.nan) for n, s in q.scale().items()})
+    risk = validation(q, factor=torch.tensor([math.nan]))
     assert not bool((risk <= 1e30).any())
 
 
@@ -188,3 +188,20 @@ def test_chance_of_classes_is_the_entropy_of_their_frequencies():
     assert chance_nll(Bernoulli(), torch.tensor([[1], [0]])) == pytest.approx(math.log(2))
     with pytest.raises(ConfigError, match="one of offmap's own likelihoods for slack='smoothed'; use slack='paper'"):
         chance_nll(object(), torch.zeros(2))  # pyright: ignore[reportArgumentType]
+
+
+# -------------------------------------------------------------------------------------------------------------- ignored
+
+
+def test_ignored_targets_are_no_mistakes_and_no_class_of_their_own():
+    outputs = torch.tensor([[[[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]], [[2.0, 0.0]] * 3]])  # (P, B, T, C)
+    y = torch.tensor([[0, 0, -100], [-100, -100, -100]])
+    assert zero_one(Categorical(-1), outputs, y).tolist() == [0.5, 0.0]
+    assert chance_nll(Categorical(-1), torch.tensor([0, 1, -100, -100])) == pytest.approx(math.log(2))
+
+
+def test_chance_of_a_dense_regression_is_that_of_one_position():
+    y = torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(0))
+    pooled = y.double().var(correction=0)
+    expected = 0.5 * (2 * math.pi * math.e * pooled).log()
+    assert chance_nll(Gaussian(noise=torch.ones(1)), y) == pytest.approx(float(expected))

@@ -68,7 +68,7 @@ def test_the_kept_state_is_at_or_below_the_threshold_and_uses_some_of_it(solver:
     assert not any(p.requires_grad for p in made.q.parameters())
     if solver != "sgd":  # which has not come far after so few steps
         # widened until the risk was nearly spent: half as much again is too much
-        wider = validation(made.q, scale={n: 1.5 * s for n, s in made.q.scale().items()})
+        wider = validation(made.q, factor=torch.full((made.q.members,), 1.5))
         assert bool((wider > threshold).all())
 
 

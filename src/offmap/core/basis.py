@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ EXACT_ROWS, EXACT_PRODUCTS = 1 << 12, 1 << 26
 """Inputs of a matrix are all counted up to so many rows, or multiplications; of further ones a sample stands for all."""
 
 UNREAD = "no product with an input"
+BIAS = "a bias"
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Moment:
         for start, stop, groups in self.totals:
             edges |= {start + i * (stop - start) // groups for i in range(groups + 1)}
         ordered = sorted(edges)
-        return tuple(b - a for a, b in zip(ordered, ordered[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(ordered))
 
     def value(self) -> Tensor:
         """The mean of h hᵀ per block, (G, pieces, d, d); zero for rows that met nothing."""
@@ -172,7 +174,9 @@ def eigenbasis(moment: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp_min(0).sqrt(), vectors * vectors.gather(-2, first).sign()
 
 
-def build(moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool) -> tuple[dict[str, Basis], dict[str, str]]:
+def build(
+    moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool
+) -> tuple[dict[str, Basis], dict[str, str]]:
     """Bases of all members, stacked, for every parameter that some input met along known axes; for the others why not."""
     bases: dict[str, Basis] = {}
     why: dict[str, str] = {}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from offmap._types import Weights
-from offmap.core.basis import LIMIT, Basis, build, second_moments
+from offmap.core.basis import BIAS, LIMIT, Basis, build, second_moments
 from offmap.core.distribution import Rotation, WeightDistribution
 from offmap.core.forward import Select, call, first_tensor, rows_of
 from offmap.core.noise import Noise, as_noise
@@ -53,12 +53,14 @@ def centre(nets: nn.Module | Sequence[nn.Module], where: Where = None) -> Centre
     """A private copy of the hosts; the users' own are never touched."""
     hosts = [nets] if isinstance(nets, nn.Module) else list(nets)
     same_architecture(hosts)
-    net = copy_host(hosts[0])
+    net = copy_host(hosts[0], share=len(hosts) > 1)
     chosen = [select(host, where) for host in [net, *hosts[1:]]]
     mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(hosts) == 1 else stack(chosen)
     fixed: Weights = {}
     if len(hosts) > 1:
         fixed = stack([remainder(host, c) for host, c in zip(hosts, chosen, strict=True)])
+        for name, p in net.named_parameters():  # the private host reads the stack, which is all that is held
+            p.data = (mean if name in mean else fixed)[name][0]
     return Centre(net, mean, fixed)
 
 
@@ -93,14 +95,13 @@ def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tenso
         bases, why = build(moments, {n: at.mean[n] for n in group}, rotated=rotated)
         seen.bases.update(bases)
         seen.why.update(why)
+    seen.why.update({b.bias: BIAS for b in seen.bases.values() if b.bias in seen.why})
     if rotated:
         _report(seen, limit)
     return seen
 
 
-def _plan(
-    at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int
-) -> tuple[list[list[str]], int]:
+def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int) -> tuple[list[list[str]], int]:
     """Groups of parameters, largest first, whose moments fit in memory together; rows whose activations stay small."""
     sizes = dict.fromkeys(at.mean, 0)
 

@@ -157,7 +157,7 @@ class WeightDistribution(nn.Module):
         return {n: self._turned(n, m, made[n] - mean[n], clip) for n, m in self.mean.items()}
 
     def _noise(self, name: str, like: Tensor, index: list[int], seed: int, stream: Stream) -> Tensor:
-        """z of one parameter, (M, P, ...), remembered from the last time when all of it is small and will be asked for again."""
+        """Z of one parameter, (M, P, ...), remembered from the last time when all of it is small and will be asked for again."""
         key = (tuple(index), seed, stream, like.device, like.dtype)
         last = self._last  # read once: another thread may replace it
         if last is not None and last[0] == key and name in last[1]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -62,15 +63,47 @@ def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
 
 
-def rows_of(inputs: Inputs) -> int:
-    """The batch size B, read off the first tensor."""
-    return next(leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+class Shared(Tensor):
+    """A tensor that belongs to all rows together, such as an attention mask (T, T): it is never cut into rows."""
+
+    # what is computed from it is a plain tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), shared(self.detach().clone()))
 
 
-def take_rows(inputs: Inputs, rows: slice) -> Inputs:
-    """Some rows of every tensor that has the batch axis in front."""
+def shared(tensor: Tensor) -> Tensor:
+    """Mark a tensor that all rows share. Needed only if its first axis may be as long as the first batch: else it is seen.
+
+    >>> x, mask = torch.zeros(4, 2), shared(torch.ones(4, 4))
+    >>> [tuple(t.shape) for t in take_rows((x, mask), slice(0, 3))]
+    [(3, 2), (4, 4)]
+    """
+    return tensor.as_subclass(Shared)  # pyright: ignore[reportReturnType]
+
+
+def mark_shared(inputs: Inputs) -> Inputs:
+    """Mark what has no batch axis in front. Done once, where all rows are seen: a later cut to T rows would mistake a (T, T)."""
     size = rows_of(inputs)
-    return tree_map(lambda t: t[rows] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, inputs)
+    return tree_map(lambda t: t if not isinstance(t, Tensor) or (t.ndim and t.shape[0] == size) else shared(t), inputs)
+
+
+def rows_of(inputs: Inputs) -> int:
+    """The batch size B, read off the first tensor that is not marked as shared."""
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    return next((leaf for leaf in leaves if not isinstance(leaf, Shared)), leaves[0]).shape[0]
+
+
+def take_rows(inputs: Inputs, rows: slice | Tensor) -> Inputs:
+    """Some rows, a slice or their numbers, of every tensor that has the batch axis in front and is not marked as shared."""
+    size = rows_of(inputs)
+
+    def take(leaf: Any) -> Any:
+        whole = not isinstance(leaf, Tensor) or isinstance(leaf, Shared) or leaf.ndim == 0 or leaf.shape[0] != size
+        return leaf if whole else leaf[rows]
+
+    return tree_map(take, inputs)
 
 
 def forward(
@@ -95,7 +128,7 @@ def forward(
     except HOST_ERRORS as error:
         raise host_failed(net, inputs, error) from error
     try:
-        with slow_attention():
+        with slow_attention(), _no_fallback():
             return vmap(lambda w: call(net, w, inputs, select))(weights)
     except HOST_ERRORS as error:
         try:
@@ -105,6 +138,18 @@ def forward(
         raise HostError(
             f"`vmap` cannot run {type(net).__name__} ({_first_line(error)}). Pass `chunk_size=1` to loop over draws."
         ) from error
+
+
+@contextmanager
+def _no_fallback() -> Generator[None]:
+    """Operators that `vmap` would run one by one, with a warning, count as operators that it cannot run."""
+    switch: Any = vars(torch)["_C"]._functorch  # there is no public switch
+    before = switch._is_vmap_fallback_enabled()
+    switch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        switch._set_vmap_fallback_enabled(before)
 
 
 def host_failed(net: nn.Module, inputs: Inputs, error: Exception) -> HostError:

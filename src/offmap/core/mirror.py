@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Mirror(nn.Module):
-    """Tensors by dotted name, as parameters (`trainable`) or buffers; a read-only mapping.
+    """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping.
 
     >>> import torch
     >>> mirror = Mirror({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)

@@ -127,7 +127,9 @@ def _meeting(shape: tuple[int, ...], place: Place, fan_in: int, rows: Tensor) ->
     inner = frame.outputs // (shape[place.part[0]] if place.part else 1)
     span = (start * inner, stop * inner) if place.part else (0, frame.outputs)
     times = place.repeats[0]
-    grouped = rows.unflatten(0, (times, groups)).transpose(0, 1).flatten(1, 2) if times > 1 or groups > 1 else rows.flatten(0, 1)[None]
+    grouped = (
+        rows.unflatten(0, (times, groups)).transpose(0, 1).flatten(1, 2) if times > 1 or groups > 1 else rows.flatten(0, 1)[None]
+    )
     return Meeting(frame, *span, groups, grouped.shape[1], lambda chosen: (grouped if chosen is None else grouped[:, chosen],))
 
 

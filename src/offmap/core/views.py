@@ -38,7 +38,7 @@ class Known:
     @property
     def first(self) -> int:
         """Where its numbers begin in their storage."""
-        return self.tensor.storage_offset()
+        return int(self.tensor.storage_offset())
 
     @property
     def last(self) -> int:
@@ -100,7 +100,7 @@ def _axes(whole: Tensor, operand: Tensor) -> tuple[tuple[Axes, ...], tuple[int, 
 
     Dimensions of size one have no direction, so strides are compared for longer ones alone.
     """
-    offset = operand.storage_offset() - whole.storage_offset()
+    offset = int(operand.storage_offset()) - int(whole.storage_offset())
     strides = {t: d for d, (n, t) in enumerate(zip(whole.shape, whole.stride(), strict=True)) if n > 1}
     covered: dict[int, int] = {}  # dimension of `whole`: how much of it is seen
     dims: list[Axes] = []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -14,14 +15,29 @@ from offmap._types import Weights
 from offmap.errors import ConfigError, HostError
 
 Where: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
-"""Which parameters are random: name patterns (fnmatch), a predicate on (name, tensor), or None for all."""
+"""Which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all."""
+
+LAST_LAYER = "last-layer"
+"""The word that only a forward pass can tell: the parameters of the last matrix product on the way to the output."""
+
+WORDS: dict[str, Callable[[str, Tensor], bool]] = {
+    "all": lambda name, tensor: True,
+    "matrices": lambda name, tensor: tensor.ndim >= 2,
+}
+"""Words for `where` and what they stand for. A word wins over a pattern of the same spelling."""
 
 
-def copy_host(net: nn.Module) -> nn.Module:
-    """A private copy of the host in evaluation mode, without gradients: what is done to the host later cannot reach it."""
+def copy_host(net: nn.Module, *, share: bool = False) -> nn.Module:
+    """A private copy of the host in evaluation mode, without gradients: what is done to the host later cannot reach it.
+
+    With `share` the copy reads the host's own parameters, and only buffers and attributes are its own: no memory to speak of.
+    """
     # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
     leftovers = [t for m in net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
-    memo: dict[int, object] = {id(t): t.detach().clone() for t in leftovers}
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in leftovers}
+    for p in net.parameters():
+        if share or p.is_inference():  # which deepcopy would keep from gradients for good
+            memo[id(p)] = nn.Parameter(p.detach() if share else p.detach().clone(), requires_grad=False)
     try:
         twin = copy.deepcopy(net, memo)
     except Exception as error:
@@ -33,15 +49,37 @@ def copy_host(net: nn.Module) -> nn.Module:
 
 
 def chooser(where: Where) -> Callable[[str, Tensor], bool]:
-    """The predicate on (name, tensor) that `where` stands for."""
+    """The predicate on (name, tensor) that `where` stands for.
+
+    >>> chooser("matrices")("fc.bias", torch.zeros(3))
+    False
+    """
     if where is None:
-        return lambda name, tensor: True
+        return WORDS["all"]
     if callable(where):
         return where
-    patterns: list[Any] = list(where) if isinstance(where, list | tuple) else [where]
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise ConfigError(f"Expected `where` to be a pattern, a list of them, a function or None, but got {where!r}.")
-    return lambda name, tensor: any(fnmatch(name, pattern) for pattern in patterns)
+    given = entries(where)
+    if LAST_LAYER in given:
+        raise ConfigError(
+            f"Expected names, but {LAST_LAYER!r} takes a forward pass to tell. Use `offmap.fit`, or pass a pattern."
+        )
+    tests = [WORDS.get(entry) or partial(_fits, entry) for entry in given]
+    return lambda name, tensor: any(test(name, tensor) for test in tests)
+
+
+def entries(where: str | Sequence[str]) -> list[str]:
+    """The words and patterns of `where`, refused unless all are strings."""
+    given: list[Any] = list(where) if isinstance(where, list | tuple) else [where]
+    if not all(isinstance(entry, str) for entry in given):
+        raise ConfigError(
+            f"Expected `where` to be a pattern, a list of them, a function or None, but got {where!r}. "
+            f"The words {[*WORDS, LAST_LAYER]} are patterns too."
+        )
+    return given
+
+
+def _fits(pattern: str, name: str, tensor: Tensor) -> bool:
+    return fnmatch(name, pattern)
 
 
 def select(net: nn.Module, where: Where = None) -> Weights:
@@ -50,20 +88,29 @@ def select(net: nn.Module, where: Where = None) -> Weights:
     >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False)), where="*.weight"))
     ['0.weight', '1.weight']
     """
-    floating = {n: p.detach() for n, p in net.named_parameters() if p.is_floating_point()}
-    if not floating:
+    known = floating(net)
+    if not known:
         raise HostError(f"Expected a host with floating-point parameters, but {type(net).__name__} has none.")
     wanted = chooser(where)
-    chosen = {n: p for n, p in floating.items() if wanted(n, p)}
+    chosen = {n: p for n, p in known.items() if wanted(n, p)}
     if not chosen:
-        raise ConfigError(f"Expected `where` to pick at least one parameter, but {where!r} fits none of {list(floating)}.")
+        raise ConfigError(f"Expected `where` to pick at least one parameter, but {where!r} fits none of {list(known)}.")
     return chosen
+
+
+def floating(net: nn.Module) -> Weights:
+    """The floating-point parameters of `net`, detached: all that can be random."""
+    return {n: p.detach() for n, p in net.named_parameters() if p.is_floating_point()}
 
 
 def remainder(net: nn.Module, chosen: Mapping[str, Tensor]) -> Weights:
     """Everything else that a call of `net` reads: the other parameters, and the buffers."""
-    everything = dict(net.named_parameters()) | dict(net.named_buffers())
-    return {n: t.detach() for n, t in everything.items() if n not in chosen}
+    return {n: t.detach() for n, t in everything(net).items() if n not in chosen}
+
+
+def everything(net: nn.Module) -> Weights:
+    """All tensors that a call of `net` reads: parameters, then buffers, tied ones once."""
+    return dict(net.named_parameters()) | dict(net.named_buffers())
 
 
 def with_ties(net: nn.Module, weights: Mapping[str, Tensor]) -> Weights:
@@ -103,14 +150,44 @@ def count(weights: Mapping[str, Tensor]) -> int:
 
 
 def same_architecture(nets: Sequence[nn.Module]) -> None:
-    """Raise a HostError that names the first difference unless all hosts have the same names and shapes."""
-    first = {n: tuple(t.shape) for n, t in nets[0].state_dict().items()}
-    for position, net in enumerate(nets[1:], start=1):
-        shapes = {n: tuple(t.shape) for n, t in net.state_dict().items()}
-        for name in first | shapes:
-            here, there = first.get(name, "nothing"), shapes.get(name, "nothing")
-            if here != there:
-                raise HostError(
-                    f"Expected members of one architecture, but `{name}` is {here} in member 0 and {there} in "
-                    f"member {position}. Fit them apart, or pass members built by one function."
-                )
+    """Raise a HostError that names the first difference unless all hosts have the same names, shapes, dtypes and devices."""
+    for what, says, remedy in _ASPECTS:
+        first = {n: says(t) for n, t in everything(nets[0]).items()}
+        for position, net in enumerate(nets[1:], start=1):
+            given = {n: says(t) for n, t in everything(net).items()}
+            for name in first | given:
+                here, there = first.get(name, "nothing"), given.get(name, "nothing")
+                if here != there:
+                    raise HostError(
+                        f"Expected members of one {what}, but `{name}` is {here} in member 0 and {there} in "
+                        f"member {position}. {remedy}"
+                    )
+
+
+_ASPECTS: tuple[tuple[str, Callable[[Tensor], str], str], ...] = (
+    ("architecture", lambda t: str(tuple(t.shape)), "Fit them apart, or pass members built by one function."),
+    ("dtype", lambda t: str(t.dtype), "Convert them, for example with `net.float()`."),
+    ("device", lambda t: str(t.device), "Move them, for example with `net.to('cpu')`."),
+)
+
+
+def one_device(net: nn.Module) -> torch.device:
+    """The device on which all parameters and buffers live; raise a HostError that names those elsewhere."""
+    places = {n: t.device for n, t in everything(net).items()}
+    first, *others = dict.fromkeys(places.values())
+    if others:
+        said = "; ".join(f"{listed(n for n, at in places.items() if at == device)} on {device}" for device in (first, *others))
+        raise HostError(f"Expected a host on one device, but it has {said}. Move it, for example with `net.to('{first}')`.")
+    if first.type == "meta":
+        raise HostError(f"Expected a host that holds numbers, but {type(net).__name__} is on the meta device. Load its weights.")
+    return first
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """Names for a sentence, the first few of many.
+
+    >>> listed(["a", "b", "c"], most=2)
+    '`a`, `b` and 1 more'
+    """
+    each = [f"`{name}`" for name in names]
+    return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")

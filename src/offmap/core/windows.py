@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,10 @@ class Windows:
         """Where in the flat input the windows lie, (n, C, taps), and which of it is not padding, (n, 1, taps)."""
         batch, channels, *space = self.x.shape
         image, *at = torch.unravel_index(numbers, (batch, *self.places))
-        index, inside = torch.zeros(len(numbers), 1, dtype=torch.long, device=numbers.device), torch.ones_like(numbers[:, None]).bool()
+        index, inside = (
+            torch.zeros(len(numbers), 1, dtype=torch.long, device=numbers.device),
+            torch.ones_like(numbers[:, None]).bool(),
+        )
         axes = zip(at, space, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         for place, size, kernel, stride, padding, dilation in axes:
             taps = torch.arange(kernel, device=numbers.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from offmap import conformal
-from offmap.likelihoods import Prediction
+from offmap._types import IGNORED, Inputs
+from offmap.batches import lay
+from offmap.core.noise import generator
+from offmap.likelihoods import Gaussian, Likelihood, Prediction, aligned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,8 @@ class Answer(Prediction):
     """A prediction from clipped draws with a verdict from unclipped ones.
 
     `score` (B,) is higher for stranger inputs, `ood` is score > threshold, `p_value` the conformal p-value (the share of
-    familiar data at least as strange); `score_map` (B, *positions) keeps the positions of dense outputs.
+    familiar data at least as strange); `score_map` (B, *positions) keeps the positions of dense outputs, NaN where there is
+    padding. Batches of different lengths are joined at the length of the longest: NaN, label −100.
     """
 
     score: Tensor
@@ -37,7 +41,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What familiar data looked like: scores (n,), and how far off predictions were, `misses` (n,) or (n, K).
+    """What familiar data looked like: scores (n,), and how far off predictions were, `misses` (n,) or (n, K); for dense outputs
+    those of one position per row.
 
     `exact` is False when the same data also chose the risk threshold or the clip: guarantees are then approximate.
     """
@@ -57,6 +62,66 @@ class Calibration:
         return float(conformal.quantile(self.scores, 1 - self.false_alarms))
 
 
+def misses(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
+    """Nonconformity: |y − mean|/std per target, or 1 − p(y), (n,) or (n, K); rows whose targets are all −100 are left out."""
+    if prediction.mean is not None and prediction.std is not None:
+        y = aligned(y, prediction.mean.shape).to(prediction.mean)
+        each = (y - prediction.mean).abs() / prediction.std
+        dense = each.ndim > 2 or (each.ndim == 2 and isinstance(likelihood, Gaussian) and likelihood.flat)
+        return one_each(each, torch.ones_like(each, dtype=torch.bool)) if dense else each
+    assert prediction.probs is not None
+    y = aligned(y, prediction.probs[:, 0].shape).long()
+    counted = y != IGNORED
+    chosen = prediction.probs.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
+    return one_each(1 - chosen, counted)
+
+
+def one_each(values: Tensor, counted: Tensor) -> Tensor:
+    """The value at one random position of those that count, of every row that has some: (n, *positions) -> (m,).
+
+    Positions of one row are alike, rows are exchangeable: one of each keeps conformal coverage exact for a random position.
+
+    >>> one_each(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[False, True], [False, False]]))
+    tensor([2.])
+    """
+    if values.ndim == 1:
+        return values[counted]
+    share = torch.rand(values.shape[0], generator=generator("position"), dtype=torch.float64).tolist()
+    picked: list[Tensor] = []
+    for row, kept, part in zip(values, counted, share, strict=True):
+        left = row[kept]
+        picked += [left[int(part * left.numel())]] if left.numel() else []
+    return torch.stack(picked)
+
+
+def attended(inputs: Inputs, scores: Tensor) -> Tensor | None:
+    """Which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one.
+
+    A map one shorter than the mask holds what is told of the next tokens: the mask's last columns belong to it.
+
+    >>> attended({"attention_mask": torch.tensor([[1, 1, 0]])}, torch.zeros(1, 2))
+    tensor([[ True, False]])
+    """
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    if mask is None or mask.ndim != 2 or scores.ndim != 2 or mask.shape[1] - scores.shape[1] not in (0, 1):
+        return None
+    return mask[:, mask.shape[1] - scores.shape[1] :] != 0
+
+
+def reduced(scores: Tensor, how: str | None) -> Tensor:
+    """Positions to one score per example, NaN left out: (B, *positions) -> (B,); infinite where no position is left.
+
+    >>> reduced(torch.tensor([[1.0, 3.0, torch.nan]]), "mean")
+    tensor([2.])
+    """
+    if how is None or scores.ndim == 1:
+        return scores
+    flat = scores.flatten(1)
+    missing = flat.isnan()
+    result = flat.nanmean(1) if how == "mean" else flat.masked_fill(missing, -torch.inf).amax(1)
+    return result.masked_fill(missing.all(1), torch.inf)
+
+
 Record = TypeVar("Record", bound=Prediction)
 Part = TypeVar("Part")
 
@@ -66,8 +131,19 @@ def joined(parts: list[Record]) -> Record:
     whole = {}
     for f in fields(parts[0]):
         values = [getattr(part, f.name) for part in parts]
-        whole[f.name] = None if values[0] is None else torch.cat(values)
+        whole[f.name] = None if values[0] is None else laid(values)
     return type(parts[0])(**whole)
+
+
+def laid(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Rows one after another; where positions differ in number, the missing ones are NaN, −100 or False by type.
+
+    >>> laid([torch.tensor([[0.5, 1.0]]), torch.tensor([[2.0]])])
+    tensor([[0.5000, 1.0000],
+            [2.0000,    nan]])
+    """
+    kind = parts[0].dtype
+    return lay(parts, torch.nan if kind.is_floating_point else False if kind == torch.bool else IGNORED, dim)
 
 
 def gathered(parts: Iterable[Part], join: Callable[[list[Part]], Part]) -> Part:

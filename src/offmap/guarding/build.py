@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,10 +14,13 @@ from torch import nn
 
 from offmap._types import Data, ScoreFn
 from offmap.batches import Batches, Place, Rows, Stream, batches, gather, split
+from offmap.core.choice import choose
 from offmap.core.construct import centre
-from offmap.core.forward import Select, first_tensor
+from offmap.core.examine import examine
+from offmap.core.forward import Select, first_tensor, take_rows
 from offmap.core.noise import generator
-from offmap.core.weights import Where
+from offmap.core.state import forget
+from offmap.core.weights import Where, copy_host, one_device
 from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
 from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
@@ -29,6 +33,7 @@ from offmap.solve.select import CLIPS, lowest
 logger = logging.getLogger("offmap")
 
 VALID_SHARE = 0.1
+EMPTY = Calibration(torch.zeros(1), torch.zeros(1))
 
 
 def fit(
@@ -57,27 +62,43 @@ def fit(
     `valid` chooses τ and the clip; without it a tenth of `train` is set aside. With separate `calibration` data the threshold,
     p-values and intervals are exact; otherwise they come from `valid` and are approximate. `basis` and `solver` default to the
     configuration's ("svd" and "refine"); further options are fields of `config`, such as `steps=` or `tradeoff=`.
+
+    `where` picks the random parameters: "all", "matrices" (two axes or more), "last-layer" (weight and bias of the last matrix
+    product before the output), name patterns, or a function of (name, tensor). The default is "all": the paper makes every weight
+    random, hidden layers are where off-map inputs first look strange, and a parameter that stays fixed cannot disagree. Frozen
+    parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
+
+    The host is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
+    devices is refused; what can be borne is logged, and stands below `guard.summary()`.
     """
-    hosts = hosts_of(nets)
     settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
-    _check_options(score, draws, seed)
+    draws, seed = _check_options(score, draws, seed)
     runtime = Runtime(select or first_tensor, chunk_size, batch_size, progress)
-    place = Place.of(hosts[0])
-    with torch.random.fork_rng(devices=[]):
+    # gradients are needed, and tensors made in inference mode would refuse them for good
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        hosts = hosts_of(nets)
+        place = Place.of(hosts[0])
         # a shuffling DataLoader draws from the global generator: the fit repeats, and the user's random state is left alone
         torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
         rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
-        law = likelihood_of(hosts, rows, held, likelihood, runtime)
+        at = centre(hosts)
+        findings = examine(at.net, held.inputs, runtime.select)
+        for note in findings.notes:
+            logger.warning(note)
+        forget(at.net, findings.changing)
+        plain = Sampled(runtime.host(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
+        _same_function(hosts, plain, held)
+        law = likelihood_of(plain, rows, held, likelihood)
         measure(law, score)
-        rows = _checked(rows, law, hosts[0], runtime)
-        familiar = None
+        rows = _checked(rows, law, plain)
+        familiar = held
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
-            _checked(familiar, law, hosts[0], runtime)
-        predictive = maxwent.fit(hosts, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
-        return guard(
-            predictive, held, calibration=familiar, likelihood=law, score=score, draws=draws, seed=seed, target=target,
-        )  # fmt: skip
+            _checked(familiar, law, plain)
+        at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
+        predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
+        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes)
+        return _calibrated(made, held, familiar, "choose", 0.05)
 
 
 def guard(
@@ -96,19 +117,23 @@ def guard(
     """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on familiar data."""
     if not isinstance(predictive, Predictive) or isinstance(predictive, type):
         raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(predictive).__name__}.")
-    _check_options(score, draws, seed)
+    draws, seed = _check_options(score, draws, seed)
     host = getattr(predictive, "host", None)
     place = Place.of(host.net) if host else Place(torch.device("cpu"), torch.float32)
     held = gather(batches(valid, place, name="valid", target=target), least=2)
     likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
     measure(likelihood, score)
-    empty = Calibration(torch.zeros(1), torch.zeros(1))
-    made = Guard(predictive, likelihood, place, empty, None, score, draws, seed, target)
-    made = replace(made, clip=choose_clip(made, held) if clip == "choose" else checked_clip(clip))
+    made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
     familiar = held
     if calibration is not None:
         familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
-    return replace(made, calibration=calibration_of(made, familiar, false_alarms, exact=calibration is not None))
+    return _calibrated(made, held, familiar, clip, false_alarms)
+
+
+def _calibrated(made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float) -> Guard:
+    """The guard with its clip chosen on `held`, and threshold and intervals from `familiar`."""
+    made = replace(made, clip=choose_clip(made, held) if clip == "choose" else checked_clip(clip))
+    return replace(made, calibration=calibration_of(made, familiar, false_alarms, exact=familiar is not held))
 
 
 def choose_clip(made: Guard, held: Rows) -> float | None:
@@ -121,19 +146,15 @@ def choose_clip(made: Guard, held: Rows) -> float | None:
     return None if best == float("inf") else best
 
 
-def likelihood_of(
-    hosts: Sequence[nn.Module], train: Batches, valid: Rows, likelihood: str | Likelihood | None, runtime: Runtime
-) -> Likelihood:
-    """The likelihood that fits the hosts' outputs and the targets; checks that the hosts run at all."""
-    at = centre(hosts)
-    host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
-    _same_function(hosts, Sampled(host, at.mean | at.fixed), valid)
-    plain = Sampled(host, at.mean | at.fixed).outputs(valid.inputs, 1)
-    if not bool(plain.isfinite().all()):
+def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str | Likelihood | None) -> Likelihood:
+    """The likelihood that fits the plain hosts' outputs and the targets."""
+    outputs = plain.outputs(valid.inputs, 1)
+    if not bool(outputs.isfinite().all()):
         raise HostError("Expected a trained host with finite outputs, but it gives NaN or infinite values on `valid`.")
-    law = resolve(likelihood, plain, valid.targets)
+    law = resolve(likelihood, outputs, valid.targets)
     for _, y in train:
-        if y.shape[1:] != valid.targets.shape[1:] or y.is_floating_point() != valid.targets.is_floating_point():
+        alike = y.shape[1:] == valid.targets.shape[1:] or (y.ndim == valid.targets.ndim and not y.is_floating_point())
+        if not alike or y.is_floating_point() != valid.targets.is_floating_point():
             raise DataError(
                 f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and "
                 f"{tuple(valid.targets.shape)} ({valid.targets.dtype})."
@@ -144,15 +165,15 @@ def likelihood_of(
     return law
 
 
-def _same_function(hosts: Sequence[nn.Module], stacked: Sampled, valid: Rows) -> None:
+def _same_function(hosts: Sequence[nn.Module], plain: Sampled, valid: Rows) -> None:
     """Refuse members that differ in more than weights and buffers: stacking would quietly run all of them as the first."""
     if len(hosts) == 1:
         return
     few = valid.take(torch.arange(min(4, valid.rows), device=valid.targets.device)).inputs
-    together = stacked.outputs(few, 1)
+    together = plain.outputs(few, 1)
     for member, host in enumerate(hosts):
-        alone = centre(host)
-        own = Sampled(replace(stacked.host, net=alone.net), alone.mean).outputs(few, 1)[0]
+        weights = {n: w[member : member + 1] for n, w in plain.weights.items()}
+        own = Sampled(replace(plain.host, net=copy_host(host, share=True)), weights).outputs(few, 1)[0]
         if not torch.allclose(own, together[member], rtol=1e-3, atol=1e-4 * float(own.abs().max()) + 1e-6):
             raise HostError(
                 f"Expected members that differ in weights and buffers alone, but member {member} computes something else than "
@@ -169,8 +190,9 @@ def hosts_of(nets: Any) -> list[nn.Module]:
     for host in hosts:
         if not any(p.is_floating_point() for p in host.parameters()):
             raise HostError(f"Expected a host with floating-point parameters, but {type(host).__name__} has none.")
+        one_device(host)
         for name, p in host.named_parameters():
-            if not bool(p.isfinite().all()):
+            if not bool(p.detach().isfinite().all()):
                 raise HostError(f"Expected a trained host with finite weights, but `{name}` holds NaN or infinite values.")
     return hosts
 
@@ -195,13 +217,21 @@ def _keywords(function: Callable[..., Any]) -> list[str]:
     return [name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
 
 
-def _check_options(score: str | ScoreFn, draws: int, seed: int) -> None:
+def _check_options(score: str | ScoreFn, draws: Any, seed: Any) -> tuple[int, int]:
+    """Draws and seed as plain whole numbers, whatever library they come from."""
     if not callable(score) and (not isinstance(score, str) or score not in SCORES):
         raise ConfigError(f"Expected `score` to be {nearest(str(score), SCORES)} or a function, but got {score!r}.")
-    if not isinstance(seed, int):
-        raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.")
-    if not isinstance(draws, int) or draws < 2:
+    try:
+        seed = operator.index(seed)
+    except TypeError as error:
+        raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.") from error
+    try:
+        whole = operator.index(draws)
+    except TypeError:
+        whole = 0
+    if whole < 2:
         raise ConfigError(f"Expected `draws` to be a whole number ≥ 2, but got {draws!r}.")
+    return whole, seed
 
 
 def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str) -> tuple[Batches, Rows]:
@@ -215,11 +245,10 @@ def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_siz
     return rows, held
 
 
-def _checked(data: Batches, law: Likelihood, host: nn.Module, runtime: Runtime) -> Batches:
+def _checked(data: Batches, law: Likelihood, plain: Sampled) -> Batches:
     """Data on which the host runs and whose targets are known to fit: at once when in memory, else batch by batch."""
-    at = centre(host)
     first, _ = next(iter(data))
-    output = Sampled(runtime.host(at.net, at.mean, first), at.mean).outputs(first, 1)[0]
+    output = replace(plain, weights={n: w[:1] for n, w in plain.weights.items()}).outputs(take_rows(first, slice(0, 2)), 1)[0]
 
     def check(y: torch.Tensor) -> None:
         check_targets(law, output, y, data.name)

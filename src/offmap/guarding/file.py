@@ -21,8 +21,8 @@ from offmap._types import Weights
 from offmap.batches import Place
 from offmap.core.construct import centre
 from offmap.core.distribution import Rotation, WeightDistribution
-from offmap.core.frames import Frame
 from offmap.core.forward import Host, Select, first_tensor
+from offmap.core.frames import Frame
 from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.errors import ConfigError, FileError
 from offmap.guarding.answer import Calibration
@@ -45,7 +45,9 @@ def save(guard: Guard, path: str | Path) -> None:
         raise ConfigError("A guard with a score or likelihood of your own cannot be saved: a file holds no code.")
     q, host = predictive.q, predictive.host
     law, tensors = _likelihood_state(guard.likelihood)
-    tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t.contiguous() for n, t in q.rotation.items()}
+    tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {
+        f"rotation.{n}": t.contiguous() for n, t in q.rotation.items()
+    }
     tensors |= {"calibration.scores": guard.calibration.scores, "calibration.misses": guard.calibration.misses}
     header = {
         "format": FORMAT,

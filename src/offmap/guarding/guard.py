@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 
 from offmap import conformal
 from offmap._types import Data, Inputs, ScoreFn
-from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, unlabelled
-from offmap.core.forward import rows_of, take_rows
+from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, unlabelled
+from offmap.core.forward import mark_shared, rows_of, take_rows
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
-from offmap.guarding.answer import Answer, Calibration, Interval, gathered, joined
-from offmap.likelihoods import Bernoulli, Likelihood, Prediction, check_targets
+from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
+from offmap.likelihoods import Likelihood, Prediction, check_counted, check_targets
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive
 from offmap.solve.monitors import History
@@ -39,7 +39,11 @@ SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic"}
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """Methods take inputs (or a DataLoader) and return tensors on the host's device; higher scores are stranger."""
+    """Methods take inputs and return tensors on the host's device; higher scores are stranger.
+
+    Inputs are a tensor or array, a tuple (`*args` of the host), a dict or what is like one (`**kwargs`; a target among them is
+    put aside), or a DataLoader of these, whose batches may differ in length.
+    """
 
     predictive: Predictive
     likelihood: Likelihood
@@ -67,10 +71,14 @@ class Guard:
         return gathered((self._answer(block) for block in self.blocks(x)), joined)
 
     def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
-        """How strange each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs."""
+        """How strange each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs.
+
+        Positions that an `attention_mask` of the inputs calls padding are left out of the mean or maximum, and are NaN in the
+        kept map. The threshold belongs to the mean.
+        """
         if reduce not in ("mean", "max", None):
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
-        return gathered((reduced(self.scores(self.outputs(block, None)), reduce) for block in self.blocks(x)), torch.cat)
+        return gathered((reduced(self.score_map(block), reduce) for block in self.blocks(x)), laid)
 
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
@@ -78,7 +86,10 @@ class Guard:
         return gathered((self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)), joined)
 
     def interval(self, x: Inputs, level: float = 0.95) -> Interval:
-        """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level."""
+        """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level.
+
+        Dense outputs are covered on average over their positions.
+        """
         prediction = self.predict(x)
         if prediction.mean is None or prediction.std is None:
             raise NotFittedError("Expected a regression guard for `interval`; use `prediction_set` for classification.")
@@ -86,7 +97,10 @@ class Guard:
         return Interval(prediction.mean - radius, prediction.mean + radius)
 
     def prediction_set(self, x: Inputs, level: float = 0.95) -> Tensor:
-        """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few."""
+        """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few.
+
+        Dense outputs, (B, C, *positions), are covered on average over their positions.
+        """
         probs = self.predict(x).probs
         if probs is None:
             raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
@@ -97,7 +111,7 @@ class Guard:
         if not isinstance(draws, int) or draws < 1:
             raise ConfigError(f"Expected `draws` to be a whole number ≥ 1, but got {draws!r}.")
         bound = checked_clip(clip)
-        return torch.cat([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
+        return laid([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
         """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
@@ -140,9 +154,17 @@ class Guard:
             )
         return scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
+    def score_map(self, block: Inputs) -> Tensor:
+        """Scores of one block, (B,) or (B, *positions), NaN where its `attention_mask` tells of padding."""
+        outputs = self.outputs(block, None)
+        scores = self.scores(outputs)
+        # without a class axis, (B, T) may be T labels of one text
+        kept = attended(block, scores) if outputs.ndim > scores.ndim + 1 else None
+        return scores if kept is None else scores.masked_fill(~kept, torch.nan)
+
     def _answer(self, block: Inputs) -> Answer:
         prediction = self.likelihood.predictive(self.outputs(block, self.clip))
-        map_ = self.scores(self.outputs(block, None))
+        map_ = self.score_map(block)
         score = reduced(map_, "mean")
         p_value = conformal.p_value(self.calibration.scores, score)
         return Answer(
@@ -171,6 +193,7 @@ class Guard:
             inputs = tree_map(self.place.put, source)
             check_inputs(inputs, "the guard")
             check_finite(inputs, None, "the inputs")
+            inputs = mark_shared(inputs)
             host = getattr(self.predictive, "host", None)
             numbers = (host.output_numbers if host else 1) * self.predictive.members * (draws or self.draws)
             step = max(1, OUTPUT_NUMBERS // numbers)
@@ -183,17 +206,10 @@ class Guard:
     def _sources(self, x: Any) -> Iterator[Inputs]:
         """The inputs themselves, or those of every batch of a DataLoader (targets, if any, are put aside)."""
         if not isinstance(x, DataLoader):
-            yield x
+            yield unlabelled(x, self.target) if is_mapping(x) else x
             return
         for batch in x:
             yield unlabelled(batch, self.target)
-
-
-def reduced(scores: Tensor, how: str | None) -> Tensor:
-    """Positions to one score per example: (B, *positions) -> (B,)."""
-    if how is None or scores.ndim == 1:
-        return scores
-    return scores.flatten(1).mean(1) if how == "mean" else scores.flatten(1).amax(1)
 
 
 def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:
@@ -218,6 +234,7 @@ def check_familiar(guard: Guard, rows: Rows) -> None:
     """Raise unless the targets fit what the guard predicts."""
     plain = guard.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=guard.seed)
     check_targets(guard.likelihood, plain[0], rows.targets, rows.name)
+    check_counted(rows.targets, rows.name)
 
 
 def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool) -> Calibration:
@@ -236,17 +253,6 @@ def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool
     elif made.threshold == torch.inf:
         logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", rows.name)
     return made
-
-
-def misses(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
-    """Nonconformity: |y − mean|/std per target, or 1 − p(y), averaged over positions."""
-    if prediction.mean is not None and prediction.std is not None:
-        return (y.reshape(prediction.mean.shape).to(prediction.mean) - prediction.mean).abs() / prediction.std
-    assert prediction.probs is not None
-    if isinstance(likelihood, Bernoulli):
-        y = y.reshape(-1)
-    chosen = prediction.probs.gather(1, y.long().unsqueeze(1)).squeeze(1)
-    return 1 - (chosen.flatten(1).mean(1) if chosen.ndim > 1 else chosen)
 
 
 def nll(guard: Guard, rows: Rows, *, clip: float | None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.batches import Batches, Rows
+from offmap.core.choice import choose
 from offmap.core.construct import Centre, Feed, Observed, centre, observe
 from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.forward import Host
@@ -41,7 +42,7 @@ class Config:
 
     basis: Literal["svd", "identity"] = "svd"
     solver: Literal["refine", "closed-form", "sgd"] = "refine"
-    where: Where = None
+    where: Where = None  # all: hidden layers see strangeness first, and what stays fixed cannot disagree
     noise: str | Noise = "uniform"
     parameterization: Parameterization | None = None  # a user's own ω(z, φ)
     tradeoff: float | Sequence[float] = 30.0  # λ on the mean of g(φ²): 10/d on the paper's sum. Several: highest entropy below τ
@@ -101,7 +102,7 @@ class Task:
 
 
 def fit(
-    nets: nn.Module | Sequence[nn.Module],
+    nets: nn.Module | Sequence[nn.Module] | Centre,
     train: Batches,
     valid: Rows,
     *,
@@ -110,9 +111,12 @@ def fit(
     seed: int = 0,
     runtime: Runtime = Runtime(),
 ) -> Stochastic:
-    """Centre a distribution on the trained nets and widen it until the validation risk reaches τ, every member on its own."""
+    """Centre a distribution on the trained nets and widen it until the validation risk reaches τ, every member on its own.
+
+    A Centre is taken as it is, with its random parameters already chosen; nets are copied, and `config.where` chooses.
+    """
     check(config)
-    at = centre(nets, config.where)
+    at = nets if isinstance(nets, Centre) else choose(centre(nets), valid.inputs, config.where, runtime.select)
     host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
     needed = config.basis == "svd" or config.solver != "sgd"
     rotated = config.basis == "svd" and config.parameterization is None

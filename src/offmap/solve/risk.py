@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offmap._types import IGNORED
 from offmap.batches import Rows
 from offmap.core.distribution import WeightDistribution
 from offmap.core.forward import Host, take_rows
 from offmap.errors import ConfigError, nearest
-from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
 
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
 """(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
@@ -48,12 +49,12 @@ def averaged_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def zero_one(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """1 where the mixture's label is wrong."""
+    """1 where the mixture's label is wrong, or the share of positions where it is."""
     label = likelihood.predictive(outputs).label
     if label is None:
         raise ConfigError("Expected a classification likelihood for the risk 'zero-one'; use 'nll' for regression.")
-    wrong = (label != y.reshape(label.shape)).to(outputs.dtype)
-    return wrong.flatten(1).mean(1) if isinstance(likelihood, Categorical) and wrong.ndim > 1 else wrong
+    y = aligned(y, label.shape)
+    return averaged((label != y).to(outputs.dtype), y)
 
 
 RISKS: dict[str, RiskFn] = {
@@ -111,11 +112,12 @@ def chance_nll(likelihood: Likelihood, y: Tensor) -> float:
     0.6931
     """
     if isinstance(likelihood, Gaussian):
-        variance = y.reshape(y.shape[0], -1).double().var(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+        variance = likelihood.columns(y).double().var(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
         return float(0.5 * (2 * math.pi * math.e * variance).log().sum())
     if not isinstance(likelihood, Categorical | Bernoulli):
         raise ConfigError("Expected one of offmap's own likelihoods for slack='smoothed'; use slack='paper'.")
-    shares = torch.unique(y, return_counts=True)[1].double() / y.numel()
+    counts = torch.unique(y[y != IGNORED], return_counts=True)[1].double()
+    shares = counts / counts.sum()
     return float(torch.special.entr(shares).sum())
 
 

@@ -1,0 +1,88 @@
+"""A guard around a Hugging Face net: which sentences is it being asked about that it never learned to read?
+
+Runs in half a minute on one core and downloads nothing: the net is a small BERT with random weights, trained here. With your
+own, only `main` matters: `offmap.fit(model, train, valid)` takes it as it comes, with batches from your tokenizer. Token
+classifiers and language models work alike, and `guard(x).score_map` then has a score for every token.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # this example needs no network
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
+
+import offmap
+
+ANIMALS, MACHINES = ["cat", "dog", "owl", "fox", "horse"], ["engine", "drill", "crane", "robot", "tractor"]
+LIFE, WORK = ["sleeps", "eats", "runs", "hides"], ["hums", "turns", "starts", "stops"]
+PLACES = ["barn", "yard", "field", "street", "garden", "shed"]
+OTHERS = ["sonnet", "tensor", "quark", "madrigal", "isotope", "whispers", "integrates", "decays", "rhymes", "verse", "lattice"]
+VOCABULARY = ["[PAD]", "the", "old", "in", "near", *ANIMALS, *MACHINES, *LIFE, *WORK, *PLACES, *OTHERS]
+IDS = {word: number for number, word in enumerate(VOCABULARY)}
+
+
+def sentence(subjects: list[str], verbs: list[str], places: list[str]) -> str:
+    """The (old) subject verb in/near the (old) place."""
+    subject, place = (random.choice(["", "old "]) + random.choice(words) for words in (subjects, places))
+    return f"the {subject} {random.choice(verbs)} {random.choice(['in', 'near'])} the {place}"
+
+
+def familiar(n: int) -> list[tuple[str, int]]:
+    """Sentences about animals (0) and machines (1)."""
+    topics = [(ANIMALS, LIFE), (MACHINES, WORK)]
+    return [(sentence(*topics[i % 2], PLACES), i % 2) for i in range(n)]
+
+
+def collate(rows: list[tuple[str, int]]) -> BatchEncoding:
+    """What a tokenizer gives: numbers padded to the longest sentence of the batch, and a mask that tells padding."""
+    words = [text.split() for text, _ in rows]
+    longest = max(map(len, words))
+    ids = torch.tensor([[IDS[w] for w in line] + [0] * (longest - len(line)) for line in words])
+    return BatchEncoding({"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": torch.tensor([y for _, y in rows])})
+
+
+def trained(loader: DataLoader) -> BertForSequenceClassification:
+    """A small BERT that tells animals from machines."""
+    config = BertConfig(
+        vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=16, num_labels=2,
+    )  # fmt: skip
+    model = BertForSequenceClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(6):
+        for batch in loader:
+            loss = model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()  # dropout off: a host must not draw random numbers of its own
+
+
+def main() -> None:
+    """Train, fit the guard, and ask it about familiar and strange sentences."""
+    torch.manual_seed(0)
+    random.seed(0)
+    train = DataLoader(familiar(2000), batch_size=32, shuffle=True, collate_fn=collate)
+    valid = DataLoader(familiar(200), batch_size=32, collate_fn=collate)
+    model = trained(train)
+
+    guard = offmap.fit(model, train, valid, solver="closed-form")  # the default solver takes longer, and goes further
+
+    test = familiar(200)
+    shuffled = [(" ".join(random.sample(text.split(), len(text.split()))), y) for text, y in test]
+    strange = [(sentence(OTHERS[:5], OTHERS[5:9], OTHERS[9:]), 0) for _ in range(200)]
+    print("set             accuracy  score   called strange")
+    for name, rows in {"familiar": test, "shuffled words": shuffled, "unknown words": strange}.items():
+        answer = guard(DataLoader(rows, batch_size=64, collate_fn=collate))
+        right = (answer.label == torch.tensor([y for _, y in rows])).float().mean()
+        accuracy = f"{right:8.0%}" if name != "unknown words" else "       -"
+        print(f"{name:15} {accuracy}  {answer.score.mean():.3f}  {answer.ood.float().mean():8.0%}")
+
+
+if __name__ == "__main__":
+    main()

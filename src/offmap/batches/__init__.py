@@ -1,0 +1,14 @@
+"""A user's data, whatever its form, as re-iterable batches (inputs, targets) on the host's device and in its dtype.
+
+Batches of a DataLoader may differ in length, as padded texts do. Validation data are held in memory as one batch, so there they
+are padded to the longest: that takes an `attention_mask` among the inputs, by which the host knows padding.
+"""
+
+from offmap.batches.forms import Batch, Place, check_finite, check_inputs, divide, is_mapping, unlabelled
+from offmap.batches.join import join, lay
+from offmap.batches.streams import Batches, Rows, Stream, batches, gather, split
+
+__all__ = [
+    "Batch", "Batches", "Place", "Rows", "Stream", "batches", "check_finite", "check_inputs", "divide", "gather", "is_mapping",
+    "join", "lay", "split", "unlabelled",
+]  # fmt: skip

@@ -1,0 +1,146 @@
+"""Data as re-iterable batches: held in memory, or read from a DataLoader or Dataset as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from offmap._types import Data, Inputs
+from offmap.batches.forms import Batch, Place, read
+from offmap.batches.join import join
+from offmap.core.forward import take_rows
+from offmap.core.noise import permutation
+from offmap.errors import DataError, ShapeError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Data held in memory."""
+
+    inputs: Inputs
+    targets: Tensor
+    batch_size: int
+    name: str
+
+    @property
+    def rows(self) -> int:
+        """How many examples there are."""
+        return self.targets.shape[0]
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, self.rows, self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            yield take_rows(self.inputs, rows), self.targets[rows]
+
+    def shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
+        """The same examples in an order that depends on (seed, epoch) alone."""
+        order = permutation(self.rows, seed, "order", epoch).to(self.targets.device)
+        return iter(self.take(order))
+
+    def take(self, rows: Tensor) -> Rows:
+        """Some of the rows, as other rows."""
+        return replace(self, inputs=take_rows(self.inputs, rows), targets=self.targets[rows])
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Data that come from a DataLoader or a Dataset, checked batch by batch."""
+
+    source: DataLoader[Any]
+    place: Place
+    target: str
+    name: str
+    indexed: bool
+    check: Callable[[Tensor], None] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many examples there are."""
+        return len(cast(Sized, self.source.dataset))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for position, batch in enumerate(self.source):
+            inputs, targets = read(batch, self.place, self.target, self.name, f"batch {position} of `{self.name}`")
+            if self.check is not None:
+                self.check(targets)
+            yield inputs, targets
+
+    def shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
+        """A Dataset in an order that depends on (seed, epoch); a user's own DataLoader in its own."""
+        if not self.indexed:
+            return iter(self)
+        order = permutation(self.rows, seed, "order", epoch).tolist()
+        return iter(replace(self, source=_reordered(self.source, order, self.source.batch_size)))
+
+
+Batches: TypeAlias = Rows | Stream
+
+
+def batches(data: Data, place: Place, *, name: str, batch_size: int = 128, target: str = "labels") -> Batches:
+    """Read `data` in any accepted form; in-memory data are checked at once, the rest as they come."""
+    if isinstance(data, Rows | Stream):
+        return data
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        data = tuple(data.tensors)
+    if isinstance(data, DataLoader):
+        return Stream(data, place, target, name, indexed=False)
+    if isinstance(data, Dataset):
+        loader = DataLoader(data, batch_size=batch_size)
+        return Stream(loader, place, target, name, indexed=not isinstance(data, IterableDataset))
+    return Rows(*read(data, place, target, name, f"`{name}`"), batch_size, name)
+
+
+def gather(data: Batches, *, least: int = 1) -> Rows:
+    """All of a (validation-sized) data set in memory, refused if it has fewer than `least` rows."""
+    rows = data if isinstance(data, Rows) else _read(data)
+    if rows.rows < least:
+        raise DataError(f"Expected at least {least} rows in `{rows.name}`, but got {rows.rows}. Pass more, or leave it out.")
+    return rows
+
+
+def _read(data: Stream) -> Rows:
+    parts = list(data)
+    if not parts:
+        raise DataError(f"Expected at least one example in `{data.name}`, but it is empty.")
+    try:
+        inputs, targets = join(parts)
+    except (RuntimeError, ValueError) as error:
+        raise ShapeError(
+            f"Expected batches of `{data.name}` that differ in the number of rows alone, or in length beside an "
+            f"`attention_mask`, but they cannot be joined: {error}. Pad all examples to one size."
+        ) from error
+    return Rows(inputs, targets, max(1, parts[0][1].shape[0]), data.name)
+
+
+def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:
+    """Set a random share of the training data aside: (train, valid)."""
+    whole = batches(data, place, name="train", batch_size=batch_size, target=target)
+    if isinstance(whole, Stream) and isinstance(whole.source.dataset, IterableDataset):
+        raise DataError("Expected `valid=` beside an iterable data set: it cannot be split.")
+    if isinstance(whole, Stream) and whole.source.batch_sampler is None:
+        raise DataError("Expected `valid=` beside a DataLoader with `batch_size=None`: its rows cannot be told apart.")
+    order = permutation(whole.rows, seed, "split")
+    cut = max(2, round(fraction * whole.rows))
+    if whole.rows - cut < 1:
+        raise DataError(f"Expected at least 3 rows to set 2 aside for validation, but `train` has {whole.rows}. Pass `valid=`.")
+    if isinstance(whole, Rows):
+        order = order.to(whole.targets.device)
+        return replace(whole.take(order[cut:]), name="train"), replace(whole.take(order[:cut]), name="valid")
+    size = whole.source.batch_size or batch_size
+
+    def part(rows: Tensor, name: str) -> Stream:
+        # the user's order is gone with the split, so the order is ours to shuffle
+        return replace(whole, source=_reordered(whole.source, sorted(rows.tolist()), size), name=name, indexed=True)
+
+    return part(order[cut:], "train"), part(order[:cut], "valid")
+
+
+def _reordered(loader: DataLoader[Any], rows: list[int], batch_size: int | None) -> DataLoader[Any]:
+    """A loader like the user's over some rows of its data set, in this order."""
+    return DataLoader(
+        Subset(loader.dataset, rows), batch_size=batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers
+    )
