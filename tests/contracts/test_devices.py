@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -65,6 +66,23 @@ def test_no_tensor_is_made_without_naming_its_device(case: Case, solver: str):
         guard = fit(case, solver=solver, **({} if solver == "closed-form" else {"steps": 20, "check_every": 10}))
         guard(case.inputs(5))
     assert not {place for place in spy.seen if not place.startswith(NOISE)}
+
+
+def unnamed(path: Path) -> list[str]:
+    """Calls in a file that make a tensor and name no device."""
+    makers = {maker.__name__ for maker in _device_constructors()}
+    return [
+        f"{path.relative_to(HOME)}:{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in makers
+        and ast.unparse(node.func.value) == "torch" and not any(word.arg == "device" for word in node.keywords)
+    ]  # fmt: skip
+
+
+def test_every_line_that_makes_a_tensor_names_its_device():
+    # data come from the user's side, and the demo makes its own
+    files = [path for path in HOME.rglob("*.py") if path.relative_to(HOME).parts[0] not in ("data", "demo", "report", "batches")]
+    assert [line for path in sorted(files) if path != HOME / NOISE for line in unnamed(path)] == []
 
 
 def test_the_spy_sees_what_names_no_device():

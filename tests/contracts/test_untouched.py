@@ -60,11 +60,11 @@ def same(before: Any, after: Any) -> bool:
 @WAYS
 def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, loop: bool):
     nets = [case.build(m) for m in range(2)]
-    train, valid = case.data(10), case.data(8)
+    train, valid = case.data(8), case.data(6)
     torch.manual_seed(3)
     before = [everything(net) for net in nets], surroundings(), [t.clone() for t in tree_leaves((train, valid))]
     guard = offmap.fit(
-        nets, train, valid, basis=basis, select=case.select, chunk_size=1 if loop else 3, draws=4, risk_draws=4, steps=3,
+        nets, train, valid, basis=basis, select=case.select, chunk_size=1 if loop else 3, draws=2, risk_draws=2, steps=3,
         check_every=2, progress=False,
     )  # fmt: skip
     answer = guard(rows := case.inputs(5))
@@ -81,7 +81,7 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, loop: bool):
     assert bool(answer.score.isfinite().all())
     made = guard.predictive
     assert isinstance(made, Stochastic)
-    validation = Validation(made.host, guard.likelihood, Rows(*valid, 4, "valid"), draws=4)
+    validation = Validation(made.host, guard.likelihood, Rows(*valid, 4, "valid"), draws=2)
     assert bool((validation(made.q) <= torch.tensor(guard.history.threshold)).all())
     for name, scale in made.q.scale().items():
         assert scale.dtype == FINE[case.dtype]
@@ -93,8 +93,8 @@ def test_a_fit_repeats_to_the_bit(case: Case):
     nets = [case.build(m) for m in range(2)]
     first, again = (
         maxwent.fit(
-            nets, Rows(*case.data(10), 4, "train"), Rows(*case.data(8), 4, "valid"), likelihood=case.likelihood,
-            config=Config(steps=3, risk_draws=4), runtime=Runtime(select=case.select, progress=False),
+            nets, Rows(*case.data(8), 4, "train"), Rows(*case.data(6), 4, "valid"), likelihood=case.likelihood,
+            config=Config(steps=3, risk_draws=2), runtime=Runtime(select=case.select, progress=False),
         )
         for _ in range(2)
     )  # fmt: skip
@@ -106,8 +106,8 @@ def test_a_fit_repeats_to_the_bit(case: Case):
 def test_what_is_done_to_the_host_later_does_not_reach_the_fit(case: Case):
     net = case.build()
     made = maxwent.fit(
-        net, Rows(*case.data(10), 4, "train"), Rows(*case.data(8), 4, "valid"), likelihood=case.likelihood,
-        config=Config(solver="closed-form", risk_draws=4), runtime=Runtime(select=case.select, progress=False),
+        net, Rows(*case.data(8), 4, "train"), Rows(*case.data(6), 4, "valid"), likelihood=case.likelihood,
+        config=Config(solver="closed-form", risk_draws=2), runtime=Runtime(select=case.select, progress=False),
     )  # fmt: skip
     before = made.outputs(case.inputs(5), 2, clip=None, seed=0)
     with torch.no_grad():
