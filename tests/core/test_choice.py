@@ -117,7 +117,7 @@ def test_a_host_without_a_product_has_no_last_layer():
         ("4.*", ["4.weight", "4.bias"]),
         (lambda name, tensor: tensor.shape == (8,), ["0.bias"]),
     ],
-    ids=str,
+    ids=lambda v: "predicate" if callable(v) else str(v),
 )
 @pytest.mark.parametrize("members", [1, 2])
 def test_words_patterns_and_predicates_choose(where: Any, names: list[str], members: int):
