@@ -1,0 +1,67 @@
+"""Writes docs/hosts.md, what the library finds in every host of the zoo: `python tests/zoo_table.py`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from hosts import ZOO, Case
+from offmap.core.construct import centre, observe, scaling
+from offmap.core.forward import forward
+from offmap.core.weights import copy_host
+from offmap.errors import HostError
+
+PAGE = Path(__file__).parent.parent / "docs" / "hosts.md"
+
+HEAD = """\
+# Hosts
+
+What the library finds in each host of the test zoo (`tests/hosts/`), as it comes. A *matrix* is a parameter with two axes or more
+that are longer than one, or one that is rotated. *Rotated* ones have a basis of their inputs' directions, one per block (×2: two
+of them); *plain* ones keep their own axes, for the reason given. Draws run all at once (`vmap`) where torch has a rule for every
+operator, else one after the other (loop). Made by `python tests/zoo_table.py`; a test compares it with what is found today.
+
+| host | shows | matrices | rotated | plain, why | draws |
+|---|---|---|---|---|---|
+"""
+
+
+def in_one_go(case: Case) -> bool:
+    """Whether `vmap` runs the host, without a word about slowness."""
+    drawn = scaling(case.build()).requires_grad_(False).draw(range(2))
+    with torch.no_grad(), warnings.catch_warnings(action="error"):
+        try:
+            forward(copy_host(case.build()), drawn, case.inputs(2), select=case.select)
+        except (HostError, UserWarning):
+            return False
+    return True
+
+
+def row(case: Case) -> str:
+    """One line of the table, by asking the library."""
+    held = centre(case.build())
+    seen = observe(held, lambda rows: [case.inputs()], rotated=True, pick=case.select)
+    blocks = {name: len(seen.bases[name].frame.blocks) for name in held.mean if name in seen.bases}
+    matrices = [name for name, w in held.mean.items() if sum(n > 1 for n in w.shape[1:]) > 1 or name in blocks]
+    rotated = listed({name: f" ×{count}" if count > 1 else "" for name, count in blocks.items()})
+    plain = listed({name: f": {seen.why[name]}" for name in matrices if name not in blocks})
+    cells = (case.name, case.shows, str(len(matrices)), rotated, plain, "vmap" if in_one_go(case) else "loop")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def listed(notes: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}`{note}" for name, note in notes.items())
+
+
+def page() -> str:
+    rows = [row(case) for case in ZOO.values()]
+    batched = sum(line.endswith("| vmap |") for line in rows)
+    return HEAD + "\n".join(rows) + f"\n\n{len(rows)} hosts: {batched} run all draws at once, {len(rows) - batched} one by one.\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"Wrote {PAGE}")
