@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from offmap._types import Data
+from offmap._types import IGNORED, Data
 from offmap.batches import Place, Rows, batches, gather, unlabelled
 from offmap.errors import ConfigError, DataError, nearest
 from offmap.guarding.guard import Guard, check_familiar, nll
-from offmap.likelihoods import Prediction
+from offmap.likelihoods import Prediction, aligned
 from offmap.methods.protocol import Scorer
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 from offmap.metrics.calibration import expected_calibration_error, quantile_ece
@@ -98,10 +98,12 @@ def quality(guard: Guard, rows: Rows) -> dict[str, float]:
         width = mean_width(interval.lower.flatten(), interval.upper.flatten())
         return result | {"conformal_coverage": float(inside), "conformal_width": float(width)}
     chosen = guard.prediction_set(rows.inputs, LEVEL)
-    covered = chosen.gather(1, rows.targets.long().reshape(rows.rows, 1, *chosen.shape[2:]))
+    y = aligned(rows.targets, chosen[:, 0].shape).long()
+    counted = y != IGNORED
+    covered = chosen.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)[counted]
     return result | {
         "conformal_coverage": float(covered.float().mean()),
-        "conformal_width": float(chosen.sum(1).float().mean()),
+        "conformal_width": float(chosen.sum(1)[counted].float().mean()),
     }
 
 
@@ -118,8 +120,9 @@ def _fit_of(prediction: Prediction, y: Tensor) -> dict[str, float]:
         }
     assert prediction.probs is not None
     assert prediction.label is not None
-    probs = prediction.probs.movedim(1, -1).flatten(0, -2)
-    label, flat = prediction.label.flatten(), y.flatten().long()
+    counted = y.flatten() != IGNORED
+    probs = prediction.probs.movedim(1, -1).flatten(0, -2)[counted]
+    label, flat = prediction.label.flatten()[counted], y.flatten().long()[counted]
     return {"accuracy": float((label == flat).float().mean()), "ece": float(expected_calibration_error(probs, flat))}
 
 

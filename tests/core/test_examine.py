@@ -35,7 +35,7 @@ def through(forward: Callable[..., Any], **layers: Any) -> nn.Module:
 
 @pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
 def test_nothing_is_wrong_with_the_zoo(case: Case):
-    assert look(case.build(), case.inputs(12)) == Findings()
+    assert look(case.build(), case.inputs(12), case.select) == Findings()
 
 
 # ------------------------------------------------------------------------------------------------------- own randomness

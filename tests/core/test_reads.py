@@ -142,10 +142,10 @@ def test_what_has_no_single_fan_in_keeps_its_own_axes_and_says_why(net: nn.Modul
 
 def test_what_is_looked_up_has_no_basis_unless_a_product_meets_it_too():
     seen = observe(ZOO["embedding"].build(), ZOO["embedding"].inputs())
-    assert list(seen.bases) == ["head.weight"]
+    assert list(seen.rotation().matrices) == ["head.weight"]
     assert seen.why["table.weight"] == "looked up by index: its inputs already lie along its axes"
     tied = Through(lambda s, x: F.linear(s.table(x).mean(1), s.table.weight), table=nn.Embedding(5, 3))
-    assert list(observe(tied, torch.randint(5, (4, 2))).bases) == ["table.weight"]
+    assert list(observe(tied, torch.randint(5, (4, 2))).rotation().matrices) == ["table.weight"]
 
 
 def test_rows_that_meet_different_inputs_are_blocks_and_what_meets_nothing_has_no_amplitude():

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import offmap
+from hosts import Through
 from offmap.core.noise import Uniform
 from offmap.errors import ConfigError, FileError, HostError
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
@@ -405,3 +406,18 @@ def test_no_file_is_read_by_running_it() -> None:
         if word in path.read_text().replace(".eval()", "").replace("safetensors.torch", "")
     ]
     assert found == []
+
+
+def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_too(tmp_path: Path) -> None:
+    def keep(host: Through, x: torch.Tensor) -> torch.Tensor:
+        host.kept = host.a(x).relu()
+        return host.b(host.kept)
+
+    net = Through(keep, a=nn.Linear(3, 8), b=nn.Linear(8, 1))
+    guard = quick(net, regression(40, 0), regression(40, 1))
+    guard.save(tmp_path / "guard.safetensors")
+    again = offmap.load(tmp_path / "guard.safetensors", net)
+    x = regression(6, 2)[0]
+    assert torch.equal(again.score(x), guard.score(x))
+    assert not hasattr(again.predictive.host.net, "kept")
+    assert torch.equal(again.to("cpu").score(x), guard.score(x))

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+from hosts import Through
 from offmap.guarding.answer import Calibration, joined
 from offmap.likelihoods import Prediction
 from trained import classes, classifier, quick, regression, regressor
@@ -25,20 +27,50 @@ def test_every_parameter_has_a_row() -> None:
 
 def test_widths_are_those_of_the_distribution() -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
-    scale = guard.predictive.q.scale()
-    total = sum(float(s.double().log().sum()) for s in scale.values())
-    for row in guard.summary().rows:
-        s = scale[row["parameter"]]
+    q, rows = guard.predictive.q, guard.summary().rows
+    for row in rows:
+        s = q.scale()[row["parameter"]]
         assert row["φ min"] == pytest.approx(s.min().item())
         assert row["φ max"] == pytest.approx(s.max().item())
         assert row["φ median"] == pytest.approx(s.median().item())
-        assert row["share of Σ log φ"] == pytest.approx(float(s.double().log().sum()) / total)
-    assert sum(row["share of Σ log φ"] for row in guard.summary().rows) == pytest.approx(1.0)
+        assert row["entropy"] == pytest.approx(float(s.double().log().sum()) + s.numel() * math.log(2 * math.sqrt(3)), rel=1e-5)
+    assert sum(row["entropy"] for row in rows) == pytest.approx(float(q.entropy()), rel=1e-4)
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
 
 
 def test_parameters_that_are_not_random_are_listed_as_such() -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1), where="2.weight")
-    assert [row["random"] for row in guard.summary().rows] == [False, False, True, False]
+    rows = guard.summary().rows
+    assert [row["random"] for row in rows] == [False, False, True, False]
+    assert [row["why"] for row in rows] == ["not picked by `where`"] * 2 + ["", "not picked by `where`"]
+
+
+def test_what_is_plain_says_why() -> None:
+    table = Through(
+        lambda s, x: s.head(s.table(x).mean(1)), table=nn.Embedding(5, 4), head=nn.Linear(4, 2), spare=nn.Linear(1, 1)
+    )
+    data = torch.randint(5, (40, 3), generator=torch.Generator().manual_seed(0)), torch.zeros(40)
+    rows = {row["parameter"]: row for row in quick(table, data, data).summary().rows}
+    assert {name: (row["basis"], row["why"]) for name, row in rows.items()} == {
+        "table.weight": ("identity", "looked up by index: its inputs already lie along its axes"),
+        "head.weight": ("svd", ""),
+        "head.bias": ("identity", "a bias"),
+        "spare.weight": ("fixed", "no input reaches it"),
+        "spare.bias": ("fixed", "no input reaches it"),
+    }
+    plain = quick(regressor(), regression(40, 0), regression(40, 1), basis="identity").summary()
+    assert {row["why"] for row in plain.rows} == {"basis='identity'"}
+
+
+def test_blocks_pieces_and_the_memory_of_bases_are_told() -> None:
+    net = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(12, 2))
+    data = torch.randn(40, 4, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(40)
+    summary = quick(net, data, data, fan_in_limit=6).summary()
+    rows = {row["parameter"]: row for row in summary.rows}
+    assert rows["0.weight"]["basis"] == "svd, 2 blocks"
+    assert rows["2.weight"]["basis"] == "svd, 2 pieces of its fan-in"
+    assert rows["0.weight"]["basis MB"] == pytest.approx(2 * 6 * 6 * 4 / 1e6)
+    assert "bases 0.000576 MB" in str(summary)
 
 
 def test_notes_tell_threshold_clip_calibration_and_entropy() -> None:

@@ -12,10 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap.core.frames import Frame, in_pieces
-from offmap.core.noise import generator
+from offmap.core.noise import sample
 from offmap.core.reads import TWICE, Meeting, Read, ReadWatcher, open_attention
 
 LIMIT = 4096
@@ -44,6 +45,7 @@ class Moment:
     frame: Frame | None = None
     bias: str | None = None
     totals: dict[tuple[int, int, int], Total] = field(default_factory=dict)  # by (start, stop, groups)
+    counts: Tensor | None = None  # how often each row was looked up
     why: str = ""
     final: bool = False
 
@@ -56,6 +58,9 @@ class Moment:
             self.totals.clear()
         if self.final or met is None:
             self.why = self.why or ("" if self.frame else read.why)
+            if read.index is not None:
+                seen = read.index.flatten().bincount(minlength=0 if self.counts is None else len(self.counts))
+                self.counts = seen if self.counts is None else seen + F.pad(self.counts, (0, len(seen) - len(self.counts)))
             return
         self.frame, self.bias, self.why = met.frame, self.bias or read.bias, ""
         self._count(met, read.name)
@@ -109,10 +114,7 @@ def _sample(met: Meeting, name: str, before: int) -> Tensor | None:
     size = max(16, exact, met.count * (met.stop - met.start) // met.groups // (16 * fan_in))
     if size >= met.count:
         return None
-    source = generator("rows", name, before)
-    if 4 * size > met.count:
-        return torch.randperm(met.count, generator=source, device="cpu")[:size]
-    return torch.randint(met.count, (size,), generator=source, device="cpu")
+    return sample(met.count, size, "rows", name, before)
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,9 @@ def build(
         frame = frames.pop() if len(frames) == 1 and len(seen) == len(moments) else None
         if frame is None:
             why[name] = next((m.why for m in seen if m.why), UNREAD if not seen else TWICE)
+            counts = [m.counts for m in seen if m.counts is not None and not m.final]
+            if len(counts) == len(moments):
+                bases[name] = _table(counts, weight)
             continue
         values = torch.stack([m.value() for m in seen])  # (M, G, N, d, d)
         bases[name] = _basis(frame, values, weight, seen[0].bias, rotated=rotated)
@@ -210,6 +215,19 @@ def _basis(frame: Frame, values: Tensor, weight: Tensor, bias: str | None, *, ro
         matrix[:, :, piece].diagonal(dim1=-2, dim2=-1)[..., width:] = 1
         amplitudes.append(s)
     return Basis(frame, torch.cat(amplitudes, -1), reached, matrix, bias)
+
+
+def _table(counts: list[Tensor], weight: Tensor) -> Basis:
+    """Of a table looked up by index: its inputs are one-hot, so V = I, and s² is how often each row is asked for.
+
+    Every row counts half a time more than it was seen: one that never was is rare, not impossible.
+    """
+    rows = weight.shape[1]
+    seen = torch.stack([F.pad(c, (0, rows - len(c))) for c in counts]).double() + 0.5
+    shares = seen / seen.sum(1, keepdim=True)  # (M, rows)
+    reach = torch.einsum("mk,mkj->mj", shares, weight.double().square().flatten(2)).sqrt()
+    frame = Frame(tuple(weight.shape[1:]), tuple(range(1, weight.ndim - 1)), (0,), (reach.shape[1],))
+    return Basis(frame, shares.sqrt().unsqueeze(1), reach)
 
 
 def _reach(rows: Tensor, values: Tensor, frame: Frame) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -75,7 +75,7 @@ class Observed:
         """The part of it that the equation needs."""
         turned = {n: b for n, b in self.bases.items() if b.matrix is not None}
         matrices = {n: b.matrix for n, b in turned.items() if b.matrix is not None}
-        return Rotation(matrices, {n: b.frame for n, b in turned.items()}, self.why if turned else {})
+        return Rotation(matrices, {n: b.frame for n, b in turned.items()}, self.why)
 
 
 def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tensor, limit: int = LIMIT) -> Observed:
@@ -96,8 +96,9 @@ def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tenso
         seen.bases.update(bases)
         seen.why.update(why)
     seen.why.update({b.bias: BIAS for b in seen.bases.values() if b.bias in seen.why})
-    if rotated:
-        _report(seen, limit)
+    if not rotated:
+        return replace(seen, why={})  # nobody asked
+    _report(seen, limit)
     return seen
 
 

@@ -97,8 +97,8 @@ class WeightDistribution(nn.Module):
             raw.copy_(inverse_softplus(scale[name]))
 
     @torch.no_grad()
-    def widen(self, factor: Tensor) -> None:
-        """Multiply φ by a number per member, (M,)."""
+    def widen(self, factor: Tensor | float) -> None:
+        """Multiply φ by a number, or by one per member, (M,)."""
         for raw in self.raw_scale.values():
             raw.copy_(inverse_softplus(_widened(F.softplus(raw), factor)))
 
@@ -214,8 +214,10 @@ def _constant(mean: Mapping[str, Tensor], value: float) -> Weights:
     return {n: torch.full_like(m, value, dtype=torch.promote_types(m.dtype, torch.float32)) for n, m in mean.items()}
 
 
-def _widened(scale: Tensor, factor: Tensor | None) -> Tensor:
-    return scale if factor is None else scale * factor.to(scale).view(-1, *[1] * (scale.ndim - 1))
+def _widened(scale: Tensor, factor: Tensor | float | None) -> Tensor:
+    if isinstance(factor, Tensor):
+        factor = factor.to(scale).view(-1, *[1] * (scale.ndim - 1))
+    return scale if factor is None else scale * factor
 
 
 def _with_draw_axis(weights: Mapping[str, Tensor]) -> Weights:

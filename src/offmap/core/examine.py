@@ -25,6 +25,8 @@ from offmap.errors import HostError
 ROWS = 8
 """Rows in one look."""
 
+UNREACHED = "no input reaches it"
+
 SECOND_LOOK = 64
 """Rows on which a parameter must stay without effect before it is called unreached: experts and branches need some luck."""
 
@@ -209,8 +211,8 @@ def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
 def _others(x: Inputs) -> Inputs:
     """As many rows of other contents: each of the first half twice."""
     size = rows_of(x)
-    order = torch.arange(size) // 2
-    return tree_map(lambda t: t[order.to(t.device)] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, x)
+    order = [row // 2 for row in range(size)]
+    return tree_map(lambda t: t[order] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, x)
 
 
 class _Spy(TorchDispatchMode):

@@ -129,3 +129,11 @@ def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, s
 def permutation(n: int, *address: object) -> Tensor:
     """A shuffling of 0 … n−1 that depends on the address alone."""
     return torch.randperm(n, generator=generator(*address), device="cpu")
+
+
+def sample(n: int, size: int, *address: object) -> Tensor:
+    """`size` of the numbers 0 … n−1, by the address alone; some may come twice when they are few of many."""
+    source = generator(*address)
+    if 4 * size > n:
+        return torch.randperm(n, generator=source, device="cpu")[:size]
+    return torch.randint(n, (size,), generator=source, device="cpu")

@@ -46,7 +46,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Read:
-    """One use of a parameter: a meeting with rows of activations, or why there is none to speak of.
+    """One use of a parameter: a meeting with rows of activations, a lookup by index, or why there is neither.
 
     `final`: whatever else meets the parameter, it cannot be rotated.
     """
@@ -54,6 +54,7 @@ class Read:
     name: str
     bias: str | None = None
     meeting: Meeting | None = None
+    index: Tensor | None = None  # which rows were looked up
     why: str = ""
     final: bool = False
 
@@ -85,7 +86,7 @@ class ReadWatcher(TorchDispatchMode):
         if not isinstance(args[0], Tensor) or self.owners.owns(args[0]) is None:
             return
         made, place = result[0] if isinstance(result, tuple) else result, self.owners.locate(args[0])
-        if made.shape == args[0].shape and made.is_floating_point() and place is not None and place.part is None:
+        if made.shape == args[0].shape and made.is_floating_point() and place is not None:
             self.owners.follow(made, place)
 
 
@@ -206,10 +207,11 @@ def _rnn_layer(
     yield from _product(owners, before.flatten(0, 1)[None], w_hh.mT[None], 1, b_hh)
 
 
-def _lookup(owners: Owners, result: Any, weight: Tensor, *_: Any) -> Iterator[Read]:
+def _lookup(owners: Owners, result: Any, weight: Tensor, index: Tensor, *_: Any) -> Iterator[Read]:
     name = owners.owns(weight)
     if name is not None:
-        yield Read(name, why=LOOKUP)
+        place = owners.locate(weight)
+        yield Read(name, index=index if place is not None and place.whole else None, why=LOOKUP)
 
 
 READERS: dict[Any, Callable[..., Iterator[Read]]] = {

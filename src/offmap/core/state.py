@@ -85,6 +85,12 @@ def forget(net: nn.Module, names: Iterable[str]) -> None:
         net.register_forward_hook(hook, always_call=True)
 
 
+def forgotten(net: nn.Module) -> list[str]:
+    """The names that a private host was made to forget."""
+    hooks = [hook for hook in vars(net)["_forward_hooks"].values() if isinstance(hook, Forget)]
+    return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.kept]
+
+
 def _store(module: nn.Module, name: str) -> dict[str, Any]:
     buffers = vars(module)["_buffers"]
     return buffers if name in buffers else vars(module)

@@ -16,7 +16,7 @@ from offmap._types import Data, ScoreFn
 from offmap.batches import Batches, Place, Rows, Stream, batches, gather, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
-from offmap.core.examine import examine
+from offmap.core.examine import UNREACHED, examine
 from offmap.core.forward import Select, first_tensor, take_rows
 from offmap.core.noise import generator
 from offmap.core.state import forget
@@ -97,6 +97,7 @@ def fit(
             _checked(familiar, law, plain)
         at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
+        predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
         made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes)
         return _calibrated(made, held, familiar, "choose", 0.05)
 

@@ -24,6 +24,7 @@ from offmap.core.distribution import Rotation, WeightDistribution
 from offmap.core.forward import Host, Select, first_tensor
 from offmap.core.frames import Frame
 from offmap.core.noise import NOISES, Noise, Uniform
+from offmap.core.state import forget, forgotten
 from offmap.errors import ConfigError, FileError
 from offmap.guarding.answer import Calibration
 from offmap.guarding.build import hosts_of
@@ -55,6 +56,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "modules": modules(host.net),
         "frames": {n: asdict(f) for n, f in q.frames.items()},
         "why": q.why,
+        "forget": forgotten(host.net),
         "noise": _noise_state(q.noise),
         "likelihood": law,
         "host": {"chunk_size": host.chunk_size, "batch_size": host.batch_size, "output_numbers": host.output_numbers,
@@ -88,6 +90,7 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
         raise ConfigError(f"{path} was fitted with a `select` of your own: pass the same function to `load`.")
     raw = _part(tensors, "raw_scale.")
     at = centre(hosts, lambda name, tensor: name in raw)
+    forget(at.net, header["forget"])
     q = WeightDistribution(
         at.mean,
         initial_scale={n: torch.nn.functional.softplus(t) for n, t in raw.items()},

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
+from offmap.core.distribution import WeightDistribution
+from offmap.core.noise import Rademacher
 from offmap.errors import ConfigError
 from offmap.guarding.guard import Guard
 from offmap.methods.predictives import Stochastic
@@ -13,7 +17,7 @@ from offmap.table import Table
 
 
 def summarize(guard: Guard) -> Table:
-    """Parameter, shape, random or not, rotated or plain, φ's median and range, share of the entropy, memory of the basis."""
+    """Parameter, shape, random or not, rotated or plain and why, φ's median and range, its entropy, memory of the basis."""
     notes = [
         f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {guard.predictive.members} member(s)",
         *_calibration_notes(guard),
@@ -21,23 +25,48 @@ def summarize(guard: Guard) -> Table:
     ]
     if not isinstance(guard.predictive, Stochastic):
         return Table([{"predictive": type(guard.predictive).__name__, "members": guard.predictive.members}], notes)
-    q, net = guard.predictive.q, guard.predictive.host.net
-    scale = {n: s.detach() for n, s in q.scale().items()}
-    logs = {n: float(s.double().log().sum()) for n, s in scale.items()}
-    total = sum(logs.values())
+    net = guard.predictive.host.net
+    table = {name: _random(guard.predictive.q, name) for name in guard.predictive.q.mean}
+    total = sum(row["entropy"] for row in table.values())
     rows: list[dict[str, Any]] = []
     for name, parameter in net.named_parameters():
-        row: dict[str, Any] = {"parameter": name, "shape": tuple(parameter.shape), "random": name in scale}
-        if name in scale:
-            s = scale[name]
-            row |= {
-                "basis": "svd" if name in q.rotation else "identity",
-                "φ median": float(s.median()), "φ min": float(s.min()), "φ max": float(s.max()),
-                "share of Σ log φ": logs[name] / total if total else 0.0,
-                "basis MB": q.rotation[name].numel() * q.rotation[name].element_size() / 1e6 if name in q.rotation else 0.0,
-            }  # fmt: skip
-        rows.append(row)
-    return Table(rows, [*notes, *_entropy_notes(guard.predictive)])
+        row: dict[str, Any] = {"parameter": name, "shape": tuple(parameter.shape), "random": name in table}
+        if name in table:
+            row |= table[name] | {"share": table[name]["entropy"] / total if total else 0.0}
+        else:
+            row |= {"basis": "fixed", "why": guard.predictive.q.why.get(name, "not picked by `where`")}
+        rows.append({**{k: v for k, v in row.items() if k != "why"}, "why": row["why"]})
+    return Table(rows, [*notes, *_entropy_notes(guard.predictive), _memory_note(guard.predictive.q)])
+
+
+def _random(q: WeightDistribution, name: str) -> dict[str, Any]:
+    """Basis, reason, φ and entropy (nats, over all members) of one parameter."""
+    scale = functional.softplus(q.raw_scale[name].detach())
+    each = q.noise.entropy() if type(q.noise) is not Rademacher else 0.0  # the constant, where there is one
+    return {
+        "basis": _basis(q, name),
+        "why": q.why.get(name, "" if name in q.rotation else "basis='identity'"),
+        "φ median": float(scale.median()), "φ min": float(scale.min()), "φ max": float(scale.max()),
+        "entropy": float(scale.double().log().sum()) + scale.numel() * each,
+        "basis MB": _megabytes(q.rotation[name]) if name in q.rotation else 0.0,
+    }  # fmt: skip
+
+
+def _basis(q: WeightDistribution, name: str) -> str:
+    if name not in q.rotation:
+        return "identity"
+    _, blocks, pieces, *_ = q.rotation[name].shape
+    parts = [f"{n} {word}" for n, word in ((blocks, "blocks"), (pieces, "pieces of its fan-in")) if n > 1]
+    return ", ".join(["svd", *parts])
+
+
+def _megabytes(tensor: Tensor) -> float:
+    return tensor.numel() * tensor.element_size() / 1e6
+
+
+def _memory_note(q: WeightDistribution) -> str:
+    weights, bases = (sum(map(_megabytes, t.values())) for t in (q.mean, q.rotation))
+    return f"weights {weights:.3g} MB, scales as many, bases {bases:.3g} MB"
 
 
 def _calibration_notes(guard: Guard) -> list[str]:

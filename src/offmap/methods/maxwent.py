@@ -169,7 +169,7 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
     """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
     q, history = solve_closed_form(task)
-    q.widen(torch.full((q.members,), task.config.start))
+    q.widen(task.config.start)
     return _descend(task, q, History(chosen=history.chosen))
 
 
@@ -177,7 +177,8 @@ def solve_sgd(task: Task) -> tuple[WeightDistribution, History]:
     """Algorithm 1 from a small constant φ."""
     raw = task.config.initial_raw_scale
     raw = raw if raw is not None else (-10.0 if task.config.basis == "svd" else -5.0)
-    return _descend(task, task.distribution(float(torch.nn.functional.softplus(torch.tensor(raw)))), History())
+    scale = raw if raw > 30 else math.log1p(math.exp(raw))  # softplus
+    return _descend(task, task.distribution(scale), History())
 
 
 def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[WeightDistribution, History]:
