@@ -139,7 +139,7 @@ KINDS: dict[Any, Callable[..., Rows]] = {
     nn.RNNCellBase: cell,
 }
 
-ORIGINALS = ("{}", "parametrizations.{}.original", "parametrizations.{}.original1", "{}_v")
+ORIGINALS = ("{}", "parametrizations.{}.original", "parametrizations.{}.original1", "{}_v", "{}_orig")
 """Under which name a module may keep the tensor that its weight is made of."""
 
 

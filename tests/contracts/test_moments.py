@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import oracle_moments
-from hosts import ZOO, Case
+from hosts import ZOO, Case, Through
+from hosts.case import weight
 from hosts.ways import HOSTS
 from offmap.core.basis import Moment, eigenbasis, second_moments
 from offmap.core.construct import centre, observe, svd
@@ -39,6 +40,12 @@ def test_what_is_not_rotated_says_why(case: Case):
     assert all(q.why.values())
     for name, reason in case.plain.items():
         assert reason in q.why[name]
+
+
+def test_a_host_in_which_nothing_is_rotated_says_why():
+    q = svd(Through(lambda s, x: -(x.unsqueeze(1) - s.w).square().sum(-1), w=weight(2, 3)), [torch.randn(5, 3)])
+    assert list(q.rotation) == []
+    assert q.why == {"w": "no product with an input"}
 
 
 @HOSTS

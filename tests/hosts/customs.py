@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from hosts.case import Case, Through, pair, weight
 
@@ -97,6 +97,21 @@ def parametrized(how: nn.Module) -> nn.Module:
     return net
 
 
+def pruned() -> nn.Module:
+    """A fifth of the weights of each layer is held at zero by a mask."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    for layer in (net[0], net[2]):
+        prune.random_unstructured(layer, "weight", 0.2)
+    return net
+
+
+def prototypes() -> nn.Module:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return s.head((x.unsqueeze(1) - s.centres).square().sum(-1).neg().exp())
+
+    return Through(forward, centres=weight(4, 3), head=nn.Linear(4, 2))
+
+
 def keywords() -> nn.Module:
     def forward(s: Any, *, tokens: Tensor, mask: Tensor) -> Any:
         return SimpleNamespace(logits=s.head((s.body(tokens) * mask.unsqueeze(-1)).tanh().sum(1)))
@@ -180,6 +195,8 @@ CASES = (
     Case("parametrized", lambda: parametrized(Halved()), shows="a parametrization of one's own: scaled"),
     Case("squashed", lambda: parametrized(nn.Tanh()), plain={"0.parametrizations.weight.original": "no product"},
          shows="a parametrization that bends every entry"),
+    Case("pruned", pruned, shows="pruned layers: a mask times a weight"),
+    Case("prototypes", prototypes, plain={"centres": "no product"}, shows="distances to centres, which no product reads"),
     Case("two_inputs", picture_and_table, (9,), wrap=lambda x: (x[:, :6].reshape(-1, 1, 2, 3), x[:, 6:]),
          shows="two inputs of different kind"),
     Case("keywords", keywords, (3, 2), wrap=lambda x: {"tokens": x, "mask": (x[..., 0] > -1).to(x)},
