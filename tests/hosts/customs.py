@@ -50,6 +50,19 @@ def heads(product: Any) -> nn.Module:
     return Through(forward, weight=weight(2, 3, 4), head=nn.Linear(8, 2))
 
 
+def split_and_merge() -> nn.Module:
+    """Into heads and out of them again, by tensors of three axes."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        return torch.einsum("bho,hop->bp", torch.einsum("bi,iho->bho", x, s.split).tanh(), s.merge)
+
+    return Through(forward, split=weight(3, 2, 4), merge=weight(2, 4, 2))
+
+
+def met_by_heads(net: Any, x: Tensor) -> dict[str, Tensor]:
+    return {"split": x, "merge": torch.einsum("bi,iho->bho", x, net.split).tanh().flatten(1)}
+
+
 def experts() -> nn.Module:
     """Every expert meets every row."""
 
@@ -183,6 +196,7 @@ CASES = (
          shows="a matrix per head by einsum"),
     Case("heads_matmul", lambda: heads(by_matmul), (2, 3), **TWO, shows="a matrix per head by broadcast matmul"),
     Case("heads_bmm", lambda: heads(batch_of_heads), (2, 3), **TWO, shows="a matrix per head by bmm"),
+    Case("split_and_merge", split_and_merge, met=met_by_heads, shows="into heads and out again by einsum"),
     Case("experts", experts, met=lambda net, x: {"weight": x}, shows="experts that all meet the same rows"),
     Case("sliced", sliced, blocks={"both": 2}, met=lambda net, x: {"both": torch.stack([x, x.tanh()])},
          shows="two halves of one matrix"),
