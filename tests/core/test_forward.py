@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +15,9 @@ from torch import Tensor, nn
 
 import oracles
 from hosts import ZOO, Through
-from offmap.core.construct import scaling
-from offmap.core.forward import Host, call, choose_chunk, first_tensor, forward, rows_of, take_rows
+from offmap.core import forward as module
+from offmap.core.construct import centre, scaling
+from offmap.core.forward import CHUNK_NUMBERS, SECONDS, Host, call, choose_chunk, first_tensor, forward, rows_of, take_rows
 from offmap.core.weights import copy_host
 from offmap.errors import HostError
 
@@ -100,14 +103,108 @@ def test_the_chunk_chosen_for_a_host_is_one_that_it_can_run(name: str):
     q = scaling(net)
     chunk = choose_chunk(net, dict(q.mean.items()), case.inputs())
     assert chunk == 1 or case.vmap
-    if name in ("mlp", "tanh_mlp", "attention", "transformer", "layernorm"):
-        assert chunk == 64
     assert Host(net, chunk_size=chunk).outputs(q.draw, 3, case.inputs()).shape == (3, 12, 2)
 
 
-def test_the_chunk_of_a_large_host_keeps_weights_within_memory():
-    net = nn.Linear(2000, 2000, bias=False)
-    assert choose_chunk(net, {"weight": net.weight.detach()[None]}, torch.zeros(2, 2000)) == (1 << 25) // 4_000_000
+def chunk_of(name: str, rows: int = 12, members: int = 1) -> int:
+    case = ZOO[name]
+    at = centre([case.build(m) for m in range(members)])
+    return choose_chunk(at.net, at.mean | at.fixed, case.inputs(rows))
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> list[int]:
+    """Calls of one after another size take so long; the sizes are kept."""
+    sizes: list[int] = []
+
+    def timed(run: Callable[[], Tensor]) -> tuple[float, float]:
+        sizes.append(run().shape[0])
+        return seconds[len(sizes) - 1], seconds[len(sizes) - 1]
+
+    monkeypatch.setattr(module, "_timed", timed)
+    monkeypatch.setattr(module, "CHOSEN", {})
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chunk"),
+    [
+        ((1.0, 4.0, 16.0, 64.0), 1),  # all the same: a loop
+        ((1.0, 3.5, 14.0, 56.0), 1),  # faster, but within the noise
+        ((1.0, 3.2, 12.8, 51.2), 4),  # larger ones are no better
+        ((1.0, 6.0, 8.0, 10.0), 64),  # a high price of the call, and nothing for a draw
+        ((1.0, 1.0, 2.0, 40.0), 16),  # out of the cache
+    ],
+)
+def test_a_larger_chunk_is_taken_only_if_it_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], chunk: int
+):
+    sizes = clock(monkeypatch, *(s * SECONDS / 1000 for s in seconds))
+    assert chunk_of("tanh_mlp") == chunk
+    assert sizes == [1, 4, 16, 64]
+
+
+def test_members_count_in_the_time_of_a_draw(monkeypatch: pytest.MonkeyPatch):
+    sizes = clock(monkeypatch, 1e-4, 11e-4, 48e-4, 192e-4)  # per set 1, 0.92, 1, 1
+    assert chunk_of("tanh_mlp", members=3) == 1
+    assert sizes == [1, 12, 48, 192]
+
+
+@pytest.mark.parametrize(("first", "tried"), [(SECONDS, [1]), (SECONDS / 8, [1, 4])])
+def test_sizes_that_would_take_too_long_are_not_tried(monkeypatch: pytest.MonkeyPatch, first: float, tried: list[int]):
+    sizes = clock(monkeypatch, first, 2 * first)
+    assert chunk_of("tanh_mlp") == (1 if len(tried) == 1 else 4)
+    assert sizes == tried
+
+
+def test_a_choice_is_made_once_for_a_form_of_host_and_rows(monkeypatch: pytest.MonkeyPatch):
+    sizes = clock(monkeypatch, *2 * (1e-6, 1e-6, 1e-6, 1e-6))
+    assert [chunk_of("tanh_mlp") for _ in range(3)] == [64] * 3
+    assert sizes == [1, 4, 16, 64]
+    assert chunk_of("tanh_mlp", rows=7) == 64
+    assert sizes == 2 * [1, 4, 16, 64]
+
+
+def test_a_host_of_a_known_form_that_vmap_cannot_run_is_looped_over(monkeypatch: pytest.MonkeyPatch):
+    clock(monkeypatch, 1e-6, 1e-6, 1e-6, 1e-6)
+    plain = Through(lambda s, x: s.b(s.a(x)), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    at = centre(plain)
+    assert choose_chunk(at.net, at.mean, torch.zeros(12, 3)) == 64
+    assert chunk_of("branching") == 1  # of the same modules and shapes
+
+
+def test_batched_products_choose_without_a_clock(monkeypatch: pytest.MonkeyPatch):
+    sizes = clock(monkeypatch)
+    assert chunk_of("mlp") == 64
+    assert not sizes
+
+
+@pytest.mark.parametrize(("select", "chunk"), [(first_tensor, CHUNK_NUMBERS // 4_000_000), (lambda o: o, 4)])
+def test_the_chunk_of_a_large_host_keeps_weights_within_memory(
+    monkeypatch: pytest.MonkeyPatch, select: Callable[[Tensor], Tensor], chunk: int
+):
+    clock(monkeypatch, 1e-6, 1e-6)
+    net = nn.Linear(2000, 2000, bias=False).eval()
+    assert choose_chunk(net, {"weight": net.weight.detach()[None]}, torch.zeros(2, 2000), select) == chunk
+
+
+def test_a_turn_is_timed_at_least_once_and_no_more_often_than_its_share_allows(monkeypatch: pytest.MonkeyPatch):
+    ticks = iter([0.0, SECONDS, 0.0, SECONDS / 10, 0.0, SECONDS / 11])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(ticks))
+    assert module._timed(lambda: torch.ones(1)) == (SECONDS, SECONDS)
+    best, spent = module._timed(lambda: torch.ones(1))
+    assert (best, spent) == (SECONDS / 11, SECONDS / 10 + SECONDS / 11)
+
+
+@pytest.mark.parametrize("given", ["0.weight", "2.weight"])
+def test_a_tied_weight_is_replaced_in_all_its_places_and_given_back(given: str):
+    net = copy_host(ZOO["tied"].build())
+    own, other = net[0].weight, torch.randn(3, 3)
+    with suppress(KeyError), module.replaced(net, {given: other}):
+        assert net[0].weight is other
+        assert net[2].weight is other
+        raise KeyError
+    assert net[0].weight is own
+    assert net[2].weight is own
 
 
 def test_the_first_tensor_is_taken_by_default():
