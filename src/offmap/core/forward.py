@@ -192,33 +192,28 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
 
 @torch.no_grad()
 def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select, chunks: list[int]) -> int:
-    """The chunk that takes least per draw, as far as the time allows to try."""
-
-    def timed(draws: int) -> tuple[float, float]:
-        stacked = {n: w[:1] if draws == 1 else w.repeat(draws, *[1] * (w.ndim - 1)) for n, w in weights.items()}
-        return _timed(lambda: forward(net, stacked, inputs, select=select))
-
+    """The chunk that takes least per draw. Sizes take turns, so that a busy machine slows all; those without time left pass."""
     members = next(iter(weights.values())).shape[0]
-    chunk, (best, spent) = 1, timed(1)
-    last = best
-    for draws in chunks:
-        if spent + last * draws * members > SECONDS:
-            break
-        took, more = timed(draws)
-        last, spent = took / (draws * members), spent + more
-        if last <= GAIN * best:
-            chunk, best = draws, last
+    best: dict[int, float] = {}  # seconds for one weight set
+    last, end = 0.0, time.perf_counter() + SECONDS
+    for _ in range(TURNS):
+        for draws in (1, *chunks):
+            sets = 1 if draws == 1 else draws * members
+            if best and time.perf_counter() + sets * best.get(draws, last) > end:
+                continue
+            stacked = {n: w[:1] if sets == 1 else w.repeat(draws, *[1] * (w.ndim - 1)) for n, w in weights.items()}
+            last = _seconds(lambda sets=stacked: forward(net, sets, inputs, select=select)) / sets
+            best[draws] = min(last, best.get(draws, last))
+    chunk = 1
+    for draws in sorted(best):
+        chunk = draws if best[draws] <= GAIN * best[chunk] else chunk
     return chunk
 
 
-def _timed(run: Callable[[], Tensor]) -> tuple[float, float]:
-    """Seconds of the best of some turns and of all, at least one; a size has its share of the time."""
-    turns: list[float] = []
-    while not turns or (len(turns) < TURNS and sum(turns) + min(turns) < SECONDS / (1 + len(CHUNKS))):
-        start = time.perf_counter()
-        float(run().flatten()[0])  # a number can be had only when the device is done
-        turns.append(time.perf_counter() - start)
-    return min(turns), sum(turns)
+def _seconds(run: Callable[[], Tensor]) -> float:
+    start = time.perf_counter()
+    float(run().flatten()[0])  # a number can be had only when the device is done
+    return time.perf_counter() - start
 
 
 def _form(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Hashable:
