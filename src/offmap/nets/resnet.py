@@ -29,6 +29,8 @@ def resnet(classes: int, *, channels: int = 3, width: int = 16, blocks: int = 3,
 
     >>> resnet(10, blocks=1, width=4).eval()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
+    >>> sum(p.numel() for p in resnet(10).parameters())
+    272474
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
