@@ -63,6 +63,24 @@ def test_blocks_cover_every_row_once(stacked: int):
         assert torch.equal(covered, x)
 
 
+@pytest.mark.parametrize(("chunk", "members", "spans"), [(1, 1, [3, 3, 1]), (1, 2, [1] * 7), (4, 1, [4, 3]), (4, 2, [4, 3])])
+def test_looped_draws_are_made_together_within_a_fixed_memory(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, members: int, spans: list[int]
+):
+    case, made = ZOO["tanh_mlp"], []
+    nets = [copy_host(case.build(m)) for m in range(members)]
+    q = scaling(nets, initial_scale=0.1)
+    monkeypatch.setattr(module, "LOOP_NUMBERS", 3 * q.dimension)
+
+    def draw(span: range) -> dict[str, Tensor]:
+        made.append(len(span))
+        return q.draw(span)
+
+    outputs = Host(nets[0], chunk_size=chunk, batch_size=5).outputs(draw, 7, case.inputs(), members=members)
+    assert made == spans
+    torch.testing.assert_close(outputs, oracles.run(nets[0], q.draw(range(7)), case.inputs()))
+
+
 def test_nothing_to_run_is_refused():
     net = ZOO["mlp"].build().eval()
     for draws, rows in ((0, 3), (3, 0)):
