@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import page, record
 
-THEMES = ("scoring", "fitting", "stacking", "latency", "memory")
+THEMES = ("scoring", "architectures", "basis", "fitting", "stacking", "latency", "memory", "large")
 
 
 def main() -> None:

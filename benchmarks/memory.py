@@ -83,12 +83,12 @@ def peak(folder: str, form: str, rows: int, draws: int) -> float:
     net.load_state_dict(torch.load(Path(folder, "net")))
     guard = replace(offmap.load(Path(folder, "guard"), net), draws=draws)
     inputs = DataLoader(Lazy(rows), batch_size=None) if form == "stream" else torch.randn(rows, subject.FEATURES)
-    before = _highest(afresh=True)
+    before = highest(afresh=True)
     result = guard.score(inputs)
-    return _highest() - before - result.numel() * result.element_size() / 1e6
+    return highest() - before - result.numel() * result.element_size() / 1e6
 
 
-def _highest(*, afresh: bool = False) -> float:
+def highest(*, afresh: bool = False) -> float:
     """The high-water mark of resident memory in megabytes, after lowering it to what is held now when `afresh`.
 
     `ru_maxrss` is the same mark, but a child starts with its parent's and importing torch raises it: what scoring adds

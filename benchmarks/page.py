@@ -14,10 +14,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 
 INTRODUCTION = """# Speed and memory
 
-Measured with `make bench`; `python -m benchmarks table` writes this page from `benchmarks/records/`. The net is
-8-100-100-100-2 with ReLU, float32, on one thread; the peer is the authors' package, `maxwent`. Contestants of a theme take turns
-in one process and the best turn of each counts. Times are of the processor, so that other work on the machine does not count;
-the wall clock agrees on an idle core.
+Measured with `make bench`; `python -m benchmarks table` writes this page from `benchmarks/records/`. The net, where no other
+is named, is 8-100-100-100-2 with ReLU; all is float32 on one thread; the peer is the authors' package, `maxwent`. Contestants of
+a theme take turns in one process and the best turn of each counts. Times are of the processor, so that other work on the machine
+does not count; the wall clock agrees on an idle core.
 """
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,13 +11,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from offmap._types import Inputs, Weights
 from offmap.core import dense
 from offmap.core.reads import ONE_AT_A_TIME, slow_attention
-from offmap.core.weights import with_ties
 from offmap.errors import HostError
 
 Select: TypeAlias = Callable[[Any], Tensor]
@@ -33,6 +33,21 @@ OUTPUT_NUMBERS = 1 << 24
 
 CHUNK_NUMBERS = 1 << 25
 """Weights drawn at once when the chunk is chosen here (128 MB in float32)."""
+
+LOOP_NUMBERS = 1 << 21
+"""Weights drawn at once for a host that is looped over (8 MB in float32): draws in company are cheaper than alone."""
+
+CHUNKS = (4, 16, 64)
+"""Numbers of draws that are tried against one after another."""
+
+GAIN = 0.85
+"""A larger chunk must take at most this share of the time of a smaller one: noise should not choose."""
+
+SECONDS, TURNS = 0.5, 5
+"""What choosing a chunk may take, and how often each size is tried at most."""
+
+CHOSEN: dict[Hashable, int] = {}
+"""Chunks measured in this process, by the host's form: a choice is made once, so that results repeat to the bit."""
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -52,8 +67,35 @@ def first_tensor(output: Any) -> Tensor:
 def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> Tensor:
     """One plain call of the host with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
     args, kwargs = arguments(inputs)
+    with replaced(net, weights):
+        return select(net(*args, **kwargs))
+
+
+@contextmanager
+def replaced(net: nn.Module, weights: Mapping[str, Tensor]) -> Generator[None]:
+    """Other weights in the host for a while, a tied one in all of its places, whichever of its names it is given under.
+
+    `functional_call` does the same, but takes several times as long to set up and trips over modules that are reachable by two
+    paths (pytorch issue 164759).
+    """
     with ONE_AT_A_TIME:
-        return select(functional_call(net, with_ties(net, weights), args, kwargs, tie_weights=False))
+        found: list[tuple[dict[str, Any], str, str]] = []
+        given: dict[int, Tensor] = {}
+        for path, module in net.named_modules():
+            for table in (vars(module)["_parameters"], vars(module)["_buffers"]):
+                for leaf, own in table.items():
+                    name = f"{path}.{leaf}" if path else leaf
+                    found.append((table, leaf, name))
+                    if name in weights:
+                        given.setdefault(id(own), weights[name])
+        swaps = [(t, leaf, t[leaf], weights.get(name, given[id(t[leaf])])) for t, leaf, name in found if id(t[leaf]) in given]
+        try:
+            for table, leaf, _, other in swaps:
+                table[leaf] = other
+            yield
+        finally:
+            for table, leaf, own, _ in swaps:
+                table[leaf] = own
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -124,7 +166,8 @@ def forward(
         if layers and is_table(inputs):
             return dense.forward(layers, weights, inputs, size)
         if loop or size == 1:
-            return torch.stack([call(net, {n: w[i] for n, w in weights.items()}, inputs, select) for i in range(size)])
+            sets = zip(*(w.unbind(0) for w in weights.values()), strict=True)
+            return torch.stack([call(net, dict(zip(weights, one, strict=True)), inputs, select) for one in sets])
     except HOST_ERRORS as error:
         raise host_failed(net, inputs, error) from error
     try:
@@ -172,20 +215,60 @@ def check_rows(net: nn.Module, output: object, inputs: Inputs) -> None:
 
 
 def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> int:
-    """How many draws to run at once: 1 where convolutions or `vmap` say so, else as many as stay small in memory.
+    """How many draws of every member, {name: (M, ...)}, to run at once: measured on these inputs, once for a form of host.
 
-    It depends on the host and on nothing that varies between runs, so that results repeat to the bit.
+    Batched products take as many draws as stay small in memory. Other hosts run a few times, draw after draw and under `vmap`,
+    and a larger chunk is taken if it is clearly faster; those that `vmap` cannot run are looped over. `vmap` saves what calls
+    cost beside the arithmetic, so what is best for these rows may not be for many more or fewer. Chunks change outputs by
+    rounding alone; where another process must repeat them to the bit, give it the chunk that was chosen here.
     """
-    if any(w.ndim > 4 for w in weights.values()):
-        return 1  # stacked kernels (M, out, in, h, w) become grouped convolutions, which are slow on CPUs
+    most = min(CHUNKS[-1], CHUNK_NUMBERS // max(1, sum(w.numel() for w in weights.values())))
+    if select is first_tensor and is_table(inputs) and dense.plan(net):
+        return max(1, most)
     pair = {n: w[:1].expand(2, *w.shape[1:]) for n, w in weights.items()}
     try:
         with torch.no_grad():
             forward(net, pair, take_rows(inputs, slice(0, 2)), select=select)
     except HostError:
         return 1
-    numbers = sum(w.numel() for w in weights.values())
-    return max(1, min(64, CHUNK_NUMBERS // max(1, numbers)))
+    form = _form(net, weights, inputs)
+    if form not in CHOSEN:
+        CHOSEN[form] = _quickest(net, weights, inputs, select, [c for c in CHUNKS if c <= most])
+    return CHOSEN[form]
+
+
+@torch.no_grad()
+def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select, chunks: list[int]) -> int:
+    """The chunk that takes least per draw. Sizes take turns, so that a busy machine slows all; those without time left pass."""
+    members = next(iter(weights.values())).shape[0]
+    best: dict[int, float] = {}  # seconds for one weight set
+    last, end = 0.0, time.perf_counter() + SECONDS
+    for _ in range(TURNS):
+        for draws in (1, *chunks):
+            sets = 1 if draws == 1 else draws * members
+            if best and time.perf_counter() + sets * best.get(draws, last) > end:
+                continue
+            stacked = {n: w[:1] if sets == 1 else w.repeat(draws, *[1] * (w.ndim - 1)) for n, w in weights.items()}
+            last = _seconds(lambda sets=stacked: forward(net, sets, inputs, select=select)) / sets
+            best[draws] = min(last, best.get(draws, last))
+    chunk = 1
+    for draws in sorted(best):
+        chunk = draws if best[draws] <= GAIN * best[chunk] else chunk
+    return chunk
+
+
+def _seconds(run: Callable[[], Tensor]) -> float:
+    start = time.perf_counter()
+    float(run().flatten()[0])  # a number can be had only when the device is done
+    return time.perf_counter() - start
+
+
+def _form(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Hashable:
+    """What the time of a call depends on: modules, weights, buffers and inputs by type and shape, and threads."""
+    given = ((str(i), t) for i, t in enumerate(tree_leaves(inputs)) if isinstance(t, Tensor))
+    tensors = [*weights.items(), *net.named_buffers(), *given]
+    modules = [(name, type(module)) for name, module in net.named_modules()]
+    return (*modules, *((name, t.shape, t.dtype, t.device) for name, t in tensors), torch.get_num_threads())
 
 
 @dataclass(frozen=True)
@@ -201,9 +284,8 @@ class Host:
 
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Outputs of a stack of weights, {name: (S, ...)} -> (S, B, ...); gradients flow."""
-        return forward(
-            self.net, weights, inputs, select=self.select, loop=self.chunk_size == 1, layers=self.layers
-        )  # fmt: skip
+        loop = self.chunk_size == 1
+        return forward(self.net, weights, inputs, select=self.select, loop=loop, layers=self.layers)
 
     @cached_property
     def layers(self) -> dense.Plan | None:
@@ -220,27 +302,32 @@ class Host:
         """Outputs of `draws` draws of every member, member-major: (M·P, B, ...). Weights exist one chunk at a time."""
         if draws < 1 or rows_of(inputs) < 1:
             raise HostError("Expected at least one draw and one row, but got none.")
-        result = torch.empty(0)
-        for start in range(0, draws, self.chunk_size):
-            span = range(start, min(start + self.chunk_size, draws))
-            block = self._stacked(draw(span), inputs)
-            if len(span) == draws:
-                return block
-            if start == 0:
-                result = block.new_empty((members, draws, *block.shape[1:]))
-            result[:, start : span.stop] = block.unflatten(0, (members, len(span)))
+        result: Tensor | None = None
+        together = self.chunk_size
+        if together == 1:
+            together = max(1, LOOP_NUMBERS // (members * max(1, sum(p.numel() for p in self.net.parameters()))))
+        for start in range(0, draws, together):
+            span = range(start, min(start + together, draws))
+            weights = draw(span)
+            for rows, block in self._batches(weights, inputs):
+                if block.shape[1] == rows_of(inputs) and len(span) == draws:
+                    return block
+                if result is None:
+                    result = block.new_empty((members, draws, rows_of(inputs), *block.shape[2:]))
+                result[:, start : span.stop, rows] = block.unflatten(0, (members, len(span)))
+        assert result is not None
         return result.flatten(0, 1)
 
-    def _stacked(self, weights: Weights, inputs: Inputs) -> Tensor:
-        """Outputs of all weight sets, (S, B, ...); batched products choose their own rows, other hosts run batch by batch."""
+    def _batches(self, weights: Weights, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
+        """Outputs of all weight sets for some rows, (S, b, ...); batched products choose their own rows."""
         size = rows_of(inputs)
         step = size if self.layers and is_table(inputs) else self.batch_size
-        parts: list[Tensor] = []
         for row in range(0, size, step):
-            taken = take_rows(inputs, slice(row, row + step))
-            parts.append(self(weights, taken))
-            check_rows(self.net, parts[-1][0], taken)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            rows = slice(row, row + step)
+            taken = take_rows(inputs, rows)
+            block = self(weights, taken)
+            check_rows(self.net, block[0], taken)
+            yield rows, block
 
 
 def is_table(inputs: Inputs) -> bool:

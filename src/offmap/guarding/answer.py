@@ -86,12 +86,11 @@ def one_each(values: Tensor, counted: Tensor) -> Tensor:
     """
     if values.ndim == 1:
         return values[counted]
-    share = torch.rand(values.shape[0], generator=generator("position"), dtype=torch.float64).tolist()
-    picked: list[Tensor] = []
-    for row, kept, part in zip(values, counted, share, strict=True):
-        left = row[kept]
-        picked += [left[int(part * left.numel())]] if left.numel() else []
-    return torch.stack(picked)
+    flat, kept = values.flatten(1), counted.flatten(1)
+    share = torch.rand(len(flat), generator=generator("position"), dtype=torch.float64, device="cpu").to(flat.device)
+    rank = (share * kept.sum(1)).long() + 1
+    place = (kept & (kept.cumsum(1) == rank.unsqueeze(1))).to(torch.int8).argmax(1)
+    return flat.gather(1, place.unsqueeze(1)).squeeze(1)[kept.any(1)]
 
 
 def attended(inputs: Inputs, scores: Tensor) -> Tensor | None:

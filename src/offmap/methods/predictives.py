@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
 from offmap.core.distribution import REMEMBERED, WeightDistribution
 from offmap.core.forward import Host
-from offmap.core.weights import at, copy_host, count
+from offmap.core.weights import at, copy_host
 from offmap.solve.monitors import History
+
+Drawn: TypeAlias = dict[tuple[int, int, float | None, tuple[int, ...]], dict[range, Weights]]
+"""Draws by their number, seed, clip and the version of q, in spans; the number counts weights."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Stochastic:
     host: Host
     q: WeightDistribution
     history: History = field(default_factory=History)
-    _drawn: dict[Hashable, Weights] = field(default_factory=dict[Hashable, Weights], init=False, repr=False, compare=False)
+    _drawn: Drawn = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def members(self) -> int:
@@ -37,15 +41,18 @@ class Stochastic:
 
     def _draw(self, span: range, draws: int, seed: int, clip: float | None) -> Weights:
         """Some of `draws` draws of q, the latest remembered if all are small: for a few rows, drawing is most of the work."""
-        if draws * self.members * self.q.dimension > REMEMBERED:
+        numbers = draws * self.members * self.q.dimension
+        if numbers > REMEMBERED:
             return self.q.draw(span, seed=seed, clip=clip)
-        key = (span, seed, clip, self.q.version())
-        drawn = self._drawn.get(key)
+        spans = self._drawn.setdefault((numbers, seed, clip, self.q.version()), {})
+        drawn = spans.get(span)
         if drawn is None:
-            drawn = self._drawn[key] = self.q.draw(span, seed=seed, clip=clip)
+            drawn = spans[span] = self.q.draw(span, seed=seed, clip=clip)
+            total = sum(key[0] for key in list(self._drawn))
             for oldest in list(self._drawn):
-                if sum(map(count, list(self._drawn.values()))) > REMEMBERED:
+                if total > REMEMBERED:
                     self._drawn.pop(oldest, None)
+                    total -= oldest[0]
         return drawn
 
 

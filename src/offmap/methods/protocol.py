@@ -38,7 +38,10 @@ class Predictive(Protocol):
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a method runs its hosts; nothing here changes what it computes."""
+    """How a method runs its hosts; nothing here changes what it computes.
+
+    `chunk_size` is how many draws run at once, under `vmap`, and 1 a loop over them; "auto" tries both on one batch.
+    """
 
     select: Select = first_tensor
     chunk_size: int | Literal["auto"] = "auto"
@@ -52,14 +55,16 @@ class Runtime:
             raise ConfigError(f"Expected `batch_size` to be a whole number ≥ 1, but got {self.batch_size!r}.")
 
     def host(self, net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Host:
-        """The net with its chunk chosen and its output measured on a few rows; `weights` are stacked, {name: (M, ...)}."""
+        """The net with its output measured on a few rows and its chunk on a batch; `weights` are stacked, {name: (M, ...)}."""
         few = take_rows(inputs, slice(0, 2))
         try:
             row = call(net, {n: w[0] for n, w in weights.items()}, few, self.select)
         except HOST_ERRORS as error:
             raise host_failed(net, few, error) from error
         check_rows(net, row, few)
-        chunk = choose_chunk(net, weights, few, self.select) if self.chunk_size == "auto" else self.chunk_size
+        chunk = self.chunk_size
+        if chunk == "auto":
+            chunk = choose_chunk(net, weights, take_rows(inputs, slice(0, self.batch_size)), self.select)
         return Host(net, self.select, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
 
 
