@@ -44,10 +44,11 @@ def row(case: Case) -> str:
     """One line of the table, by asking the library."""
     held = centre(case.build())
     seen = observe(held, lambda rows: [case.inputs()], rotated=True, pick=case.select)
-    blocks = {name: len(seen.bases[name].frame.blocks) for name in held.mean if name in seen.bases}
+    turned = seen.rotation()
+    blocks = {name: len(turned.frames[name].blocks) for name in held.mean if name in turned.matrices}
     matrices = [name for name, w in held.mean.items() if sum(n > 1 for n in w.shape[1:]) > 1 or name in blocks]
     rotated = listed({name: f" ×{count}" if count > 1 else "" for name, count in blocks.items()})
-    plain = listed({name: f": {seen.why[name]}" for name in matrices if name not in blocks})
+    plain = listed({name: f": {turned.why[name]}" for name in matrices if name not in blocks})
     cells = (case.name, case.shows, str(len(matrices)), rotated, plain, "vmap" if in_one_go(case) else "loop")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
