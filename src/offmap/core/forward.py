@@ -202,12 +202,12 @@ def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, sel
     where = next(iter(weights.values()))
     members, clock = where.shape[0], THREAD_TIME if where.device.type == "cpu" else time.perf_counter
     best: dict[int, float] = {}  # seconds for one weight set
-    last, end = 0.0, time.perf_counter() + SECONDS
+    last, end = 0.0, clock() + SECONDS
     forward(net, {n: w[:1] for n, w in weights.items()}, inputs, select=select)  # a first call is slow
     for _ in range(TURNS):
         for draws in (1, *chunks):
             sets = 1 if draws == 1 else draws * members
-            if best and time.perf_counter() + sets * best.get(draws, last) > end:
+            if best and clock() + sets * best.get(draws, last) > end:
                 continue
             stacked = {n: w[:1] if sets == 1 else w.repeat(draws, *[1] * (w.ndim - 1)) for n, w in weights.items()}
             last = _seconds(lambda sets=stacked: forward(net, sets, inputs, select=select), clock) / sets
