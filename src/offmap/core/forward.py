@@ -46,6 +46,9 @@ GAIN = 0.85
 SECONDS, TURNS = 0.5, 5
 """What choosing a chunk may take, and how often each size is tried at most."""
 
+THREAD_TIME = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
+"""Other work on the machine does not count, where the system can tell (some only by hundredths of a second)."""
+
 CHOSEN: dict[Hashable, int] = {}
 """Chunks measured in this process, by the host's form: a choice is made once, so that results repeat to the bit."""
 
@@ -240,16 +243,18 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
 @torch.no_grad()
 def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select, chunks: list[int]) -> int:
     """The chunk that takes least per draw. Sizes take turns, so that a busy machine slows all; those without time left pass."""
-    members = next(iter(weights.values())).shape[0]
+    where = next(iter(weights.values()))
+    members, clock = where.shape[0], THREAD_TIME if where.device.type == "cpu" else time.perf_counter
     best: dict[int, float] = {}  # seconds for one weight set
-    last, end = 0.0, time.perf_counter() + SECONDS
+    last, end = 0.0, clock() + SECONDS
+    forward(net, {n: w[:1] for n, w in weights.items()}, inputs, select=select)  # a first call is slow
     for _ in range(TURNS):
         for draws in (1, *chunks):
             sets = 1 if draws == 1 else draws * members
-            if best and time.perf_counter() + sets * best.get(draws, last) > end:
+            if best and clock() + sets * best.get(draws, last) > end:
                 continue
             stacked = {n: w[:1] if sets == 1 else w.repeat(draws, *[1] * (w.ndim - 1)) for n, w in weights.items()}
-            last = _seconds(lambda sets=stacked: forward(net, sets, inputs, select=select)) / sets
+            last = _seconds(lambda sets=stacked: forward(net, sets, inputs, select=select), clock) / sets
             best[draws] = min(last, best.get(draws, last))
     chunk = 1
     for draws in sorted(best):
@@ -257,10 +262,10 @@ def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, sel
     return chunk
 
 
-def _seconds(run: Callable[[], Tensor]) -> float:
-    start = time.perf_counter()
+def _seconds(run: Callable[[], Tensor], clock: Callable[[], float]) -> float:
+    start = clock()
     float(run().flatten()[0])  # a number can be had only when the device is done
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _form(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Hashable:
