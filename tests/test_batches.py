@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from offmap.batches import Place, Rows, Stream, batches, check_finite, divide, gather, split, unlabelled
-from offmap.core.forward import shared
+from offmap.core.inputs import shared
 from offmap.errors import DataError, ShapeError
 from trained import regression
 

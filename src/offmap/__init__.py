@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offmap import errors
 from offmap.core.distribution import Parameterization, WeightDistribution
-from offmap.core.forward import shared
+from offmap.core.inputs import shared
 from offmap.errors import OffmapError
 from offmap.evaluation import Evaluation, evaluate
 from offmap.guarding.answer import Answer, Interval

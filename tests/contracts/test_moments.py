@@ -14,7 +14,8 @@ from hosts.case import weight
 from hosts.ways import HOSTS
 from offmap.core.basis import Moment, eigenbasis, second_moments
 from offmap.core.construct import centre, observe, svd
-from offmap.core.forward import call, take_rows
+from offmap.core.forward import call
+from offmap.core.inputs import take_rows
 from offmap.core.weights import copy_host
 from oracles import run_once
 

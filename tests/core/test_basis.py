@@ -89,7 +89,7 @@ def test_every_basis_in_the_zoo_is_orthogonal_in_the_hosts_dtype(name: str):
     case = ZOO[name]
     bases = observe([case.build(0), case.build(1)], case.inputs())
     assert bases
-    for basis in bases.values():
+    for basis in (b for b in bases.values() if b.matrix is not None):
         assert basis.matrix.dtype == torch.promote_types(case.dtype, torch.float32)
         eye = torch.eye(basis.matrix.shape[-1], dtype=basis.matrix.dtype).expand_as(basis.matrix)
         torch.testing.assert_close(basis.matrix.mT @ basis.matrix, eye, rtol=0, atol=1e-5)

@@ -240,7 +240,7 @@ def test_the_validation_rows_pass_the_plain_host_once_before_the_fit(monkeypatch
 
     monkeypatch.setattr("offmap.methods.maxwent.fit", begun)
     with pytest.raises(Begun):
-        quick(Watching(), TRAIN, regression(1000, 1), batch_size=1000)
+        quick(Watching(), TRAIN, regression(1000, 1), batch_size=1000, chunk_size=1)
     assert sum(n > 100 for n in seen) == 1
 
 

@@ -141,7 +141,7 @@ CASES = (
     Case("conv1d", conv1d, (2, 8), shows="Conv1d: stride, padding, dilation, no bias"),
     Case("conv2d", conv2d, (2, 5, 6), shows="Conv2d: sizes that differ by axis"),
     Case("conv3d", conv3d, (1, 4, 3, 4), shows="Conv3d: stride, padding, dilation"),
-    Case("channels_last", lambda: conv2d().to(memory_format=torch.channels_last), (2, 5, 6), vmap=False,
+    Case("channels_last", lambda: conv2d().to(memory_format=torch.channels_last), (2, 5, 6),
          shows="kernels stored channels last"),
     Case("padding1d", lambda: settled(padded(nn.Conv1d), 2, 6), (2, 6),
          shows="zeros, reflect, replicate, circular, same; lazy Linear"),

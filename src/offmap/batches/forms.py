@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from offmap._types import IGNORED, Inputs
-from offmap.core.forward import Shared, mark_shared, rows_of, shared
+from offmap.core.inputs import Shared, mark_shared, rows_of, shared
 from offmap.errors import DataError, ShapeError
 
 Batch: TypeAlias = tuple[Inputs, Tensor]

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from offmap._types import IGNORED
 from offmap.batches.forms import Batch
-from offmap.core.forward import Shared, shared
+from offmap.core.inputs import Shared, shared
 
 
 def join(parts: Sequence[Batch]) -> Batch:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from offmap._types import Data, Inputs
 from offmap.batches.forms import Batch, Place, read
 from offmap.batches.join import join
-from offmap.core.forward import take_rows
+from offmap.core.inputs import take_rows
 from offmap.core.noise import permutation
 from offmap.errors import DataError, ShapeError
 

@@ -88,12 +88,12 @@ class Moment:
         ordered = sorted(edges)
         return tuple(b - a for a, b in pairwise(ordered))
 
-    def value(self) -> Tensor:
-        """The mean of h hᵀ per block, (G, pieces, d, d); zero for rows that met nothing."""
+    def value(self, *, spent: bool = False) -> Tensor:
+        """The mean of h hᵀ per block, (G, pieces, d, d); zero for rows that met nothing. `spent`: nobody will ask again."""
         blocks = self.blocks()
         if len(self.totals) == 1 and sum(blocks) == next(iter(self.totals))[1] and len(blocks) == next(iter(self.totals))[2]:
             only = next(iter(self.totals.values()))
-            return only.products / only.rows
+            return only.products.div_(only.rows) if spent else only.products / only.rows
         result: list[Tensor] = []
         first = 0
         for size in blocks:
@@ -141,11 +141,13 @@ def second_moments(
     call: Callable[..., Any],
     *,
     names: Collection[str] | None = None,
+    among: Collection[str] | None = None,
     limit: int = LIMIT,
 ) -> list[dict[str, Moment]]:
     """One pass of the plain hosts over the data: per member, the second moment of every parameter's inputs.
 
-    `call(net, weights, x)` runs the host with one member's weights; `names` are the parameters to look at, None for all.
+    `call(net, weights, x)` runs the host with one member's weights; `names` are the parameters to look at `among` those that
+    are random, None for all.
     """
     moments: list[dict[str, Moment]] = [{} for _ in members]
     with open_attention():
@@ -156,7 +158,8 @@ def second_moments(
                     if names is None or read.name in names:
                         found.setdefault(read.name, Moment(limit)).add(read)
 
-                with ReadWatcher(weights, visit):
+                known = {n: w for n, w in weights.items() if among is None or n in among}
+                with ReadWatcher(known, visit):
                     call(net, weights, x)
     return moments
 
@@ -192,10 +195,11 @@ def build(
             if len(counts) == len(moments):
                 bases[name] = _table(counts, weight)
             continue
-        values = torch.stack([m.value() for m in seen])  # (M, G, N, d, d)
-        bases[name] = _basis(frame, values, weight, seen[0].bias, rotated=rotated)
-        for m in seen:
-            m.totals.clear()
+        bias = seen[0].bias
+        values = [m.pop(name).value(spent=True) for m in moments]  # (G, N, d, d) each
+        stacked = torch.stack(values) if len(values) > 1 else values[0].unsqueeze(0)
+        del seen, values
+        bases[name] = _basis(frame, stacked, weight, bias, rotated=rotated)
     return bases, why
 
 

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.core.construct import Centre
 from offmap.core.examine import ROWS
-from offmap.core.forward import Select, call, first_tensor, take_rows
+from offmap.core.forward import Select, call, first_tensor
+from offmap.core.inputs import take_rows
 from offmap.core.reads import LOOKUP, Read, ReadWatcher, slow_attention
 from offmap.core.weights import LAST_LAYER, Where, chooser, copy_host, entries, floating, listed
 from offmap.core.weights import select as select_weights

@@ -13,9 +13,11 @@ from torch import nn
 from offmap._types import Weights
 from offmap.core.basis import BIAS, LIMIT, Basis, build, second_moments
 from offmap.core.distribution import Rotation, WeightDistribution
-from offmap.core.forward import Select, call, first_tensor, rows_of
+from offmap.core.forward import Select, call, first_tensor
+from offmap.core.inputs import rows_of
 from offmap.core.noise import Noise, as_noise
 from offmap.core.reads import Read, ReadWatcher, open_attention
+from offmap.core.state import attributes, forget
 from offmap.core.weights import Where, at, copy_host, remainder, same_architecture, select, stack
 
 logger = logging.getLogger("offmap")
@@ -54,6 +56,7 @@ def centre(nets: nn.Module | Sequence[nn.Module], where: Where = None) -> Centre
     hosts = [nets] if isinstance(nets, nn.Module) else list(nets)
     same_architecture(hosts)
     net = copy_host(hosts[0], share=len(hosts) > 1)
+    forget(net, attributes(net))
     chosen = [select(host, where) for host in [net, *hosts[1:]]]
     mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(hosts) == 1 else stack(chosen)
     fixed: Weights = {}
@@ -91,7 +94,7 @@ def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tenso
     seen = Observed()
     groups, rows = _plan(at, members, next(iter(feed(1))), run, limit)
     for group in groups:
-        moments = second_moments(at.net, members, feed(rows), run, names=group, limit=limit)
+        moments = second_moments(at.net, members, feed(rows), run, names=group, among=at.mean, limit=limit)
         bases, why = build(moments, {n: at.mean[n] for n in group}, rotated=rotated)
         seen.bases.update(bases)
         seen.why.update(why)
@@ -112,7 +115,7 @@ def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[...,
             blocks = read.meeting.groups * -(-frame.fan_in // limit)
             sizes[read.name] = max(sizes[read.name], blocks * min(frame.fan_in, limit) ** 2 * len(members))
 
-    with torch.no_grad(), open_attention(), ReadWatcher(members[0], visit) as watch:
+    with torch.no_grad(), open_attention(), ReadWatcher({n: members[0][n] for n in at.mean}, visit) as watch:
         run(at.net, members[0], first)
     groups: list[list[str]] = [[]]
     room = MOMENT_NUMBERS

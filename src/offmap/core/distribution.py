@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -133,17 +134,24 @@ class WeightDistribution(nn.Module):
         result: Weights = {}
         for name, mean in self.mean.items():  # one parameter at a time: what is made on the way stays small
             wide = _widened(F.softplus(self.raw_scale[name]) if scale is None else scale[name], factor)
-            delta = wide.unsqueeze(1) * self._noise(name, wide, index, seed, stream)
+            z, kept = self._noise(name, wide, index, seed, stream)
+            delta = wide.unsqueeze(1) * z if kept or wide.requires_grad else z.mul_(wide.unsqueeze(1))
+            del z, wide
             result[name] = self._turned(name, mean, delta, clip)
+            del delta
         return result | fixed
 
     def _turned(self, name: str, mean: Tensor, delta: Tensor, clip: float | None) -> Tensor:
         """w̄ + V·clip(δ, c): (M, ...), (M, P, ...) -> (M·P, ...)."""
         if clip is not None:
-            delta = delta.clamp(-clip, clip)
+            delta = delta.clamp(-clip, clip) if delta.requires_grad else delta.clamp_(-clip, clip)
         if name in self.rotation:
             delta = rotate(delta, self.rotation[name], self.frames[name])
-        return (mean.unsqueeze(1) + delta).to(mean.dtype).flatten(0, 1)
+        mean = mean.unsqueeze(1)
+        apart = delta.requires_grad or mean.requires_grad or mean.dtype != delta.dtype
+        drawn = (delta + mean if apart else delta.add_(mean)).to(mean.dtype)
+        # plain strides, whatever the host's layout: convolutions under `vmap` mind, even for axes of size one
+        return drawn.reshape(-1).view(-1, *drawn.shape[2:])
 
     def _own(
         self, law: Parameterization, index: list[int], seed: int, stream: Stream, clip: float | None,
@@ -151,30 +159,31 @@ class WeightDistribution(nn.Module):
     ) -> Weights:  # fmt: skip
         """Draws of a user's own ω, which sees all parameters at once."""
         wide = {n: _widened(s, factor) for n, s in (self.scale() if scale is None else scale).items()}
-        z = {n: self._noise(n, s, index, seed, stream) for n, s in wide.items()}
+        z = {n: self._noise(n, s, index, seed, stream)[0] for n, s in wide.items()}
         mean = _with_draw_axis(dict(self.mean.items()))
         made = law.omega(mean, _with_draw_axis(wide), z)
         return {n: self._turned(n, m, made[n] - mean[n], clip) for n, m in self.mean.items()}
 
-    def _noise(self, name: str, like: Tensor, index: list[int], seed: int, stream: Stream) -> Tensor:
-        """Z of one parameter, (M, P, ...), remembered from the last time when all of it is small and will be asked for again."""
+    def _noise(self, name: str, like: Tensor, index: list[int], seed: int, stream: Stream) -> tuple[Tensor, bool]:
+        """Z of one parameter, (M, P, ...), and whether it is kept: when all of it is small and will be asked for again."""
         key = (tuple(index), seed, stream, like.device, like.dtype)
         last = self._last  # read once: another thread may replace it
         if last is not None and last[0] == key and name in last[1]:
-            return last[1][name]
+            return last[1][name], True
         z = draw_noise({name: like}, index, seed=seed, stream=stream, noise=self.noise)[name]
-        if stream != "fit" and self.dimension * self.members * len(index) <= REMEMBERED:
+        keep = stream != "fit" and self.dimension * self.members * len(index) <= REMEMBERED
+        if keep:
             if last is None or last[0] != key:
                 self._last = last = (key, {})
             last[1][name] = z
-        return z
+        return z, keep
 
     def entropy(self, *, draws: int = 50, seed: int = 0) -> Tensor:
         """H(q) per member in nats, (M,), of the unclipped distribution: Σ log φ + d·H(z), or −E[log q] for a user's own ω."""
         if self.parameterization is not None:
             return self.sampled_entropy(range(draws), seed=seed, stream="infer")
         # a rotation has unit determinant, so V drops out
-        return sum_per_member({n: s.log() for n, s in self.scale().items()}) + self.dimension * self.noise.entropy()
+        return self._log_scale() + self.dimension * self.noise.entropy()
 
     def sampled_entropy(self, index: Iterable[int], *, seed: int, stream: Stream) -> Tensor:
         """−(1/P) Σ log q(w_p) per member, (M,), for a user's own parameterization; differentiable in φ."""
@@ -186,12 +195,16 @@ class WeightDistribution(nn.Module):
 
     def mean_log_square(self) -> Tensor:
         """The paper's figure of entropy, (1/d) Σ log φ², per member, (M,)."""
-        return 2.0 * sum_per_member({n: s.log() for n, s in self.scale().items()}) / self.dimension
+        return 2.0 * self._log_scale() / self.dimension
+
+    def _log_scale(self) -> Tensor:
+        """Σ log φ per member, (M,), one parameter at a time."""
+        return torch.stack([F.softplus(raw).log().flatten(1).sum(1) for raw in self.raw_scale.values()]).sum(0)
 
     def mixture_entropy_bounds(self) -> tuple[Tensor, Tensor]:
         """Bounds on the entropy of the mixture over members: mean H ≤ H(mixture) ≤ mean H + log M (no overlap)."""
         lower = self.entropy().mean()
-        return lower, lower + torch.tensor(float(self.members)).log().to(lower)
+        return lower, lower + math.log(self.members)
 
 
 def sum_per_member(tensors: Mapping[str, Tensor]) -> Tensor:

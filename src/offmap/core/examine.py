@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from offmap._types import Inputs, Weights
-from offmap.core.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed, rows_of, take_rows
+from offmap.core.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed
+from offmap.core.inputs import rows_of, take_rows
 from offmap.core.noise import generator
 from offmap.core.reads import slow_attention
 from offmap.core.state import changed, same
@@ -210,9 +210,7 @@ def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
 
 def _others(x: Inputs) -> Inputs:
     """As many rows of other contents: each of the first half twice."""
-    size = rows_of(x)
-    order = [row // 2 for row in range(size)]
-    return tree_map(lambda t: t[order] if isinstance(t, Tensor) and t.ndim and t.shape[0] == size else t, x)
+    return take_rows(x, [row // 2 for row in range(rows_of(x))])
 
 
 class _Spy(TorchDispatchMode):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from offmap._types import Inputs, Weights
 from offmap.core import dense
+from offmap.core.inputs import arguments, is_table, rows_of, take_rows
 from offmap.core.reads import ONE_AT_A_TIME, slow_attention
 from offmap.errors import HostError
 
@@ -31,26 +31,8 @@ HOST_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, 
 OUTPUT_NUMBERS = 1 << 24
 """Numbers in the stacked outputs of one block of rows (64 MB in float32)."""
 
-CHUNK_NUMBERS = 1 << 25
-"""Weights drawn at once when the chunk is chosen here (128 MB in float32)."""
-
 LOOP_NUMBERS = 1 << 21
 """Weights drawn at once for a host that is looped over (8 MB in float32): draws in company are cheaper than alone."""
-
-CHUNKS = (4, 16, 64)
-"""Numbers of draws that are tried against one after another."""
-
-GAIN = 0.85
-"""A larger chunk must take at most this share of the time of a smaller one: noise should not choose."""
-
-SECONDS, TURNS = 0.5, 5
-"""What choosing a chunk may take, and how often each size is tried at most."""
-
-THREAD_TIME = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
-"""Other work on the machine does not count, where the system can tell (some only by hundredths of a second)."""
-
-CHOSEN: dict[Hashable, int] = {}
-"""Chunks measured in this process, by the host's form: a choice is made once, so that results repeat to the bit."""
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -99,56 +81,6 @@ def replaced(net: nn.Module, weights: Mapping[str, Tensor]) -> Generator[None]:
         finally:
             for table, leaf, own, _ in swaps:
                 table[leaf] = own
-
-
-def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments that `inputs` stands for."""
-    if isinstance(inputs, dict):
-        return (), inputs
-    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
-
-
-class Shared(Tensor):
-    """A tensor that belongs to all rows together, such as an attention mask (T, T): it is never cut into rows."""
-
-    # what is computed from it is a plain tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return memo.setdefault(id(self), shared(self.detach().clone()))
-
-
-def shared(tensor: Tensor) -> Tensor:
-    """Mark a tensor that all rows share. Needed only if its first axis may be as long as the first batch: else it is seen.
-
-    >>> x, mask = torch.zeros(4, 2), shared(torch.ones(4, 4))
-    >>> [tuple(t.shape) for t in take_rows((x, mask), slice(0, 3))]
-    [(3, 2), (4, 4)]
-    """
-    return tensor.as_subclass(Shared)  # pyright: ignore[reportReturnType]
-
-
-def mark_shared(inputs: Inputs) -> Inputs:
-    """Mark what has no batch axis in front. Done once, where all rows are seen: a later cut to T rows would mistake a (T, T)."""
-    size = rows_of(inputs)
-    return tree_map(lambda t: t if not isinstance(t, Tensor) or (t.ndim and t.shape[0] == size) else shared(t), inputs)
-
-
-def rows_of(inputs: Inputs) -> int:
-    """The batch size B, read off the first tensor that is not marked as shared."""
-    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    return next((leaf for leaf in leaves if not isinstance(leaf, Shared)), leaves[0]).shape[0]
-
-
-def take_rows(inputs: Inputs, rows: slice | Tensor) -> Inputs:
-    """Some rows, a slice or their numbers, of every tensor that has the batch axis in front and is not marked as shared."""
-    size = rows_of(inputs)
-
-    def take(leaf: Any) -> Any:
-        whole = not isinstance(leaf, Tensor) or isinstance(leaf, Shared) or leaf.ndim == 0 or leaf.shape[0] != size
-        return leaf if whole else leaf[rows]
-
-    return tree_map(take, inputs)
 
 
 def forward(
@@ -217,65 +149,6 @@ def check_rows(net: nn.Module, output: object, inputs: Inputs) -> None:
         )
 
 
-def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> int:
-    """How many draws of every member, {name: (M, ...)}, to run at once: measured on these inputs, once for a form of host.
-
-    Batched products take as many draws as stay small in memory. Other hosts run a few times, draw after draw and under `vmap`,
-    and a larger chunk is taken if it is clearly faster; those that `vmap` cannot run are looped over. `vmap` saves what calls
-    cost beside the arithmetic, so what is best for these rows may not be for many more or fewer. Chunks change outputs by
-    rounding alone; where another process must repeat them to the bit, give it the chunk that was chosen here.
-    """
-    most = min(CHUNKS[-1], CHUNK_NUMBERS // max(1, sum(w.numel() for w in weights.values())))
-    if select is first_tensor and is_table(inputs) and dense.plan(net):
-        return max(1, most)
-    pair = {n: w[:1].expand(2, *w.shape[1:]) for n, w in weights.items()}
-    try:
-        with torch.no_grad():
-            forward(net, pair, take_rows(inputs, slice(0, 2)), select=select)
-    except HostError:
-        return 1
-    form = _form(net, weights, inputs)
-    if form not in CHOSEN:
-        CHOSEN[form] = _quickest(net, weights, inputs, select, [c for c in CHUNKS if c <= most])
-    return CHOSEN[form]
-
-
-@torch.no_grad()
-def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select, chunks: list[int]) -> int:
-    """The chunk that takes least per draw. Sizes take turns, so that a busy machine slows all; those without time left pass."""
-    where = next(iter(weights.values()))
-    members, clock = where.shape[0], THREAD_TIME if where.device.type == "cpu" else time.perf_counter
-    best: dict[int, float] = {}  # seconds for one weight set
-    last, end = 0.0, clock() + SECONDS
-    forward(net, {n: w[:1] for n, w in weights.items()}, inputs, select=select)  # a first call is slow
-    for _ in range(TURNS):
-        for draws in (1, *chunks):
-            sets = 1 if draws == 1 else draws * members
-            if best and clock() + sets * best.get(draws, last) > end:
-                continue
-            stacked = {n: w[:1] if sets == 1 else w.repeat(draws, *[1] * (w.ndim - 1)) for n, w in weights.items()}
-            last = _seconds(lambda sets=stacked: forward(net, sets, inputs, select=select), clock) / sets
-            best[draws] = min(last, best.get(draws, last))
-    chunk = 1
-    for draws in sorted(best):
-        chunk = draws if best[draws] <= GAIN * best[chunk] else chunk
-    return chunk
-
-
-def _seconds(run: Callable[[], Tensor], clock: Callable[[], float]) -> float:
-    start = clock()
-    float(run().flatten()[0])  # a number can be had only when the device is done
-    return clock() - start
-
-
-def _form(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Hashable:
-    """What the time of a call depends on: modules, weights, buffers and inputs by type and shape, and threads."""
-    given = ((str(i), t) for i, t in enumerate(tree_leaves(inputs)) if isinstance(t, Tensor))
-    tensors = [*weights.items(), *net.named_buffers(), *given]
-    modules = [(name, type(module)) for name, module in net.named_modules()]
-    return (*modules, *((name, t.shape, t.dtype, t.device) for name, t in tensors), torch.get_num_threads())
-
-
 @dataclass(frozen=True)
 class Host:
     """A net with how to run it: what to take of its output, how many draws and rows at once, how long an output row is."""
@@ -288,9 +161,10 @@ class Host:
     output_axes: int | None = None  # of one row; None: not known
 
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
-        """Outputs of a stack of weights, {name: (S, ...)} -> (S, B, ...); gradients flow."""
+        """Outputs of a stack of weights, {name: (S, ...)} -> (S, B, ...), in float32 at least; gradients flow."""
         loop = self.chunk_size == 1
-        return forward(self.net, weights, inputs, select=self.select, loop=loop, layers=self.layers)
+        outputs = forward(self.net, weights, inputs, select=self.select, loop=loop, layers=self.layers)
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
     @cached_property
     def layers(self) -> dense.Plan | None:
@@ -333,11 +207,6 @@ class Host:
             block = self(weights, taken)
             check_rows(self.net, block[0], taken)
             yield rows, block
-
-
-def is_table(inputs: Inputs) -> bool:
-    """Whether the inputs are one matrix, a row per example."""
-    return isinstance(inputs, Tensor) and inputs.ndim == 2
 
 
 def _first_line(error: Exception) -> str:

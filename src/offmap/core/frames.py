@@ -85,7 +85,8 @@ def rotate(delta: Tensor, matrix: Tensor, frame: Frame) -> Tensor:
     # one product over many draws rounds by their number, and one with a transposed view by where the draw lies in memory
     backs = matrix.mT.contiguous()
     turned = [_turn(draw, back, frame.blocks) for member, back in zip(flat, backs, strict=True) for draw in member]
-    return frame.back(torch.stack(turned), shape).unflatten(0, (members, draws))
+    stacked = turned[0].unsqueeze(0) if len(turned) == 1 else torch.stack(turned)  # large hosts draw one at a time: no copy
+    return frame.back(stacked, shape).unflatten(0, (members, draws))
 
 
 def _turn(rows: Tensor, back: Tensor, blocks: tuple[int, ...]) -> Tensor:

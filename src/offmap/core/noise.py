@@ -121,7 +121,7 @@ def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, s
             for member in range(tensor.shape[0])
             for draw in draws
         ]
-        z = torch.stack(rows) if rows else torch.empty(0, *shape)
+        z = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows) if rows else _empty((0, *shape))
         result[name] = z.unflatten(0, (tensor.shape[0], len(draws))).to(tensor)
     return result
 

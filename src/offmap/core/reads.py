@@ -83,15 +83,17 @@ class ReadWatcher(TorchDispatchMode):
 
     def _follow(self, args: Any, result: Any) -> None:
         """A copy of a parameter, or what a parametrization makes of it, stands for the parameter itself."""
-        if not isinstance(args[0], Tensor) or self.owners.owns(args[0]) is None:
-            return
-        made, place = result[0] if isinstance(result, tuple) else result, self.owners.locate(args[0])
-        if made.shape == args[0].shape and made.is_floating_point() and place is not None:
-            self.owners.follow(made, place)
+        made = result[0] if isinstance(result, tuple) else result
+        for source in args[:2]:
+            if isinstance(source, Tensor) and source.shape == made.shape and self.owners.owns(source) is not None:
+                place = self.owners.locate(source)
+                if place is not None and made.is_floating_point():
+                    self.owners.follow(made, place)
+                return
 
 
 COPIES = (aten.clone, aten._to_copy, aten.contiguous, aten.div, aten.mul, aten._weight_norm_interface)
-"""Operators whose result has the rows of their first operand, up to scale."""
+"""Operators whose result has the rows of an operand, up to scale."""
 
 PARTLY = "read in parts of its fan-in"
 TWICE = "read along two different axes"
@@ -101,7 +103,7 @@ LOOKUP = "looked up by index: its inputs already lie along its axes"
 def _product(owners: Owners, rows: Tensor, operand: Tensor, fan_in: int, bias: Tensor | None = None) -> Iterator[Read]:
     """The read of `operand` (batch, ·, ·) by `rows` (batch, n, D), where D runs along its dimension `fan_in`."""
     name = owners.owns(operand)
-    if name is None or owners.owns(rows) is not None:  # a product of two parameters meets no input
+    if name is None:
         return
     place = owners.locate(operand)
     meeting = place and _meeting(owners.shapes[name], place, fan_in, rows)
@@ -136,7 +138,8 @@ def _meeting(shape: tuple[int, ...], place: Place, fan_in: int, rows: Tensor) ->
 
 def _bmm(owners: Owners, result: Tensor, a: Tensor, b: Tensor, *_: Any, bias: Tensor | None = None) -> Iterator[Read]:
     yield from _product(owners, a, b, 1, bias)
-    yield from _product(owners, b.mT, a, 2, bias)
+    if owners.owns(b) is None:  # of two parameters the first is the input: one that was learned, or a factor of the second
+        yield from _product(owners, b.mT, a, 2, bias)
 
 
 def _baddbmm(owners: Owners, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:

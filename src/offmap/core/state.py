@@ -85,6 +85,12 @@ def forget(net: nn.Module, names: Iterable[str]) -> None:
         net.register_forward_hook(hook, always_call=True)
 
 
+def attributes(net: nn.Module) -> list[str]:
+    """Tensors that are neither parameters nor buffers; hooks make some of them anew in every call, as pruning does."""
+    found = ((path, *pair) for path, module in net.named_modules() for pair in vars(module).items())
+    return [f"{path}.{name}".lstrip(".") for path, name, value in found if isinstance(value, Tensor)]
+
+
 def forgotten(net: nn.Module) -> list[str]:
     """The names that a private host was made to forget."""
     hooks = [hook for hook in vars(net)["_forward_hooks"].values() if isinstance(hook, Forget)]

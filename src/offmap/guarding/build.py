@@ -17,7 +17,8 @@ from offmap.batches import Batches, Place, Rows, Stream, batches, gather, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
 from offmap.core.examine import UNREACHED, examine
-from offmap.core.forward import Select, first_tensor, take_rows
+from offmap.core.forward import Select, first_tensor
+from offmap.core.inputs import take_rows
 from offmap.core.noise import generator
 from offmap.core.state import forget
 from offmap.core.weights import Where, copy_host, one_device
@@ -33,7 +34,7 @@ from offmap.solve.select import CLIPS, lowest
 logger = logging.getLogger("offmap")
 
 VALID_SHARE = 0.1
-EMPTY = Calibration(torch.zeros(1), torch.zeros(1))
+EMPTY = Calibration(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"))
 
 
 def fit(

@@ -158,8 +158,8 @@ def checksum(header: str, tensors: Weights) -> str:
 
 
 def _digest(tensor: Tensor) -> list[Any]:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)
-    return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw.numpy().tobytes()).hexdigest()]
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
 
 
 def _member(q: WeightDistribution, member: int) -> Weights:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from offmap import conformal
 from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, unlabelled
-from offmap.core.forward import mark_shared, rows_of, take_rows
+from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
 from offmap.likelihoods import Likelihood, Prediction, check_counted, check_targets

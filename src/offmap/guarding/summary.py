@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -84,6 +84,5 @@ def _entropy_notes(predictive: Stochastic) -> list[str]:
         return [*lines, str(error)]
     lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
     if history.threshold and history.final_risk:
-        risk, tau = torch.tensor(history.final_risk), torch.tensor(history.threshold)
-        lines.append(f"validation risk {float(risk.mean()):.4g}, τ {float(tau.mean()):.4g}")
+        lines.append(f"validation risk {fmean(history.final_risk):.4g}, τ {fmean(history.threshold):.4g}")
     return lines

@@ -49,7 +49,7 @@ def _gaussian(output: Tensor, y: Tensor) -> Gaussian | None:
         for flat in (True, False):
             targets = 1 if flat else y.shape[axis] if y.ndim > 1 else 0
             if (y.shape if flat else _without(y, axis)) == places and targets and width in (targets, 2 * targets):
-                return Gaussian(targets, flat, None if width == 2 * targets else torch.ones(targets), axis=axis)
+                return Gaussian(targets, flat, None if width == 2 * targets else output.new_ones(targets), axis=axis)
     return None
 
 

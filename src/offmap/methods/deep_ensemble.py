@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from offmap._types import Weights
 from offmap.batches import Batch, Batches, Rows
 from offmap.core.construct import centre
-from offmap.core.forward import Host, take_rows
+from offmap.core.forward import Host
+from offmap.core.inputs import take_rows
 from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Sampled
 from offmap.methods.protocol import Runtime

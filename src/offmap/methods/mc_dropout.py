@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offmap._types import Inputs, Weights
 from offmap.batches import Batch, Batches, Rows
 from offmap.core.construct import centre
-from offmap.core.forward import arguments, rows_of, take_rows
+from offmap.core.inputs import arguments, rows_of, take_rows
 from offmap.core.noise import generator
 from offmap.core.weights import copy_host
 from offmap.errors import HostError
@@ -47,7 +47,7 @@ class Mask(nn.Module):
     def __init__(self, rate: float, channels: bool = False) -> None:
         super().__init__()
         self.rate, self.channels = rate, channels
-        self.register_buffer("mask", torch.ones(()))
+        self.register_buffer("mask", torch.ones((), device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """X ⊙ mask."""
@@ -60,7 +60,8 @@ def masked(net: nn.Module) -> nn.Module:
     for name, module in list(twin.named_modules()):
         if isinstance(module, nn.modules.dropout._DropoutNd):  # pyright: ignore[reportPrivateUsage]
             parent, _, leaf = name.rpartition(".")
-            setattr(twin.get_submodule(parent), leaf, Mask(module.p, isinstance(module, CHANNELS)))
+            mask = Mask(module.p, isinstance(module, CHANNELS)).to(next(twin.parameters()).device)
+            setattr(twin.get_submodule(parent), leaf, mask)
     if not any(isinstance(m, Mask) for m in twin.modules()):
         raise HostError(
             f"Expected a host with Dropout layers, but {type(net).__name__} has none. Add them, or use another method."
@@ -108,7 +109,7 @@ def fit(
     def masks(index: range, stream: str, draw_seed: int, rows: int | None = None) -> Weights:
         return {
             name: torch.stack([
-                torch.empty((rows, *shape) if rows else shape).bernoulli_(
+                torch.empty((rows, *shape) if rows else shape, device="cpu").bernoulli_(
                     1 - rate, generator=generator(draw_seed, stream, member, draw, name)
                 )
                 for member in range(at.members)

@@ -9,7 +9,9 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.core.forward import HOST_ERRORS, Host, Select, call, check_rows, choose_chunk, first_tensor, host_failed, take_rows
+from offmap.core.chunk import choose_chunk
+from offmap.core.forward import HOST_ERRORS, Host, Select, call, check_rows, first_tensor, host_failed
+from offmap.core.inputs import take_rows
 from offmap.errors import ConfigError, nearest
 
 

@@ -44,7 +44,9 @@ def _matrix(weight: Tensor, basis: Basis, floor: float) -> Tensor:
     largest = s.amax(-1, keepdim=True)
     # a block that met nothing but zeros has no scale to go by
     a = torch.maximum(s, floor * torch.where(largest > 0, largest, torch.ones_like(largest)))
-    ratio = _floored(basis.reach).unsqueeze(2) / (basis.frame.fan_in**0.5 * basis.frame.per_row(a))  # (M, out, D)
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    spread = basis.frame.per_row((basis.frame.fan_in**0.5 * a).to(dtype))
+    ratio = _floored(basis.reach).to(dtype).unsqueeze(2) / spread  # (M, out, D)
     return basis.frame.back(ratio, weight.shape[1:])
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from offmap._types import IGNORED
 from offmap.batches import Rows
 from offmap.core.distribution import WeightDistribution
-from offmap.core.forward import Host, take_rows
+from offmap.core.forward import Host
+from offmap.core.inputs import take_rows
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
 

@@ -1,0 +1,66 @@
+"""What a host is called with: one tensor, a tuple or a dict of them, cut into rows; some tensors belong to all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from offmap._types import Inputs
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments that `inputs` stands for."""
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+class Shared(Tensor):
+    """A tensor that belongs to all rows together, such as an attention mask (T, T): it is never cut into rows."""
+
+    # what is computed from it is a plain tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), shared(self.detach().clone()))
+
+
+def shared(tensor: Tensor) -> Tensor:
+    """Mark a tensor that all rows share. Needed only if its first axis may be as long as the first batch: else it is seen.
+
+    >>> x, mask = torch.zeros(4, 2), shared(torch.ones(4, 4))
+    >>> [tuple(t.shape) for t in take_rows((x, mask), slice(0, 3))]
+    [(3, 2), (4, 4)]
+    """
+    return tensor.as_subclass(Shared)  # pyright: ignore[reportReturnType]
+
+
+def mark_shared(inputs: Inputs) -> Inputs:
+    """Mark what has no batch axis in front. Done once, where all rows are seen: a later cut to T rows would mistake a (T, T)."""
+    size = rows_of(inputs)
+    return tree_map(lambda t: t if not isinstance(t, Tensor) or (t.ndim and t.shape[0] == size) else shared(t), inputs)
+
+
+def rows_of(inputs: Inputs) -> int:
+    """The batch size B, read off the first tensor that is not marked as shared."""
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    return next((leaf for leaf in leaves if not isinstance(leaf, Shared)), leaves[0]).shape[0]
+
+
+def take_rows(inputs: Inputs, rows: slice | Tensor | list[int]) -> Inputs:
+    """Some rows, a slice or their numbers, of every tensor that has the batch axis in front and is not marked as shared."""
+    size = rows_of(inputs)
+
+    def take(leaf: Any) -> Any:
+        whole = not isinstance(leaf, Tensor) or isinstance(leaf, Shared) or leaf.ndim == 0 or leaf.shape[0] != size
+        return leaf if whole else leaf[rows]
+
+    return tree_map(take, inputs)
+
+
+def is_table(inputs: Inputs) -> bool:
+    """Whether the inputs are one matrix, a row per example."""
+    return isinstance(inputs, Tensor) and inputs.ndim == 2
