@@ -149,9 +149,7 @@ class WeightDistribution(nn.Module):
             delta = rotate(delta, self.rotation[name], self.frames[name])
         mean = mean.unsqueeze(1)
         apart = delta.requires_grad or mean.requires_grad or mean.dtype != delta.dtype
-        drawn = (delta + mean if apart else delta.add_(mean)).to(mean.dtype)
-        # plain strides, whatever the host's layout: convolutions under `vmap` mind, even for axes of size one
-        return drawn.reshape(-1).view(-1, *drawn.shape[2:])
+        return (delta + mean if apart else delta.add_(mean)).to(mean.dtype).flatten(0, 1)
 
     def _own(
         self, law: Parameterization, index: list[int], seed: int, stream: Stream, clip: float | None,

@@ -105,14 +105,16 @@ def forward(
             return torch.stack([call(net, dict(zip(weights, one, strict=True)), inputs, select) for one in sets])
     except HOST_ERRORS as error:
         raise host_failed(net, inputs, error) from error
+    # plain strides, whatever the host's layout: convolutions under `vmap` mind others, even for axes of size one
+    plain = {n: w.reshape(-1).view(w.shape) for n, w in weights.items()}
     try:
         with slow_attention(), _no_fallback():
-            return vmap(lambda w: call(net, w, inputs, select))(weights)
+            return vmap(lambda w: call(net, w, inputs, select))(plain)
     except HOST_ERRORS as error:
         try:
             call(net, {n: w[0] for n, w in weights.items()}, inputs, select)
-        except Exception as plain:
-            raise host_failed(net, inputs, plain) from plain
+        except Exception as alone:
+            raise host_failed(net, inputs, alone) from alone
         raise HostError(
             f"`vmap` cannot run {type(net).__name__} ({_first_line(error)}). Pass `chunk_size=1` to loop over draws."
         ) from error
