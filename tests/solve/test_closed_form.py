@@ -19,7 +19,8 @@ from offmap.solve.closed_form import FLOOR, largest_factor, unit_scale
 
 def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, floor: float = 1e-4) -> dict[str, Tensor]:
     at = centre(net)
-    return unit_scale(at.mean, observe(at, lambda rows: [x], rotated=rotated).bases, floor=floor)
+    scale = unit_scale(at.mean, observe(at, lambda rows: [x], rotated=rotated).bases, floor=floor)
+    return {name: scale(name) for name in at.mean}
 
 
 @pytest.mark.parametrize("rotated", [True, False])

@@ -237,7 +237,7 @@ def _table(counts: list[Tensor], weight: Tensor) -> Basis:
 def _reach(rows: Tensor, values: Tensor, frame: Frame) -> Tensor:
     """√(w̄_jᵀ M w̄_j) of every row: (M, out, D), (M, G, N, d, d) -> (M, out), a few rows at a time."""
     parts: list[Tensor] = []
-    step = max(1, (1 << 22) // frame.fan_in)
+    step = max(1, (1 << 19) // frame.fan_in)
     for block, moment in zip(rows.split(frame.blocks, 1), values.unbind(1), strict=True):
         for few in block.split(step, 1):
             w = in_pieces(few.double(), values.shape[2]).transpose(1, 2)  # (M, N, n, d)

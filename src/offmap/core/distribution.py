@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,9 @@ from offmap.errors import ConfigError
 
 REMEMBERED = 1 << 23
 """Noise, and weights drawn from it, of at most this many numbers are kept between calls (32 MB in float32 each)."""
+
+Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
+"""φ at the start: one number for all, or tensors (M, ...) by name."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class WeightDistribution(nn.Module):
         self,
         mean: Mapping[str, Tensor],
         *,
-        initial_scale: float | Mapping[str, Tensor] = 1e-3,
+        initial_scale: Start = 1e-3,
         rotation: Rotation | None = None,
         fixed: Mapping[str, Tensor] | None = None,
         noise: Noise | None = None,
@@ -65,9 +69,9 @@ class WeightDistribution(nn.Module):
     ) -> None:
         super().__init__()
         rotation = rotation or Rotation()
-        start = initial_scale if isinstance(initial_scale, Mapping) else _constant(mean, initial_scale)
+        start = _starting(initial_scale, mean)
         self.mean = Mirror({n: m.clone() for n, m in mean.items()} if trainable_mean else mean, trainable=trainable_mean)
-        self.raw_scale = Mirror({n: inverse_softplus(s) for n, s in start.items()}, trainable=True)
+        self.raw_scale = Mirror({n: inverse_softplus(start(n)) for n in mean}, trainable=True)
         # draws multiply by Vᵀ: that is what lies in one piece
         self.rotation = Mirror({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
         self.frames = rotation.frames
@@ -133,7 +137,7 @@ class WeightDistribution(nn.Module):
             return self._own(self.parameterization, index, seed, stream, clip, scale, factor) | fixed
         result: Weights = {}
         for name, mean in self.mean.items():  # one parameter at a time: what is made on the way stays small
-            wide = _widened(F.softplus(self.raw_scale[name]) if scale is None else scale[name], factor)
+            wide = _widened(F.softplus(self.raw_scale[name]), factor, ours=True) if scale is None else _widened(scale[name], factor)
             z, kept = self._noise(name, wide, index, seed, stream)
             delta = wide.unsqueeze(1) * z if kept or wide.requires_grad else z.mul_(wide.unsqueeze(1))
             del z, wide
@@ -217,18 +221,28 @@ def inverse_softplus(scale: Tensor) -> Tensor:
     tensor([1.0000e-03, 1.0000e+00, 5.0000e+01])
     """
     scale = scale.clamp_min(1e-12)
-    return scale + (-torch.expm1(-scale)).log()
+    return scale.neg().expm1_().neg_().log_().add_(scale)  # in place: hosts may be large
 
 
-def _constant(mean: Mapping[str, Tensor], value: float) -> Weights:
+def _starting(
+    scale: float | Mapping[str, Tensor] | Callable[[str], Tensor], mean: Mapping[str, Tensor]
+) -> Callable[[str], Tensor]:
+    """φ at the start of a parameter by name: a number for all, or given for each."""
+    if isinstance(scale, Mapping):
+        return scale.__getitem__
+    if callable(scale):
+        return scale
     # scales of half-precision hosts are kept in float32: steps of a small φ would be lost otherwise
-    return {n: torch.full_like(m, value, dtype=torch.promote_types(m.dtype, torch.float32)) for n, m in mean.items()}
+    return lambda name: torch.full_like(mean[name], scale, dtype=torch.promote_types(mean[name].dtype, torch.float32))
 
 
-def _widened(scale: Tensor, factor: Tensor | float | None) -> Tensor:
+def _widened(scale: Tensor, factor: Tensor | float | None, *, ours: bool = False) -> Tensor:
+    """φ times a number, or one per member; in place if the tensor is `ours`."""
     if isinstance(factor, Tensor):
         factor = factor.to(scale).view(-1, *[1] * (scale.ndim - 1))
-    return scale if factor is None else scale * factor
+    if factor is None:
+        return scale
+    return scale.mul_(factor) if ours and not scale.requires_grad else scale * factor
 
 
 def _with_draw_axis(weights: Mapping[str, Tensor]) -> Weights:

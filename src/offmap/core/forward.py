@@ -189,8 +189,8 @@ class Host:
             together = max(1, LOOP_NUMBERS // (members * max(1, sum(p.numel() for p in self.net.parameters()))))
         for start in range(0, draws, together):
             span = range(start, min(start + together, draws))
-            weights = draw(span)
-            for rows, block in self._batches(weights, inputs):
+            # no name for the weights: they are gone before the next ones are drawn
+            for rows, block in self._batches(draw(span), inputs):
                 if block.shape[1] == rows_of(inputs) and len(span) == draws:
                     return block
                 if result is None:

@@ -94,8 +94,13 @@ def _turn(rows: Tensor, back: Tensor, blocks: tuple[int, ...]) -> Tensor:
     groups, pieces = back.shape[:2]
     if groups == pieces == 1:
         return rows @ back[0, 0]
-    if len(set(blocks)) > 1:
-        parts = zip(rows.split(blocks), back, blocks, strict=True)
-        return torch.cat([_turn(part, b.unsqueeze(0), (size,)) for part, b, size in parts])
-    cut = in_pieces(rows, pieces).unflatten(0, (groups, -1)).transpose(1, 2)  # (G, N, out/G, d)
-    return (cut @ back).transpose(1, 2).flatten(2).flatten(0, 1)[:, : rows.shape[1]]
+    if pieces == 1 and len(set(blocks)) == 1:
+        return (rows.unflatten(0, (groups, -1)) @ back[:, 0]).flatten(0, 1)
+    result = torch.empty_like(rows)
+    for block, here, own in zip(rows.split(blocks), result.split(blocks), back, strict=True):
+        first = 0
+        for part, v in zip(block.split(back.shape[-1], 1), own, strict=True):  # the last may be narrower than its basis
+            width = part.shape[1]
+            here[:, first : first + width] = part @ v[:width, :width]
+            first += width
+    return result

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from offmap._types import Weights
 from offmap.batches import Batches, Rows
 from offmap.core.choice import choose
 from offmap.core.construct import Centre, Feed, Observed, centre, observe
@@ -83,7 +82,7 @@ class Task:
     seed: int
     progress: bool | None
 
-    def distribution(self, initial_scale: float | Weights) -> WeightDistribution:
+    def distribution(self, initial_scale: float | Callable[[str], Tensor]) -> WeightDistribution:
         """Q around the members, with the basis that the configuration asks for."""
         return WeightDistribution(
             self.at.mean,

@@ -15,27 +15,27 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from offmap._types import Weights
 from offmap.core.basis import Basis
 
 FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
 
 
-def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor: float) -> Weights:
-    """φ at c = 1, {name: (M, ...)}; `floor` is ε."""
+def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor: float) -> Callable[[str], Tensor]:
+    """φ at c = 1 of a parameter by name, (M, ...); `floor` is ε."""
     biases = {b.bias: b for b in bases.values() if b.bias is not None}
-    result: Weights = {}
-    for name, weight in mean.items():
+
+    def unit(name: str) -> Tensor:
+        weight = mean[name]
         if name in bases:
-            result[name] = _matrix(weight, bases[name], floor)
-        elif name in biases:
-            reach = _floored(biases[name].reach) / biases[name].frame.fan_in ** 0.5
-            result[name] = reach.reshape(weight.shape) if reach.numel() == weight.numel() else _plain(weight)
+            result = _matrix(weight, bases[name], floor)
         else:
-            result[name] = _plain(weight)
-        result[name] = result[name].to(torch.promote_types(weight.dtype, torch.float32))
-    return result
+            reach = _floored(biases[name].reach) / biases[name].frame.fan_in ** 0.5 if name in biases else None
+            fits = reach is not None and reach.numel() == weight.numel()
+            result = reach.reshape(weight.shape) if fits and reach is not None else _plain(weight)
+        return result.to(torch.promote_types(weight.dtype, torch.float32))
+
+    return unit
 
 
 def _matrix(weight: Tensor, basis: Basis, floor: float) -> Tensor:
