@@ -137,7 +137,9 @@ class WeightDistribution(nn.Module):
             return self._own(self.parameterization, index, seed, stream, clip, scale, factor) | fixed
         result: Weights = {}
         for name, mean in self.mean.items():  # one parameter at a time: what is made on the way stays small
-            wide = _widened(F.softplus(self.raw_scale[name]), factor, ours=True) if scale is None else _widened(scale[name], factor)
+            own = F.softplus(self.raw_scale[name]) if scale is None else scale[name]
+            wide = _widened(own, factor, ours=scale is None)
+            del own
             z, kept = self._noise(name, wide, index, seed, stream)
             delta = wide.unsqueeze(1) * z if kept or wide.requires_grad else z.mul_(wide.unsqueeze(1))
             del z, wide
