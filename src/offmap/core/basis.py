@@ -26,6 +26,7 @@ EXACT_ROWS, EXACT_PRODUCTS = 1 << 12, 1 << 26
 """Inputs of a matrix are all counted up to so many rows, or multiplications; of further ones a sample stands for all."""
 
 UNREAD = "no product with an input"
+VECTOR = "a vector: nothing to rotate"
 BIAS = "a bias"
 
 
@@ -107,11 +108,11 @@ class Moment:
 def _sample(met: Meeting, name: str, before: int) -> Tensor | None:
     """Numbers of the rows to count after `before` others, None for all of them.
 
-    Beyond the exact ones, their products cost about an eighth of what the forward pass itself spends on this parameter.
+    Beyond the exact ones, their products cost about a sixteenth of what the forward pass itself spends on this parameter.
     """
     fan_in = met.frame.fan_in
     exact = max(EXACT_ROWS, EXACT_PRODUCTS // fan_in**2) - before
-    size = max(16, exact, met.count * (met.stop - met.start) // met.groups // (16 * fan_in))
+    size = max(16, exact, met.count * (met.stop - met.start) // met.groups // (32 * fan_in))
     if size >= met.count:
         return None
     return sample(met.count, size, "rows", name, before)
@@ -190,7 +191,7 @@ def build(
         frames = {m.frame.cut(m.blocks()) if m.frame else None for m in seen}
         frame = frames.pop() if len(frames) == 1 and len(seen) == len(moments) else None
         if frame is None:
-            why[name] = next((m.why for m in seen if m.why), UNREAD if not seen else TWICE)
+            why[name] = next((m.why for m in seen if m.why), TWICE if seen else VECTOR if weight.ndim == 2 else UNREAD)
             counts = [m.counts for m in seen if m.counts is not None and not m.final]
             if len(counts) == len(moments):
                 bases[name] = _table(counts, weight)

@@ -96,11 +96,11 @@ def _turn(rows: Tensor, back: Tensor, blocks: tuple[int, ...]) -> Tensor:
         return rows @ back[0, 0]
     if pieces == 1 and len(set(blocks)) == 1:
         return (rows.unflatten(0, (groups, -1)) @ back[:, 0]).flatten(0, 1)
-    result = torch.empty_like(rows)
-    for block, here, own in zip(rows.split(blocks), result.split(blocks), back, strict=True):
-        first = 0
-        for part, v in zip(block.split(back.shape[-1], 1), own, strict=True):  # the last may be narrower than its basis
-            width = part.shape[1]
-            here[:, first : first + width] = part @ v[:width, :width]
-            first += width
+    result, width, start = torch.empty_like(rows), back.shape[-1], 0
+    for size, own in zip(blocks, back, strict=True):
+        for first, v in zip(range(0, rows.shape[1], width), own, strict=True):
+            place = (slice(start, start + size), slice(first, first + width))
+            part = rows[place]  # the last piece may be narrower than its basis
+            result[place] = part @ v[: part.shape[1], : part.shape[1]]
+        start += size
     return result
