@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,10 @@ NOT_BASES = ("mean.", "raw_scale.", "fixed.")
 HOW = """Peak resident memory of a fresh process that fits (closed form, SVD basis) or scores, above what it held with the host
 and 64 rows alone: a guard's own copies count, the stored bases do not. In copies of the host's weights; a
 guard may take three, and one for every draw of a chunk. {draws} draws; activations and the moments of the largest layers are in
-the numbers."""
+the numbers. The processes run with `MALLOC_MMAP_THRESHOLD_=65536`, so that memory that was given back is not counted: left to
+itself, glibc keeps freed blocks of up to 32 MB, which adds one to two copies here."""
+
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 class Peak(NamedTuple):
@@ -96,7 +100,7 @@ def run(rounds: int = 1, names: Sequence[str] = tuple(SUBJECTS)) -> Record:
 
 def _spawn(action: str, name: str, path: str) -> Peak:
     command = [sys.executable, "-m", "benchmarks.large", action, name, path]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT)
     return Peak(*json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -26,7 +26,7 @@ MOMENT_NUMBERS = 1 << 24
 """Numbers of all second moments that are held at a time (128 MB)."""
 
 
-ACTIVATIONS, MOST_ROWS = 1 << 19, 1 << 12
+ACTIVATIONS, MOST_ROWS = 1 << 20, 1 << 12
 """Numbers in the widest activation, and rows, of one batch of the pass over the data, where its size is free."""
 
 Feed: TypeAlias = Callable[[int], Iterable[Any]]

@@ -37,32 +37,36 @@ class Windows:
 
     def rows(self, groups: int, chosen: Tensor | None = None) -> Iterator[Tensor]:
         """All windows, or the `chosen` ones by number, group by group: blocks of (groups, n, C/groups·prod(kernel))."""
+        if self.transposed:
+            yield from self._plain().rows(groups, chosen)
+            return
         flat = self.x.reshape(-1)
-        step = max(1, BLOCK // (self.x.shape[1] * math.prod(self.kernel)))
         numbers = torch.arange(self.count, device=flat.device) if chosen is None else chosen.to(flat.device)
-        for few in numbers.split(step):
+        for few in numbers.split(max(1, BLOCK // (self.x.shape[1] * math.prod(self.kernel)))):
             index, inside = self._index(few)
-            met = torch.where(inside, flat[index], flat.new_zeros(()))  # (n, C, taps)
+            met = flat.take(index.clamp_(0, len(flat) - 1)).masked_fill_(~inside, 0)
             yield met.reshape(len(few), groups, -1).transpose(0, 1)
 
     def _index(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Where in the flat input the windows lie, (n, C, taps), and which of it is not padding, (n, 1, taps)."""
-        batch, channels, *space = self.x.shape
-        image, *at = torch.unravel_index(numbers, (batch, *self.places))
-        index, inside = (
-            torch.zeros(len(numbers), 1, dtype=torch.long, device=numbers.device),
-            torch.ones_like(numbers[:, None]).bool(),
-        )
-        axes = zip(at, space, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        for place, size, kernel, stride, padding, dilation in axes:
-            taps = torch.arange(kernel, device=numbers.device)
-            if self.transposed:
-                reach = place[:, None] + padding - dilation * taps
-                met, fits = reach.div(stride, rounding_mode="floor"), reach % stride == 0
-            else:
-                met, fits = place[:, None] * stride - padding + dilation * taps, torch.ones_like(inside[:, :1])
-            fits = fits & (met >= 0) & (met < size)
-            index = (index[:, :, None] * size + met.clamp(0, size - 1)[:, None]).flatten(1)
-            inside = (inside[:, :, None] & fits[:, None]).flatten(1)
-        first = (image[:, None] * channels + torch.arange(channels, device=numbers.device)) * math.prod(space)
-        return first[:, :, None] + index[:, None], inside[:, None]
+        channels, *space = self.x.shape[1:]
+        device = numbers.device
+        start, offset, apart = torch.zeros_like(numbers), torch.zeros(1, dtype=torch.long, device=device), 1
+        inside = torch.ones(1, 1, dtype=torch.bool, device=device)
+        axes = zip(space, self.kernel, self.places, self.stride, self.padding, self.dilation, strict=True)
+        for size, kernel, places, stride, padding, dilation in reversed(list(axes)):  # neighbours are `apart` in the flat input
+            first, taps = numbers.remainder(places) * stride - padding, torch.arange(kernel, device=device) * dilation
+            met = first[:, None] + taps
+            inside = (((met >= 0) & (met < size))[:, :, None] & inside[:, None]).flatten(1)
+            start, offset = start + first * apart, (taps[:, None] * apart + offset).flatten()
+            numbers, apart = numbers.div(places, rounding_mode="floor"), apart * size
+        within = torch.arange(channels, device=device)[:, None] * apart + offset  # (C, taps)
+        return (start + numbers * (channels * apart))[:, None, None] + within, inside[:, None]
+
+    def _plain(self) -> Windows:
+        """A transposed convolution is a plain one, its taps counted backwards, over the input with zeros between its numbers."""
+        size = [(length - 1) * step + 1 for length, step in zip(self.x.shape[2:], self.stride, strict=True)]
+        spread = self.x.new_zeros(*self.x.shape[:2], *size)
+        spread[(..., *(slice(None, None, step) for step in self.stride))] = self.x
+        back = [-p for p in self.padding], [-d for d in self.dilation]
+        return Windows(spread, self.kernel, self.places, (1,) * len(size), *back)
