@@ -6,13 +6,14 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from offmap.batches import Place, batches, gather
@@ -51,27 +52,39 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OFFMAP_CACHE") or Path.home() / ".cache" / "offmap")
 
 
+@dataclass(frozen=True)
+class Trained:
+    """Trained members, and how many seconds their training took when it was done."""
+
+    nets: list[nn.Module]
+    seconds: float
+
+
 def hosts(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> list[nn.Module]:
-    """The trained members for a task, read if they have been trained before, else trained and kept.
+    """The trained members for a task, read if they have been trained before, else trained and kept."""
+    return trained(task, seed, recipe, folder).nets
+
+
+def trained(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> Trained:
+    """The members with the time of their training, which is kept with them.
 
     Two processes that need the same hosts at once both train them; the file is whole at any time.
     """
     recipe = recipe or Recipe()
-    path = (
-        Path(folder or cache_folder())
-        / "hosts"
-        / f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe)}.safetensors"
-    )
+    name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe)}.safetensors"
+    path = Path(folder or cache_folder()) / "hosts" / name
     nets = starts(task, seed, recipe)
-    weights = _read(path, centre(nets).mean)
-    if weights is None:
+    found = _read(path, centre(nets).mean)
+    if found is None:
+        begin = time.perf_counter()
         weights = train(nets, task, seed, recipe)
-        note = {"recipe": json.dumps(asdict(recipe)), "torch": str(torch.__version__), "task": task.name, "seed": str(seed)}
-        write_whole(path, save({n: w.contiguous() for n, w in weights.items()}, note))
+        found = weights, time.perf_counter() - begin
+        told = {"task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__), "seconds": found[1]}
+        write_whole(path, save({n: w.contiguous() for n, w in weights.items()}, {"offmap": json.dumps(told)}))
     for member, net in enumerate(nets):
-        net.load_state_dict(at(weights, member))
+        net.load_state_dict(at(found[0], member))
         net.eval()
-    return nets
+    return Trained(nets, found[1])
 
 
 def starts(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
@@ -88,10 +101,8 @@ def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> d
     rows = batches(task.train, place, name="train", batch_size=recipe.batch_size)
     held = gather(batches(task.valid, place, name="valid"))
     law = infer(nets[0](held.inputs).detach(), held.targets, task.likelihood)
-    trained = deep_ensemble.fit(
-        nets, rows, held, likelihood=law, config=recipe.training, seed=seed, runtime=Runtime(progress=False)
-    )
-    return trained.weights
+    runtime = Runtime(progress=False)
+    return deep_ensemble.fit(nets, rows, held, likelihood=law, config=recipe.training, seed=seed, runtime=runtime).weights
 
 
 def plain(nets: Sequence[nn.Module], task: Task) -> Sampled:
@@ -114,16 +125,18 @@ def digest(task: Task, seed: int, recipe: Recipe) -> str:
     return total.hexdigest()[:16]
 
 
-def _read(path: Path, like: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    """Weights of the members, {name: (M, ...)}; None when there are none, or when the file is damaged, said so."""
+def _read(path: Path, like: dict[str, Tensor]) -> tuple[dict[str, Tensor], float] | None:
+    """Weights of the members, {name: (M, ...)}, and seconds; None when there are none, or when the file is damaged, said so."""
     if not path.exists():
         return None
     try:
-        weights = load_file(path)
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, "pt") as file:
+            told = json.loads(file.metadata()["offmap"])
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         logger.warning("The cached hosts at %s cannot be read (%s) and are trained again.", path, error)
         return None
     if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in like.items()}:
         logger.warning("The cached hosts at %s have other shapes than the nets and are trained again.", path)
         return None
-    return weights
+    return weights, float(told["seconds"])
