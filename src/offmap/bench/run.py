@@ -40,17 +40,18 @@ class Outcome:
 def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, report: Report = lambda told: None) -> Outcome:
     """Run the cells whose record is missing, failed, damaged or made with other defaults.
 
-    Cells that share a fit go to one worker, side by side. Every record is written as soon as its cell is done.
+    Cells of one task and seed go to one worker: they share hosts, and some a fit. Every record is written as soon as its cell is
+    done.
     """
     found = read_all(folder)
     lacking = [cell for cell in cells if found.state(cell) != "ok"]
-    groups = [list(group) for _, group in groupby(lacking, key=lambda cell: (cell.task, cell.seed, cell.fit_key))]
     for _ in range(len(cells) - len(lacking)):
         report("before")
     if workers <= 1:
-        reasons = [run_group(_together(groups), folder, report=report)]
+        reasons = [run_group(lacking, folder, report=report)]
     else:
-        jobs = [(run_group, (group, folder)) for group in groups]
+        groups = groupby(lacking, key=lambda cell: (cell.task, cell.seed))
+        jobs = [(run_group, (list(group), folder)) for _, group in groups]
         reasons = run_jobs(jobs, workers=workers, report=lambda number, told: report(told))
     failures = dict(Counter(reason for group in reasons for reason in group))
     return Outcome(len(cells) - len(lacking), len(lacking) - sum(failures.values()), failures, found.damaged)
@@ -72,7 +73,3 @@ def run_group(cells: Sequence[Cell], folder: Path, *, report: Report) -> list[st
     finally:
         torch.set_num_threads(threads)
     return failures
-
-
-def _together(groups: Sequence[Sequence[Cell]]) -> list[Cell]:
-    return [cell for group in groups for cell in group]

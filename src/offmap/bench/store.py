@@ -75,7 +75,8 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 def write(folder: Path, record: Record) -> Path:
     """One file; what was there is replaced."""
     path = folder / f"{digest(record.cell)}.json"
-    text = json.dumps(short(asdict(record)), indent=1, ensure_ascii=False, allow_nan=False)
+    told = {"schema": record.schema, **asdict(record)}
+    text = json.dumps(short(told), indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(path, f"{text}\n".encode())
     return path
 
