@@ -143,6 +143,11 @@ def test_a_part_of_a_plan_has_the_hashes_of_the_whole() -> None:
         ('name = "nearest"', 'name = "nearest"\nlabel = "plain"', "labels that differ, but two methods have 'plain'"),
         ("members = 5", "members = 3", "`members` of 'maxwent' to be 1 or 5, but got 3"),
         ('from = "plain"', 'from = "plan"', "`from` of 'wide' to be .*did you mean 'plain'.*but got 'plan'"),
+        (
+            'label = "plain"',
+            'label = "plain"\ngrid = {rate = [1]}',
+            "`from` of 'wide' to name nets without a `grid`, but 'plain'",
+        ),
         ("basis =", "bases =", "a key of `config` of 'maxwent' to be .*did you mean 'basis'.*but got 'bases'"),
         ("members = 5", "grid = {rate = 1}", "`grid` of 'maxwent' to hold lists of settings of the fit, but 'rate' is 1"),
         ("members = 5", 'grid = {score = ["paper"]}', "`grid` of 'maxwent' to hold lists of settings of the fit, but 'score'"),
@@ -156,6 +161,19 @@ def test_a_mistake_is_named_with_its_file_and_the_nearest_key(old: str, new: str
     assert old in TEXT
     with pytest.raises(ConfigError, match=f"^small.toml: Expected .*{message}"):
         plan(TEXT.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ('basis = "svt"', "Expected `basis` to be .*did you mean 'svd'.*but got 'svt'"),
+        ('config = "papr"', "Expected `config` to be .*did you mean 'paper'.*but got 'papr'"),
+        ("rate = -1", "Expected `rate` to be a number above 0, but got -1"),
+    ],
+)
+def test_an_impossible_setting_is_refused_before_any_work(new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^small.toml: `config` of 'maxwent': {message}"):
+        plan(TEXT.replace('basis = "identity"', new, 1))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path) -> None:

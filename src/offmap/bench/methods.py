@@ -15,6 +15,8 @@ from offmap.bench.hosts import Recipe, Trained, plain, starts, trained
 from offmap.data.task import Task
 from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest
+from offmap.errors import ConfigError
+from offmap.errors import nearest as nearest_word
 from offmap.guarding.build import fit
 from offmap.likelihoods import Likelihood, infer
 from offmap.methods import deep_ensemble, maxwent, mc_dropout
@@ -88,13 +90,17 @@ def host_settings(settings: Settings) -> dict[str, Any]:
 
 
 def maxwent_settings(settings: Settings) -> dict[str, Any]:
-    """A config of MaxWEnt with its defaults filled in."""
+    """A config of MaxWEnt with its defaults filled in, refused if it is impossible."""
     known = {f.name for f in fields(maxwent.Config)}
-    base = maxwent.CONFIGS.get(str(settings.get("config", "default")), maxwent.Config())
+    name = settings.get("config", "default")
+    if name not in maxwent.CONFIGS:
+        raise ConfigError(f"Expected `config` to be {nearest_word(str(name), maxwent.CONFIGS)}, but got {name!r}.")
     own = {key: value for key, value in settings.items() if key in known}
     rest = {key: value for key, value in settings.items() if key not in known}
+    filled = override(maxwent.CONFIGS[name], own)
+    maxwent.check(filled)
     # not asdict: it would copy a noise into a dict and lose its name
-    return {**{f.name: getattr(override(base, own), f.name) for f in fields(base)}, **rest}
+    return {**{f.name: getattr(filled, f.name) for f in fields(filled)}, **rest}
 
 
 def likelihood_of(task: Task, net: nn.Module) -> Likelihood:

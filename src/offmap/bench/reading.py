@@ -101,18 +101,25 @@ class Reader:
         if "from" in told and not (method.hosted and isinstance(told["from"], str)):
             raise self.wrong(f"`from` only on methods that start from trained nets, as a name, but {name!r} has {told['from']!r}")
         config = {**chosen(defaults, name), **own, **chosen(hurry, name)}
-        return Entry(name, str(told.get("label", name)), members, passed_on(config, name, grid), own_grid(name, grid), None)
+        config, grid = passed_on(config, name, grid), own_grid(name, grid)
+        try:
+            method.settings(config)
+        except ConfigError as error:
+            raise ConfigError(f"{self.file}: `config` of {name!r}: {error}") from error
+        return Entry(name, str(told.get("label", name)), members, config, grid, None)
 
     def started(self, entry: Entry, told: Settings, entries: Sequence[Entry], defaults: Settings, hurry: Settings) -> Entry:
         """The entry with the method and config of the nets that `from` names."""
         if not METHODS[entry.name].hosted:
             return entry
         source = told.get("from", HOSTS)
-        named = [e.config for e in entries if e.name == HOSTS and source in (e.label, e.name)]
+        named = [e for e in entries if e.name == HOSTS and source in (e.label, e.name)]
         if not named and source != HOSTS:
             labels = {HOSTS, *(e.label for e in entries if e.name == HOSTS)}
             raise self.wrong(f"`from` of {entry.label!r} to be {nearest(source, labels)}, but got {source!r}")
-        config = named[0] if named else {**chosen(defaults, HOSTS), **chosen(hurry, HOSTS)}
+        if named and named[0].grid:
+            raise self.wrong(f"`from` of {entry.label!r} to name nets without a `grid`, but {named[0].label!r} has one")
+        config = named[0].config if named else {**chosen(defaults, HOSTS), **chosen(hurry, HOSTS)}
         return replace(entry, source={"method": HOSTS, "config": without_reading(config)})
 
     def shared(self, told: Settings, names: Sequence[str], where: str, also: Sequence[str]) -> None:
