@@ -139,6 +139,7 @@ def test_a_part_of_a_plan_has_the_hashes_of_the_whole() -> None:
         ('name = "nearest"', "members = 1", r"`name` of a \[\[method\]\] to be .*but got None"),
         ('name = "nearest"', 'name = "nearest"\nlable = "x"', r"a key of \[\[method\]\] to be .*did you mean 'label'.*'lable'"),
         ('name = "nearest"', 'name = "nearest"\nmembers = 5', "`members` of 'nearest' to be left out, as it has none, but got 5"),
+        ('name = "nearest"', 'name = "nearest"\ngrid = {k = [1, 2]}', "no `grid` of 'nearest', which predicts nothing"),
         ('name = "nearest"', 'name = "nearest"\nfrom = "plain"', "`from` only on methods that start from trained nets"),
         ('name = "nearest"', 'name = "nearest"\nlabel = "plain"', "labels that differ, but two methods have 'plain'"),
         ("members = 5", "members = 3", "`members` of 'maxwent' to be 1 or 5, but got 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -232,6 +233,16 @@ def test_warnings_go_into_the_record(tmp_path: Path) -> None:
     assert record.metrics["test"]["conformal_coverage"] is None
     assert record.metrics["test"]["false_alarms"] is None
     assert record.metrics["test"]["not_finite"] == {"conformal_coverage": 1, "conformal_width": 1, "false_alarms": 1}
+
+
+def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(ground: Ground, settings: Any) -> Any:
+        logging.getLogger("offmap").warning("Mind the %s.", "gap")
+        return 1 / 0
+
+    monkeypatch.setitem(METHODS, "maxwent", replace(METHODS["maxwent"], fit=warn))
+    bench = Bench()
+    assert [bench.run(cell).warnings for cell in tiny("wide*")] == [["Mind the gap."]] * 2
 
 
 def test_a_number_that_one_member_lacks_has_no_mean() -> None:

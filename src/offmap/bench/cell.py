@@ -62,10 +62,10 @@ class Remembered:
 
 @dataclass
 class Bench:
-    """Runs cells one after another; remembers the last task, and the last fit or how it failed."""
+    """Runs cells one after another; remembers the last task, and the last fit or how it failed, with what it warned of."""
 
     _task: tuple[Any, Task] | None = None
-    _fit: tuple[str, Fitted | Exception] | None = None
+    _fit: tuple[str, Fitted | Exception, list[str]] | None = None
 
     def run(self, cell: Cell) -> Record:
         """The cell's record; whatever goes wrong is part of it."""
@@ -74,7 +74,7 @@ class Bench:
         with heard() as warnings:
             try:
                 task = self.task(cell)
-                fitted = self.fitted(cell, task)
+                fitted = self.fitted(cell, task, warnings)
                 begin = time.perf_counter()
                 metrics, chosen = measured(cell, task, fitted)
                 seconds = {"fit": fitted.seconds, "score": time.perf_counter() - begin}
@@ -90,14 +90,17 @@ class Bench:
             self._task = (cell.task, cell.seed), task_of(cell.task, cell.seed)
         return self._task[1]
 
-    def fitted(self, cell: Cell, task: Task) -> Fitted:
-        """The cell's fit; a fit that failed for one cell fails for those that share it."""
+    def fitted(self, cell: Cell, task: Task, warnings: list[str]) -> Fitted:
+        """The cell's fit; a fit that failed for one cell fails for those that share it, and its warnings are theirs too."""
         if self._fit is None or self._fit[0] != cell.fit_key:
             self._fit = None  # memory first: a fit remembers its outputs
-            try:
-                self._fit = cell.fit_key, chosen_fit(cell, task)
-            except Exception as error:
-                self._fit = cell.fit_key, error
+            with heard() as said:
+                try:
+                    made = chosen_fit(cell, task)
+                except Exception as error:
+                    made = error
+            self._fit = cell.fit_key, made, said
+        warnings += self._fit[2]
         if isinstance(self._fit[1], Exception):
             raise self._fit[1]
         return self._fit[1]
@@ -181,13 +184,12 @@ def heard() -> Generator[list[str]]:
     said: list[str] = []
     logger = logging.getLogger("offmap")
     handler = Listener(lambda text: said.append(text) if text not in said else None)
-    logger.addHandler(handler)
-    before, logger.propagate = logger.propagate, False
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
     try:
         yield said
     finally:
-        logger.propagate = before
-        logger.removeHandler(handler)
+        logger.handlers, logger.propagate = before
 
 
 class Listener(logging.Handler):

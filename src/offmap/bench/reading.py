@@ -94,6 +94,8 @@ class Reader:
         for key, values in grid.items():
             if not isinstance(values, list) or not values or key in READING:
                 raise self.wrong(f"`grid` of {name!r} to hold lists of settings of the fit, but {key!r} is {values!r}")
+        if grid and method.single:
+            raise self.wrong(f"no `grid` of {name!r}, which predicts nothing that validation data could judge")
         members = told.get("members", 1)
         if members not in (1, ENSEMBLE) or isinstance(members, bool) or (method.single and "members" in told):
             allowed = "left out, as it has none" if method.single else f"1 or {ENSEMBLE}"
