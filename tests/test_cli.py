@@ -71,3 +71,38 @@ def test_help_lists_the_demo(monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, "--help")
     assert code == 0
     assert "demo" in out
+
+
+def test_the_quick_uci_plan_runs_to_its_tables(monkeypatch, capsys, tmp_path, data_folder):
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OFFMAP_DATA", str(data_folder))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(monkeypatch, capsys, "bench", "run", "uci", "--quick", "--seeds", "0")
+    assert (code, err) == (0, "")
+    assert out == "32 cells done, 0 failed, 0 were there before. Records: benchmarks/records/uci-quick\n"
+    code, out, err = command(monkeypatch, capsys, "bench", "run", "uci", "--quick", "--only", "Nearest row")
+    assert (code, err) == (0, "")
+    assert out == "0 cells done, 0 failed, 2 were there before. Records: benchmarks/records/uci-quick\n"
+    assert command(monkeypatch, capsys, "bench", "table", "uci", "--quick") == (0, "The tables are at docs/uci-quick.md\n", "")
+    page = (tmp_path / "docs" / "uci-quick.md").read_text(encoding="utf-8")
+    assert "from 32 of 32 records" in page
+    for label in ("Plain net", "MaxWEnt ×5, default score", "Mahalanobis"):
+        assert page.count(f"| {label} |") >= 4
+
+
+def test_failed_cells_are_told_with_their_reason(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("OFFMAP_DATA", str(tmp_path / "nowhere"))
+    words = ["bench", "run", "uci", "--quick", "--only", "Nearest row", "--records", str(tmp_path / "records")]
+    code, out, err = command(monkeypatch, capsys, *words)
+    assert code == 1
+    assert out == f"0 cells done, 2 failed, 0 were there before. Records: {tmp_path / 'records'}\n"
+    assert err.startswith("2 failed: offmap.errors.DataError: Expected the data set at ")
+
+
+def test_an_unknown_plan_or_label_is_one_sentence(monkeypatch, capsys):
+    code, _, err = command(monkeypatch, capsys, "bench", "run", "uciii")
+    assert code == 1
+    assert err.startswith("offmap: Expected a plan to be one of ['uci', 'uci-paper'] (did you mean 'uci'?)")
+    code, _, err = command(monkeypatch, capsys, "bench", "run", "uci", "--only", "Nearest")
+    assert code == 1
+    assert "did you mean 'Nearest row'?" in err

@@ -9,8 +9,8 @@ import torch
 
 from demo_jobs import die, fail, square
 from offmap.demo import plans, story
-from offmap.demo.processes import run_jobs
 from offmap.demo.run import run
+from offmap.engine.local import run_jobs
 from offmap.errors import DataError, OffmapError
 from offmap.metrics import auroc
 

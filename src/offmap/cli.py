@@ -59,6 +59,69 @@ def demo(
     typer.echo(f"The page is at {shown.page}")
 
 
+bench = typer.Typer(no_args_is_help=True, help="Run and tabulate experiments that a plan describes.", rich_markup_mode=None)
+app.add_typer(bench, name="bench")
+
+PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that comes with offmap, such as `uci`, or a .toml file.")]
+Quick = Annotated[bool, typer.Option("--quick", help="The plan's own shortcut, only to see that it runs.")]
+Records = Annotated[Path | None, typer.Option(help="Folder of the records; by default benchmarks/records/PLAN.")]
+
+
+@bench.command("run")
+def bench_run(
+    plan: PlanName,
+    quick: Quick = False,
+    seeds: Annotated[list[int] | None, typer.Option(min=0, help="These seeds only; may be given several times.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")] = 1,
+    only: Annotated[str | None, typer.Option(help="Methods with this label only; * and ? match.")] = None,
+    records: Records = None,
+) -> None:
+    """Run the cells that have no record yet. Stop it at any time: what is done stays done."""
+    from offmap.bench.plan import cells, narrowed
+    from offmap.bench.reading import read_plan
+    from offmap.bench.run import ENDS, run
+
+    whole = read_plan(plan, quick=quick)
+    wanted = cells(narrowed(whole, label=only, seeds=seeds))
+    folder = records or Path("benchmarks/records") / whole.name
+    with _progress(Console(stderr=True)) as progress:
+        bar = progress.add_task(whole.name, total=len(wanted), doing="")
+
+        def report(told: str) -> None:
+            if told in ENDS:
+                progress.advance(bar)
+            else:
+                progress.update(bar, doing=told)
+
+        outcome = run(wanted, folder, workers=workers, report=report)
+    for name, why in outcome.damaged.items():
+        typer.echo(f"{name} was damaged: {why}", err=True)
+    for reason, count in outcome.failures.items():
+        typer.echo(f"{count} failed: {reason}", err=True)
+    typer.echo(f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were there before. Records: {folder}")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+@bench.command("table")
+def bench_table(
+    plan: PlanName,
+    quick: Quick = False,
+    records: Records = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the page; by default docs/PLAN.md.")] = None,
+) -> None:
+    """Write the records of a plan as Markdown tables."""
+    from offmap.bench.files import write_whole
+    from offmap.bench.reading import read_plan
+    from offmap.bench.store import read_all
+    from offmap.bench.table import markdown
+
+    whole = read_plan(plan, quick=quick)
+    page = out or Path("docs") / f"{whole.name}.md"
+    write_whole(page, markdown(whole, read_all(records or Path("benchmarks/records") / whole.name)).encode())
+    typer.echo(f"The tables are at {page}")
+
+
 def _progress(screen: Console) -> Progress:
     words = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[doing]}"))
     return Progress(SpinnerColumn(), *words, console=screen, transient=True, disable=not screen.is_terminal)

@@ -1,4 +1,4 @@
-"""The two kinds of Predictive keep the promises of the protocol."""
+"""The kinds of Predictive keep the promises of the protocol."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import offmap
 from offmap.core.construct import centre, scaling
 from offmap.core.forward import Host
 from offmap.errors import ConfigError, HostError
-from offmap.methods.predictives import Sampled, Stochastic
+from offmap.methods.predictives import Member, Sampled, Stochastic
 from offmap.methods.protocol import Runtime, override
+from offmap.nets.mlp import mlp
 from trained import classifier, inputs, regressor
 
 X = inputs(9, 5)
@@ -103,3 +104,29 @@ def test_override_changes_fields_and_names_the_nearest() -> None:
         override(offmap.Config(), {"step": 3})
     with pytest.raises(ConfigError, match=r"did you mean 'draws'\?\), but got 'drwas'"):
         override(offmap.Config(), {"drwas": 3}, also=["draws"])
+
+
+@pytest.mark.parametrize("whole", [stochastic(3), sampled(3)])
+def test_a_member_alone_gives_its_own_share_of_the_outputs(whole: Any) -> None:
+    outputs = whole.outputs(X, 4, clip=None, seed=0)
+    alone = [Member(whole, m) for m in range(3)]
+    assert all(isinstance(member, offmap.Predictive) and member.members == 1 for member in alone)
+    assert torch.equal(torch.cat([member.outputs(X, 4, clip=None, seed=0) for member in alone]), outputs)
+    assert alone[0].host is whole.host
+
+
+def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:
+    nets, x = [mlp(3, 2, hidden=[20], seed=s) for s in range(2)], inputs(60, 5)  # with variances of their own: no shared noise
+    data = (x, x[:, 0])
+    options: dict[str, Any] = {"solver": "refine", "steps": 20, "check_every": 10, "risk_draws": 10, "progress": False}
+    both = offmap.fit(nets, data, data, **options)
+    alone = offmap.fit(nets[0], data, data, **options)
+    seen = offmap.guard(Member(both.predictive, 0), data, likelihood=both.likelihood)
+    assert seen.clip == alone.clip
+    torch.testing.assert_close(seen.score(x), alone.score(x), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(seen.predict(x).mean, alone.predict(x).mean, rtol=1e-4, atol=1e-4)
+
+
+def test_a_member_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Expected `index` from 0 to 1, one of the members, but got 2"):
+        Member(sampled(2), 2)

@@ -19,6 +19,7 @@ from offmap.data.synthetic import SQUARE
 from offmap.data.task import Task
 from offmap.demo.plans import DROPOUT, ENSEMBLE, NEAREST, PLAIN, SCALING, SVD, SVD5, Plan
 from offmap.detectors.nearest import nearest
+from offmap.engine.local import warm_up
 from offmap.evaluation import Evaluation, evaluate
 from offmap.guarding.build import fit, guard
 from offmap.guarding.guard import Guard
@@ -27,7 +28,6 @@ from offmap.methods import deep_ensemble, mc_dropout
 from offmap.methods.predictives import Sampled
 from offmap.methods.protocol import Predictive, Runtime, Scorer
 from offmap.nets.mlp import mlp
-from offmap.solve.loop import adam
 
 Array = NDArray[np.float32]
 Value = TypeVar("Value")
@@ -154,13 +154,6 @@ def _run(bench: Bench) -> Result:
         plan, task, evaluation, bench.seconds, {label: g.threshold for label, g in guards.items()},
         look(plan, task, guards), strange_labels(task, guards[SVD]), guards[SVD].clip, time.perf_counter() - start,
     )  # fmt: skip
-
-
-def warm_up() -> None:
-    """The first step of an optimiser imports half of torch; that is not the first method's time."""
-    weight = torch.zeros(1, requires_grad=True)
-    weight.sum().backward()
-    adam([weight], rate=1e-3).step()
 
 
 def timed(bench: Bench, label: str, work: Callable[[], Value]) -> Value:

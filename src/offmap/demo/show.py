@@ -13,9 +13,9 @@ import torch
 
 from offmap.data.extras import require
 from offmap.demo.plans import METHODS, PLANS, Plan, quick
-from offmap.demo.processes import run_jobs
 from offmap.demo.run import Result, run
 from offmap.demo.story import section
+from offmap.engine.local import run_jobs
 from offmap.report.page import Section, check_path, render, write
 
 Report = Callable[[str, str], None]

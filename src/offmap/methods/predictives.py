@@ -1,4 +1,4 @@
-"""The two kinds of Predictive: `Stochastic` over a WeightDistribution, `Sampled` over any function that draws weights."""
+"""Kinds of Predictive: `Stochastic` over a WeightDistribution, `Sampled` over any function that draws weights, and a `Member`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from offmap._types import Inputs, Weights
 from offmap.core.distribution import REMEMBERED, WeightDistribution
 from offmap.core.forward import Host
 from offmap.core.weights import at, copy_host
+from offmap.errors import ConfigError
+from offmap.methods.protocol import Predictive
 from offmap.solve.monitors import History
 
 Drawn: TypeAlias = dict[tuple[int, int, float | None, tuple[int, ...]], dict[range, Weights]]
@@ -87,3 +89,33 @@ class Sampled:
             net.load_state_dict(at(self.weights, member), strict=False)
             result.append(net)
         return result
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of any Predictive, seen alone.
+
+    Members do not disturb each other: it is what a fit on that net by itself gives, with the noise of its number.
+    """
+
+    whole: Predictive
+    index: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.whole.members:
+            raise ConfigError(f"Expected `index` from 0 to {self.whole.members - 1}, one of the members, but got {self.index}.")
+
+    @property
+    def members(self) -> int:
+        """1."""
+        return 1
+
+    @property
+    def host(self) -> Host | None:
+        """The host that runs it, if there is one."""
+        return getattr(self.whole, "host", None)
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
+        """(P, B, ...); all members run, and the others' outputs are left out."""
+        stacked = self.whole.outputs(x, draws, clip=clip, seed=seed)
+        return stacked.unflatten(0, (self.whole.members, -1))[self.index]

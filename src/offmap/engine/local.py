@@ -10,6 +10,8 @@ from multiprocessing import get_context
 from threading import Thread
 from typing import Any
 
+import torch
+
 from offmap.errors import OffmapError
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -32,12 +34,23 @@ def run_jobs(jobs: Sequence[Job], *, workers: int, report: Report) -> list[Any]:
     try:
         with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(queue,)) as pool:
             pending = [pool.submit(_run, number, *job) for number, job in enumerate(jobs)]
-            return [future.result() for future in pending]
+            try:
+                return [future.result() for future in pending]
+            except BaseException:  # Ctrl-C among them: what has not begun never will
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     except BrokenProcessPool as error:
         raise OffmapError("A worker process died. Try again with `--workers 1`.") from error
     finally:
         queue.put(None)
         listener.join()
+
+
+def warm_up() -> None:
+    """The first step of an optimiser imports half of torch; that is not the first method's time."""
+    weight = torch.zeros(1, requires_grad=True)
+    weight.sum().backward()
+    torch.optim.Adam([weight]).step()
 
 
 def _start(queue: Any) -> None:

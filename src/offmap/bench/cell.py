@@ -1,0 +1,204 @@
+"""One cell becomes one record: fit, or remember the fit of the cell before, then score."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import offmap
+from offmap._types import Inputs
+from offmap.batches import batches, gather
+from offmap.bench.methods import METHODS, READING, Fitted, Ground
+from offmap.bench.plan import Cell, Settings
+from offmap.bench.store import Record, settings_of
+from offmap.core.forward import Host
+from offmap.data.catalog import task as task_of
+from offmap.data.task import Task
+from offmap.engine.local import warm_up
+from offmap.evaluation import evaluate
+from offmap.guarding.build import guard
+from offmap.guarding.guard import Guard, nll
+from offmap.methods.predictives import Member
+from offmap.methods.protocol import Predictive, Scorer
+
+MEASURES = ("auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "conformal_coverage", "conformal_width")
+"""What a record keeps of an evaluation."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A Predictive that runs once for the same rows, draws, clip and seed: members and scores then share its outputs."""
+
+    whole: Predictive
+    _known: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.whole.members
+
+    @property
+    def host(self) -> Host | None:
+        """The host that runs it, if there is one."""
+        return getattr(self.whole, "host", None)
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
+        """(M·P, B, ...), member-major."""
+        key = x.data_ptr(), x.shape, x.stride(), draws, clip, seed
+        if key not in self._known:
+            # the inputs are kept too: while they live, no other rows can have their address
+            self._known[key] = x, self.whole.outputs(x, draws, clip=clip, seed=seed)
+        return self._known[key][1]
+
+
+@dataclass
+class Bench:
+    """Runs cells one after another; remembers the last task, and the last fit or how it failed, with what it warned of."""
+
+    _task: tuple[Any, Task] | None = None
+    _fit: tuple[str, Fitted | Exception, list[str]] | None = None
+
+    def run(self, cell: Cell) -> Record:
+        """The cell's record; whatever goes wrong is part of it."""
+        versions = {"offmap": offmap.__version__, "torch": str(torch.__version__)}
+        record = Record(cell.told(), "failed", settings_of(cell), versions=versions, threads=torch.get_num_threads())
+        with heard() as warnings:
+            try:
+                task = self.task(cell)
+                fitted = self.fitted(cell, task, warnings)
+                begin = time.perf_counter()
+                metrics, chosen = measured(cell, task, fitted)
+                seconds = {"fit": fitted.seconds, "score": time.perf_counter() - begin}
+            except Exception as error:  # one cell never loses the others
+                return replace(record, warnings=warnings, traceback="".join(traceback.format_exception(error)))
+        return replace(
+            record, status="ok", metrics=metrics, chosen=chosen, seconds=seconds, steps=fitted.steps, warnings=warnings
+        )
+
+    def task(self, cell: Cell) -> Task:
+        """The cell's task, read anew only when it is another one."""
+        if self._task is None or self._task[0] != (cell.task, cell.seed):
+            self._task = (cell.task, cell.seed), task_of(cell.task, cell.seed)
+        return self._task[1]
+
+    def fitted(self, cell: Cell, task: Task, warnings: list[str]) -> Fitted:
+        """The cell's fit; a fit that failed for one cell fails for those that share it, and its warnings are theirs too."""
+        if self._fit is None or self._fit[0] != cell.fit_key:
+            self._fit = None  # memory first: a fit remembers its outputs
+            with heard() as said:
+                try:
+                    made = chosen_fit(cell, task)
+                except Exception as error:
+                    made = error
+            self._fit = cell.fit_key, made, said
+        warnings += self._fit[2]
+        if isinstance(self._fit[1], Exception):
+            raise self._fit[1]
+        return self._fit[1]
+
+
+def chosen_fit(cell: Cell, task: Task) -> Fitted:
+    """The fit of lowest validation risk among the candidates of the grid; without a grid there is one."""
+    ground = Ground(task, cell.seed, cell.source["config"] if cell.source else {})
+    if not METHODS[cell.method].single:
+        warm_up()
+    fits: list[tuple[float, Fitted]] = []
+    for candidate in cell.candidates():
+        fitted = METHODS[cell.method].fit(ground, {**cell.fit_config, **candidate})
+        predictive = None if fitted.predictive is None else Remembered(fitted.predictive)
+        fitted = replace(fitted, predictive=predictive, chosen={**fitted.chosen, **candidate})
+        fits.append((validation_risk(fitted, task, cell) if cell.grid else 0.0, fitted))
+    _, best = min(fits, key=lambda fit: fit[0])
+    return replace(best, seconds=sum(fitted.seconds for _, fitted in fits))
+
+
+def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
+    """Mean NLL of the prediction on the validation data; infinite where it is not a number, or nothing is predicted."""
+    if fitted.predictive is None:
+        return math.inf
+    made = guarded(fitted.predictive, fitted, task, cell)
+    held = gather(batches(task.valid, made.place, name="valid"))
+    risk = float(nll(made, held, clip=made.clip).mean())
+    return math.inf if math.isnan(risk) else risk
+
+
+def guarded(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
+    """The fit, or one member of it, read as the cell's config says."""
+    reading = {key: cell.config[key] for key in READING if key in cell.config}
+    return guard(predictive, task.valid, likelihood=fitted.likelihood, seed=cell.seed, **reading)
+
+
+def measured(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str, Any]], Settings]:
+    """Metrics {set: {name: value}}, averaged over the members when each is alone; and what was chosen."""
+    if fitted.predictive is None:
+        assert fitted.scorer is not None
+        return averaged([metrics_of(fitted.scorer, task)], task), fitted.chosen
+    views: Sequence[Predictive] = [fitted.predictive]
+    if cell.members == 1:
+        views = [Member(fitted.predictive, index) for index in range(fitted.predictive.members)]
+    guards = [guarded(view, fitted, task, cell) for view in views]
+    return averaged([metrics_of(made, task) for made in guards], task), {**fitted.chosen, "clip": [made.clip for made in guards]}
+
+
+def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
+    """How one scorer does on the test data and on every strange set; infinite intervals and thresholds give NaN."""
+    evaluation = evaluate({"it": scorer}, task.test, task.ood)
+    metrics: dict[str, dict[str, float]] = {"test": {}}
+    for row in evaluation.rows:
+        metrics.setdefault(row["set"], {}).update({name: row[name] for name in MEASURES if name in row})
+    if isinstance(scorer, Guard):
+        for name, scores in evaluation.scores["it"].items():
+            word = "false_alarms" if name == "test" else "flagged"
+            share = float((scores > scorer.threshold).float().mean())
+            metrics[name][word] = share if math.isfinite(scorer.threshold) else math.nan
+        if not math.isfinite(metrics["test"].get("conformal_width", 0.0)):
+            metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
+    return metrics
+
+
+def averaged(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Task) -> dict[str, dict[str, Any]]:
+    """The mean over members. A number that is not finite for one has no mean: null, and `not_finite` counts the members."""
+    result: dict[str, dict[str, Any]] = {}
+    for name, first in parts[0].items():
+        means = {measure: math.fsum(part[name][measure] for part in parts) / len(parts) for measure in first}
+        result[name] = {measure: mean if math.isfinite(mean) else None for measure, mean in means.items()}
+        lost = {m: sum(not math.isfinite(part[name][m]) for part in parts) for m in first}
+        if any(lost.values()):
+            result[name]["not_finite"] = {measure: count for measure, count in lost.items() if count}
+    result["test"]["valid_rows"] = len(task.valid[1])
+    return result
+
+
+@contextmanager
+def heard() -> Generator[list[str]]:
+    """What the library warns of meanwhile, each once; it goes into the record instead of on the screen."""
+    said: list[str] = []
+    logger = logging.getLogger("offmap")
+    handler = Listener(lambda text: said.append(text) if text not in said else None)
+    before = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    try:
+        yield said
+    finally:
+        logger.handlers, logger.propagate = before
+
+
+class Listener(logging.Handler):
+    """Passes messages on."""
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass one on."""
+        self.told(record.getMessage())

@@ -1,0 +1,172 @@
+"""What a plan may name: each method's keys, and how it is fitted on a task. The only place that knows them all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+
+from offmap.batches import Place, batches, gather
+from offmap.bench.hosts import Recipe, Trained, plain, starts, trained
+from offmap.data.task import Task
+from offmap.detectors.mahalanobis import mahalanobis
+from offmap.detectors.nearest import nearest
+from offmap.errors import ConfigError
+from offmap.errors import nearest as nearest_word
+from offmap.guarding.build import fit
+from offmap.likelihoods import Likelihood, infer
+from offmap.methods import deep_ensemble, maxwent, mc_dropout
+from offmap.methods.protocol import Predictive, Runtime, Scorer, override
+
+ENSEMBLE = Recipe().members
+"""How many hosts are trained for every task and seed."""
+
+READING = ("score", "draws")
+"""Keys that say how a fit is read."""
+
+DROPOUT = 0.1
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit gives: a Predictive with its likelihood, or a Scorer; how long it took, and what it chose."""
+
+    predictive: Predictive | None = None
+    likelihood: Likelihood | None = None
+    scorer: Scorer | None = None
+    seconds: float = 0.0
+    steps: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What every fit is given: a task, the seed, and the settings of the hosts to start from."""
+
+    task: Task
+    seed: int
+    source: Settings
+
+    def hosts(self) -> Trained:
+        """The trained members."""
+        return trained(self.task, self.seed, recipe(self.source))
+
+
+@dataclass(frozen=True)
+class Method:
+    """`keys` are what its config may say, `settings` fills in its defaults; `hosted`: it starts from trained hosts, `single`: it
+    has no members.
+    """
+
+    fit: Callable[[Ground, Settings], Fitted]
+    settings: Callable[[Settings], dict[str, Any]]
+    keys: frozenset[str]
+    hosted: bool = False
+    single: bool = False
+
+
+def without_reading(settings: Settings) -> Settings:
+    """What says how a fit is made."""
+    return {key: value for key, value in settings.items() if key not in READING}
+
+
+def recipe(settings: Settings) -> Recipe:
+    """How hosts are trained, from a config that states differences only."""
+    own = {f.name for f in fields(Recipe)} - {"members", "training"}
+    training = {k: v for k, v in settings.items() if k not in own}
+    base = replace(Recipe(), training=override(deep_ensemble.Config(), training))
+    return replace(base, **{k: tuple(v) if k == "hidden" else v for k, v in settings.items() if k in own})
+
+
+def host_settings(settings: Settings) -> dict[str, Any]:
+    """A config of hosts with its defaults filled in."""
+    return {**asdict(recipe(without_reading(settings))), **{key: settings[key] for key in READING if key in settings}}
+
+
+def maxwent_settings(settings: Settings) -> dict[str, Any]:
+    """A config of MaxWEnt with its defaults filled in, refused if it is impossible."""
+    known = {f.name for f in fields(maxwent.Config)}
+    name = settings.get("config", "default")
+    if name not in maxwent.CONFIGS:
+        raise ConfigError(f"Expected `config` to be {nearest_word(str(name), maxwent.CONFIGS)}, but got {name!r}.")
+    own = {key: value for key, value in settings.items() if key in known}
+    rest = {key: value for key, value in settings.items() if key not in known}
+    filled = override(maxwent.CONFIGS[name], own)
+    maxwent.check(filled)
+    # not asdict: it would copy a noise into a dict and lose its name
+    return {**{f.name: getattr(filled, f.name) for f in fields(filled)}, **rest}
+
+
+def likelihood_of(task: Task, net: nn.Module) -> Likelihood:
+    """The task's likelihood for the outputs of such a net."""
+    inputs, targets = task.valid
+    return infer(net(inputs).detach(), targets, task.likelihood)
+
+
+def fit_deep_ensemble(ground: Ground, settings: Settings) -> Fitted:
+    """The hosts as they are; seconds are those of their training, whenever it was."""
+    made = trained(ground.task, ground.seed, recipe(settings))
+    law = likelihood_of(ground.task, made.nets[0])
+    return Fitted(plain(made.nets, ground.task), law, seconds=made.seconds, steps=recipe(settings).training.steps)
+
+
+def fit_maxwent(ground: Ground, settings: Settings) -> Fitted:
+    """A distribution around the hosts, through `offmap.fit`: settings are its keywords."""
+    nets = ground.hosts().nets
+    begin = time.perf_counter()
+    guard = fit(
+        nets, ground.task.train, ground.task.valid, likelihood=likelihood_of(ground.task, nets[0]), seed=ground.seed,
+        progress=False, **settings,
+    )  # fmt: skip
+    history = guard.history
+    chosen = {**history.chosen, "entropy": fmean(history.final_entropy), "kept": history.kept, "ending": history.ending}
+    return Fitted(
+        guard.predictive, guard.likelihood, seconds=time.perf_counter() - begin, steps=max(history.step, default=0), chosen=chosen
+    )
+
+
+def fit_mc_dropout(ground: Ground, settings: Settings) -> Fitted:
+    """Nets of their own, trained with dropout and left with it."""
+    task, made = ground.task, recipe({"dropout": DROPOUT, **without_reading(settings)})
+    nets = starts(task, ground.seed, made)
+    law = likelihood_of(task, nets[0].eval())
+    place = Place.of(nets[0])
+    rows = batches(task.train, place, name="train", batch_size=made.batch_size)
+    held = gather(batches(task.valid, place, name="valid"))
+    config = mc_dropout.Config(**{f.name: getattr(made.training, f.name) for f in fields(mc_dropout.Config)})
+    begin = time.perf_counter()
+    predictive = mc_dropout.fit(
+        nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False)
+    )
+    return Fitted(predictive, law, seconds=time.perf_counter() - begin, steps=config.steps)
+
+
+def detector(make: Callable[..., Scorer]) -> Callable[[Ground, Settings], Fitted]:
+    """A Scorer made of the training inputs alone."""
+
+    def fitted(ground: Ground, settings: Settings) -> Fitted:
+        begin = time.perf_counter()
+        scorer = make(ground.task.train[0], **settings)
+        return Fitted(scorer=scorer, seconds=time.perf_counter() - begin)
+
+    return fitted
+
+
+HOST_KEYS = frozenset({f.name for f in fields(deep_ensemble.Config)} | {"hidden", "batch_size"})
+MAXWENT_KEYS = frozenset({f.name for f in fields(maxwent.Config)} - {"parameterization"} | {"config", "batch_size", "chunk_size"})
+
+METHODS: dict[str, Method] = {
+    "deep_ensemble": Method(fit_deep_ensemble, host_settings, HOST_KEYS | {"score"}),
+    "maxwent": Method(fit_maxwent, maxwent_settings, MAXWENT_KEYS | {*READING}, hosted=True),
+    "mc_dropout": Method(
+        fit_mc_dropout, lambda settings: host_settings({"dropout": DROPOUT, **settings}), HOST_KEYS | {"dropout", *READING}
+    ),
+    "nearest": Method(detector(nearest), dict, frozenset({"k", "standardise"}), single=True),
+    "mahalanobis": Method(detector(mahalanobis), dict, frozenset({"shrinkage"}), single=True),
+}

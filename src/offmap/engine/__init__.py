@@ -1,0 +1,1 @@
+"""Where work runs; knows nothing of methods."""

@@ -1,0 +1,305 @@
+"""Runs: what a store lacks and nothing else, whatever fails and whenever it is stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+
+import offmap
+from offmap.bench import methods
+from offmap.bench.cell import Bench, Remembered, averaged
+from offmap.bench.hosts import plain
+from offmap.bench.methods import METHODS, Ground
+from offmap.bench.plan import Cell, cells, narrowed
+from offmap.bench.reading import parse
+from offmap.bench.run import ENDS, run
+from offmap.bench.store import Found, read_all, write
+from offmap.data.catalog import task
+from offmap.methods.predictives import Member, Sampled
+
+TEXT = """
+name = "tiny"
+seeds = [0]
+tasks = ["regression"]
+
+[defaults]
+draws = 5
+
+[defaults.deep_ensemble]
+hidden = [10]
+steps = 30
+check_every = 10
+
+[defaults.maxwent]
+steps = 10
+check_every = 5
+risk_draws = 5
+
+[[method]]
+name = "deep_ensemble"
+label = "plain"
+members = 1
+
+[[method]]
+name = "deep_ensemble"
+label = "ensemble"
+members = 5
+
+[[method]]
+name = "maxwent"
+label = "wide, alone"
+config = {score = "epistemic"}
+
+[[method]]
+name = "maxwent"
+label = "wide"
+members = 5
+
+[[method]]
+name = "mc_dropout"
+label = "dropout"
+config = {hidden = [10], steps = 20, check_every = 10}
+members = 5
+
+[[method]]
+name = "nearest"
+
+[[method]]
+name = "mahalanobis"
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
+
+
+def tiny(label: str | None = None, text: str = TEXT) -> list[Cell]:
+    return cells(narrowed(parse(text, "tiny.toml"), label=label))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def of(found: Found, label: str) -> Any:
+    (cell,) = (c for c in tiny() if c.label == label)
+    return found.records[cell.hash]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the records of the whole tiny plan."""
+    folder = tmp_path_factory.mktemp("records")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
+        assert run(tiny(), folder).done == 7
+    return folder
+
+
+def test_every_method_leaves_a_record_with_its_metrics(done: Path) -> None:
+    found = read_all(done)
+    assert {found.state(cell) for cell in tiny()} == {"ok"}
+    for label in ("plain", "ensemble", "wide, alone", "wide", "dropout"):
+        record = of(found, label)
+        assert {"nll", "rmse", "ece", "conformal_coverage", "conformal_width", "false_alarms"} <= record.metrics["test"].keys()
+        assert {"auroc", "fpr95", "flagged"} <= record.metrics["gap"].keys()
+        assert record.metrics["test"]["valid_rows"] == 20
+        assert len(record.chosen["clip"]) == record.cell["members"] % 5 * 4 + 1  # of each net alone, or of all
+        assert record.threads == 1
+    for label in ("nearest", "mahalanobis"):
+        assert set(of(found, label).metrics) == {"test", "outside", "gap"}
+        assert set(of(found, label).metrics["test"]) == {"valid_rows"}
+
+
+def test_what_a_fit_chose_is_kept(done: Path) -> None:
+    record = of(read_all(done), "wide")
+    assert record.chosen["tradeoff"] == 30
+    assert len(record.chosen["kept"]) == 5
+    assert record.chosen["entropy"] < 0
+    assert record.steps == 10
+    assert record.versions == {"offmap": offmap.__version__, "torch": str(torch.__version__)}
+
+
+def test_a_second_run_does_nothing(done: Path) -> None:
+    before, told = contents(done), []
+    outcome = run(tiny(), done, report=told.append)
+    assert (outcome.before, outcome.done, outcome.failed) == (7, 0, 0)
+    assert contents(done) == before
+    assert told == ["before"] * 7
+
+
+def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> None:
+    run(tiny("wide*"), tmp_path)
+    for cell in tiny("wide*"):
+        again, record = (read_all(folder).records[cell.hash] for folder in (tmp_path, done))
+        assert again.metrics.keys() == record.metrics.keys()
+        for part, metrics in record.metrics.items():
+            assert again.metrics[part] == pytest.approx(metrics, rel=1e-3, abs=1e-3)
+
+
+def test_each_net_alone_is_the_mean_over_the_members(done: Path) -> None:
+    (cell,) = tiny("plain")
+    data = task("regression")
+    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), cell.config).predictive
+    assert isinstance(nets, Sampled)
+    areas = []
+    for net in nets.nets():
+        alone = offmap.guard(plain([net], data), data.valid, likelihood="gaussian")
+        rows = offmap.evaluate(alone, data.test, data.ood).rows
+        areas.append(next(row["auroc"] for row in rows if row["set"] == "gap"))
+    assert of(read_all(done), "plain").metrics["gap"]["auroc"] == pytest.approx(fmean(areas), abs=1e-5)
+
+
+def test_cells_that_share_a_fit_fit_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[Any] = []
+    method = METHODS["maxwent"]
+    monkeypatch.setitem(METHODS, "maxwent", replace(method, fit=lambda g, s: fits.append(s) or method.fit(g, s)))
+    run(tiny("wide*"), tmp_path)
+    assert len(fits) == 1
+    assert {record.seconds["fit"] for record in read_all(tmp_path).records.values()} == {
+        next(iter(read_all(tmp_path).records.values())).seconds["fit"]
+    }
+
+
+def test_a_failed_cell_loses_no_other_and_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [*tiny("nearest"), *tiny("mahalanobis")]
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "nearest", replace(METHODS["nearest"], fit=lambda g, s: 1 / 0))
+        outcome = run(wanted, tmp_path)
+    assert (outcome.done, outcome.failures) == (1, {"ZeroDivisionError: division by zero": 1})
+    record = read_all(tmp_path).records[wanted[0].hash]
+    assert record.status == "failed"
+    assert record.metrics == {}
+    assert "ZeroDivisionError: division by zero" in record.traceback
+    outcome = run(wanted, tmp_path)
+    assert (outcome.before, outcome.done, outcome.failed) == (1, 1, 0)
+    assert read_all(tmp_path).records[wanted[0].hash].traceback is None
+
+
+def test_a_fit_that_fails_is_not_tried_again_for_every_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Any] = []
+    monkeypatch.setitem(METHODS, "maxwent", replace(METHODS["maxwent"], fit=lambda g, s: tries.append(s) or 1 / 0))
+    bench = Bench()
+    assert [bench.run(cell).status for cell in tiny("wide*")] == ["failed", "failed"]
+    assert len(tries) == 1
+
+
+def test_damaged_and_stale_records_are_run_again(tmp_path: Path) -> None:
+    (cell,) = tiny("nearest")
+    run([cell], tmp_path)
+    path = tmp_path / f"{cell.hash}.json"
+    path.write_text("{", encoding="utf-8")
+    outcome = run([cell], tmp_path)
+    assert list(outcome.damaged) == [path.name]
+    assert outcome.done == 1
+    write(tmp_path, replace(read_all(tmp_path).records[cell.hash], settings={"config": {"k": 5}}))
+    assert run([cell], tmp_path).done == 1
+    assert run([cell], tmp_path).before == 1
+
+
+def test_a_grid_is_decided_by_the_validation_risk(tmp_path: Path) -> None:
+    text = TEXT.replace('label = "ensemble"', 'label = "ensemble"\ngrid = {steps = [1, 200, 2]}')
+    (cell,) = tiny("ensemble", text)
+    run([cell], tmp_path)
+    record = read_all(tmp_path).records[cell.hash]
+    assert record.chosen["steps"] == 200
+    assert record.steps == 200
+
+
+def test_warnings_go_into_the_record(tmp_path: Path) -> None:
+    (cell,) = tiny("ensemble")
+    data = task("regression")
+    few = replace(data, valid=(data.valid[0][:10], data.valid[1][:10]))
+    bench = Bench(_task=((cell.task, cell.seed), few))
+    record = bench.run(cell)
+    assert record.warnings == [
+        "The threshold is infinite, so nothing will be flagged: 10 calibration rows are too few for a false alarm rate of 0.05. "
+        "Pass at least 19."
+    ]
+    assert record.metrics["test"]["conformal_width"] is None
+    assert record.metrics["test"]["conformal_coverage"] is None
+    assert record.metrics["test"]["false_alarms"] is None
+    assert record.metrics["test"]["not_finite"] == {"conformal_coverage": 1, "conformal_width": 1, "false_alarms": 1}
+
+
+def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(ground: Ground, settings: Any) -> Any:
+        logging.getLogger("offmap").warning("Mind the %s.", "gap")
+        return 1 / 0
+
+    monkeypatch.setitem(METHODS, "maxwent", replace(METHODS["maxwent"], fit=warn))
+    bench = Bench()
+    assert [bench.run(cell).warnings for cell in tiny("wide*")] == [["Mind the gap."]] * 2
+
+
+def test_a_number_that_one_member_lacks_has_no_mean() -> None:
+    parts = [{"test": {"nll": 1.0, "width": 2.0}}, {"test": {"nll": 3.0, "width": float("inf")}}]
+    assert averaged(parts, task("regression"))["test"] == {
+        "nll": 2.0, "width": None, "not_finite": {"width": 1}, "valid_rows": 20,
+    }  # fmt: skip
+
+
+def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
+    data = task("regression")
+    nets = methods.starts(data, 0, methods.recipe({"hidden": [4]}))
+    calls: list[int] = []
+
+    class Counted:
+        members = 5
+
+        def outputs(self, x, draws, *, clip, seed):
+            calls.append(len(x))
+            return plain(nets, data).outputs(x, draws, clip=clip, seed=seed)
+
+    whole = Remembered(Counted())
+    x = data.test[0]
+    first = [Member(whole, m).outputs(x, 2, clip=None, seed=0) for m in range(5)]
+    assert calls == [len(x)]
+    assert torch.equal(torch.cat(first), whole.outputs(x, 2, clip=None, seed=0))
+    assert calls == [len(x)]
+    whole.outputs(x[1:], 2, clip=None, seed=0)
+    whole.outputs(x, 2, clip=0.1, seed=0)
+    assert len(calls) == 3
+
+
+def test_two_processes_do_the_same_work(tmp_path: Path) -> None:
+    wanted, told = tiny("nearest", TEXT.replace("seeds = [0]", "seeds = [0, 1]")), []
+    outcome = run(wanted, tmp_path, workers=2, report=told.append)
+    assert (outcome.done, outcome.failed) == (2, 0)
+    assert sorted(word for word in told if word in ENDS) == ["done", "done"]
+    assert len(read_all(tmp_path).records) == 2
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    text = TEXT.replace("seeds = [0]", f"seeds = {list(range(6))}").replace("steps = 30", "steps = 150")
+    plan, folder = tmp_path / "plan.toml", tmp_path / "records"
+    plan.write_text(text, encoding="utf-8")
+    words = [sys.executable, "-m", "offmap.cli", "bench", "run", str(plan), "--only", "plain", "--records", str(folder)]
+    process = subprocess.Popen(words, env={**os.environ, "OFFMAP_CACHE": str(tmp_path / "cache")})
+    try:
+        while not list(folder.glob("*.json")):
+            assert process.poll() is None, "it ended before it wrote a record"
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    assert 0 < len(before) < 6
+    wanted = tiny("plain", text)
+    outcome = run(wanted, folder)
+    assert (outcome.before, outcome.done, outcome.damaged) == (len(before), 6 - len(before), {})
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert all(json.loads(path.read_text(encoding="utf-8"))["status"] == "ok" for path in folder.glob("*.json"))
