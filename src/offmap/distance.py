@@ -31,17 +31,8 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
     return squares.clamp_min(0).sqrt(), numbers
 
 
-def spacing(rows: Tensor, *, k: int = NEIGHBOURS) -> Tensor:
-    """How far each of the rows is from its nearest others, on average over k, (N,).
-
-    >>> spacing(torch.tensor([[0.0], [1.0], [3.0]]), k=1)
-    tensor([1., 1., 2.], dtype=torch.float64)
-    """
-    return nearest(rows, rows, itself=torch.arange(len(rows)), k=k)[0].mean(1)
-
-
 def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
-    """log ratio(x), (B,), from the distances to the nearest rows, their numbers, and all rows' own spacings.
+    """Log ratio(x), (B,), from the distances to the nearest rows, their numbers, and all rows' own spacings.
 
     >>> own = torch.tensor([1.0, 1.0, 2.0])
     >>> relative(torch.tensor([[5.0]]), torch.tensor([[2]]), own).exp()

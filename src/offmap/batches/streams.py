@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
@@ -13,7 +14,7 @@ from offmap._types import Data, Inputs
 from offmap.batches.forms import Batch, Place, read
 from offmap.batches.join import join
 from offmap.core.inputs import take_rows
-from offmap.core.noise import permutation
+from offmap.core.noise import generator, permutation
 from offmap.errors import DataError, ShapeError
 
 
@@ -114,6 +115,26 @@ def _read(data: Stream) -> Rows:
             f"`attention_mask`, but they cannot be joined: {error}. Pad all examples to one size."
         ) from error
     return Rows(inputs, targets, max(1, parts[0][1].shape[0]), data.name)
+
+
+def sample(data: Batches, size: int, seed: int) -> Inputs:
+    """The inputs of at most so many random rows; which, depends on (seed, row number) alone. Streams are read once."""
+    if isinstance(data, Rows):
+        chosen = permutation(data.rows, seed, "sample")[:size].to(data.targets.device)
+        return take_rows(data.inputs, chosen)
+    kept: list[tuple[Tensor, Batch]] = []  # keys, and the rows they belong to
+    for position, (inputs, targets) in enumerate(data):
+        keys = torch.rand(targets.shape[0], generator=generator(seed, "sample", position), device="cpu")
+        kept.append((keys, (inputs, targets)))
+        bound = torch.cat([k for k, _ in kept]).sort().values[:size][-1]
+        kept = [(k[k <= bound], _some(batch, k <= bound)) for k, batch in kept if bool((k <= bound).any())]
+    return join([batch for _, batch in kept])[0]
+
+
+def _some(batch: Batch, chosen: Tensor) -> Batch:
+    inputs, targets = batch
+    rows = chosen.nonzero().squeeze(1).to(targets.device)
+    return (inputs, targets) if len(rows) == len(targets) else (take_rows(inputs, rows), targets[rows])
 
 
 def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import offmap
-from offmap._types import Inputs
+from offmap._types import Inputs, Weights
 from offmap.batches import batches, gather
 from offmap.bench.methods import METHODS, READING, Fitted, Ground
 from offmap.bench.plan import Cell, Settings
@@ -50,6 +50,11 @@ class Remembered:
     def host(self) -> Host | None:
         """The host that runs it, if there is one."""
         return getattr(self.whole, "host", None)
+
+    @property
+    def plain(self) -> Callable[..., Weights] | None:
+        """Gives the weights of a member as it was trained, if they are known."""
+        return getattr(self.whole, "plain", None)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """(M·P, B, ...), member-major."""
@@ -134,7 +139,7 @@ def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
 def guarded(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
     """The fit, or one member of it, read as the cell's config says."""
     reading = {key: cell.config[key] for key in READING if key in cell.config}
-    return guard(predictive, task.valid, likelihood=fitted.likelihood, seed=cell.seed, **reading)
+    return guard(predictive, task.valid, train=task.train, likelihood=fitted.likelihood, seed=cell.seed, **reading)
 
 
 def measured(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str, Any]], Settings]:

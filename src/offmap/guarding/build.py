@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from offmap._types import Data, ScoreFn
+from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Batches, Place, Rows, Stream, batches, gather, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
@@ -24,7 +24,8 @@ from offmap.core.state import forget
 from offmap.core.weights import Where, copy_host, one_device
 from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
-from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
+from offmap.guarding.familiar import familiar_of
+from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, log_uncertainty, measure, nll
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
 from offmap.methods.predictives import Sampled
@@ -100,13 +101,14 @@ def fit(
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
         made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes)
-        return _calibrated(made, held, familiar, "choose", 0.05)
+        return _calibrated(_compared(made, rows), held, familiar, "choose", 0.05)
 
 
 def guard(
     predictive: Predictive,
     valid: Data,
     *,
+    train: Data | None = None,
     calibration: Data | None = None,
     likelihood: str | Likelihood | None = None,
     score: str | ScoreFn = "default",
@@ -116,7 +118,10 @@ def guard(
     seed: int = 0,
     target: str = "labels",
 ) -> Guard:
-    """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on familiar data."""
+    """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on familiar data.
+
+    The scores "default" and "distance" compare with rows of `train`; without it "default" is the paper's score.
+    """
     if not isinstance(predictive, Predictive) or isinstance(predictive, type):
         raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(predictive).__name__}.")
     draws, seed = _check_options(score, draws, seed)
@@ -126,10 +131,32 @@ def guard(
     likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
     measure(likelihood, score)
     made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
+    if train is not None:
+        made = _compared(made, batches(train, place, name="train", target=target))
+    elif score == "distance":
+        raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
     familiar = held
     if calibration is not None:
         familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
     return _calibrated(made, held, familiar, clip, false_alarms)
+
+
+def _compared(made: Guard, train: Batches) -> Guard:
+    """The guard with the training rows that its score compares with, if it does and there is one score per example."""
+    if made.score_with not in ("default", "distance"):
+        return made
+
+    def uncertain(x: Inputs) -> torch.Tensor:
+        return torch.cat(
+            [log_uncertainty(made.likelihood, made.outputs(b, None), made.predictive.members) for b in made.blocks(x)]
+        )
+
+    found = familiar_of(made.predictive, train, uncertain, seed=made.seed)
+    if found is None and made.score_with == "distance":
+        raise ConfigError(
+            "Expected inputs or layers with one row of numbers per example for score='distance', but there are none."
+        )
+    return replace(made, familiar=found)
 
 
 def _calibrated(made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float) -> Guard:

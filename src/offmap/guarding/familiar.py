@@ -1,9 +1,9 @@
 """What scores are compared with: some rows of the training data, where they lie, and how much the draws disagree there.
 
-Disagreement and distance see different things, so the default score joins them. Every part is a logarithm, relative to familiar
-rows nearby, and counted in standard deviations over familiar rows, each compared with the others only (leave-one-out):
+Disagreement and distance see different things, so the default score joins them. Every part is a logarithm, counted in standard
+deviations over familiar rows, each compared with the others only (leave-one-out):
 
-    disagreement   log u(x) − the mean of log u over the nearest familiar rows
+    disagreement   log u(x), the mean over members
     inputs         log ratio(x) of `offmap.distance`, in the inputs
     layers         the same in what hidden matrices meet, the mean over them
 
@@ -12,19 +12,19 @@ Their mean is the score. Nothing is tuned, and familiar data are all it needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from offmap._types import Inputs
+from offmap._types import Inputs, Weights
 from offmap.batches import Batches, sample
 from offmap.core.features import features
-from offmap.core.inputs import Shared, rows_of
-from offmap.distance import nearest, relative, spacing
+from offmap.core.inputs import Shared, rows_of, take_rows
+from offmap.distance import nearest, relative
+from offmap.errors import ShapeError
 from offmap.methods.protocol import Predictive
 
 ROWS = 1000
@@ -52,6 +52,10 @@ class Scale:
             kept = values.new_zeros(2)
         return Scale(kept.mean(), kept.std(correction=0))
 
+    def state(self) -> Tensor:
+        """Both as one tensor, (2,)."""
+        return torch.stack([self.centre, self.spread])
+
     def __call__(self, values: Tensor) -> Tensor:
         """In standard deviations above the mean."""
         if float(self.spread) < 1e-6 * (1 + abs(float(self.centre))):
@@ -77,19 +81,23 @@ class Space:
             spread = rows.std(0, correction=0)
             unit = torch.where(spread > 0, spread, unit)
         scaled = rows / unit
-        own = spacing(scaled)
-        distances, numbers = nearest(scaled, scaled, itself=torch.arange(len(rows)))
-        return Space(scaled, unit, own, Scale.of(relative(distances, numbers, own)))
+        own = torch.arange(len(rows), device=rows.device)
+        distances, numbers = nearest(scaled, scaled, itself=own)
+        spacings = distances.mean(1)
+        return Space(scaled, unit, spacings, Scale.of(relative(distances, numbers, spacings)))
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """How strange rows (B, D) are here, (B,), and the numbers of the familiar ones nearby (B, k)."""
-        distances, numbers = nearest(self.rows, x.float() / self.unit)
-        return self.scale(relative(distances, numbers, self.spacings)), numbers
+    def state(self) -> Weights:
+        """Every tensor by name."""
+        return {"rows": self.rows, "unit": self.unit, "spacings": self.spacings, "scale": self.scale.state()}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """How strange rows (B, D) are here, (B,)."""
+        return self.scale(relative(*nearest(self.rows, x.float() / self.unit), self.spacings))
 
 
 @dataclass(frozen=True)
 class Familiar:
-    """Familiar rows in the inputs (None: they are no vectors) and in some layers, and log u of each, relative to its neighbours.
+    """Familiar rows in the inputs (None: they are no vectors) and in some layers, and the scale of log u on them.
 
     `layers` are names of matrices, in the order of `hidden`.
     """
@@ -97,75 +105,81 @@ class Familiar:
     inputs: Space | None
     hidden: tuple[Space, ...]
     layers: tuple[str, ...]
-    disagreement: Tensor | None = None  # log u, (N,)
-    scale: Scale | None = None
+    disagreement: Scale
 
     def distance(self, predictive: Predictive, x: Inputs) -> Tensor:
         """The mean over the inputs and the hidden layers taken together, (B,)."""
-        return torch.stack([part for part, _ in self._parts(predictive, x)]).mean(0)
+        return torch.stack(self._distances(predictive, x)).mean(0)
 
-    def join(self, predictive: Predictive, x: Inputs, uncertainty: Tensor) -> Tensor:
-        """The default score, (B,), from the draws' disagreement u (B,)."""
-        assert self.disagreement is not None and self.scale is not None
-        parts = self._parts(predictive, x)
-        near = parts[0][1]
-        own = self.scale(logarithm(uncertainty) - self.disagreement[near].mean(1))
-        return torch.stack([own, *(part for part, _ in parts)]).mean(0)
+    def join(self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor) -> Tensor:
+        """The default score, (B,), from log u (B,)."""
+        return torch.stack([self.disagreement(log_uncertainty), *self._distances(predictive, x)]).mean(0)
 
-    def _parts(self, predictive: Predictive, x: Inputs) -> list[tuple[Tensor, Tensor]]:
-        """Strangeness and familiar neighbours, in the inputs and in the layers."""
-        parts = [self.inputs(flat(x))] if self.inputs else []  # pyright: ignore[reportArgumentType]
+    def _distances(self, predictive: Predictive, x: Inputs) -> list[Tensor]:
+        parts: list[Tensor] = []
+        if self.inputs is not None:
+            vectors = flat(x)
+            if vectors is None or vectors.shape[1] != self.inputs.rows.shape[1]:
+                found = "none" if vectors is None else vectors.shape[1]
+                raise ShapeError(f"Expected {self.inputs.rows.shape[1]} numbers per input, as at fit time, but got {found}.")
+            parts.append(self.inputs(vectors))
         if self.hidden:
             met = layers_of(predictive, x, self.layers)
-            each = [space(met[name]) for space, name in zip(self.hidden, self.layers, strict=True)]
-            parts.append((torch.stack([strange for strange, _ in each]).mean(0), each[-1][1]))
+            parts.append(torch.stack([space(met[n]) for space, n in zip(self.hidden, self.layers, strict=True)]).mean(0))
         return parts
 
     def to(self, device: str | torch.device) -> Familiar:
         """The same on another device."""
-        return _mapped(self, lambda tensor: tensor.to(device))
+        return Familiar.from_state(self.layers, {name: tensor.to(device) for name, tensor in self.state().items()})
+
+    def state(self) -> Weights:
+        """Every tensor by name."""
+        spaces = [("inputs", self.inputs)] if self.inputs is not None else []
+        spaces += [(f"hidden.{i}", space) for i, space in enumerate(self.hidden)]
+        tensors = {f"{name}.{field}": tensor for name, space in spaces for field, tensor in space.state().items()}
+        return tensors | {"disagreement": self.disagreement.state()}
+
+    @staticmethod
+    def from_state(layers: Sequence[str], tensors: Mapping[str, Tensor]) -> Familiar:
+        """What `state` and the layers' names tell."""
+
+        def space(name: str) -> Space:
+            rows, unit, spacings, scale = (tensors[f"{name}.{field}"] for field in ("rows", "unit", "spacings", "scale"))
+            return Space(rows, unit, spacings, Scale(*scale.unbind()))
+
+        return Familiar(
+            inputs=space("inputs") if "inputs.rows" in tensors else None,
+            hidden=tuple(space(f"hidden.{i}") for i in range(len(layers))),
+            layers=tuple(layers),
+            disagreement=Scale(*tensors["disagreement"].unbind()),
+        )
 
 
-def _mapped(value: Any, change: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple):
-        return tuple(_mapped(v, change) for v in value)
-    if isinstance(value, Familiar | Space | Scale):
-        return replace(value, **{f.name: _mapped(getattr(value, f.name), change) for f in fields(value)})
-    return value
-
-
-def familiar_of(predictive: Predictive, train: Batches, *, seed: int) -> tuple[Familiar, Inputs] | None:
-    """Some training rows where they lie, and these rows; None if no vectors can be compared."""
+def familiar_of(
+    predictive: Predictive, train: Batches, log_uncertainty: Callable[[Inputs], Tensor], *, seed: int
+) -> Familiar | None:
+    """Some training rows, where they lie and how uncertain the draws are there; None if there are no vectors to compare."""
     rows = sample(train, ROWS, seed)
+    uncertain = log_uncertainty(rows) if rows_of(rows) >= 3 else None
+    if uncertain is None or uncertain.ndim > 1:  # positions have no neighbours here
+        return None
     vectors = flat(rows)
-    inputs = None if vectors is None else Space.of(vectors, standardized=True)
     met = layers_of(predictive, rows)
     if vectors is not None:
         met = {n: h for n, h in met.items() if h.shape != vectors.shape or not torch.equal(h, vectors.to(h))}
-    chosen = spread_out(list(met), LAYERS)
-    hidden = tuple(Space.of(met[name], standardized=False) for name in chosen)
-    if rows_of(rows) < 3 or (inputs is None and not hidden):
+    layers = spread_out(list(met), LAYERS)
+    if vectors is None and not layers:
         return None
-    return Familiar(inputs, hidden, tuple(chosen)), rows
-
-
-def with_disagreement(familiar: Familiar, predictive: Predictive, rows: Inputs, uncertainty: Tensor) -> Familiar:
-    """The same, knowing the draws' disagreement u (N,) on its own rows."""
-    space = familiar.inputs or familiar.hidden[-1]
-    values = logarithm(uncertainty)
-    _, numbers = nearest(space.rows, space.rows, itself=torch.arange(len(values)))
-    return replace(familiar, disagreement=values, scale=Scale.of(values - values[numbers].mean(1)))
-
-
-def logarithm(uncertainty: Tensor) -> Tensor:
-    """log u in float64, finite at 0."""
-    return uncertainty.double().clamp_min(1e-30).log()
+    return Familiar(
+        inputs=None if vectors is None else Space.of(vectors, standardized=True),
+        hidden=tuple(Space.of(met[name], standardized=False) for name in layers),
+        layers=tuple(layers),
+        disagreement=Scale.of(uncertain),
+    )
 
 
 def flat(x: Inputs) -> Tensor | None:
-    """Floating-point inputs as rows, (B, D); None if there are none or too many, or no two examples could be compared."""
+    """Floating-point inputs as rows, (B, D); None if there are none or too many."""
     size = rows_of(x)
     leaves = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     own = [leaf.reshape(size, -1) for leaf in leaves if not isinstance(leaf, Shared) and leaf.ndim and leaf.shape[0] == size]
@@ -174,20 +188,24 @@ def flat(x: Inputs) -> Tensor | None:
 
 
 def layers_of(predictive: Predictive, x: Inputs, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """What the plain first member's matrices meet; nothing for a Predictive that is no host of ours."""
-    plain = getattr(predictive, "plain", None)
-    host = getattr(predictive, "host", None)
+    """What the plain first member's matrices meet, (B, D) each; nothing for a Predictive that is no host of ours."""
+    plain, host = getattr(predictive, "plain", None), getattr(predictive, "host", None)
     if plain is None or host is None:
         return {}
-    return features(host.net, plain(), x, host.select, names=names)
+    weights, step = plain(), max(host.batch_size, 1024)
+    parts = [
+        features(host.net, weights, take_rows(x, slice(start, start + step)), host.select, names=names)
+        for start in range(0, rows_of(x), step)
+    ]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def spread_out(names: list[str], most: int) -> list[str]:
     """At most so many of them, evenly spaced, the last among them.
 
     >>> spread_out(["a", "b", "c", "d", "e"], 2)
-    ['c', 'e']
+    ['b', 'e']
     """
     if len(names) <= most:
         return names
-    return [names[round((i + 1) * len(names) / most) - 1] for i in range(most)]
+    return [names[(i + 1) * len(names) // most - 1] for i in range(most)]

@@ -28,12 +28,13 @@ from offmap.core.state import forget, forgotten
 from offmap.errors import ConfigError, FileError
 from offmap.guarding.answer import Calibration
 from offmap.guarding.build import hosts_of
+from offmap.guarding.familiar import Familiar
 from offmap.guarding.guard import Guard
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.solve.monitors import History
 
-FORMAT = "offmap-guard-2"
+FORMAT = "offmap-guard-3"
 LIKELIHOODS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Categorical": Categorical, "Bernoulli": Bernoulli}
 
 
@@ -50,8 +51,11 @@ def save(guard: Guard, path: str | Path) -> None:
         f"rotation.{n}": t.contiguous() for n, t in q.rotation.items()
     }
     tensors |= {"calibration.scores": guard.calibration.scores, "calibration.misses": guard.calibration.misses}
+    if guard.familiar is not None:
+        tensors |= {f"familiar.{n}": t for n, t in guard.familiar.state().items()}
     header = {
         "format": FORMAT,
+        "familiar": None if guard.familiar is None else guard.familiar.layers,
         "hosts": [digests(_member(q, m), host.net) for m in range(q.members)],
         "modules": modules(host.net),
         "frames": {n: asdict(f) for n, f in q.frames.items()},
@@ -110,7 +114,10 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
         tensors["calibration.misses"].to(place.device),
         **header["calibration"],
     )
-    options = header["guard"] | {"notes": tuple(header["guard"]["notes"])}
+    familiar = None
+    if header["familiar"] is not None:
+        familiar = Familiar.from_state(header["familiar"], _part(tensors, "familiar.")).to(place.device)
+    options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "familiar": familiar}
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
     return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
 

@@ -34,6 +34,10 @@ class Stochastic:
         """M."""
         return self.q.members
 
+    def plain(self, member: int = 0) -> Weights:
+        """The weights of one host as it was trained."""
+        return at(dict(self.q.mean.items()), member) | at(dict(self.q.fixed.items()), member)
+
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """(M·P, B, ...), member-major."""
         if clip == 0:  # all draws are the host itself
@@ -73,6 +77,10 @@ class Sampled:
     def members(self) -> int:
         """M."""
         return next(iter(self.weights.values())).shape[0]
+
+    def plain(self, member: int = 0) -> Weights:
+        """The weights of one host as it was trained."""
+        return at(self.weights, member)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
         """(M·P, B, ...), member-major; P = 1 when nothing is random."""
@@ -114,6 +122,12 @@ class Member:
     def host(self) -> Host | None:
         """The host that runs it, if there is one."""
         return getattr(self.whole, "host", None)
+
+    @property
+    def plain(self) -> Callable[[], Weights] | None:
+        """Gives the weights of its host as it was trained, if that is known."""
+        whole = getattr(self.whole, "plain", None)
+        return None if whole is None else lambda: whole(self.index)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
         """(P, B, ...); all members run, and the others' outputs are left out."""
