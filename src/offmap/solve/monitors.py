@@ -49,6 +49,8 @@ Report = Callable[[int, History], None]
 class RiskThreshold:
     """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back.
 
+    The state is φ, and the mean where it is trained.
+
     A member that has failed `patience` checks in a row is done, as it would be alone; when all are, the loop stops.
     """
 
@@ -66,7 +68,8 @@ class RiskThreshold:
         self.q, self.risk, self.threshold, self.every, self.patience = q, risk, threshold, every, patience
         self.failures = [0] * q.members
         self.history, self.report = history, report
-        self.best = {name: raw.detach().clone() for name, raw in q.raw_scale.items()}
+        self.state = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
+        self.best = [tensor.detach().clone() for tensor in self.state]
         history.threshold = threshold.tolist()
         history.kept = [0] * q.members
 
@@ -88,9 +91,8 @@ class RiskThreshold:
             entropy = self.q.mean_log_square()
             done = torch.tensor([self._done(m) for m in range(self.q.members)], device=risk.device)
             passed = (risk <= self.threshold.to(risk)) & entropy.isfinite() & ~done
-            for name, raw in self.q.raw_scale.items():
-                mask = passed.view(-1, *[1] * (raw.ndim - 1))
-                self.best[name] = torch.where(mask, raw, self.best[name])
+            for tensor, best in zip(self.state, self.best, strict=True):
+                best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
         self.history.add(step, loss, risk.tolist(), entropy.tolist())
         self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
         if self.report is not None:
@@ -100,8 +102,8 @@ class RiskThreshold:
     @torch.no_grad()
     def restore(self) -> None:
         """Give every member the last state that passed."""
-        for name, raw in self.q.raw_scale.items():
-            raw.copy_(self.best[name])
+        for tensor, best in zip(self.state, self.best, strict=True):
+            tensor.copy_(best)
 
 
 class BestValidation:
