@@ -1,0 +1,142 @@
+"""Trained hosts, remembered: every method of a benchmark starts from the same nets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from offmap.batches import Place, batches, gather
+from offmap.bench.files import write_whole
+from offmap.core.construct import centre
+from offmap.core.weights import at
+from offmap.data.task import Task
+from offmap.likelihoods import infer
+from offmap.methods import deep_ensemble
+from offmap.methods.predictives import Sampled
+from offmap.methods.protocol import Runtime
+from offmap.nets.mlp import mlp
+
+logger = logging.getLogger("offmap")
+
+FORMAT = 1
+"""Raised whenever the same recipe comes to give other nets."""
+
+APART = 1000
+"""Seeds of the starts lie this far apart, so that a member has the same start in ensembles of any size."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How hosts are made: the paper's three layers of 100 ReLU units, trained together."""
+
+    hidden: Sequence[int] = (100, 100, 100)
+    members: int = 5
+    batch_size: int = 128
+    dropout: float = 0.0
+    training: deep_ensemble.Config = field(default_factory=deep_ensemble.Config)
+
+
+def cache_folder() -> Path:
+    """OFFMAP_CACHE, or `~/.cache/offmap`."""
+    return Path(os.environ.get("OFFMAP_CACHE") or Path.home() / ".cache" / "offmap")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Trained members, and how many seconds their training took when it was done."""
+
+    nets: list[nn.Module]
+    seconds: float
+
+
+def hosts(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> list[nn.Module]:
+    """The trained members for a task, read if they have been trained before, else trained and kept."""
+    return trained(task, seed, recipe, folder).nets
+
+
+def trained(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> Trained:
+    """The members with the time of their training, which is kept with them.
+
+    Two processes that need the same hosts at once both train them; the file is whole at any time.
+    """
+    recipe = recipe or Recipe()
+    name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe)}.safetensors"
+    path = Path(folder or cache_folder()) / "hosts" / name
+    nets = starts(task, seed, recipe)
+    found = _read(path, centre(nets).mean)
+    if found is None:
+        begin = time.perf_counter()
+        weights = train(nets, task, seed, recipe)
+        found = weights, time.perf_counter() - begin
+        told = {"task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__), "seconds": found[1]}
+        write_whole(path, save({n: w.contiguous() for n, w in weights.items()}, {"offmap": json.dumps(told)}))
+    for member, net in enumerate(nets):
+        net.load_state_dict(at(found[0], member))
+        net.eval()
+    return Trained(nets, found[1])
+
+
+def starts(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
+    """Untrained members: a start depends on the seed and the member's number alone."""
+    return [
+        mlp(task.inputs, task.outputs, hidden=recipe.hidden, dropout=recipe.dropout, seed=APART * seed + member)
+        for member in range(recipe.members)
+    ]
+
+
+def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> dict[str, Tensor]:
+    """All members in one pass, each with its own best state on the validation data: {name: (M, ...)}."""
+    place = Place.of(nets[0])
+    rows = batches(task.train, place, name="train", batch_size=recipe.batch_size)
+    held = gather(batches(task.valid, place, name="valid"))
+    law = infer(nets[0](held.inputs).detach(), held.targets, task.likelihood)
+    runtime = Runtime(progress=False)
+    return deep_ensemble.fit(nets, rows, held, likelihood=law, config=recipe.training, seed=seed, runtime=runtime).weights
+
+
+def plain(nets: Sequence[nn.Module], task: Task) -> Sampled:
+    """Trained nets as they are, nothing random."""
+    centred = centre(nets)
+    weights = centred.mean | centred.fixed
+    return Sampled(Runtime(progress=False).host(centred.net, weights, task.valid[0]), weights)
+
+
+def digest(task: Task, seed: int, recipe: Recipe) -> str:
+    """What the nets depend on, in 16 hexadecimal digits: the data themselves, the seed and the recipe."""
+    told = {
+        "format": FORMAT, "task": task.name, "likelihood": task.likelihood, "outputs": task.outputs, "seed": seed,
+        "recipe": asdict(recipe),
+    }  # fmt: skip
+    total = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for tensor in (*task.train, *task.valid):
+        total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(tensor.contiguous().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def _read(path: Path, like: dict[str, Tensor]) -> tuple[dict[str, Tensor], float] | None:
+    """Weights of the members, {name: (M, ...)}, and seconds; None when there are none, or when the file is damaged, said so."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            told = json.loads(file.metadata()["offmap"])
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        logger.warning("The cached hosts at %s cannot be read (%s) and are trained again.", path, error)
+        return None
+    if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in like.items()}:
+        logger.warning("The cached hosts at %s have other shapes than the nets and are trained again.", path)
+        return None
+    return weights, float(told["seconds"])

@@ -1,0 +1,51 @@
+"""All tasks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+
+from offmap.data.digits import digits
+from offmap.data.synthetic import moons, regression
+from offmap.data.task import Task
+from offmap.data.uci import MODES, SETS, uci
+from offmap.errors import ConfigError, nearest
+
+TASKS: dict[str, Callable[[int], Task]] = {
+    "regression": lambda seed: regression(),  # the authors' points, whatever the seed
+    "moons": lambda seed: moons(),
+    "digits": lambda seed: digits(seed=seed),
+    **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
+}
+
+
+def names() -> list[str]:
+    """The names of all tasks.
+
+    >>> len(names()), names()[3]
+    (19, 'uci/yacht/extrapolation')
+    """
+    return list(TASKS)
+
+
+def task(name: str, seed: int = 0) -> Task:
+    """The task of that name; `seed` splits its data."""
+    if name not in TASKS:
+        raise ConfigError(f"Expected the name of a task to be {nearest(name, TASKS)}, but got {name!r}.")
+    return TASKS[name](seed)
+
+
+def expand(patterns: Sequence[str]) -> list[str]:
+    """Names and patterns such as "uci/*/extrapolation" to names, each once, in the order of the catalog for each pattern.
+
+    >>> expand(["moons", "uci/y*"])
+    ['moons', 'uci/yacht/extrapolation', 'uci/yacht/interpolation']
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        matching = [name for name in TASKS if fnmatchcase(name, pattern)]
+        if not matching:
+            raise ConfigError(f"Expected a task or a pattern of tasks to be {nearest(pattern, TASKS)}, but got {pattern!r}.")
+        found += matching
+    return list(dict.fromkeys(found))

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from offmap.bench import hosts as module
+from offmap.bench.hosts import Recipe, cache_folder, digest, hosts
+from offmap.data.catalog import task
+from offmap.methods import deep_ensemble
+
+RECIPE = Recipe(hidden=(8,), members=2, training=deep_ensemble.Config(steps=20, check_every=10))
+
+
+def weights(nets: list[nn.Module]) -> torch.Tensor:
+    return torch.stack([torch.cat([p.detach().flatten() for p in net.parameters()]) for net in nets])
+
+
+def test_hosts_are_trained_once_and_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = hosts(task("regression"), 0, RECIPE, tmp_path)
+    monkeypatch.setattr(module, "train", None)
+    assert torch.equal(weights(hosts(task("regression"), 0, RECIPE, tmp_path)), weights(first))
+    assert not any(net.training for net in first)
+    assert [p.suffix for p in (tmp_path / "hosts").iterdir()] == [".safetensors"]
+
+
+def test_members_start_apart_and_do_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
+    two = weights(hosts(task("regression"), 1, RECIPE, tmp_path))
+    three = weights(hosts(task("regression"), 1, replace(RECIPE, members=3), tmp_path))
+    torch.testing.assert_close(three[:2], two)
+    assert not torch.equal(two[0], two[1])
+
+
+def test_the_digest_knows_the_data_the_seed_and_every_part_of_the_recipe() -> None:
+    base = task("regression")
+    changed = replace(base, train=(base.train[0], base.train[1] + 1))
+    training = replace(RECIPE.training, rate=1e-2)
+    others = [
+        digest(changed, 0, RECIPE), digest(base, 1, RECIPE), digest(base, 0, replace(RECIPE, hidden=(9,))),
+        digest(base, 0, replace(RECIPE, training=training)), digest(base, 0, replace(RECIPE, batch_size=64)),
+    ]  # fmt: skip
+    assert len({digest(base, 0, RECIPE), *others}) == 6
+
+
+def test_a_damaged_file_is_said_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = hosts(task("regression"), 0, RECIPE, tmp_path)
+    (path,) = (tmp_path / "hosts").iterdir()
+    path.write_bytes(path.read_bytes()[:40])
+    with caplog.at_level(logging.WARNING, "offmap"):
+        again = hosts(task("regression"), 0, RECIPE, tmp_path)
+    assert "cannot be read" in caplog.text
+    assert path.name in caplog.text
+    torch.testing.assert_close(weights(again), weights(first))
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("OFFMAP_CACHE")
+    assert cache_folder().parts[-2:] == (".cache", "offmap")
+    assert os.fspath(cache_folder()).startswith(os.path.expanduser("~"))
