@@ -107,7 +107,7 @@ def fit(
     history = History()
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = RiskThreshold(
-            q, validation, threshold, every=config.check_every, history=history, patience=config.patience,
+            q, validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, describe(h)),
         )  # fmt: skip
         monitor.check(0, float("nan"))

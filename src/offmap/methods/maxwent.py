@@ -160,8 +160,9 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
     q.widen(factor)
     history = History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished")
     history.chosen["factor"] = float(factor.mean())
-    history.finish(task.validation(q), q.mean_log_square().detach())
-    history.add(0, float("nan"), history.final_risk, history.final_entropy)
+    risk, uncertainty = task.validation.look(q)
+    history.finish(risk, q.mean_log_square().detach())
+    history.add(0, float("nan"), risk, q.mean_log_square().detach(), uncertainty)
     return q, history
 
 
@@ -191,7 +192,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     )  # fmt: skip
     with bar("MaxWEnt", config.steps, show=task.progress) as advance:
         monitor = RiskThreshold(
-            q, task.validation, threshold, every=config.check_every, history=history, patience=config.patience,
+            q, task.validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, describe(h)),
         )  # fmt: skip
         monitor.check(0, float("nan"))
