@@ -91,6 +91,20 @@ def test_amplitudes_are_the_root_mean_squares_of_what_each_layer_meets(moon_nets
             torch.testing.assert_close(layer.scale[:, 0], phi.mean(1))
 
 
+def test_amplitudes_over_draws_are_those_of_the_drawn_nets(moon_nets: list[nn.Module]):
+    task = moons(test=2, strange=2)
+    guard = offmap.fit(moon_nets, task.train, task.valid, solver="closed-form", slack="smoothed", draws=4, risk_draws=4)
+    q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
+    layer = offmap.diagnose(guard, task.train, draws=3).layers[1]
+    drawn = q.draw(range(3), seed=guard.seed)
+    for member in range(2):
+        met = [(task.train[0] @ drawn["0.weight"][i].mT + drawn["0.bias"][i]).relu() for i in range(3 * member, 3 * member + 3)]
+        slow = (torch.cat(met).double() @ q.rotation["2.weight"][member, 0, 0].double()).square().mean(0).sqrt()
+        torch.testing.assert_close(layer.amplitude[member, 0], slow, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ConfigError, match="Expected `draws` to be a whole number ≥ 0, but got -1"):
+        offmap.diagnose(guard, task.train, draws=-1)
+
+
 def as_guard(case: Case, q: WeightDistribution) -> offmap.Guard:
     net = copy_host(case.build())
     law = offmap.Gaussian() if case.positions is None else offmap.Categorical()

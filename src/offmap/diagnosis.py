@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from offmap._types import Data
-from offmap.batches import batches
+from offmap.batches import Batches, batches
 from offmap.core.basis import LIMIT, Basis
-from offmap.core.construct import Centre, observe
+from offmap.core.construct import Centre, Observed, observe
 from offmap.errors import ConfigError
 from offmap.guarding.guard import Guard
 from offmap.methods.predictives import Stochastic
@@ -90,34 +90,50 @@ class Diagnosis:
         return [f"left out, having no amplitude of inputs: {', '.join(self.left_out)}"] if self.left_out else []
 
 
-def diagnose(guard: Guard, train: Data, *, floor: float = FLOOR) -> Diagnosis:
+def diagnose(guard: Guard, train: Data, *, draws: int = 0, floor: float = FLOOR) -> Diagnosis:
     """Hold each layer's φ against the amplitude of what it meets on `train`, and tell how the fit went.
 
-    One pass of the plain hosts (for a Bayesian net with a trained mean: of that mean) over the training inputs, along the guard's
-    own directions; targets may be missing. Amplitudes below `floor` times the largest of a layer are taken for rounding.
+    One pass over the training inputs, along the guard's own directions, of the plain hosts (for a Bayesian net with a trained
+    mean: of that mean), to which the closed form is inverse. With `draws` it is one pass of every drawn net, and amplitudes
+    are root mean squares over these: the theory's, which hidden layers with noisy inputs differ in. Amplitudes below `floor`
+    times the largest of a layer are taken for rounding.
     """
     predictive = guard.predictive
     if not isinstance(predictive, Stochastic):
         raise ConfigError(f"Expected a guard over a weight distribution, but got one over {type(predictive).__name__}.")
     if not 0 <= floor < 1:
         raise ConfigError(f"Expected `floor` to be at least 0 and below 1, but got {floor!r}.")
-    q, host = predictive.q, predictive.host
-    at = Centre(host.net, {n: w.detach() for n, w in q.mean.items()}, dict(q.fixed.items()))
+    if not isinstance(draws, int) or draws < 0:
+        raise ConfigError(f"Expected `draws` to be a whole number ≥ 0, but got {draws!r}.")
     data = batches(train, guard.place, name="train", target=guard.target)
-    along = dict(q.rotation.items())
-    limit = max((v.shape[-1] for v in along.values()), default=LIMIT)  # pieces as wide as those at fit time
-    seen = observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=host.select, limit=limit)
-    scale = q.scale()
-    layers = [_layer(name, seen.bases[name], scale[name].detach(), floor) for name in q.mean if name in seen.bases]
+    seen = _seen(predictive, data, None if draws == 0 else 0, guard.seed)
+    squares = {name: basis.amplitude.square() / max(1, draws) for name, basis in seen.bases.items()}
+    for draw in range(1, draws):
+        for name, basis in _seen(predictive, data, draw, guard.seed).bases.items():
+            squares[name] += basis.amplitude.square() / draws
+    q, scale = predictive.q, predictive.q.scale()
+    layers = [
+        _layer(name, seen.bases[name], squares[name].sqrt(), scale[name].detach(), floor) for name in q.mean if name in seen.bases
+    ]
     left_out = {name: seen.why.get(name, "no basis") for name in q.mean if name not in seen.bases}
     return Diagnosis(layers, predictive.history, left_out)
 
 
-def _layer(name: str, basis: Basis, scale: Tensor, floor: float) -> Layer:
+def _seen(predictive: Stochastic, data: Batches, draw: int | None, seed: int) -> Observed:
+    """What one draw of every member, or the plain hosts, meet along the distribution's own directions."""
+    q, host = predictive.q, predictive.host
+    drawn = q.draw([draw or 0], seed=seed, clip=0 if draw is None else None)
+    at = Centre(host.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
+    along = dict(q.rotation.items())
+    limit = max((v.shape[-1] for v in along.values()), default=LIMIT)  # pieces as wide as those at fit time
+    return observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=host.select, limit=limit)
+
+
+def _layer(name: str, basis: Basis, amplitude: Tensor, scale: Tensor, floor: float) -> Layer:
     rows = basis.frame.rows(scale)  # (M, out, D)
     blocks = rows.split(list(basis.frame.blocks), 1) if basis.frame.blocks else [rows]
     mean = torch.stack([block.mean(1) for block in blocks], 1)  # (M, G, D)
-    return Layer(name, "identity" if basis.matrix is None else "svd", basis.amplitude, mean, floor)
+    return Layer(name, "identity" if basis.matrix is None else "svd", amplitude, mean, floor)
 
 
 def _row(layer: Layer) -> dict[str, Any]:

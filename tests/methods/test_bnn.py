@@ -148,7 +148,8 @@ BAD = {
     "basis": ("pca", "Expected `basis` to be"),
     "prior_variance": (0.0, "Expected `prior_variance` to be a number above 0, but got 0.0"),
     "tradeoff": (math.inf, "Expected `tradeoff` to be a number above 0"),
-    "steps": (0, "Expected `steps` to be a number above 0"),
+    "steps": (0, "Expected `steps` to be a whole number above 0, but got 0"),
+    "slack": ("lax", "Expected `slack` to be"),
     "noise": ("normale", "Expected `noise` to be"),
 }
 

@@ -37,6 +37,7 @@ logger = logging.getLogger("offmap")
 
 MEANS = ("frozen", "trained")
 BASES = ("svd", "identity")
+SLACKS = ("paper", "reference", "smoothed")
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,19 @@ def _threshold(q: WeightDistribution, validation: Validation, config: Config) ->
 
 def check(config: Config) -> None:
     """Refuse impossible settings before any work."""
-    for field, value, valid in (("mean", config.mean, MEANS), ("basis", config.basis, BASES)):
+    choices = (("mean", config.mean, MEANS), ("basis", config.basis, BASES), ("slack", config.slack, SLACKS))
+    for field, value, valid in choices:
         if value not in valid:
             raise ConfigError(f"Expected `{field}` to be {nearest(str(value), valid)}, but got {value!r}.")
     if config.basis == "svd" and config.mean == "trained":
         raise ConfigError("Expected `mean='frozen'` with `basis='svd'`: the basis belongs to the activations of that mean.")
     as_noise(config.noise)
     as_risk(config.risk)
-    for name in ("prior_variance", "tradeoff", "rate", "steps", "draws_per_step", "check_every", "risk_draws"):
+    for name in ("prior_variance", "tradeoff", "rate", "adam_epsilon"):
         value = getattr(config, name)
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")
+    for name in ("steps", "draws_per_step", "check_every", "risk_draws", "fan_in_limit"):
+        value = getattr(config, name)
+        if not (isinstance(value, int) and value > 0):
+            raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")

@@ -36,7 +36,7 @@ line. Risks far above τ are cut off."""
 
 
 def amplitude_panel(layer: Layer) -> str:
-    """Mean φ over amplitude, both on log axes, with the line of slope −1 through their middle."""
+    """Mean φ over amplitude, both on log axes, with the line of slope −1 through the middle of what is used."""
     x, y = (t.double().flatten().cpu().numpy() for t in (layer.floored, layer.scale))
     seen = (x > 0) & (y > 0)
     x, y = x[seen], y[seen]
@@ -46,9 +46,10 @@ def amplitude_panel(layer: Layer) -> str:
         axes.set(xscale="log", yscale="log", xlabel="amplitude", ylabel="mean φ")
         if not len(x):
             return
-        middle = math.exp(np.log(x).mean()), math.exp(np.log(y).mean())
         ends = np.array([x.min(), x.max()])
-        axes.plot(ends, middle[0] * middle[1] / ends, color=style.colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
+        used = x > 1.01 * x.min()  # what lies on the floor has no amplitude to speak of
+        middle = math.exp(np.log((x * y)[used if used.any() else slice(None)]).mean())
+        axes.plot(ends, middle / ends, color=style.colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
         axes.plot(x[few], y[few], "o", markersize=2.8, color=style.colour("familiar"), markeredgewidth=0, alpha=0.6)
         axes.minorticks_off()
         axes.set(xlim=(x.min() / 1.4, x.max() * 1.4), ylim=(y.min() / 1.6, y.max() * 1.6))
