@@ -159,7 +159,7 @@ def _notes(history: History) -> list[str]:
     if not history.step:
         return ["no history: the fit kept none"]
     lines = [
-        f"entropy (1/d) Σ log φ²: {fmean(history.entropy[0]):.3f} at the start, {fmean(history.final_entropy):.3f} kept",
+        f"entropy (1/d) Σ log φ²: {fmean(history.entropy[0]):.3f} at the start, {fmean(history.final_entropy):.3f} in the end",
         f"validation risk: {fmean(history.final_risk):.4g}, τ {fmean(history.threshold):.4g}; kept at step "
         + ", ".join(map(str, history.kept)),
     ]

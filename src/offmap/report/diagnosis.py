@@ -58,7 +58,7 @@ def amplitude_panel(layer: Layer) -> str:
         if y.max() < 20 * y.min():
             axes.set_yticks([y.min(), y.max()], [f"{end:.2g}" for end in (y.min(), y.max())])
 
-    return drawn(draw, width=2.6, height=2.2, margins=(0.5, 0.38, 0.1, 0.08))
+    return drawn(draw, width=2.7, height=2.2, margins=(0.6, 0.38, 0.1, 0.08))
 
 
 def trace_panel(history: History, values: list[list[float]], label: str, *, bound: list[float] | None = None) -> str:
@@ -77,7 +77,7 @@ def trace_panel(history: History, values: list[list[float]], label: str, *, boun
         if limits is not None:
             axes.set_ylim(*limits)
 
-    return drawn(draw, width=3.1, height=2.1, margins=(0.52, 0.38, 0.1, 0.08))
+    return drawn(draw, width=3.2, height=2.1, margins=(0.62, 0.38, 0.1, 0.08))
 
 
 def risk_limits(lines: Array, bound: list[float]) -> tuple[float, float] | None:
