@@ -5,6 +5,7 @@ from __future__ import annotations
 from offmap import errors
 from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.inputs import shared
+from offmap.diagnosis import Diagnosis, diagnose
 from offmap.errors import OffmapError
 from offmap.evaluation import Evaluation, evaluate
 from offmap.guarding.answer import Answer, Interval
@@ -22,6 +23,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Config",
+    "Diagnosis",
     "Evaluation",
     "Gaussian",
     "Guard",
@@ -33,6 +35,7 @@ __all__ = [
     "Predictive",
     "Scorer",
     "WeightDistribution",
+    "diagnose",
     "errors",
     "evaluate",
     "fit",

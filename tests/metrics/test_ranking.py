@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import rankdata
+from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
 from offmap.errors import DataError, ShapeError
-from offmap.metrics import aurc, mean_ranks, risk_coverage
+from offmap.metrics import aurc, mean_ranks, rank_correlation, risk_coverage
 
 examples = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 10)), min_size=1, max_size=6)
 
@@ -111,3 +111,17 @@ def test_bad_tables_are_refused() -> None:
         mean_ranks(torch.zeros(3, 0), higher_is_better=True)
     with pytest.raises(DataError, match=r"`table` to be complete, but 2 of 4 cells are NaN; drop the tasks that lack"):
         mean_ranks(torch.tensor([[0.0, torch.nan], [torch.nan, 1.0]]), higher_is_better=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rank_correlation_is_scipys_also_with_ties(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randint(6, (30,), generator=generator).double()
+    b = a.neg() + 3 * torch.rand(30, generator=generator).double().round(decimals=1)
+    assert float(rank_correlation(a, b)) == pytest.approx(float(spearmanr(a, b).statistic))
+
+
+def test_rank_correlation_sees_order_alone_and_is_undefined_for_constants():
+    a = torch.rand(20, generator=torch.Generator().manual_seed(0))
+    assert float(rank_correlation(a, -a.exp())) == pytest.approx(-1)
+    assert rank_correlation(a, torch.ones(20)).isnan()

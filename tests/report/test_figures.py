@@ -73,3 +73,8 @@ def test_without_matplotlib_one_line_says_what_to_install(monkeypatch):
 def test_light_colours_differ_so_that_each_can_be_found():
     lights = [light for light, _ in style.COLOURS.values()]
     assert len(set(lights)) == len(lights)
+
+
+def test_coordinates_are_rounded_and_words_are_not():
+    svg = '<svg><path d="M 1.23456 2.5"/><text x="3.98765">0.0123</text></svg>'
+    assert style.themed(svg, "a") == '<svg><path d="M 1.23 2.5"/><text x="3.98">0.0123</text></svg>'

@@ -22,7 +22,12 @@ def watched(
     return (
         q,
         RiskThreshold(
-            q, lambda _: torch.tensor(next(told)), torch.tensor(threshold), every=every, history=history, patience=patience
+            q,
+            lambda _: (torch.tensor(next(told)), torch.zeros(2)),
+            torch.tensor(threshold),
+            every=every,
+            history=history,
+            patience=patience,
         ),
         history,
     )
@@ -124,7 +129,12 @@ def test_reports_are_given_the_step_and_the_history():
     q = WeightDistribution({"w": torch.zeros(1, 3)})
     told: list[tuple[int, int]] = []
     monitor = RiskThreshold(
-        q, lambda _: torch.zeros(1), torch.ones(1), every=2, history=History(), report=lambda s, h: told.append((s, len(h.step)))
+        q,
+        lambda _: (torch.zeros(1), torch.zeros(1)),
+        torch.ones(1),
+        every=2,
+        history=History(),
+        report=lambda s, h: told.append((s, len(h.step))),
     )
     for step in range(4):
         monitor(step, torch.tensor(0.0))
@@ -161,3 +171,20 @@ def test_best_validation_keeps_the_start_if_nothing_is_better():
     monitor(0, torch.tensor(0.0))
     monitor.restore()
     assert weights["w"].tolist() == [[1.0, 1.0]]
+
+
+def test_a_trained_mean_is_kept_with_its_scale_and_a_frozen_one_is_left_alone():
+    for trainable in (True, False):
+        q = WeightDistribution({"w": torch.zeros(1, 3)}, trainable_mean=trainable)
+        told = iter([[0.0], [9.0]])
+        monitor = RiskThreshold(
+            q, lambda _, told=told: (torch.tensor(next(told)), torch.zeros(1)), torch.ones(1), every=1, history=History()
+        )
+        for step in range(2):
+            move(q, float(step))
+            with torch.no_grad():
+                q.mean["w"].fill_(float(step) + 5)
+            monitor(step, torch.tensor(0.0))
+        monitor.restore()
+        assert q.raw_scale["w"].unique().tolist() == [0.0]
+        assert q.mean["w"].unique().tolist() == [5.0 if trainable else 6.0]

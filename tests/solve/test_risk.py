@@ -205,3 +205,11 @@ def test_chance_of_a_dense_regression_is_that_of_one_position():
     pooled = y.double().var(correction=0)
     expected = 0.5 * (2 * math.pi * math.e * pooled).log()
     assert chance_nll(Gaussian(noise=torch.ones(1)), y) == pytest.approx(float(expected))
+
+
+def test_one_look_tells_the_risk_and_the_mean_uncertainty_of_every_member():
+    q, validation, outputs = regression()
+    risk, uncertainty = validation.look(q)
+    assert torch.equal(risk, validation(q))
+    variance = outputs[..., 1].exp().mean(1) + outputs[..., 0].var(1, correction=0)  # (M, n)
+    torch.testing.assert_close(uncertainty, variance.mean(1), rtol=1e-4, atol=0)

@@ -28,6 +28,7 @@ EXACT_ROWS, EXACT_PRODUCTS = 1 << 12, 1 << 26
 UNREAD = "no product with an input"
 VECTOR = "a vector: nothing to rotate"
 BIAS = "a bias"
+OTHER = "met its inputs in other blocks than at fit time"
 
 
 @dataclass
@@ -181,9 +182,16 @@ def eigenbasis(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build(
-    moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool
+    moments: list[dict[str, Moment]],
+    mean: Mapping[str, Tensor],
+    *,
+    rotated: bool,
+    along: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Basis], dict[str, str]]:
-    """Bases of all members, stacked, for every parameter that some input met along known axes; for the others why not."""
+    """Bases of all members, stacked, for every parameter that some input met along known axes; for the others why not.
+
+    Amplitudes are along the eigenvectors if `rotated`, else along the columns of `along` where it has that name, else the axes.
+    """
     bases: dict[str, Basis] = {}
     why: dict[str, str] = {}
     for name, weight in mean.items():
@@ -200,8 +208,21 @@ def build(
         values = [m.pop(name).value(spent=True) for m in moments]  # (G, N, d, d) each
         stacked = torch.stack(values) if len(values) > 1 else values[0].unsqueeze(0)
         del seen, values
-        bases[name] = _basis(frame, stacked, weight, bias, rotated=rotated)
+        given = (along or {}).get(name)
+        if given is not None and given.shape != stacked.shape:
+            why[name] = OTHER
+        elif given is not None:
+            bases[name] = _along(frame, stacked, weight, bias, given)
+        else:
+            bases[name] = _basis(frame, stacked, weight, bias, rotated=rotated)
     return bases, why
+
+
+def _along(frame: Frame, values: Tensor, weight: Tensor, bias: str | None, matrix: Tensor) -> Basis:
+    """Amplitudes along given directions: s_k² = v_kᵀ M v_k."""
+    v = matrix.to(values)
+    squares = ((values @ v) * v).sum(-2).flatten(2)[..., : frame.fan_in]
+    return Basis(frame, squares.clamp_min(0).sqrt(), _reach(frame.rows(weight), values, frame), matrix, bias)
 
 
 def _basis(frame: Frame, values: Tensor, weight: Tensor, bias: str | None, *, rotated: bool) -> Basis:

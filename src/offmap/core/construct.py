@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.core.basis import BIAS, LIMIT, Basis, build, second_moments
@@ -81,9 +81,18 @@ class Observed:
         return Rotation(matrices, {n: b.frame for n, b in turned.items()}, self.why)
 
 
-def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tensor, limit: int = LIMIT) -> Observed:
+def observe(
+    at: Centre,
+    feed: Feed,
+    *,
+    rotated: bool,
+    along: Mapping[str, Tensor] | None = None,
+    pick: Select = first_tensor,
+    limit: int = LIMIT,
+) -> Observed:
     """Pass the data through every member: how large each parameter's inputs are, and along which directions.
 
+    These are their eigenvectors if `rotated`, else the columns of `along` (M, G, N, d, d) by name, else the parameter's axes.
     The data are gone through once per group of parameters whose second moments are held at a time; mostly that is once.
     """
 
@@ -95,12 +104,14 @@ def observe(at: Centre, feed: Feed, *, rotated: bool, pick: Select = first_tenso
     groups, rows = _plan(at, members, next(iter(feed(1))), run, limit)
     for group in groups:
         moments = second_moments(at.net, members, feed(rows), run, names=group, among=at.mean, limit=limit)
-        bases, why = build(moments, {n: at.mean[n] for n in group}, rotated=rotated)
+        bases, why = build(moments, {n: at.mean[n] for n in group}, rotated=rotated, along=along)
         seen.bases.update(bases)
         seen.why.update(why)
     seen.why.update({b.bias: BIAS for b in seen.bases.values() if b.bias in seen.why})
-    if not rotated:
+    if not rotated and along is None:
         return replace(seen, why={})  # nobody asked
+    if not rotated:
+        return seen
     _report(seen, limit)
     return seen
 

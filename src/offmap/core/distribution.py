@@ -79,6 +79,7 @@ class WeightDistribution(nn.Module):
         self.fixed = Mirror(fixed or {})
         self.noise = noise or Uniform()
         self.parameterization = parameterization
+        self.trainable_mean = trainable_mean
         self._last: tuple[object, Weights] | None = None
 
     @property

@@ -52,6 +52,10 @@ class Uniform:
         """Log 2h."""
         return math.log(2.0 * self.half_width)
 
+    def variance(self) -> float:
+        """h²/3."""
+        return self.half_width**2 / 3.0
+
 
 @dataclass(frozen=True)
 class Normal:
@@ -64,6 +68,10 @@ class Normal:
     def entropy(self) -> float:
         """½ log 2πe."""
         return 0.5 * math.log(2.0 * math.pi * math.e)
+
+    def variance(self) -> float:
+        """1."""
+        return 1.0
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ def save(guard: Guard, path: str | Path) -> None:
     predictive = guard.predictive
     if not isinstance(predictive, Stochastic) or predictive.q.parameterization is not None:
         raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
+    if predictive.q.trainable_mean:
+        raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the nets' are others.")
     if callable(guard.score_with) or type(guard.likelihood) not in LIKELIHOODS.values():
         raise ConfigError("A guard with a score or likelihood of your own cannot be saved: a file holds no code.")
     q, host = predictive.q, predictive.host

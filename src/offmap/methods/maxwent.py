@@ -160,8 +160,9 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
     q.widen(factor)
     history = History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished")
     history.chosen["factor"] = float(factor.mean())
-    history.finish(task.validation(q), q.mean_log_square().detach())
-    history.add(0, float("nan"), history.final_risk, history.final_entropy)
+    risk, uncertainty = task.validation.look(q)
+    history.finish(risk, q.mean_log_square().detach())
+    history.add(0, float("nan"), risk, q.mean_log_square().detach(), uncertainty)
     return q, history
 
 
@@ -184,14 +185,14 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     """Adam on the objective; every member ends with its last state at or below τ."""
     config, threshold = task.config, task.threshold(q)
     assert isinstance(config.tradeoff, float)
-    _calm(task, q, threshold)
+    closed_form.calm(q, lambda c: task.validation(q, factor=c), threshold)
     objective = objectives.maxwent(
         q, task.host, task.likelihood, tradeoff=config.tradeoff, growth=objectives.as_growth(config.entropy),
         draws=config.draws_per_step, seed=task.seed,
     )  # fmt: skip
     with bar("MaxWEnt", config.steps, show=task.progress) as advance:
         monitor = RiskThreshold(
-            q, task.validation, threshold, every=config.check_every, history=history, patience=config.patience,
+            q, task.validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, describe(h)),
         )  # fmt: skip
         monitor.check(0, float("nan"))
@@ -215,16 +216,6 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
 def _fill(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
     """Use what is left of the risk: multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ."""
     q.widen(closed_form.largest_factor(lambda c: task.validation(q, factor=c), threshold, low=1.0, high=10.0, halvings=6))
-
-
-def _calm(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
-    """Shrink a start whose risk is already above τ."""
-    passed = task.validation(q) <= threshold
-    if bool(passed.all()):
-        return
-    factor = closed_form.largest_factor(lambda c: task.validation(q, factor=c), threshold, low=1e-6, high=1.0)
-    # members do not disturb each other: who passed stays as it is
-    q.widen(torch.where(passed, torch.ones_like(factor), factor))
 
 
 SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {

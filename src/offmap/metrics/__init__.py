@@ -5,7 +5,7 @@ from __future__ import annotations
 from offmap.metrics.calibration import brier, ence, expected_calibration_error, quantile_ece, reference_ece
 from offmap.metrics.intervals import coverage, interval_score, mean_width
 from offmap.metrics.ood import aupr_in, aupr_out, auroc, fpr_at
-from offmap.metrics.ranking import aurc, mean_ranks, risk_coverage
+from offmap.metrics.ranking import aurc, mean_ranks, rank_correlation, risk_coverage
 
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "auroc": True,
@@ -22,6 +22,7 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "interval_score": False,
     "aurc": False,
     "mean_ranks": False,
+    "rank_correlation": None,
 }
 """Which way each metric improves; None where the best value lies between."""
 
@@ -40,6 +41,7 @@ __all__ = [
     "mean_ranks",
     "mean_width",
     "quantile_ece",
+    "rank_correlation",
     "reference_ece",
     "risk_coverage",
 ]

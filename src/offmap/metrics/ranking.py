@@ -68,3 +68,27 @@ def mean_ranks(table: Tensor, higher_is_better: bool) -> Tensor:
     better = (values > values[:, None]).sum(1)  # (methods, methods, tasks): column j against row m
     tied = (values == values[:, None]).sum(1) - 1
     return like((1 + better + tied / 2).mean(1), table)
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    r"""Spearman's ρ, the correlation of the ranks of two lists of numbers; equals share the mean of their places.
+
+    .. math:: \rho = \mathrm{corr}(\mathrm{rank}\,a, \mathrm{rank}\,b)
+
+    NaN where one of the lists is constant. Shapes: `a`, `b` (B,) -> ().
+
+    >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 7.0, 8.0]))
+    tensor(-0.5000)
+    """
+    first, second = vector("a", a), vector("b", b)
+    same_length(a=first, b=second)
+    centred = [r - r.mean() for r in (_ranks(first), _ranks(second))]
+    norm = centred[0].square().sum().sqrt() * centred[1].square().sum().sqrt()
+    return like(centred[0] @ centred[1] / norm, a, b)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Places from 1 on in rising order, equals at the mean of theirs: (B,) -> (B,)."""
+    _, group, sizes = torch.unique(values, return_inverse=True, return_counts=True)
+    last = sizes.cumsum(0).double()
+    return (last - (sizes.double() - 1) / 2)[group]

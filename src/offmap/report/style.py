@@ -71,7 +71,8 @@ def themed(svg: str, name: str) -> str:
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # matplotlib's names of parts: nothing refers to them
     svg = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     svg = re.sub(r"font-family: [^;\"]+", "font-family: var(--font)", svg)
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    # coordinates are rounded, the words between the tags are not
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
     for name, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{name})")
     return svg

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from offmap.core.basis import Basis
+from offmap.core.distribution import WeightDistribution
 
 FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
@@ -75,3 +76,12 @@ def largest_factor(
         passed = risk(middle.exp()) <= threshold
         below, above = torch.where(passed, middle, below), torch.where(passed, above, middle)
     return below.exp()
+
+
+def calm(q: WeightDistribution, risk: Callable[[Tensor], Tensor], threshold: Tensor) -> None:
+    """Shrink the members whose risk(c = 1) is above τ until it is not; those that pass stay as they are."""
+    ones = torch.ones_like(threshold)
+    passed = risk(ones) <= threshold
+    if not bool(passed.all()):
+        factor = largest_factor(risk, threshold, low=1e-6, high=1.0)
+        q.widen(torch.where(passed, ones, factor))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from offmap.core.distribution import WeightDistribution
 class History:
     """How a fit went, one entry per check: lists over members inside.
 
-    `entropy` is the paper's (1/d) Σ log φ². `kept` is the step whose state each member ended with (0: the start);
+    `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are
+    familiar. `kept` is the step whose state each member ended with (0: the start);
     `final_risk` and `final_entropy` are of the states that the fit returned.
     """
 
@@ -24,30 +26,37 @@ class History:
     loss: list[float] = field(default_factory=list)
     risk: list[list[float]] = field(default_factory=list)
     entropy: list[list[float]] = field(default_factory=list)
+    uncertainty: list[list[float]] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     final_risk: list[float] = field(default_factory=list)
     final_entropy: list[float] = field(default_factory=list)
     ending: str = ""
     chosen: dict[str, float] = field(default_factory=dict)
 
-    def add(self, step: int, loss: float, risk: list[float], entropy: list[float]) -> None:
-        """Note one check."""
+    def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor, uncertainty: Tensor) -> None:
+        """Note one check, (M,) each."""
         self.step.append(step)
         self.loss.append(loss)
-        self.risk.append(risk)
-        self.entropy.append(entropy)
+        self.risk.append(risk.tolist())
+        self.entropy.append(entropy.tolist())
+        self.uncertainty.append(uncertainty.tolist())
 
     def finish(self, risk: Tensor, entropy: Tensor) -> None:
         """Note what was reached, (M,) each."""
         self.final_risk, self.final_entropy = risk.tolist(), entropy.tolist()
 
 
-Report = Callable[[int, History], None]
+Look: TypeAlias = Callable[[WeightDistribution], tuple[Tensor, Tensor]]
+"""Validation risk, and uncertainty on familiar data, of every member, (M,) each."""
+
+Report: TypeAlias = Callable[[int, History], None]
 """Shown the history after every check: a progress bar."""
 
 
 class RiskThreshold:
     """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back.
+
+    The state is φ, and the mean where it is trained.
 
     A member that has failed `patience` checks in a row is done, as it would be alone; when all are, the loop stops.
     """
@@ -55,7 +64,7 @@ class RiskThreshold:
     def __init__(
         self,
         q: WeightDistribution,
-        risk: Callable[[WeightDistribution], Tensor],
+        look: Look,
         threshold: Tensor,
         *,
         every: int,
@@ -63,10 +72,11 @@ class RiskThreshold:
         patience: int | None = None,
         report: Report | None = None,
     ) -> None:
-        self.q, self.risk, self.threshold, self.every, self.patience = q, risk, threshold, every, patience
+        self.q, self.look, self.threshold, self.every, self.patience = q, look, threshold, every, patience
         self.failures = [0] * q.members
         self.history, self.report = history, report
-        self.best = {name: raw.detach().clone() for name, raw in q.raw_scale.items()}
+        self.state = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
+        self.best = [tensor.detach().clone() for tensor in self.state]
         history.threshold = threshold.tolist()
         history.kept = [0] * q.members
 
@@ -83,15 +93,14 @@ class RiskThreshold:
 
     def check(self, step: int, loss: float) -> Tensor:
         """Measure the risk, keep the members that pass, and return which did, (M,)."""
-        risk = self.risk(self.q)
+        risk, uncertainty = self.look(self.q)
         with torch.no_grad():
             entropy = self.q.mean_log_square()
             done = torch.tensor([self._done(m) for m in range(self.q.members)], device=risk.device)
             passed = (risk <= self.threshold.to(risk)) & entropy.isfinite() & ~done
-            for name, raw in self.q.raw_scale.items():
-                mask = passed.view(-1, *[1] * (raw.ndim - 1))
-                self.best[name] = torch.where(mask, raw, self.best[name])
-        self.history.add(step, loss, risk.tolist(), entropy.tolist())
+            for tensor, best in zip(self.state, self.best, strict=True):
+                best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
+        self.history.add(step, loss, risk, entropy, uncertainty)
         self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
         if self.report is not None:
             self.report(step, self.history)
@@ -100,8 +109,8 @@ class RiskThreshold:
     @torch.no_grad()
     def restore(self) -> None:
         """Give every member the last state that passed."""
-        for name, raw in self.q.raw_scale.items():
-            raw.copy_(self.best[name])
+        for tensor, best in zip(self.state, self.best, strict=True):
+            tensor.copy_(best)
 
 
 class BestValidation:

@@ -76,8 +76,20 @@ class Validation:
 
     def losses(self, q: WeightDistribution, *, clip: float | None = None, factor: Tensor | None = None) -> Tensor:
         """Loss per member and example, (M, n), with φ multiplied by `factor` (M,)."""
+        return self._passed(q, clip, factor)[0]
+
+    def look(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
+        """The risk and the mean uncertainty on the validation inputs, the likelihood's score, of every member, (M,) each."""
+        losses, uncertainty = self._passed(q, None, None, scored=True)
+        return losses.mean(1).nan_to_num(nan=math.inf), uncertainty
+
+    def _passed(
+        self, q: WeightDistribution, clip: float | None, factor: Tensor | None, *, scored: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Loss per member and example, (M, n), and if `scored` the mean uncertainty of every member, (M,)."""
         draws = 1 if clip == 0 else self.draws
         parts: list[Tensor] = []
+        total = torch.zeros(q.members, dtype=torch.float64)
         for rows in self.host.blocks(self.data.inputs, q.members * draws):
             stacked = self.host.outputs(
                 lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor),
@@ -86,8 +98,11 @@ class Validation:
                 members=q.members,
             )
             y = self.data.targets[rows]
-            parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in stacked.unflatten(0, (q.members, draws))]))
-        return torch.cat(parts, 1)
+            apart = stacked.unflatten(0, (q.members, draws))
+            parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
+            if scored:
+                total += torch.tensor([float(self.likelihood.score(o).double().mean()) for o in apart]) * len(y)
+        return torch.cat(parts, 1), total / self.data.rows
 
     def __call__(self, q: WeightDistribution, *, factor: Tensor | None = None) -> Tensor:
         """The validation risk of every member, (M,); NaN counts as infinite."""
