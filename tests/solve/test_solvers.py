@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from offmap.methods import maxwent
 from offmap.methods.maxwent import Config
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
-from offmap.solve.risk import Validation, as_risk
+from offmap.solve.risk import Validation, as_risk, worst_chance
 
 QUICK = {"steps": 60, "check_every": 20, "risk_draws": 10}
 SOLVERS = ("closed-form", "refine", "sgd")
@@ -48,7 +49,8 @@ def solve(
     train, valid = rows(law, 48, 0, dtype), rows(law, 30, 1, dtype)
     law_used, run = likelihood or LAWS[law], runtime or Runtime(progress=False)
     made = maxwent.fit(nets, train, valid, likelihood=law_used, config=config, seed=seed, runtime=run)
-    risk = Validation(made.host, law_used, valid, as_risk(config.risk), config.risk_draws, seed)
+    bound = worst_chance(law_used, valid.targets) if config.bounded and config.threshold is None else None
+    risk = Validation(made.host, law_used, valid, as_risk(config.risk), config.risk_draws, seed, bound)
     return made, risk, torch.tensor(made.history.threshold)
 
 
@@ -74,7 +76,15 @@ def test_the_kept_state_is_at_or_below_the_threshold_and_uses_some_of_it(solver:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_without_widening_the_last_checked_state_below_the_threshold_is_kept(solver: str):
-    options = {"widen": False, "rate": 0.3, "tradeoff": 1000.0, "initial_raw_scale": -4.0, "steps": 100, "check_every": 10}
+    options = {
+        "bounded": False,
+        "widen": False,
+        "rate": 0.3,
+        "tradeoff": 1000.0,
+        "initial_raw_scale": -4.0,
+        "steps": 100,
+        "check_every": 10,
+    }
     made, validation, threshold = solve(hosts(members=2), solver=solver, **options)
     assert bool((validation(made.q) <= threshold).all())
     history = made.history
@@ -86,6 +96,21 @@ def test_without_widening_the_last_checked_state_below_the_threshold_is_kept(sol
     if solver != "closed-form":
         assert history.step == list(range(0, 101, 10))
         assert history.kept[0] != history.kept[1]  # one of them went too far, so that there was something to undo
+
+
+@pytest.mark.parametrize("solver", ["closed-form", "refine"])
+def test_one_row_that_is_sure_and_wrong_does_not_raise_the_threshold_for_all(solver: str):
+    train, valid = rows("gaussian", 48, 0, torch.float32), rows("gaussian", 30, 1, torch.float32)
+    assert isinstance(valid.inputs, Tensor)
+    far = torch.cat([valid.inputs[:-1], 30 * valid.inputs[-1:]])  # the host extrapolates there, and is sure of it
+    (net,), wrong = hosts(), replace(valid, inputs=far)
+
+    def entropy(data: Rows, bounded: bool) -> float:
+        config = Config(**{**QUICK, "solver": solver, "bounded": bounded})
+        made = maxwent.fit(net, train, data, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
+        return float(made.q.mean_log_square())
+
+    assert entropy(wrong, bounded=False) - entropy(valid, bounded=False) > 5 * abs(entropy(wrong, True) - entropy(valid, True))
 
 
 def test_the_last_steps_are_checked_when_checks_do_not_divide_them():
@@ -186,7 +211,7 @@ def test_a_fit_works_where_gradients_are_switched_off():
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_threshold_of_the_users_own_is_kept(solver: str):
-    plain = solve(hosts(), solver="closed-form")[0].history.threshold[0]
+    plain = solve(hosts(), solver="closed-form", bounded=False)[0].history.threshold[0]
     tight, risk_tight, _ = solve(hosts(), solver=solver, threshold=plain)
     loose, risk_loose, threshold = solve(hosts(), solver=solver, threshold=plain + 0.5)
     assert threshold.tolist() == pytest.approx([plain + 0.5])

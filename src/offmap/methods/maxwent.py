@@ -26,7 +26,7 @@ from offmap.solve import closed_form, objectives
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import History, RiskThreshold
 from offmap.solve.progress import bar, describe
-from offmap.solve.risk import RiskFn, Validation, as_risk
+from offmap.solve.risk import RiskFn, Validation, as_risk, worst_chance
 from offmap.solve.select import highest_entropy
 
 logger = logging.getLogger("offmap")
@@ -57,13 +57,14 @@ class Config:
     risk: str | RiskFn = "nll"
     threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
     slack: Literal["paper", "reference", "smoothed"] = "paper"  # 2·std/√n, 2·std/n, or 2·std/√n with one more row at chance
+    bounded: bool = True  # no validation row costs more than chance would pay for the worst one
     check_every: int = 50
     patience: int | None = 4  # stop when every member has been above τ for so many checks; None: never
     widen: bool = True  # at the end, multiply φ by what the risk still allows
     risk_draws: int = 50
 
 
-PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, check_every=100, patience=None, widen=False)
+PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, bounded=False, check_every=100, patience=None, widen=False)
 REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", slack="reference")
 CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
 
@@ -122,7 +123,8 @@ def fit(
     seen = Observed()
     if needed:
         seen = observe(at, _feed(train), rotated=rotated, pick=runtime.select, limit=config.fan_in_limit)
-    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
+    bound = worst_chance(likelihood, valid.targets) if config.bounded and config.threshold is None else None
+    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed, bound)
     task = Task(at, host, train, likelihood, config, validation, seen, seed, runtime.progress)
     tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
     solver = SOLVERS[config.solver]

@@ -73,6 +73,7 @@ class Validation:
     risk: RiskFn = prediction_nll
     draws: int = 50
     seed: int = 0
+    bound: float | None = None  # no example costs more, unless its loss is not finite
 
     def losses(self, q: WeightDistribution, *, clip: float | None = None, factor: Tensor | None = None) -> Tensor:
         """Loss per member and example, (M, n), with φ multiplied by `factor` (M,)."""
@@ -102,7 +103,10 @@ class Validation:
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
             if scored:
                 total += torch.tensor([float(self.likelihood.score(o).double().mean()) for o in apart]) * len(y)
-        return torch.cat(parts, 1), total / self.data.rows
+        losses = torch.cat(parts, 1)
+        if self.bound is not None:
+            losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound), losses)
+        return losses, total / self.data.rows
 
     def __call__(self, q: WeightDistribution, *, factor: Tensor | None = None) -> Tensor:
         """The validation risk of every member, (M,); NaN counts as infinite."""
@@ -122,19 +126,40 @@ class Validation:
 
 
 def chance_nll(likelihood: Likelihood, y: Tensor) -> float:
-    """What a prediction pays that knows the targets' frequencies, or their mean and variance, and no input.
+    """What a prediction pays on average that knows the targets' frequencies, or their mean and variance, and no input.
 
     >>> round(chance_nll(Categorical(), torch.tensor([0, 1, 0, 1])), 4)
     0.6931
     """
-    if isinstance(likelihood, Gaussian):
-        variance = likelihood.columns(y).double().var(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
-        return float(0.5 * (2 * math.pi * math.e * variance).log().sum())
-    if not isinstance(likelihood, Categorical | Bernoulli):
+    losses = chance_losses(likelihood, y)
+    if losses is None:
         raise ConfigError("Expected one of offmap's own likelihoods for slack='smoothed'; use slack='paper'.")
-    counts = torch.unique(y[y != IGNORED], return_counts=True)[1].double()
-    shares = counts / counts.sum()
-    return float(torch.special.entr(shares).sum())
+    return float(losses.mean())
+
+
+def worst_chance(likelihood: Likelihood, y: Tensor) -> float | None:
+    """The most that such a prediction pays for one of the targets; None for a likelihood of the user's own.
+
+    A host may be sure and wrong on a few validation rows; without a bound such a row decides alone how high τ is, and lets the
+    distribution grow without end.
+
+    >>> round(worst_chance(Categorical(), torch.tensor([0, 0, 0, 1])), 4)
+    1.3863
+    """
+    losses = chance_losses(likelihood, y)
+    return None if losses is None else float(losses.max())
+
+
+def chance_losses(likelihood: Likelihood, y: Tensor) -> Tensor | None:
+    """What a prediction without inputs pays for every target (and position), in nats."""
+    if isinstance(likelihood, Gaussian):
+        values = likelihood.columns(y).double()
+        variance = values.var(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+        return 0.5 * ((2 * math.pi * variance).log() + (values - values.mean(0)).square() / variance).sum(1)
+    if not isinstance(likelihood, Categorical | Bernoulli):
+        return None
+    _, which, counts = torch.unique(y[y != IGNORED], return_inverse=True, return_counts=True)
+    return -(counts.double() / counts.sum()).log()[which.flatten()]
 
 
 def as_risk(risk: str | RiskFn) -> RiskFn:
