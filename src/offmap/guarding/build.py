@@ -71,6 +71,11 @@ def fit(
     random, hidden layers are where off-map inputs first look strange, and a parameter that stays fixed cannot disagree. Frozen
     parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
 
+    `score` says what is strange. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
+    layers (`guarding/familiar.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is that alone,
+    "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
+    function of outputs, (M·P, B, ...) -> (B,). The first two keep up to 1,000 training rows in guard and file, others none.
+
     The host is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
     devices is refused; what can be borne is logged, and stands below `guard.summary()`.
     """
@@ -155,16 +160,13 @@ def _compared(made: Guard, train: Batches) -> Guard:
         return made
 
     def uncertain(x: Inputs) -> torch.Tensor:
-        return torch.cat(
-            [log_uncertainty(made.likelihood, made.outputs(b, None), made.predictive.members) for b in made.blocks(x)]
-        )
+        outputs = (made.outputs(block, None) for block in made.blocks(x))
+        return torch.cat([log_uncertainty(made.likelihood, each, made.predictive.members) for each in outputs])
 
     found = familiar_of(made.predictive, sample(train, ROWS, made.seed), uncertain)
     if found is None and made.score_with == "distance":
-        raise ConfigError(
-            "Expected three or more training rows whose inputs or layers are one vector per example, and not all the same, for "
-            "score='distance', but there are none. Pass score='paper'."
-        )
+        raise ConfigError("Expected three or more training rows whose inputs or layers are one vector per example, and not all "
+                          "the same, for score='distance', but there are none. Pass score='paper'.")  # fmt: skip
     return replace(made, familiar=found)
 
 

@@ -45,6 +45,16 @@ class Familiar:
     layers: tuple[str, ...]
     disagreement: Scale
 
+    @property
+    def parts(self) -> list[str]:
+        """Where distances are taken, in words."""
+        return [*(["inputs"] if self.inputs else []), *([f"layers ({', '.join(self.layers)})"] if self.layers else [])]
+
+    @property
+    def count(self) -> int:
+        """How many training rows there are to compare with."""
+        return max(len(space.rows) for space in (self.inputs, *self.hidden) if space is not None)
+
     def distance(self, predictive: Predictive, x: Inputs) -> Tensor:
         """The mean of the parts that are distances, (B,)."""
         return _mean(self.distances(predictive, x))

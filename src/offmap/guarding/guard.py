@@ -127,7 +127,10 @@ class Guard:
         return summarize(self)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically. The hosts' weights stay with the user; a digest of them goes along."""
+        """Write one safetensors file, atomically. The hosts' weights stay with the user; a digest of them goes along.
+
+        With the scores "default" and "distance" the file holds up to 1,000 training rows: share it as you would share those.
+        """
         from offmap.guarding.file import save
 
         save(self, path)
