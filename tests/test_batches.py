@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from offmap.batches import Place, Rows, Stream, batches, check_finite, divide, gather, split, unlabelled
+from offmap.batches import Place, Rows, Stream, batches, check_finite, divide, gather, sample, split, unlabelled
 from offmap.core.inputs import shared
 from offmap.errors import DataError, ShapeError
 from trained import regression
@@ -473,3 +473,61 @@ def test_shared_tensors_that_differ_between_batches_cannot_be_joined() -> None:
     parts = [((X[:4], torch.zeros(n, n)), Y[:4]) for n in (3, 5)]
     with pytest.raises(ShapeError, match="a tensor that all rows share differs between them"):
         gather(stream(parts))
+
+
+# --------------------------------------------------------------------------------------------------------------- samples
+
+
+def numbered(n: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(float(n))[:, None], torch.arange(float(n))
+
+
+class Flow(IterableDataset[Any]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(self.x, self.y, strict=True))
+
+
+SAMPLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "Dataset": Pairs,
+    "DataLoader": lambda x, y: DataLoader(Pairs(x, y), batch_size=7),
+    "one by one": lambda x, y: DataLoader(Pairs(x, y), batch_size=1),
+    "IterableDataset": Flow,
+}
+
+
+@pytest.mark.parametrize("form", SAMPLED)
+@pytest.mark.parametrize(("rows", "size"), [(50, 10), (50, 49), (50, 50), (5, 50), (1, 3)])
+def test_the_same_rows_are_sampled_from_every_form_of_data(form: str, rows: int, size: int) -> None:
+    data = numbered(rows)
+    (expected,) = sample(batches(data, PLACE, name="train"), size, 3)
+    (found,) = sample(batches(SAMPLED[form](*data), PLACE, name="train", batch_size=8), size, 3)
+    assert torch.equal(found, expected)
+    assert found.shape == (min(rows, size), 1)
+    assert torch.equal(found, found.unique()[:, None])  # in order, each once
+
+
+def test_samples_depend_on_the_seed_and_every_row_has_the_same_chance() -> None:
+    data = batches(numbered(20), PLACE, name="train")
+    counts = torch.stack([torch.zeros(20).index_add(0, sample(data, 5, s)[0][:, 0].long(), torch.ones(5)) for s in range(400)])
+    assert len({tuple(row.tolist()) for row in counts}) > 350
+    assert (counts.mean(0) - 0.25).abs().max() < 0.1
+
+
+def test_rows_of_different_shapes_are_sampled_apart() -> None:
+    mask = torch.ones(3, 3)
+    parts = [((torch.full((4, n, 2), float(n)), shared(mask)), torch.zeros(4)) for n in (3, 5, 3)]
+    loader = DataLoader(parts, batch_size=None)  # pyright: ignore[reportArgumentType]
+    found = sample(batches(loader, PLACE, name="train"), 12, 0)
+    assert sorted(tuple(x.shape) for x, _ in found) == [(4, 3, 2), (4, 3, 2), (4, 5, 2)]
+    plain = DataLoader([(x, y) for (x, _), y in parts], batch_size=None)  # pyright: ignore[reportArgumentType]
+    assert [tuple(x.shape) for x in sample(batches(plain, PLACE, name="train"), 12, 0)] == [(8, 3, 2), (4, 5, 2)]
+
+
+def test_a_sample_of_a_stream_keeps_no_batch_in_memory() -> None:
+    loader = DataLoader(Flow(*numbered(1000)), batch_size=100)
+    (found,) = sample(batches(loader, PLACE, name="train"), 10, 0)
+    assert found.untyped_storage().nbytes() == 10 * 4

@@ -1,9 +1,10 @@
 """How far an example is from familiar ones, relative to how far those are from each other. Pure functions of tensors.
 
 The distance to the nearest rows means little by itself: where data are sparse, familiar rows are far from each other too. So it
-is divided by what the nearest rows see themselves (as local outlier factors do):
+is divided by what the nearest rows see themselves (as local outlier factors do). With s_i the mean distance of row i to its own
+k nearest, and a tenth of their average as a floor, f = 0.1 mean_i s_i:
 
-    ratio(x) = mean_k |x − x_i(x)| / (mean over those x_i of their own mean_k distance + a tenth of the average one)
+    ratio(x) = (mean_k |x − x_i(x)| + f/10) / (mean over those x_i of s_i + f)
 """
 
 from __future__ import annotations
@@ -17,34 +18,44 @@ NEIGHBOURS = 10
 SHARE = 0.1
 """Of the average spacing, added to the local one: copies of one row are at no distance at all."""
 
+HELD = 1 << 21
+"""Distances held at once (16 MB), whatever the number of examples."""
+
 
 def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
-    """Distances (B, k) to the k nearest of `rows` (N, D), and their numbers; x_b is not compared with row `itself[b]`.
+    """Distances (B, k) to the k nearest of `rows` (N, D), in float64, and their numbers.
+
+    x_b is not compared with row `itself[b]`. Of N rows at most N − 1 are taken: as many as a row itself can see.
 
     >>> nearest(torch.tensor([[0.0], [3.0], [10.0]]), torch.tensor([[2.0]]), k=2)[1]
     tensor([[1, 0]])
     """
-    apart = _squares(x.double(), rows.double())
-    if itself is not None:
-        apart.scatter_(1, itself[:, None].to(apart.device), torch.inf)
-    squares, numbers = apart.topk(min(k, rows.shape[0] - (itself is not None)), dim=1, largest=False)
-    return squares.clamp_min(0).sqrt(), numbers
+    step = max(1, HELD // len(rows))
+    rows = rows.double()
+    middle = rows.mean(0)
+    rows, k = rows - middle, min(k, len(rows) - 1)
+    distances, numbers = x.new_empty((len(x), k), dtype=torch.float64), x.new_empty((len(x), k), dtype=torch.long)
+    for block in (slice(start, start + step) for start in range(0, len(x), step)):
+        apart = _squares(x[block].double() - middle, rows)
+        if itself is not None:
+            apart.scatter_(1, itself[block, None].to(apart.device), torch.inf)
+        distances[block], numbers[block] = apart.topk(k, dim=1, largest=False)
+    return distances.clamp_min_(0).sqrt_(), numbers
 
 
 def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
-    """Log ratio(x), (B,), from the distances to the nearest rows, their numbers, and all rows' own spacings.
+    """Log ratio(x), (B,), from the distances to the nearest rows, their numbers, and all rows' own spacings; NaN becomes ∞.
 
     >>> own = torch.tensor([1.0, 1.0, 2.0])
     >>> relative(torch.tensor([[5.0]]), torch.tensor([[2]]), own).exp()
-    tensor([2.3438])
+    tensor([2.3500])
     """
     floor = SHARE * spacings.mean()
     tiny = torch.finfo(spacings.dtype).tiny ** 0.5
-    return ((distances.mean(1) + SHARE * floor) / (spacings[numbers].mean(1) + floor).clamp_min(tiny)).clamp_min(tiny).log()
+    ratio = (distances.mean(1) + SHARE * floor) / (spacings[numbers].mean(1) + floor).clamp_min(tiny)
+    return ratio.clamp_min(tiny).log().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _squares(x: Tensor, rows: Tensor) -> Tensor:
-    """|x − row|², (B, N), as one matrix product around the rows' mean, so that little cancels."""
-    middle = rows.mean(0)
-    x, rows = x - middle, rows - middle
+    """|x − row|², (B, N), as one matrix product; around the rows' mean, so that little cancels."""
     return x.square().sum(1)[:, None] + rows.square().sum(1) - 2 * x @ rows.mT

@@ -21,7 +21,7 @@ import offmap
 from offmap.bench import methods
 from offmap.bench.cell import Bench, Remembered, averaged
 from offmap.bench.hosts import plain
-from offmap.bench.methods import METHODS, Ground
+from offmap.bench.methods import METHODS, Ground, without_reading
 from offmap.bench.plan import Cell, cells, narrowed
 from offmap.bench.reading import parse
 from offmap.bench.run import ENDS, run
@@ -51,11 +51,13 @@ risk_draws = 5
 name = "deep_ensemble"
 label = "plain"
 members = 1
+config = {score = "paper"}
 
 [[method]]
 name = "deep_ensemble"
 label = "ensemble"
 members = 5
+config = {score = "paper"}
 
 [[method]]
 name = "maxwent"
@@ -70,7 +72,7 @@ members = 5
 [[method]]
 name = "mc_dropout"
 label = "dropout"
-config = {hidden = [10], steps = 20, check_every = 10}
+config = {hidden = [10], steps = 20, check_every = 10, score = "paper"}
 members = 5
 
 [[method]]
@@ -153,11 +155,11 @@ def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> Non
 def test_each_net_alone_is_the_mean_over_the_members(done: Path) -> None:
     (cell,) = tiny("plain")
     data = task("regression")
-    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), cell.config).predictive
+    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), without_reading(cell.config)).predictive
     assert isinstance(nets, Sampled)
     areas = []
     for net in nets.nets():
-        alone = offmap.guard(plain([net], data), data.valid, likelihood="gaussian")
+        alone = offmap.guard(plain([net], data), data.valid, likelihood="gaussian", score="paper")
         rows = offmap.evaluate(alone, data.test, data.ood).rows
         areas.append(next(row["auroc"] for row in rows if row["set"] == "gap"))
     assert of(read_all(done), "plain").metrics["gap"]["auroc"] == pytest.approx(fmean(areas), abs=1e-5)

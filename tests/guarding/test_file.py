@@ -217,7 +217,7 @@ def test_a_file_that_is_no_guard_is_refused(kind: str, tmp_path: Path) -> None:
 
 def test_a_guard_of_another_version_is_refused(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offmap.guarding.file.FORMAT", "offmap-guard-99")
-    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-2'"):
+    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-3'"):
         offmap.load(saved, regressor())
 
 
@@ -267,14 +267,25 @@ def test_swapped_tensors_are_noticed(saved: Path, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- writing
 
 
+SPACE = ("rows", "centre", "unit", "spacings", "scale")
+
+
 def test_files_hold_scales_and_no_weights_of_the_host(saved: Path) -> None:
     with safe_open(saved, "pt") as file:
         names = set(file.keys())
     assert names == {
         "calibration.misses", "calibration.scores", "likelihood.noise", "likelihood.units",
         "raw_scale.0.weight", "raw_scale.0.bias", "raw_scale.2.weight", "raw_scale.2.bias",
-        "rotation.0.weight", "rotation.2.weight",
+        "rotation.0.weight", "rotation.2.weight", "familiar.disagreement",
+        *(f"familiar.{space}.{field}" for space in ("inputs", "hidden.0") for field in SPACE),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("score", ["paper", "epistemic"])
+def test_files_of_guards_that_compare_nothing_hold_no_training_rows(score: str, tmp_path: Path) -> None:
+    quick(regressor(), regression(40, 0), regression(40, 1), score=score).save(tmp_path / "guard")
+    with safe_open(tmp_path / "guard", "pt") as file:
+        assert not any(name.startswith("familiar.") for name in file.keys())  # noqa: SIM118
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:

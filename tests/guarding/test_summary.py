@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,7 @@ def test_notes_tell_threshold_clip_calibration_and_entropy() -> None:
     assert f"threshold {guard.threshold:.4g} · clip {guard.clip} · 8 draws · 2 member(s)" in text
     assert "false alarms 0.05 on 40 calibration rows (approximate: `valid` also chose τ and the clip)" in text
     assert f"with d = {guard.predictive.q.dimension}; fit finished" in text
+    assert "score 'default': disagreement, inputs, layers (2.weight); holds 40 training rows" in text
     exact = str(guard.calibrate(classes(30, 3), 0.1).summary())
     assert "false alarms 0.1 on 30 calibration rows (exact: separate calibration data)" in exact
 
@@ -95,6 +97,17 @@ def test_entropy_of_the_mixture_lies_between_its_bounds(members: int) -> None:
     assert low.item() == pytest.approx(sum(each) / members, rel=1e-5)
     assert high.item() == pytest.approx(sum(each) / members + math.log(members), rel=1e-5)
     assert f"entropy of the mixture between {low:.4g} and {high:.4g} nats" in str(guard.summary())
+
+
+def test_notes_tell_what_other_scores_look_at() -> None:
+    def told(**options: Any) -> str:
+        return str(quick(regressor(), regression(40, 0), regression(40, 1), **options).summary())
+
+    assert "score 'distance': inputs, layers (2.weight); holds 40 training rows" in told(score="distance")
+    assert "score 'paper': the draws' outputs alone\n" in told(score="paper")
+    assert "score: your own function of the outputs" in told(score=lambda outputs: outputs.amax(0)[:, 0])
+    few = quick(regressor(), tuple(t[:2] for t in regression(40, 0)), regression(40, 1))
+    assert "score 'default': the draws' outputs alone, as in the paper" in str(few.summary())
 
 
 def test_noise_without_a_density_is_said_to_have_no_entropy() -> None:

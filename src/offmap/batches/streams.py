@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from offmap._types import Data, Inputs
 from offmap.batches.forms import Batch, Place, read
 from offmap.batches.join import join
-from offmap.core.inputs import take_rows
+from offmap.core.inputs import Shared, take_rows
 from offmap.core.noise import generator, permutation
 from offmap.errors import DataError, ShapeError
 
@@ -117,24 +120,54 @@ def _read(data: Stream) -> Rows:
     return Rows(inputs, targets, max(1, parts[0][1].shape[0]), data.name)
 
 
-def sample(data: Batches, size: int, seed: int) -> Inputs:
-    """The inputs of at most so many random rows; which, depends on (seed, row number) alone. Streams are read once."""
+def sample(data: Batches, size: int, seed: int) -> list[Inputs]:
+    """The inputs of at most so many random rows, in their order, those of one shape together.
+
+    Which rows depends on (seed, row number) alone, whatever the form of the data. A Dataset is read at these rows only, a
+    DataLoader once from end to end; no more than these rows and one batch are held.
+    """
+    source = generator(seed, "sample")
+    if isinstance(data, Stream) and not data.indexed:
+        return _by_shape(_lowest(data, size, source))
+    chosen = _keys(data.rows, source).argsort()[:size].sort().values
     if isinstance(data, Rows):
-        chosen = permutation(data.rows, seed, "sample")[:size].to(data.targets.device)
-        return take_rows(data.inputs, chosen)
-    kept: list[tuple[Tensor, Batch]] = []  # keys, and the rows they belong to
-    for position, (inputs, targets) in enumerate(data):
-        keys = torch.rand(targets.shape[0], generator=generator(seed, "sample", position), device="cpu")
-        kept.append((keys, (inputs, targets)))
-        bound = torch.cat([k for k, _ in kept]).sort().values[:size][-1]
-        kept = [(k[k <= bound], _some(batch, k <= bound)) for k, batch in kept if bool((k <= bound).any())]
-    return join([batch for _, batch in kept])[0]
+        return [take_rows(data.inputs, chosen.to(data.targets.device))]
+    picked = replace(data, source=_reordered(data.source, chosen.tolist(), data.source.batch_size))
+    return _by_shape([inputs for inputs, _ in picked])
 
 
-def _some(batch: Batch, chosen: Tensor) -> Batch:
-    inputs, targets = batch
-    rows = chosen.nonzero().squeeze(1).to(targets.device)
-    return (inputs, targets) if len(rows) == len(targets) else (take_rows(inputs, rows), targets[rows])
+def _keys(count: int, source: torch.Generator) -> Tensor:
+    """The rows of lowest keys are chosen. Keys of consecutive batches are those of one long batch."""
+    return torch.rand(count, generator=source, dtype=torch.float64, device="cpu")
+
+
+def _lowest(data: Stream, size: int, source: torch.Generator) -> list[Inputs]:
+    """The rows of a stream with the lowest keys, one by one, in their order."""
+    kept: list[tuple[float, int, Inputs]] = []  # a heap with the highest key on top
+    start, bound = 0, torch.inf
+    for inputs, targets in data:
+        keys = _keys(targets.shape[0], source)
+        for row in (keys < bound).nonzero().flatten().tolist():
+            alone = take_rows(inputs, [row])  # a copy: a slice would keep its batch in memory
+            heappush(kept, (-float(keys[row]), start + row, alone))
+            if len(kept) > size:
+                heappop(kept)
+        start, bound = start + targets.shape[0], -kept[0][0] if len(kept) == size else bound
+    return [inputs for _, _, inputs in sorted(kept, key=itemgetter(1))]
+
+
+def _by_shape(parts: Sequence[Inputs]) -> list[Inputs]:
+    """Rows of equal shapes that share the same tensors as one, in order of the first of them."""
+    groups: dict[Any, list[Inputs]] = {}
+    for part in parts:
+        leaves, form = tree_flatten(part)
+        shapes = [id(leaf) if isinstance(leaf, Shared) else leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor)]
+        groups.setdefault((repr(form), *shapes), []).append(part)
+
+    def joined(*leaves: Any) -> Any:
+        return leaves[0] if isinstance(leaves[0], Shared) or not isinstance(leaves[0], Tensor) else torch.cat(leaves)
+
+    return [tree_map(joined, *group) for group in groups.values()]
 
 
 def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:

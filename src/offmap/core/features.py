@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.core.forward import Select, call, first_tensor
-from offmap.core.inputs import rows_of
+from offmap.core.forward import HOST_ERRORS, Select, call, first_tensor, host_failed
+from offmap.core.inputs import rows_of, take_rows
 from offmap.core.reads import Read, ReadWatcher, open_attention
 
 
-@torch.no_grad()
 def features(
     net: nn.Module,
     weights: Mapping[str, Tensor],
@@ -30,6 +29,9 @@ def features(
     >>> {name: tuple(h.shape) for name, h in features(net, dict(net.named_parameters()), torch.ones(4, 2)).items()}
     {'0.weight': (4, 2), '2.weight': (4, 3)}
     """
+    if rows_of(x) == 1:  # in company: of one row, some operators make a vector, and whatever meets one row looks like it
+        found = features(net, weights, take_rows(x, [0, 0]), select, names=names)
+        return {name: met[:1] for name, met in found.items()}
     batch, found = rows_of(x), dict[str, Tensor]()
 
     def visit(read: Read) -> None:
@@ -39,6 +41,10 @@ def features(
         if names is None or read.name in names:
             found[read.name] = torch.cat([block[0] for block in met.rows(None)])
 
-    with open_attention(), ReadWatcher(weights, visit):
-        call(net, weights, x, select)
+    # in inference mode products are not taken apart, and nobody sees what they read
+    with torch.inference_mode(False), torch.no_grad(), open_attention(), ReadWatcher(weights, visit):
+        try:
+            call(net, weights, x, select)
+        except HOST_ERRORS as error:
+            raise host_failed(net, x, error) from error
     return found

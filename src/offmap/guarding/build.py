@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from offmap._types import Data, Inputs, ScoreFn
-from offmap.batches import Batches, Place, Rows, Stream, batches, gather, split
+from offmap.batches import Batches, Place, Rows, Stream, batches, gather, sample, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
 from offmap.core.examine import UNREACHED, examine
@@ -24,8 +25,8 @@ from offmap.core.state import forget
 from offmap.core.weights import Where, copy_host, one_device
 from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
-from offmap.guarding.familiar import familiar_of
-from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, log_uncertainty, measure, nll
+from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
+from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
 from offmap.methods.predictives import Sampled
@@ -70,6 +71,11 @@ def fit(
     random, hidden layers are where off-map inputs first look strange, and a parameter that stays fixed cannot disagree. Frozen
     parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
 
+    `score` says what is strange. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
+    layers (`guarding/familiar.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is that alone,
+    "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
+    function of outputs, (M·P, B, ...) -> (B,). The first two keep up to 4,096 training rows in guard and file, others none.
+
     The host is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
     devices is refused; what can be borne is logged, and stands below `guard.summary()`.
     """
@@ -77,11 +83,9 @@ def fit(
     draws, seed = _check_options(score, draws, seed)
     runtime = Runtime(select or first_tensor, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+    with torch.inference_mode(False), _own_order(seed):
         hosts = hosts_of(nets)
         place = Place.of(hosts[0])
-        # a shuffling DataLoader draws from the global generator: the fit repeats, and the user's random state is left alone
-        torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
         rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         at = centre(hosts)
         findings = examine(at.net, held.inputs, runtime.select)
@@ -127,18 +131,27 @@ def guard(
     draws, seed = _check_options(score, draws, seed)
     host = getattr(predictive, "host", None)
     place = Place.of(host.net) if host else Place(torch.device("cpu"), torch.float32)
-    held = gather(batches(valid, place, name="valid", target=target), least=2)
-    likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
-    measure(likelihood, score)
-    made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
-    if train is not None:
-        made = _compared(made, batches(train, place, name="train", target=target))
-    elif score == "distance":
+    if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
-    familiar = held
-    if calibration is not None:
-        familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
-    return _calibrated(made, held, familiar, clip, false_alarms)
+    with _own_order(seed):
+        held = gather(batches(valid, place, name="valid", target=target), least=2)
+        likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
+        measure(likelihood, score)
+        made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
+        if train is not None:
+            made = _compared(made, batches(train, place, name="train", target=target))
+        familiar = held
+        if calibration is not None:
+            familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
+        return _calibrated(made, held, familiar, clip, false_alarms)
+
+
+@contextmanager
+def _own_order(seed: int) -> Generator[None]:
+    """A shuffling DataLoader draws from the global generator: here it repeats, and the user's random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
+        yield
 
 
 def _compared(made: Guard, train: Batches) -> Guard:
@@ -147,15 +160,13 @@ def _compared(made: Guard, train: Batches) -> Guard:
         return made
 
     def uncertain(x: Inputs) -> torch.Tensor:
-        return torch.cat(
-            [log_uncertainty(made.likelihood, made.outputs(b, None), made.predictive.members) for b in made.blocks(x)]
-        )
+        outputs = (made.outputs(block, None) for block in made.blocks(x))
+        return torch.cat([log_uncertainty(made.likelihood, each, made.predictive.members) for each in outputs])
 
-    found = familiar_of(made.predictive, train, uncertain, seed=made.seed)
+    found = familiar_of(made.predictive, sample(train, ROWS, made.seed), uncertain)
     if found is None and made.score_with == "distance":
-        raise ConfigError(
-            "Expected inputs or layers with one row of numbers per example for score='distance', but there are none."
-        )
+        raise ConfigError("Expected three or more training rows whose inputs or layers are one vector per example, and not all "
+                          "the same, for score='distance', but there are none. Pass score='paper'.")  # fmt: skip
     return replace(made, familiar=found)
 
 

@@ -5,7 +5,7 @@ deviations over familiar rows, each compared with the others only (leave-one-out
 
     disagreement   log u(x), the mean over members
     inputs         log ratio(x) of `offmap.distance`, in the inputs
-    layers         the same in what hidden matrices meet, the mean over them
+    layers         the same in what hidden matrices of the first member meet, the mean over them
 
 Their mean is the score. Nothing is tuned, and familiar data are all it needs.
 """
@@ -17,82 +17,23 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from offmap._types import Inputs, Weights
-from offmap.batches import Batches, sample
-from offmap.core.features import features
-from offmap.core.inputs import Shared, rows_of, take_rows
-from offmap.distance import nearest, relative
-from offmap.errors import ShapeError
+from offmap.core.inputs import rows_of, take_rows
+from offmap.errors import HostError, ShapeError
+from offmap.guarding.space import LEAST, Scale, Space
+from offmap.guarding.vectors import blocks, flat, hidden, layers_of, spread_out, whole
+from offmap.likelihoods import Likelihood
 from offmap.methods.protocol import Predictive
 
-ROWS = 1000
-"""Familiar rows to compare with: more cost memory and time, and change little."""
+ROWS = 4096
+"""Familiar rows to compare distances with: with more of them, nearer ones are found, at some cost in memory and time."""
 
-WIDEST = 4096
-"""Inputs of more numbers than this are not compared: their layers are."""
+JUDGED = 1000
+"""Of these, how many tell the scale of the disagreement: each takes all draws."""
 
 LAYERS = 3
 """Hidden layers to compare in, spread over the depth, the last among them."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of a part over familiar rows, () each; a part that tells them nothing apart counts 0."""
-
-    centre: Tensor
-    spread: Tensor
-
-    @staticmethod
-    def of(values: Tensor) -> Scale:
-        """Of finite values, (N,)."""
-        kept = values[values.isfinite()]
-        if len(kept) < 2:
-            kept = values.new_zeros(2)
-        return Scale(kept.mean(), kept.std(correction=0))
-
-    def state(self) -> Tensor:
-        """Both as one tensor, (2,)."""
-        return torch.stack([self.centre, self.spread])
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """In standard deviations above the mean."""
-        if float(self.spread) < 1e-6 * (1 + abs(float(self.centre))):
-            return torch.where(values.isfinite(), 0.0, values)
-        return (values - self.centre) / self.spread
-
-
-@dataclass(frozen=True)
-class Space:
-    """Familiar rows (N, D) in units of `unit` (D,), how far apart they are (N,), and the scale of their own log ratios."""
-
-    rows: Tensor
-    unit: Tensor
-    spacings: Tensor
-    scale: Scale
-
-    @staticmethod
-    def of(rows: Tensor, *, standardized: bool) -> Space:
-        """A space around these rows; `standardized` divides columns by their standard deviation, unless that is 0."""
-        rows = rows.float()
-        unit = torch.ones_like(rows[0])
-        if standardized:
-            spread = rows.std(0, correction=0)
-            unit = torch.where(spread > 0, spread, unit)
-        scaled = rows / unit
-        own = torch.arange(len(rows), device=rows.device)
-        distances, numbers = nearest(scaled, scaled, itself=own)
-        spacings = distances.mean(1)
-        return Space(scaled, unit, spacings, Scale.of(relative(distances, numbers, spacings)))
-
-    def state(self) -> Weights:
-        """Every tensor by name."""
-        return {"rows": self.rows, "unit": self.unit, "spacings": self.spacings, "scale": self.scale.state()}
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """How strange rows (B, D) are here, (B,)."""
-        return self.scale(relative(*nearest(self.rows, x.float() / self.unit), self.spacings))
 
 
 @dataclass(frozen=True)
@@ -107,25 +48,50 @@ class Familiar:
     layers: tuple[str, ...]
     disagreement: Scale
 
+    @property
+    def parts(self) -> list[str]:
+        """Where distances are taken, in words."""
+        return [*(["inputs"] if self.inputs else []), *([f"layers ({', '.join(self.layers)})"] if self.layers else [])]
+
+    @property
+    def count(self) -> int:
+        """How many training rows there are to compare with."""
+        return max(len(space.rows) for space in (self.inputs, *self.hidden) if space is not None)
+
     def distance(self, predictive: Predictive, x: Inputs) -> Tensor:
-        """The mean over the inputs and the hidden layers taken together, (B,)."""
-        return torch.stack(self._distances(predictive, x)).mean(0)
+        """The mean of the parts that are distances, (B,)."""
+        return _mean(self.distances(predictive, x))
 
     def join(self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor) -> Tensor:
         """The default score, (B,), from log u (B,)."""
-        return torch.stack([self.disagreement(log_uncertainty), *self._distances(predictive, x)]).mean(0)
+        return _mean({"disagreement": self.disagreement(log_uncertainty), **self.distances(predictive, x)})
 
-    def _distances(self, predictive: Predictive, x: Inputs) -> list[Tensor]:
-        parts: list[Tensor] = []
+    @torch.no_grad()
+    def distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
+        """How strange examples are in the inputs and in the layers, (B,) each; one or the other if there is but one."""
+        found = [self._distances(predictive, block) for block in blocks(predictive, x)]
+        return {part: torch.cat([block[part] for block in found]) for part in found[0]}
+
+    def _distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
+        parts: dict[str, Tensor] = {}
         if self.inputs is not None:
-            vectors = flat(x)
-            if vectors is None or vectors.shape[1] != self.inputs.rows.shape[1]:
-                found = "none" if vectors is None else vectors.shape[1]
-                raise ShapeError(f"Expected {self.inputs.rows.shape[1]} numbers per input, as at fit time, but got {found}.")
-            parts.append(self.inputs(vectors))
+            vectors, width = flat(x), self.inputs.rows.shape[1]
+            if vectors is None or vectors.shape[1] != width:
+                raise ShapeError(
+                    f"Expected {width} numbers per input, as at fit time, but got "
+                    f"{'another form' if vectors is None else vectors.shape[1]}. Bring inputs to one size, or fit with "
+                    "score='epistemic', which compares no inputs."
+                )
+            parts["inputs"] = self.inputs(vectors)
         if self.hidden:
             met = layers_of(predictive, x, self.layers)
-            parts.append(torch.stack([space(met[n]) for space, n in zip(self.hidden, self.layers, strict=True)]).mean(0))
+            for name in self.layers:
+                if name not in met:
+                    raise HostError(
+                        f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
+                        "Check their form, or fit with score='epistemic', which compares no layers."
+                    )
+            parts["layers"] = torch.stack([s(met[n]) for s, n in zip(self.hidden, self.layers, strict=True)]).mean(0)
         return parts
 
     def to(self, device: str | torch.device) -> Familiar:
@@ -144,8 +110,7 @@ class Familiar:
         """What `state` and the layers' names tell."""
 
         def space(name: str) -> Space:
-            rows, unit, spacings, scale = (tensors[f"{name}.{field}"] for field in ("rows", "unit", "spacings", "scale"))
-            return Space(rows, unit, spacings, Scale(*scale.unbind()))
+            return Space.from_state({n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")})
 
         return Familiar(
             inputs=space("inputs") if "inputs.rows" in tensors else None,
@@ -155,57 +120,41 @@ class Familiar:
         )
 
 
-def familiar_of(
-    predictive: Predictive, train: Batches, log_uncertainty: Callable[[Inputs], Tensor], *, seed: int
-) -> Familiar | None:
-    """Some training rows, where they lie and how uncertain the draws are there; None if there are no vectors to compare."""
-    rows = sample(train, ROWS, seed)
-    uncertain = log_uncertainty(rows) if rows_of(rows) >= 3 else None
-    if uncertain is None or uncertain.ndim > 1:  # positions have no neighbours here
-        return None
-    vectors = flat(rows)
-    met = layers_of(predictive, rows)
-    if vectors is not None:
-        met = {n: h for n, h in met.items() if h.shape != vectors.shape or not torch.equal(h, vectors.to(h))}
-    layers = spread_out(list(met), LAYERS)
-    if vectors is None and not layers:
-        return None
-    return Familiar(
-        inputs=None if vectors is None else Space.of(vectors, standardized=True),
-        hidden=tuple(Space.of(met[name], standardized=False) for name in layers),
-        layers=tuple(layers),
-        disagreement=Scale.of(uncertain),
-    )
+def familiar_of(predictive: Predictive, rows: Sequence[Inputs], log_uncertainty: Callable[[Inputs], Tensor]) -> Familiar | None:
+    """Where these rows lie and how uncertain the draws are there; None if there are no vectors to compare, or too few.
 
-
-def flat(x: Inputs) -> Tensor | None:
-    """Floating-point inputs as rows, (B, D); None if there are none or too many."""
-    size = rows_of(x)
-    leaves = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    own = [leaf.reshape(size, -1) for leaf in leaves if not isinstance(leaf, Shared) and leaf.ndim and leaf.shape[0] == size]
-    width = sum(leaf.shape[1] for leaf in own)
-    return torch.cat(own, 1) if 0 < width <= WIDEST else None
-
-
-def layers_of(predictive: Predictive, x: Inputs, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """What the plain first member's matrices meet, (B, D) each; nothing for a Predictive that is no host of ours."""
-    plain, host = getattr(predictive, "plain", None), getattr(predictive, "host", None)
-    if plain is None or host is None:
-        return {}
-    weights, step = plain(), max(host.batch_size, 1024)
-    parts = [
-        features(host.net, weights, take_rows(x, slice(start, start + step)), host.select, names=names)
-        for start in range(0, rows_of(x), step)
-    ]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def spread_out(names: list[str], most: int) -> list[str]:
-    """At most so many of them, evenly spaced, the last among them.
-
-    >>> spread_out(["a", "b", "c", "d", "e"], 2)
-    ['b', 'e']
+    `rows` are in parts, one for every shape. Positions have no neighbours here.
     """
-    if len(names) <= most:
-        return names
-    return [names[(i + 1) * len(names) // most - 1] for i in range(most)]
+    if sum(map(rows_of, rows)) < LEAST:
+        return None
+    apart = -(-sum(map(rows_of, rows)) // JUDGED)
+    uncertain = [log_uncertainty(take_rows(part, slice(None, None, apart))) for part in rows]
+    if any(values.ndim > 1 for values in uncertain):
+        return None
+    vectors = whole([flat(part) for part in rows])
+    inputs = None if vectors is None else Space.of(vectors, standardized=True)
+    spaces = {name: Space.of(met, standardized=False) for name, met in hidden(predictive, rows, vectors).items()}
+    kept = {name: space for name, space in spaces.items() if space is not None}
+    layers = spread_out(list(kept), LAYERS)
+    if inputs is None and not layers:
+        return None
+    return Familiar(inputs, tuple(kept[n] for n in layers), tuple(layers), Scale.of(torch.cat(uncertain)))
+
+
+def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:
+    """Log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's own disagreement.
+
+    The logarithm first: of members as wide as the data allow, one may be wider than all others by orders of magnitude. Members
+    that are not random disagree only with each other. The score of a likelihood without `epistemic` is taken as it is: it may be
+    negative.
+    """
+    own = getattr(likelihood, "epistemic", None)
+    draws = outputs.shape[0] // members
+    parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
+    each = torch.stack([(own or likelihood.score)(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return (each.clamp_min(1e-30).log() if own else each).mean(0)
+
+
+def _mean(parts: Mapping[str, Tensor]) -> Tensor:
+    """Of all parts, (B,); what is infinitely strange in one is so altogether."""
+    return torch.stack(list(parts.values())).mean(0).nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -21,7 +21,7 @@ from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gat
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
-from offmap.guarding.familiar import Familiar
+from offmap.guarding.familiar import Familiar, log_uncertainty
 from offmap.likelihoods import Likelihood, Prediction, check_counted, check_targets
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive
@@ -127,7 +127,10 @@ class Guard:
         return summarize(self)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically. The hosts' weights stay with the user; a digest of them goes along."""
+        """Write one safetensors file, atomically. The hosts' weights stay with the user; a digest of them goes along.
+
+        With the scores "default" and "distance" the file holds up to 4,096 training rows: share it as you would share those.
+        """
         from offmap.guarding.file import save
 
         save(self, path)
@@ -159,12 +162,13 @@ class Guard:
 
     def score_map(self, block: Inputs) -> Tensor:
         """Scores of one block, (B,) or (B, *positions), NaN where its `attention_mask` tells of padding."""
+        precise = torch.promote_types(self.place.dtype, torch.float32)
         if self.familiar is not None and self.score_with == "distance":
-            return self.familiar.distance(self.predictive, block).to(self.place.dtype)
+            return self.familiar.distance(self.predictive, block).to(precise)
         outputs = self.outputs(block, None)
         if self.familiar is not None and self.score_with == "default":
             uncertain = log_uncertainty(self.likelihood, outputs, self.predictive.members)
-            return self.familiar.join(self.predictive, block, uncertain).to(self.place.dtype)
+            return self.familiar.join(self.predictive, block, uncertain).to(precise)
         scores = self.scores(outputs)
         # without a class axis, (B, T) may be T labels of one text
         kept = attended(block, scores) if outputs.ndim > scores.ndim + 1 else None
@@ -229,18 +233,6 @@ def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:
         raise ConfigError(f"Expected a likelihood with `{SCORES[score]}` for score={score!r}, but {type(likelihood).__name__} "
                           "has none. Pass `score='paper'`.")  # fmt: skip
     return method
-
-
-def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:
-    """Log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's own disagreement.
-
-    The logarithm first: of members as wide as the data allow, one may be wider than all others by orders of magnitude. Members
-    that are not random disagree only with each other.
-    """
-    own = getattr(likelihood, "epistemic", likelihood.score)
-    draws = outputs.shape[0] // members
-    each = [own(part) for part in outputs.unflatten(0, (members, draws))] if draws > 1 else [own(outputs)]
-    return torch.stack(each).double().nan_to_num(nan=torch.inf, posinf=torch.inf).clamp_min(1e-30).log().mean(0)
 
 
 def checked_clip(clip: Any) -> float | None:

@@ -1,0 +1,96 @@
+"""A cloud of familiar rows, and how strange others are beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offmap._types import Weights
+from offmap.distance import nearest, relative
+
+LEAST = 3
+"""Fewer rows have no spacing to speak of."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of a part over familiar rows, () each; a part that tells them nothing apart counts 0."""
+
+    centre: Tensor
+    spread: Tensor
+
+    @staticmethod
+    def of(values: Tensor) -> Scale:
+        """Of the finite ones among these values, (N,)."""
+        kept = values[values.isfinite()]
+        if len(kept) < 2:
+            kept = values.new_zeros(2)
+        return Scale(kept.mean(), kept.std(correction=0))
+
+    def state(self) -> Tensor:
+        """Both as one tensor, (2,)."""
+        return torch.stack([self.centre, self.spread])
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """In standard deviations above the mean.
+
+        >>> Scale.of(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, torch.inf]))
+        tensor([3., inf])
+        """
+        if float(self.spread) < 1e-6 * (1 + abs(float(self.centre))):
+            return torch.where(values.isfinite(), 0.0, values)
+        return (values - self.centre) / self.spread
+
+
+@dataclass(frozen=True)
+class Space:
+    """Familiar rows (N, D) around `centre` (D,) in units of `unit` (D,), how far apart they are (N,), and the scale of their own
+    log ratios.
+    """
+
+    rows: Tensor
+    centre: Tensor
+    unit: Tensor
+    spacings: Tensor
+    scale: Scale
+
+    @staticmethod
+    def of(rows: Tensor, *, standardized: bool) -> Space | None:
+        """A space around the finite ones of these rows; None if they are too few or all the same.
+
+        `standardized` divides columns by their standard deviation, unless that is 0.
+        """
+        kept = rows[rows.isfinite().all(1)].double()
+        if len(kept) < LEAST or torch.equal(kept, kept[:1].expand_as(kept)):
+            return None
+        centre, unit = kept.mean(0), torch.ones_like(kept[0])
+        if standardized:  # the mean of equal numbers is not always that number, so the standard deviation does not tell
+            unit = torch.where(kept.amax(0) > kept.amin(0), kept.std(0, correction=0), unit)
+        # half precision was enough for the host, not for what is made of it here
+        scaled = ((kept - centre) / unit).to(torch.promote_types(rows.dtype, torch.float32))
+        distances, numbers = nearest(scaled, scaled, itself=torch.arange(len(scaled), device=scaled.device))
+        spacings = distances.mean(1)
+        return Space(scaled, centre, unit, spacings, Scale.of(relative(distances, numbers, spacings)))
+
+    def state(self) -> Weights:
+        """Every tensor by name."""
+        return {
+            "rows": self.rows,
+            "centre": self.centre,
+            "unit": self.unit,
+            "spacings": self.spacings,
+            "scale": self.scale.state(),
+        }
+
+    @staticmethod
+    def from_state(tensors: Mapping[str, Tensor]) -> Space:
+        """What `state` tells."""
+        return Space(**{**tensors, "scale": Scale(*tensors["scale"].unbind())})  # pyright: ignore[reportArgumentType]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """How strange rows (B, D) are here, (B,)."""
+        scaled = ((x.double() - self.centre) / self.unit).to(self.rows.dtype)
+        return self.scale(relative(*nearest(self.rows, scaled), self.spacings))
