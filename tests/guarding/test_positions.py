@@ -87,7 +87,7 @@ def test_padding_is_nan_in_the_map_and_left_out_of_the_reduction(tagger: offmap.
     assert tagger.likelihood == Categorical(-1)
     assert torch.equal(~answer.score_map.isnan(), kept)
     probs = tagger.samples(x, tagger.draws).softmax(-1).mean(0)
-    entropy = -(probs * probs.log()).sum(-1)
+    entropy = torch.special.entr(probs).sum(-1)
     torch.testing.assert_close(answer.score_map[kept], entropy[kept], rtol=1e-4, atol=1e-5)
     slow = torch.stack([row[k].mean() for row, k in zip(entropy, kept, strict=True)])
     torch.testing.assert_close(answer.score, slow, rtol=1e-4, atol=1e-5)
