@@ -18,8 +18,8 @@ NEIGHBOURS = 10
 SHARE = 0.1
 """Of the average spacing, added to the local one: copies of one row are at no distance at all."""
 
-HELD = 1 << 20
-"""Distances held at once (8 MB), whatever the number of examples."""
+HELD = 1 << 18
+"""Distances held at once (2 MB), whatever the number of examples."""
 
 
 def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
@@ -58,4 +58,4 @@ def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
 
 def _squares(x: Tensor, rows: Tensor) -> Tensor:
     """|x − row|², (B, N), as one matrix product; around the rows' mean, so that little cancels."""
-    return x.square().sum(1)[:, None] + rows.square().sum(1) - 2 * x @ rows.mT
+    return torch.addmm(rows.square().sum(1), x, rows.mT, alpha=-2).add_(x.square().sum(1)[:, None])
