@@ -123,7 +123,7 @@ def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:
     alone = offmap.fit(nets[0], data, data, **options)
     seen = offmap.guard(Member(both.predictive, 0), data, train=data, likelihood=both.likelihood)
     assert seen.clip == alone.clip
-    torch.testing.assert_close(seen.score(x), alone.score(x), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(seen.score(x), alone.score(x), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(seen.predict(x).mean, alone.predict(x).mean, rtol=1e-4, atol=1e-4)
 
 

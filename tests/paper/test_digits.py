@@ -24,7 +24,7 @@ def test_svd_guard_beats_the_plain_entropy_by_a_point_and_keeps_accuracy():
         place = Place.of(net)
         train, valid = batches(task.train, place, name="train", batch_size=32), gather(batches(task.valid, place, name="valid"))
         plain = deep_ensemble.fit(net, train, valid, likelihood=Categorical(), config=deep_ensemble.Config(steps=1500), seed=seed)
-        baseline = offmap.guard(plain, task.valid)
+        baseline = offmap.guard(plain, task.valid, score="paper")
         guard = offmap.fit(plain.nets()[0], task.train, task.valid, score="paper", seed=seed)
         x, y = task.test
         area = [float(auroc(g.score(x), g.score(strange))) for g in (guard, baseline)]

@@ -29,7 +29,7 @@ def plain(task):
 
 @pytest.mark.parametrize("solver", ["refine", "closed-form"])
 def test_standard_deviation_off_the_data_is_five_times_the_one_on_it(task, plain, solver):
-    guard = offmap.fit(plain.nets()[0], task.train, task.valid, solver=solver)
+    guard = offmap.fit(plain.nets()[0], task.train, task.valid, solver=solver, score="paper")
     on_data = guard.score(task.train[0]).sqrt().mean()
     outside, gap = (guard.score(task.ood[name]).sqrt().mean() for name in ("outside", "gap"))
     assert outside > 5 * on_data
@@ -52,7 +52,7 @@ def test_scaling_misses_the_gap_that_svd_sees(task, plain):
     net = plain.nets()[0]
     contrast = {}
     for basis in ("identity", "svd"):
-        guard = offmap.fit(net, task.train, task.valid, basis=basis)
+        guard = offmap.fit(net, task.train, task.valid, basis=basis, score="paper")
         contrast[basis] = guard.score(task.ood["gap"]).log().mean() - guard.score(task.train[0]).log().mean()
     assert contrast["svd"] > contrast["identity"]
 

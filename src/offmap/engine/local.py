@@ -48,7 +48,7 @@ def run_jobs(jobs: Sequence[Job], *, workers: int, report: Report) -> list[Any]:
 
 def warm_up() -> None:
     """The first step of an optimiser imports half of torch; that is not the first method's time."""
-    weight = torch.zeros(1, requires_grad=True)
+    weight = torch.zeros(1, requires_grad=True, device="cpu")
     weight.sum().backward()
     torch.optim.Adam([weight]).step()
 

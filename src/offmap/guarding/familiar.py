@@ -69,8 +69,16 @@ class Familiar:
     @torch.no_grad()
     def distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
         """How strange examples are in the inputs and in the layers, (B,) each; one or the other if there is but one."""
-        found = [self._distances(predictive, block) for block in blocks(predictive, x)]
-        return {part: torch.cat([block[part] for block in found]) for part in found[0]}
+        # room for all results first: short ones, left between the temporaries of later blocks, would scatter free memory
+        parts = [name for name, there in (("inputs", self.inputs), ("layers", self.hidden)) if there]
+        found = {part: self.disagreement.centre.new_empty(rows_of(x)) for part in parts}
+        start = 0
+        for block in blocks(predictive, x):
+            stop = start + rows_of(block)
+            for part, values in self._distances(predictive, block).items():
+                found[part][start:stop] = values
+            start = stop
+        return found
 
     def _distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
         parts: dict[str, Tensor] = {}
