@@ -20,10 +20,15 @@ the first call draws; `guard(x)` uses unclipped draws for the score and clipped 
 def run(rounds: int = 15) -> Record:
     """Ours, the peer's and the plain net, in turns."""
     x = subject.table()["score"][0][:1]
-    guard, theirs, net, numpy = subject.fitted(), peer.model(), subject.net(), x.numpy()
-    fresh, seeds = subject.fitted(), itertools.count(1)  # a guard of its own, so as not to push out what the other remembers
+    guard, theirs, net, numpy = subject.fitted(score="paper"), peer.model(), subject.net(), x.numpy()
+    joined = subject.fitted()
+    fresh, seeds = (
+        subject.fitted(score="paper"),
+        itertools.count(1),
+    )  # a guard of its own, so as not to push out what the other remembers
     calls = {
-        "offmap, `guard.score(x)`": lambda: guard.score(x),
+        'offmap, `guard.score(x)`, score="paper"': lambda: guard.score(x),
+        "offmap, `guard.score(x)`, the default score": lambda: joined.score(x),
         "offmap, `guard(x)`": lambda: guard(x),
         "offmap, `guard.score(x)`, the first call": lambda: replace(fresh, seed=next(seeds)).score(x),
         "maxwent, `predict_std(x)`": lambda: theirs.predict_std(numpy, n_sample=subject.DRAWS),

@@ -47,10 +47,10 @@ def net(seed: int = 0) -> nn.Sequential:
     return host.eval()
 
 
-def fitted(solver: Literal["closed-form", "refine"] = "closed-form") -> offmap.Guard:
+def fitted(solver: Literal["closed-form", "refine"] = "closed-form", *, score: str = "default") -> offmap.Guard:
     """An SVD guard around the net."""
     data = table()
-    return offmap.fit(net(), data["train"], data["valid"], solver=solver, draws=DRAWS, progress=False)
+    return offmap.fit(net(), data["train"], data["valid"], solver=solver, score=score, draws=DRAWS, progress=False)
 
 
 def products() -> int:
