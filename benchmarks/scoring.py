@@ -18,9 +18,9 @@ BATCHES = (512, 1024, 2048, 4096)
 DEFAULT_BATCH = 32
 
 HOW = """`guard.score` of a fitted SVD guard with a new seed every turn, so that nothing drawn is remembered, against the peer's
-`predict_std`, which is the same number (score="paper"), at the quickest of the batch sizes 512, 1024, 2048 and 4096 and at its default of 32. The bare GEMM is what
-2·P·N·Σ in·out = {gflop:.1f} GFLOP take at the rate of a 1024 × 1024 × 1024 float32 product in the same run. The default score also looks for neighbours among
-3,600 training rows, in the inputs and three layers."""
+`predict_std`, which is the same number (score="paper"), at the quickest of the batch sizes 512, 1024, 2048 and 4096 and at its
+default of 32. The bare GEMM is what 2·P·N·Σ in·out = {gflop:.1f} GFLOP take at the rate of a 1024 × 1024 × 1024 float32 product
+in the same run. The default score also looks for neighbours among 3,600 training rows, in the inputs and three layers."""
 
 
 def run(rounds: int = 7) -> Record:
