@@ -36,7 +36,11 @@ def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -
         if word not in valid:
             raise ConfigError(f"Expected the {kind} of a UCI task to be {nearest(word, valid)}, but got {word!r}.")
     values = read(name, folder)
-    x, y = values[:, :-1], values[:, -1]
+    return cut(f"uci/{name}/{mode}", values[:, :-1], values[:, -1], mode, seed)
+
+
+def cut(name: str, x: Array, y: Array, mode: str, seed: int) -> Task:
+    """A regression table as a task, by the protocol of `uci`."""
     internal, external = halves(x)
     familiar, strange = (internal, external) if mode == "extrapolation" else (external, internal)
     train, valid, test = split(familiar, seed)
@@ -47,7 +51,7 @@ def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -
         return pair((x[rows] - shift) / scale, (y[rows] - middle) / unit)
 
     return Task(
-        name=f"uci/{name}/{mode}",
+        name=name,
         train=part(train),
         valid=part(valid),
         test=part(test),
