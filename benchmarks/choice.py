@@ -55,8 +55,8 @@ benchmark of the paper (`benchmarks/tables.py`: scikit-learn's and made-up ones)
 All parts are logarithms, in standard deviations over familiar rows; joined ones are added. *u* is the mean over members of the
 logarithm of each one's variance of means, *together* that of all draws of all members; *nearest row* is the plain distance;
 *inputs*, *layers* and *last layer* are relative distances (`offmap.distance`), *whitened* is one in decorrelated inputs.
-The choice was made by these numbers. The UCI tables of one seed were looked at as well while this was done; what they said changed
-nothing here, and their other seeds, and other data, tell whether the choice holds ([UCI](uci.md)).
+The choice was made by these numbers. The UCI tables of one seed were looked at as well while it was made; what they said
+changed nothing here, and their other seeds, and other data, tell whether the choice holds ([UCI](uci.md)).
 """
 
 
