@@ -25,7 +25,7 @@ def result():
 def test_every_method_has_scores_seconds_and_a_view(result):
     assert tuple(result.evaluation.scores) == plans.METHODS
     assert set(result.seconds) == set(plans.METHODS)
-    assert set(result.views) == {*plans.METHODS} - {plans.NEAREST} | {"MaxWEnt-SVD, clipped at 2"}
+    assert set(result.views) == {*plans.METHODS} - {plans.JOINED, plans.NEAREST} | {"MaxWEnt-SVD, clipped at 2"}
     for view in result.views.values():
         assert view.map().shape == (8, 8)
         assert view.map().max() <= story.TOP + 1e-6

@@ -12,7 +12,8 @@ from offmap.data.task import Task
 
 PLAIN, ENSEMBLE, DROPOUT = "Plain net", "Deep ensemble ×5", "MC-dropout"
 SCALING, SVD, SVD5, NEAREST = "MaxWEnt", "MaxWEnt-SVD", "MaxWEnt-SVD ×5", "Nearest row"
-METHODS = (PLAIN, ENSEMBLE, DROPOUT, SCALING, SVD, SVD5, NEAREST)
+JOINED = "The same, default score"
+METHODS = (PLAIN, ENSEMBLE, DROPOUT, SCALING, SVD, SVD5, JOINED, NEAREST)
 """In the order of tables, panels and colours."""
 
 

@@ -115,8 +115,8 @@ def score_panels(
     common = score_bins([s for name, sets in scores.items() if name not in alone for s in sets.values()], least=least)
     panels: list[Panel] = []
     for name, sets in scores.items():
-        bins = score_bins(list(sets.values())) if name in alone else common
-        label = "distance" if name in alone else "score"
+        bins = score_bins(list(sets.values()), least=-np.inf) if name in alone else common
+        label = "own scale" if name in alone else "score"
         svg = histogram_panel(sets, bins=bins, threshold=(thresholds or {}).get(name), label=label)
         panels.append(Panel(svg, name, f"Histogram of the scores of {name}. {_medians(sets)}"))
     return panels
