@@ -130,10 +130,14 @@ def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
     """Mean NLL of the prediction on the validation data; infinite where it is not a number, or nothing is predicted."""
     if fitted.predictive is None:
         return math.inf
-    made = guarded(fitted.predictive, fitted, task, cell)
-    held = gather(batches(task.valid, made.place, name="valid"))
-    risk = float(nll(made, held, clip=made.clip).mean())
+    risk = valid_nll(guarded(fitted.predictive, fitted, task, cell), task)
     return math.inf if math.isnan(risk) else risk
+
+
+def valid_nll(made: Guard, task: Task) -> float:
+    """Mean NLL of the clipped prediction on the validation data."""
+    held = gather(batches(task.valid, made.place, name="valid"))
+    return float(nll(made, held, clip=made.clip).mean())
 
 
 def guarded(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
@@ -155,7 +159,10 @@ def measured(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str
 
 
 def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
-    """How one scorer does on the test data and on every strange set; infinite intervals and thresholds give NaN."""
+    """How one scorer does on the test data and on every strange set; infinite intervals and thresholds give NaN.
+
+    The set "valid" holds the NLL of the validation data, by which the clip was chosen.
+    """
     evaluation = evaluate({"it": scorer}, task.test, task.ood)
     metrics: dict[str, dict[str, float]] = {"test": {}}
     for row in evaluation.rows:
@@ -167,6 +174,7 @@ def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
             metrics[name][word] = share if math.isfinite(scorer.threshold) else math.nan
         if not math.isfinite(metrics["test"].get("conformal_width", 0.0)):
             metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
+        metrics["valid"] = {"nll": valid_nll(scorer, task)}
     return metrics
 
 
