@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from offmap.bench import methods
-from offmap.bench.cell import Remembered, averaged
+from offmap.bench.cell import averaged
 from offmap.bench.hosts import plain
 from offmap.data.catalog import task
-from offmap.methods.predictives import Member
+from offmap.methods.predictives import Member, Remembered
 
 
 def test_a_number_that_one_member_lacks_has_no_mean() -> None:
@@ -39,3 +39,13 @@ def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
     whole.outputs(x[1:], 2, clip=None, seed=0)
     whole.outputs(x, 2, clip=0.1, seed=0)
     assert len(calls) == 3
+
+
+def test_a_remembered_predictive_keeps_no_more_than_it_may() -> None:
+    data = task("regression")
+    nets = methods.starts(data, 0, methods.recipe({"hidden": [4]}))
+    own = plain(nets, data)
+    x = data.test[0]
+    whole = Remembered(own, most=own.outputs(x, 1).numel())
+    assert whole.outputs(x, 1, clip=None, seed=0) is whole.outputs(x, 1, clip=float("inf"), seed=0)
+    assert whole.outputs(x, 1, clip=0.1, seed=0) is not whole.outputs(x, 1, clip=0.1, seed=0)

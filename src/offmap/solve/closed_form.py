@@ -78,10 +78,10 @@ def largest_factor(
     return below.exp()
 
 
-def calm(q: WeightDistribution, risk: Callable[[Tensor], Tensor], threshold: Tensor) -> None:
-    """Shrink the members whose risk(c = 1) is above τ until it is not; those that pass stay as they are."""
-    ones = torch.ones_like(threshold)
-    passed = risk(ones) <= threshold
-    if not bool(passed.all()):
-        factor = largest_factor(risk, threshold, low=1e-6, high=1.0)
-        q.widen(torch.where(passed, ones, factor))
+def calm(q: WeightDistribution, own: Tensor, risk: Callable[[Tensor], Tensor], threshold: Tensor) -> bool:
+    """Shrink the members whose `own` risk, that of c = 1, is above τ until it is not; whether there were any."""
+    passed = own <= threshold
+    if bool(passed.all()):
+        return False
+    q.widen(torch.where(passed, torch.ones_like(threshold), largest_factor(risk, threshold, low=1e-6, high=1.0)))
+    return True
