@@ -190,9 +190,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     """Adam on the objective; every member ends with its last state at or below τ."""
     config, threshold = task.config, task.threshold(q)
     assert isinstance(config.tradeoff, float)
-    seen = task.validation.look(q)
-    if closed_form.calm(q, seen[0], task.validation.along(q), threshold):
-        seen = None
+    start = closed_form.calm(q, task.validation, threshold)
     objective = objectives.maxwent(
         q, task.host, task.likelihood, tradeoff=config.tradeoff, growth=objectives.as_growth(config.entropy),
         draws=config.draws_per_step, seed=task.seed,
@@ -202,7 +200,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
             q, task.validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, describe(h)),
         )  # fmt: skip
-        monitor.check(0, float("nan"), seen)
+        monitor.check(0, float("nan"), start)
         optimizer = adam(q.raw_scale.parameters(), rate=config.rate, epsilon=config.adam_epsilon)
         history.ending = minimize(objective, optimizer, task.train, steps=config.steps, monitors=[monitor], seed=task.seed)
         if history.ending == "finished" and config.steps % config.check_every:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offmap.core.basis import Basis
 from offmap.core.distribution import WeightDistribution
+from offmap.solve.risk import Validation
 
 FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
@@ -78,10 +79,12 @@ def largest_factor(
     return below.exp()
 
 
-def calm(q: WeightDistribution, own: Tensor, risk: Callable[[Tensor], Tensor], threshold: Tensor) -> bool:
-    """Shrink the members whose `own` risk, that of c = 1, is above τ until it is not; whether there were any."""
-    passed = own <= threshold
+def calm(q: WeightDistribution, validation: Validation, threshold: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Shrink the members whose risk is above τ until it is not; if there are none, what a look at them shows."""
+    seen = validation.look(q)
+    passed = seen[0] <= threshold
     if bool(passed.all()):
-        return False
-    q.widen(torch.where(passed, torch.ones_like(threshold), largest_factor(risk, threshold, low=1e-6, high=1.0)))
-    return True
+        return seen
+    factor = largest_factor(validation.along(q), threshold, low=1e-6, high=1.0)
+    q.widen(torch.where(passed, torch.ones_like(threshold), factor))
+    return None
