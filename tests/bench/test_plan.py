@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, cells, narrowed
 from offmap.bench.reading import packaged, parse, read_plan
 from offmap.errors import ConfigError, FileError
+from offmap.methods import bnn
 
 TEXT = """
 name = "small"
@@ -195,7 +197,7 @@ def test_a_file_of_ones_own_is_read(tmp_path) -> None:
 
 
 def test_the_plans_that_come_with_offmap() -> None:
-    assert list(packaged()) == ["uci", "uci-paper"]
+    assert list(packaged()) == ["uci", "uci-bnn", "uci-bnn-short", "uci-paper"]
     uci, paper = read_plan("uci"), read_plan("uci-paper")
     assert (uci.seeds, paper.seeds) == ((0, 1, 2), (0,))
     assert len(uci.tasks) == len(paper.tasks) == 16
@@ -205,3 +207,27 @@ def test_the_plans_that_come_with_offmap() -> None:
     assert len(cells(uci)) == 16 * 3 * 20
     for name in packaged():
         assert read_plan(name, quick=True).seeds == (0,)
+
+
+def test_the_ablation_of_the_paper_and_a_short_one_beside_maxwent() -> None:
+    whole, short = read_plan("uci-bnn"), read_plan("uci-bnn-short")
+    settings = {(name, members) for name in bnn.ABLATION for members in (1, 5)}
+    assert {(e.config["setting"], e.members) for e in whole.entries} == settings
+    assert {METHODS["bnn"].settings(e.config)["steps"] for e in whole.entries} == {50_000}
+    assert {(e.config["setting"], e.members) for e in short.entries if e.name == "bnn"} == settings
+    rivals = {(e.config["config"], e.config["basis"], e.members) for e in short.entries if e.name == "maxwent"}
+    assert rivals == {("paper", basis, members) for basis in ("svd", "identity") for members in (1, 5)}
+    assert {e.config["steps"] for e in short.entries} == {5_000}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ('setting = "svd_frozen_big"', "Expected `setting` to be .*did you mean 'svd_frozen_large'.*but got 'svd_frozen_big'"),
+        ('setting = "svd_frozen_large", mean = "trained"', "Expected `mean='frozen'` with `basis='svd'`"),
+    ],
+)
+def test_an_impossible_posterior_is_refused_before_any_work(config: str, message: str) -> None:
+    entry = f'name = "bnn"\nconfig = {{{config}}}'
+    with pytest.raises(ConfigError, match=f"^small.toml: `config` of 'bnn': {message}"):
+        plan(TEXT.replace('name = "nearest"', entry, 1))

@@ -18,8 +18,7 @@ import pytest
 import torch
 
 import offmap
-from offmap.bench import methods
-from offmap.bench.cell import Bench, Remembered, averaged
+from offmap.bench.cell import Bench
 from offmap.bench.hosts import plain
 from offmap.bench.methods import METHODS, Ground, without_reading
 from offmap.bench.plan import Cell, cells, narrowed
@@ -27,7 +26,7 @@ from offmap.bench.reading import parse
 from offmap.bench.run import ENDS, run
 from offmap.bench.store import Found, read_all, write
 from offmap.data.catalog import task
-from offmap.methods.predictives import Member, Sampled
+from offmap.methods.predictives import Sampled
 
 TEXT = """
 name = "tiny"
@@ -36,16 +35,14 @@ tasks = ["regression"]
 
 [defaults]
 draws = 5
+steps = 10
+check_every = 5
+risk_draws = 5
 
 [defaults.deep_ensemble]
 hidden = [10]
 steps = 30
 check_every = 10
-
-[defaults.maxwent]
-steps = 10
-check_every = 5
-risk_draws = 5
 
 [[method]]
 name = "deep_ensemble"
@@ -67,6 +64,12 @@ config = {score = "epistemic"}
 [[method]]
 name = "maxwent"
 label = "wide"
+members = 5
+
+[[method]]
+name = "bnn"
+label = "posterior"
+config = {setting = "nosvd_unfrozen_small"}
 members = 5
 
 [[method]]
@@ -107,18 +110,19 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("records")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
-        assert run(tiny(), folder).done == 7
+        assert run(tiny(), folder).done == 8
     return folder
 
 
 def test_every_method_leaves_a_record_with_its_metrics(done: Path) -> None:
     found = read_all(done)
     assert {found.state(cell) for cell in tiny()} == {"ok"}
-    for label in ("plain", "ensemble", "wide, alone", "wide", "dropout"):
+    for label in ("plain", "ensemble", "wide, alone", "wide", "posterior", "dropout"):
         record = of(found, label)
         assert {"nll", "rmse", "ece", "conformal_coverage", "conformal_width", "false_alarms"} <= record.metrics["test"].keys()
         assert {"auroc", "fpr95", "flagged"} <= record.metrics["gap"].keys()
         assert record.metrics["test"]["valid_rows"] == 20
+        assert set(record.metrics["valid"]) == {"nll"}
         assert len(record.chosen["clip"]) == record.cell["members"] % 5 * 4 + 1  # of each net alone, or of all
         assert record.threads == 1
     for label in ("nearest", "mahalanobis"):
@@ -135,12 +139,29 @@ def test_what_a_fit_chose_is_kept(done: Path) -> None:
     assert record.versions == {"offmap": offmap.__version__, "torch": str(torch.__version__)}
 
 
+def test_a_posterior_is_recorded_with_its_setting_filled_in(done: Path) -> None:
+    record = of(read_all(done), "posterior")
+    config = record.settings["config"]
+    assert (config["mean"], config["prior_variance"], config["basis"], config["steps"]) == ("trained", 0.1, "identity", 10)
+    assert (record.steps, len(record.chosen["kept"]), record.chosen["tradeoff"]) == (10, 5, 10)
+
+
+def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
+    (cell,) = tiny("ensemble")
+    data = task("regression")
+    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), cell.config).predictive
+    assert isinstance(nets, Sampled)
+    made = offmap.guard(plain(nets.nets(), data), data.valid, likelihood="gaussian")
+    expected = offmap.evaluate(made, data.valid, data.ood).rows[0]["nll"]
+    assert of(read_all(done), "ensemble").metrics["valid"]["nll"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_second_run_does_nothing(done: Path) -> None:
     before, told = contents(done), []
     outcome = run(tiny(), done, report=told.append)
-    assert (outcome.before, outcome.done, outcome.failed) == (7, 0, 0)
+    assert (outcome.before, outcome.done, outcome.failed) == (8, 0, 0)
     assert contents(done) == before
-    assert told == ["before"] * 7
+    assert told == ["before"] * 8
 
 
 def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> None:
@@ -245,36 +266,6 @@ def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(METHODS, "maxwent", replace(METHODS["maxwent"], fit=warn))
     bench = Bench()
     assert [bench.run(cell).warnings for cell in tiny("wide*")] == [["Mind the gap."]] * 2
-
-
-def test_a_number_that_one_member_lacks_has_no_mean() -> None:
-    parts = [{"test": {"nll": 1.0, "width": 2.0}}, {"test": {"nll": 3.0, "width": float("inf")}}]
-    assert averaged(parts, task("regression"))["test"] == {
-        "nll": 2.0, "width": None, "not_finite": {"width": 1}, "valid_rows": 20,
-    }  # fmt: skip
-
-
-def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
-    data = task("regression")
-    nets = methods.starts(data, 0, methods.recipe({"hidden": [4]}))
-    calls: list[int] = []
-
-    class Counted:
-        members = 5
-
-        def outputs(self, x, draws, *, clip, seed):
-            calls.append(len(x))
-            return plain(nets, data).outputs(x, draws, clip=clip, seed=seed)
-
-    whole = Remembered(Counted())
-    x = data.test[0]
-    first = [Member(whole, m).outputs(x, 2, clip=None, seed=0) for m in range(5)]
-    assert calls == [len(x)]
-    assert torch.equal(torch.cat(first), whole.outputs(x, 2, clip=None, seed=0))
-    assert calls == [len(x)]
-    whole.outputs(x[1:], 2, clip=None, seed=0)
-    whole.outputs(x, 2, clip=0.1, seed=0)
-    assert len(calls) == 3
 
 
 def test_two_processes_do_the_same_work(tmp_path: Path) -> None:

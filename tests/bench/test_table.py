@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from offmap.bench.plan import Cell, cells
@@ -29,6 +30,7 @@ def record(cell: Cell, auroc: float, **changes: Any) -> Record:
     metrics: dict[str, dict[str, Any]] = {"test": {"valid_rows": 7}, "extrapolation": {"auroc": auroc, "fpr95": 0.5}}
     if cell.method == "deep_ensemble":
         width = None if "yacht" in cell.task else 2.0
+        metrics["valid"] = {"nll": -2.0}
         metrics["test"] |= {"nll": -1.0, "rmse": 0.1, "ece": 0.05, "conformal_width": width}
     return Record(**{"cell": cell.told(), "status": "ok", "settings": settings_of(cell), "metrics": metrics, **changes})
 
@@ -59,7 +61,16 @@ def test_means_are_over_tasks_and_the_spread_over_seeds() -> None:
 def test_a_number_that_does_not_exist_for_a_task_is_said() -> None:
     page = markdown(PLAN, found())
     assert "width: 1 of 2 tasks; it does not exist for uci/yacht/extrapolation." in page
-    assert lines(page, "| Plain")[1].split(" | ")[5] == "2.000 ± 0.000"
+    assert lines(page, "| Plain")[1].split(" | ")[6] == "2.000 ± 0.000"
+
+
+def test_the_validation_nll_stands_beside_that_of_the_test_data() -> None:
+    row = lines(markdown(PLAN, found()), "| Plain")[1].split(" | ")
+    assert row[1:3] == ["-1.000 ± 0.000", "-2.000 ± 0.000"]
+
+
+def test_the_note_of_a_plan_is_on_its_page() -> None:
+    assert "\n\nWhat to look at.\n\n" in markdown(replace(PLAN, note="What to look at."), found())
 
 
 def test_a_seed_that_lacks_a_task_is_no_mean() -> None:

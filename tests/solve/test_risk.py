@@ -19,6 +19,7 @@ from offmap.core.forward import Host
 from offmap.core.weights import copy_host
 from offmap.errors import ConfigError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
+from offmap.solve import risk
 from offmap.solve.risk import RISKS, Validation, as_risk, chance_nll, zero_one
 
 P = 7
@@ -213,3 +214,21 @@ def test_one_look_tells_the_risk_and_the_mean_uncertainty_of_every_member():
     assert torch.equal(risk, validation(q))
     variance = outputs[..., 1].exp().mean(1) + outputs[..., 0].var(1, correction=0)  # (M, n)
     torch.testing.assert_close(uncertainty, variance.mean(1), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("most", [1 << 23, 0])
+def test_the_risk_along_a_factor_is_that_of_the_widened_distribution(most: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(risk, "REMEMBERED", most)
+    q, validation, _ = regression()
+    along = validation.along(q)
+    for factor in (torch.tensor([1e-3, 1.0]), torch.tensor([7.0, 0.2])):
+        torch.testing.assert_close(along(factor), validation(q, factor=factor), rtol=1e-4, atol=1e-5)
+
+
+def test_the_draws_along_a_factor_are_made_once(monkeypatch: pytest.MonkeyPatch):
+    q, validation, _ = regression()
+    along, drawn, draw = validation.along(q), [], q.draw
+    monkeypatch.setattr(q, "draw", lambda span, **options: drawn.append(span) or draw(span, **options))
+    for factor in (0.1, 1.0, 10.0):
+        along(torch.full((2,), factor))
+    assert len(drawn) == 1

@@ -8,61 +8,27 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import offmap
-from offmap._types import Inputs, Weights
 from offmap.batches import batches, gather
 from offmap.bench.methods import METHODS, READING, Fitted, Ground
 from offmap.bench.plan import Cell, Settings
 from offmap.bench.store import Record, settings_of
-from offmap.core.forward import Host
 from offmap.data.catalog import task as task_of
 from offmap.data.task import Task
 from offmap.engine.local import warm_up
 from offmap.evaluation import evaluate
 from offmap.guarding.build import guard
 from offmap.guarding.guard import Guard, nll
-from offmap.methods.predictives import Member
+from offmap.methods.predictives import Member, Remembered
 from offmap.methods.protocol import Predictive, Scorer
 
 MEASURES = ("auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "conformal_coverage", "conformal_width")
 """What a record keeps of an evaluation."""
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """A Predictive that runs once for the same rows, draws, clip and seed: members and scores then share its outputs."""
-
-    whole: Predictive
-    _known: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def members(self) -> int:
-        """M."""
-        return self.whole.members
-
-    @property
-    def host(self) -> Host | None:
-        """The host that runs it, if there is one."""
-        return getattr(self.whole, "host", None)
-
-    @property
-    def plain(self) -> Callable[..., Weights] | None:
-        """Gives the weights of a member as it was trained, if they are known."""
-        return getattr(self.whole, "plain", None)
-
-    def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
-        """(M·P, B, ...), member-major."""
-        key = x.data_ptr(), x.shape, x.stride(), draws, clip, seed
-        if key not in self._known:
-            # the inputs are kept too: while they live, no other rows can have their address
-            self._known[key] = x, self.whole.outputs(x, draws, clip=clip, seed=seed)
-        return self._known[key][1]
 
 
 @dataclass
@@ -130,10 +96,14 @@ def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
     """Mean NLL of the prediction on the validation data; infinite where it is not a number, or nothing is predicted."""
     if fitted.predictive is None:
         return math.inf
-    made = guarded(fitted.predictive, fitted, task, cell)
-    held = gather(batches(task.valid, made.place, name="valid"))
-    risk = float(nll(made, held, clip=made.clip).mean())
+    risk = valid_nll(guarded(fitted.predictive, fitted, task, cell), task)
     return math.inf if math.isnan(risk) else risk
+
+
+def valid_nll(made: Guard, task: Task) -> float:
+    """Mean NLL of the clipped prediction on the validation data."""
+    held = gather(batches(task.valid, made.place, name="valid"))
+    return float(nll(made, held, clip=made.clip).mean())
 
 
 def guarded(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
@@ -155,7 +125,10 @@ def measured(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str
 
 
 def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
-    """How one scorer does on the test data and on every strange set; infinite intervals and thresholds give NaN."""
+    """How one scorer does on the test data and on every strange set; infinite intervals and thresholds give NaN.
+
+    The set "valid" holds the NLL of the validation data, by which the clip was chosen.
+    """
     evaluation = evaluate({"it": scorer}, task.test, task.ood)
     metrics: dict[str, dict[str, float]] = {"test": {}}
     for row in evaluation.rows:
@@ -167,6 +140,7 @@ def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
             metrics[name][word] = share if math.isfinite(scorer.threshold) else math.nan
         if not math.isfinite(metrics["test"].get("conformal_width", 0.0)):
             metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
+        metrics["valid"] = {"nll": valid_nll(scorer, task)}
     return metrics
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -19,8 +19,9 @@ from offmap.errors import ConfigError
 from offmap.errors import nearest as nearest_word
 from offmap.guarding.build import fit
 from offmap.likelihoods import Likelihood, infer
-from offmap.methods import deep_ensemble, maxwent, mc_dropout
+from offmap.methods import bnn, deep_ensemble, maxwent, mc_dropout
 from offmap.methods.protocol import Predictive, Runtime, Scorer, override
+from offmap.solve.monitors import History
 
 ENSEMBLE = Recipe().members
 """How many hosts are trained for every task and seed."""
@@ -29,6 +30,8 @@ READING = ("score", "draws")
 """Keys that say how a fit is read."""
 
 DROPOUT = 0.1
+
+BATCH = Recipe().batch_size
 
 Settings = Mapping[str, Any]
 
@@ -89,18 +92,37 @@ def host_settings(settings: Settings) -> dict[str, Any]:
     return {**asdict(recipe(without_reading(settings))), **{key: settings[key] for key in READING if key in settings}}
 
 
+AnyConfig = TypeVar("AnyConfig", maxwent.Config, bnn.Config)
+
+
+def named(settings: Settings, key: str, presets: Mapping[str, AnyConfig], default: str) -> AnyConfig:
+    """The preset that `settings[key]` names, with what else the settings say of its fields."""
+    name = settings.get(key, default)
+    if name not in presets:
+        raise ConfigError(f"Expected `{key}` to be {nearest_word(str(name), presets)}, but got {name!r}.")
+    known = {f.name for f in fields(presets[name])}
+    return override(presets[name], {field: value for field, value in settings.items() if field in known})
+
+
+def filled(config: maxwent.Config | bnn.Config, settings: Settings) -> dict[str, Any]:
+    """Every field of the config, and what the settings say beside them."""
+    # not asdict: it would copy a noise into a dict and lose its name
+    own = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {**own, **{key: value for key, value in settings.items() if key not in own}}
+
+
 def maxwent_settings(settings: Settings) -> dict[str, Any]:
     """A config of MaxWEnt with its defaults filled in, refused if it is impossible."""
-    known = {f.name for f in fields(maxwent.Config)}
-    name = settings.get("config", "default")
-    if name not in maxwent.CONFIGS:
-        raise ConfigError(f"Expected `config` to be {nearest_word(str(name), maxwent.CONFIGS)}, but got {name!r}.")
-    own = {key: value for key, value in settings.items() if key in known}
-    rest = {key: value for key, value in settings.items() if key not in known}
-    filled = override(maxwent.CONFIGS[name], own)
-    maxwent.check(filled)
-    # not asdict: it would copy a noise into a dict and lose its name
-    return {**{f.name: getattr(filled, f.name) for f in fields(filled)}, **rest}
+    config = named(settings, "config", maxwent.CONFIGS, "default")
+    maxwent.check(config)
+    return filled(config, settings)
+
+
+def bnn_config(settings: Settings) -> bnn.Config:
+    """The setting of the paper's ablation that is named, with differences, refused if it is impossible."""
+    config = named(settings, "setting", bnn.ABLATION, "svd_frozen_large")
+    bnn.check(config)
+    return config
 
 
 def likelihood_of(task: Task, net: nn.Module) -> Likelihood:
@@ -124,10 +146,29 @@ def fit_maxwent(ground: Ground, settings: Settings) -> Fitted:
         nets, ground.task.train, ground.task.valid, likelihood=likelihood_of(ground.task, nets[0]), seed=ground.seed,
         progress=False, **settings,
     )  # fmt: skip
-    history = guard.history
-    chosen = {**history.chosen, "entropy": fmean(history.final_entropy), "kept": history.kept, "ending": history.ending}
     return Fitted(
-        guard.predictive, guard.likelihood, seconds=time.perf_counter() - begin, steps=max(history.step, default=0), chosen=chosen
+        guard.predictive, guard.likelihood, seconds=time.perf_counter() - begin, steps=max(guard.history.step, default=0),
+        chosen=reached(guard.history),
+    )  # fmt: skip
+
+
+def reached(history: History) -> dict[str, Any]:
+    """What a fit of a distribution chose, and how wide it became."""
+    return {**history.chosen, "entropy": fmean(history.final_entropy), "kept": history.kept, "ending": history.ending}
+
+
+def fit_bnn(ground: Ground, settings: Settings) -> Fitted:
+    """A variational posterior around the hosts."""
+    task, nets = ground.task, ground.hosts().nets
+    law, place = likelihood_of(task, nets[0]), Place.of(nets[0])
+    rows = batches(task.train, place, name="train", batch_size=settings.get("batch_size", BATCH))
+    held = gather(batches(task.valid, place, name="valid"))
+    config = bnn_config(settings)
+    begin = time.perf_counter()
+    predictive = bnn.fit(nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False))
+    history = predictive.history
+    return Fitted(
+        predictive, law, seconds=time.perf_counter() - begin, steps=max(history.step, default=0), chosen=reached(history)
     )
 
 
@@ -160,10 +201,12 @@ def detector(make: Callable[..., Scorer]) -> Callable[[Ground, Settings], Fitted
 
 HOST_KEYS = frozenset({f.name for f in fields(deep_ensemble.Config)} | {"hidden", "batch_size"})
 MAXWENT_KEYS = frozenset({f.name for f in fields(maxwent.Config)} - {"parameterization"} | {"config", "batch_size", "chunk_size"})
+BNN_KEYS = frozenset({f.name for f in fields(bnn.Config)} | {"setting", "batch_size"})
 
 METHODS: dict[str, Method] = {
     "deep_ensemble": Method(fit_deep_ensemble, host_settings, HOST_KEYS | {"score"}),
     "maxwent": Method(fit_maxwent, maxwent_settings, MAXWENT_KEYS | {*READING}, hosted=True),
+    "bnn": Method(fit_bnn, lambda settings: filled(bnn_config(settings), settings), BNN_KEYS | {*READING}, hosted=True),
     "mc_dropout": Method(
         fit_mc_dropout, lambda settings: host_settings({"dropout": DROPOUT, **settings}), HOST_KEYS | {"dropout", *READING}
     ),

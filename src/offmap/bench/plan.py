@@ -70,12 +70,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every entry on every task with every seed."""
+    """Every entry on every task with every seed; `note` is Markdown for its page."""
 
     name: str
     seeds: tuple[int, ...]
     tasks: tuple[str, ...]
     entries: tuple[Entry, ...]
+    note: str = ""
 
     @property
     def labels(self) -> list[str]:

@@ -17,7 +17,7 @@ from offmap.errors import ConfigError, FileError, nearest
 HOSTS = "deep_ensemble"
 """The method whose nets others start from."""
 
-PLAN_KEYS = ("name", "seeds", "tasks", "defaults", "method", "quick")
+PLAN_KEYS = ("name", "note", "seeds", "tasks", "defaults", "method", "quick")
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid")
 QUICK_KEYS = ("seeds", "tasks")
 
@@ -62,8 +62,8 @@ class Reader:
     def plan(self, told: Settings, *, quick: bool) -> Plan:
         """The whole file."""
         self.keys(told, PLAN_KEYS, "the plan")
-        for key, kind in (("name", str), ("seeds", list), ("tasks", list), ("method", list)):
-            self.kind(told.get(key), kind, key)
+        for key, kind in (("name", str), ("note", str), ("seeds", list), ("tasks", list), ("method", list)):
+            self.kind(told.get(key, "" if key == "note" else None), kind, key)
         defaults, hurry = (self.table(told.get(key, {}), key) for key in ("defaults", "quick"))
         names = [HOSTS, *(str(entry.get("name")) for entry in told["method"] if isinstance(entry, dict))]
         self.shared(defaults, names, "defaults", ())
@@ -78,7 +78,8 @@ class Reader:
             for entry, told in zip(entries, told["method"], strict=True)
         ]
         top = {**told, **{key: hurry[key] for key in QUICK_KEYS if quick and key in hurry}}
-        return Plan(told["name"] + "-quick" * quick, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries))
+        name, note = told["name"] + "-quick" * quick, told.get("note", "").strip()
+        return Plan(name, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries), note)
 
     def entry(self, told: Any, defaults: Settings, hurry: Settings) -> Entry:
         """One [[method]]: its own config over the defaults, and under what is quick."""

@@ -23,6 +23,7 @@ class Column:
     title: str
     measure: str
     show: Callable[[float], str]
+    part: str | None = None  # the set it stands under; None: the table's
 
 
 def percent(value: float) -> str:
@@ -41,8 +42,8 @@ def plain(value: float) -> str:
 
 DETECTION = (Column("AUROC", "auroc", percent), Column("FPR@95", "fpr95", percent), Column("flagged", "flagged", percent))
 QUALITY = (
-    Column("NLL", "nll", plain), Column("RMSE", "rmse", plain), Column("ECE", "ece", percent),
-    Column("coverage", "conformal_coverage", percent), Column("width", "conformal_width", plain),
+    Column("NLL", "nll", plain), Column("validation NLL", "nll", plain, "valid"), Column("RMSE", "rmse", plain),
+    Column("ECE", "ece", percent), Column("coverage", "conformal_coverage", percent), Column("width", "conformal_width", plain),
     Column("false alarms", "false_alarms", percent),
 )  # fmt: skip
 
@@ -64,7 +65,7 @@ class Results:
         tasks = {task: {task.rpartition("/")[2]} for task in self.plan.tasks}
         done = {task: set[str]() for task in self.plan.tasks}
         for cell, record in self.ok():
-            done[cell.task] |= record.metrics.keys() - {"test"}
+            done[cell.task] |= record.metrics.keys() - {"test", "valid"}
         tasks |= {task: names for task, names in done.items() if names}
         known = dict.fromkeys(name for task in self.plan.tasks for name in sorted(done[task]))
         return {name: [task for task in self.plan.tasks if name in tasks[task]] for name in known}
@@ -98,6 +99,7 @@ def markdown(plan: Plan, found: Found) -> str:
         f"{len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds {seeds}. Numbers are means over tasks ± standard deviation "
         "over seeds, in per cent but for NLL, RMSE and width, which are in units of the training targets' standard deviation. "
         "×1 is the mean over the nets, each alone; ×5 all of them together.",
+        *([plan.note] if plan.note else []),
         *missing(results),
         *(section(results, name, tasks) for name, tasks in results.sets().items()),
         *quality(results),
@@ -152,8 +154,8 @@ def summary(results: Results, part: str, tasks: Sequence[str], columns: Sequence
     rows: dict[str, list[str]] = {label: [label] for label in results.plan.labels}
     notes: dict[str, None] = {}
     for column in columns:
-        values = results.values(part, column.measure)
-        absent = results.absent(part, column.measure, tasks)
+        source = column.part or part
+        values, absent = results.values(source, column.measure), results.absent(source, column.measure, tasks)
         own = [task for task in tasks if task not in absent]
         if absent:
             notes[f"{column.title}: {len(own)} of {len(tasks)} tasks; it does not exist for {', '.join(absent)}."] = None

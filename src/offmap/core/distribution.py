@@ -148,6 +148,15 @@ class WeightDistribution(nn.Module):
             del delta
         return result | fixed
 
+    @torch.no_grad()
+    def stretched(self, drawn: Weights, factor: Tensor) -> Weights:
+        """Unclipped draws {name: (M·P, ...)} as they are with φ multiplied by `factor` (M,), up to rounding: w̄ + c·(w − w̄)."""
+        result = dict(drawn)
+        for name, mean in self.mean.items():
+            own, c = drawn[name].unflatten(0, (self.members, -1)), factor.to(mean).view(-1, *[1] * mean.ndim)
+            result[name] = torch.lerp(mean.unsqueeze(1), own, c).flatten(0, 1)
+        return result
+
     def _turned(self, name: str, mean: Tensor, delta: Tensor, clip: float | None) -> Tensor:
         """w̄ + V·clip(δ, c): (M, ...), (M, P, ...) -> (M·P, ...)."""
         if clip is not None:

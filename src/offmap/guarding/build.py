@@ -17,6 +17,7 @@ from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Batches, Place, Rows, Stream, batches, gather, sample, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
+from offmap.core.distribution import REMEMBERED
 from offmap.core.examine import UNREACHED, examine
 from offmap.core.forward import Select, first_tensor
 from offmap.core.inputs import take_rows
@@ -29,7 +30,7 @@ from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
 from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
-from offmap.methods.predictives import Sampled
+from offmap.methods.predictives import Remembered, Sampled
 from offmap.methods.protocol import Predictive, Runtime, override
 from offmap.solve.select import CLIPS, lowest
 
@@ -172,8 +173,10 @@ def _compared(made: Guard, train: Batches) -> Guard:
 
 def _calibrated(made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float) -> Guard:
     """The guard with its clip chosen on `held`, and threshold and intervals from `familiar`."""
-    made = replace(made, clip=choose_clip(made, held) if clip == "choose" else checked_clip(clip))
-    return replace(made, calibration=calibration_of(made, familiar, false_alarms, exact=familiar is not held))
+    asked = replace(made, predictive=Remembered(made.predictive, REMEMBERED))  # clip, threshold and intervals ask for the same
+    asked = replace(asked, clip=choose_clip(asked, held) if clip == "choose" else checked_clip(clip))
+    calibration = calibration_of(asked, familiar, false_alarms, exact=familiar is not held)
+    return replace(made, clip=asked.clip, calibration=calibration)
 
 
 def choose_clip(made: Guard, held: Rows) -> float | None:

@@ -104,14 +104,14 @@ def fit(
     q = distribution(at, seen, config)
     validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
     threshold = _threshold(q, validation, config)
-    closed_form.calm(q, lambda c: validation(q, factor=c), threshold)
+    start = closed_form.calm(q, validation, threshold)
     history = History()
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = RiskThreshold(
             q, validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, describe(h)),
         )  # fmt: skip
-        monitor.check(0, float("nan"))
+        monitor.check(0, float("nan"), start)
         objective = posterior(q, at, host, likelihood, config, seed)
         optimizer = adam((p for p in q.parameters() if p.requires_grad), rate=config.rate, epsilon=config.adam_epsilon)
         history.ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)

@@ -156,21 +156,26 @@ def _spread(q: WeightDistribution) -> Tensor:
 
 def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
     """φ = c times the geometry of the activations, no gradient step."""
-    q = task.distribution(closed_form.unit_scale(task.at.mean, task.seen.bases, floor=task.config.floor))
-    threshold = task.threshold(q)
-    factor = closed_form.largest_factor(lambda c: task.validation(q, factor=c), threshold)
-    q.widen(factor)
-    history = History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished")
-    history.chosen["factor"] = float(factor.mean())
+    q, history = _shaped(task)
     risk, uncertainty = task.validation.look(q)
     history.finish(risk, q.mean_log_square().detach())
     history.add(0, float("nan"), risk, q.mean_log_square().detach(), uncertainty)
     return q, history
 
 
+def _shaped(task: Task) -> tuple[WeightDistribution, History]:
+    """The closed form, at the largest c whose risk is at most τ."""
+    q = task.distribution(closed_form.unit_scale(task.at.mean, task.seen.bases, floor=task.config.floor))
+    threshold = task.threshold(q)
+    factor = closed_form.largest_factor(task.validation.along(q), threshold)
+    q.widen(factor)
+    chosen = {"factor": float(factor.mean())}
+    return q, History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished", chosen=chosen)
+
+
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
     """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
-    q, history = solve_closed_form(task)
+    q, history = _shaped(task)
     q.widen(task.config.start)
     return _descend(task, q, History(chosen=history.chosen))
 
@@ -187,7 +192,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     """Adam on the objective; every member ends with its last state at or below τ."""
     config, threshold = task.config, task.threshold(q)
     assert isinstance(config.tradeoff, float)
-    closed_form.calm(q, lambda c: task.validation(q, factor=c), threshold)
+    start = closed_form.calm(q, task.validation, threshold)
     objective = objectives.maxwent(
         q, task.host, task.likelihood, tradeoff=config.tradeoff, growth=objectives.as_growth(config.entropy),
         draws=config.draws_per_step, seed=task.seed,
@@ -197,7 +202,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
             q, task.validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, describe(h)),
         )  # fmt: skip
-        monitor.check(0, float("nan"))
+        monitor.check(0, float("nan"), start)
         optimizer = adam(q.raw_scale.parameters(), rate=config.rate, epsilon=config.adam_epsilon)
         history.ending = minimize(objective, optimizer, task.train, steps=config.steps, monitors=[monitor], seed=task.seed)
         if history.ending == "finished" and config.steps % config.check_every:
@@ -217,7 +222,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
 
 def _fill(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
     """Use what is left of the risk: multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ."""
-    q.widen(closed_form.largest_factor(lambda c: task.validation(q, factor=c), threshold, low=1.0, high=10.0, halvings=6))
+    q.widen(closed_form.largest_factor(task.validation.along(q), threshold, low=1.0, high=10.0, halvings=6))
 
 
 SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {

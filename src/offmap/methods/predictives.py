@@ -1,10 +1,13 @@
-"""Kinds of Predictive: `Stochastic` over a WeightDistribution, `Sampled` over any function that draws weights, and a `Member`."""
+"""Kinds of Predictive: `Stochastic` over a WeightDistribution, `Sampled` over any function that draws weights;
+a `Member` of one, and one `Remembered`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
@@ -133,3 +136,43 @@ class Member:
         """(P, B, ...); all members run, and the others' outputs are left out."""
         stacked = self.whole.outputs(x, draws, clip=clip, seed=seed)
         return stacked.unflatten(0, (self.whole.members, -1))[self.index]
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A Predictive that runs once for the same rows, draws, clip and seed: members, clips and scores then share its outputs.
+
+    It remembers outputs of tables, at most `most` numbers of them in all.
+    """
+
+    whole: Predictive
+    most: float = math.inf
+    _known: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.whole.members
+
+    @property
+    def host(self) -> Host | None:
+        """The host that runs it, if there is one."""
+        return getattr(self.whole, "host", None)
+
+    @property
+    def plain(self) -> Callable[..., Weights] | None:
+        """Gives the weights of a member as it was trained, if they are known."""
+        return getattr(self.whole, "plain", None)
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
+        """(M·P, B, ...), member-major."""
+        if not isinstance(x, Tensor):
+            return self.whole.outputs(x, draws, clip=clip, seed=seed)
+        key = x.data_ptr(), x.shape, x.stride(), draws, None if clip == math.inf else clip, seed
+        if key not in self._known:
+            made = self.whole.outputs(x, draws, clip=clip, seed=seed)
+            if made.numel() + sum(known.numel() for _, known in self._known.values()) > self.most:
+                return made
+            # the inputs are kept too: while they live, no other rows can have their address
+            self._known[key] = x, made
+        return self._known[key][1]

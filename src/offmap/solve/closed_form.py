@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offmap.core.basis import Basis
 from offmap.core.distribution import WeightDistribution
+from offmap.solve.risk import Validation
 
 FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
@@ -78,10 +79,12 @@ def largest_factor(
     return below.exp()
 
 
-def calm(q: WeightDistribution, risk: Callable[[Tensor], Tensor], threshold: Tensor) -> None:
-    """Shrink the members whose risk(c = 1) is above τ until it is not; those that pass stay as they are."""
-    ones = torch.ones_like(threshold)
-    passed = risk(ones) <= threshold
-    if not bool(passed.all()):
-        factor = largest_factor(risk, threshold, low=1e-6, high=1.0)
-        q.widen(torch.where(passed, ones, factor))
+def calm(q: WeightDistribution, validation: Validation, threshold: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Shrink the members whose risk is above τ until it is not; if there are none, what a look at them shows."""
+    seen = validation.look(q)
+    passed = seen[0] <= threshold
+    if bool(passed.all()):
+        return seen
+    factor = largest_factor(validation.along(q), threshold, low=1e-6, high=1.0)
+    q.widen(torch.where(passed, torch.ones_like(threshold), factor))
+    return None

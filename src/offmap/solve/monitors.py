@@ -91,9 +91,9 @@ class RiskThreshold:
     def _done(self, member: int) -> bool:
         return self.patience is not None and self.failures[member] >= self.patience
 
-    def check(self, step: int, loss: float) -> Tensor:
-        """Measure the risk, keep the members that pass, and return which did, (M,)."""
-        risk, uncertainty = self.look(self.q)
+    def check(self, step: int, loss: float, seen: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Measure the risk, unless it was `seen`, keep the members that pass, and return which did, (M,)."""
+        risk, uncertainty = self.look(self.q) if seen is None else seen
         with torch.no_grad():
             entropy = self.q.mean_log_square()
             done = torch.tensor([self._done(m) for m in range(self.q.members)], device=risk.device)

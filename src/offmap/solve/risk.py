@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offmap._types import IGNORED
+from offmap._types import IGNORED, Weights
 from offmap.batches import Rows
-from offmap.core.distribution import WeightDistribution
-from offmap.core.forward import Host
+from offmap.core.distribution import REMEMBERED, WeightDistribution
+from offmap.core.forward import Draw, Host
 from offmap.core.inputs import take_rows
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
@@ -77,27 +77,39 @@ class Validation:
 
     def losses(self, q: WeightDistribution, *, clip: float | None = None, factor: Tensor | None = None) -> Tensor:
         """Loss per member and example, (M, n), with φ multiplied by `factor` (M,)."""
-        return self._passed(q, clip, factor)[0]
+        return self._passed(q, self._draw(q, clip, factor), 1 if clip == 0 else self.draws)[0]
 
     def look(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
         """The risk and the mean uncertainty on the validation inputs, the likelihood's score, of every member, (M,) each."""
-        losses, uncertainty = self._passed(q, None, None, scored=True)
+        losses, uncertainty = self._passed(q, self._draw(q), self.draws, scored=True)
         return losses.mean(1).nan_to_num(nan=math.inf), uncertainty
 
-    def _passed(
-        self, q: WeightDistribution, clip: float | None, factor: Tensor | None, *, scored: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def along(self, q: WeightDistribution) -> Callable[[Tensor], Tensor]:
+        """The risk with φ multiplied by a factor, (M,) -> (M,), for a q that stays as it is: small draws are made once."""
+        whole = all(mean.dtype.itemsize >= 4 for mean in q.mean.values())  # shorter numbers would lose too much when scaled
+        if not whole or q.parameterization is not None or self.draws * q.members * q.dimension > REMEMBERED:
+            return lambda factor: self(q, factor=factor)
+        kept: dict[range, Weights] = {}
+
+        def risk(factor: Tensor) -> Tensor:
+            def draw(span: range) -> Weights:
+                if span not in kept:
+                    kept[span] = self._draw(q)(span)
+                return q.stretched(kept[span], factor)
+
+            return self._passed(q, draw, self.draws)[0].mean(1).nan_to_num(nan=math.inf)
+
+        return risk
+
+    def _draw(self, q: WeightDistribution, clip: float | None = None, factor: Tensor | None = None) -> Draw:
+        return lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor)
+
+    def _passed(self, q: WeightDistribution, draw: Draw, draws: int, *, scored: bool = False) -> tuple[Tensor, Tensor]:
         """Loss per member and example, (M, n), and if `scored` the mean uncertainty of every member, (M,)."""
-        draws = 1 if clip == 0 else self.draws
         parts: list[Tensor] = []
         total = torch.zeros(q.members, dtype=torch.float64)
         for rows in self.host.blocks(self.data.inputs, q.members * draws):
-            stacked = self.host.outputs(
-                lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor),
-                draws,
-                take_rows(self.data.inputs, rows),
-                members=q.members,
-            )
+            stacked = self.host.outputs(draw, draws, take_rows(self.data.inputs, rows), members=q.members)
             y = self.data.targets[rows]
             apart = stacked.unflatten(0, (q.members, draws))
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
