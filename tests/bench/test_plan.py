@@ -204,7 +204,7 @@ def test_the_plans_that_come_with_offmap() -> None:
     assert {(e.config["config"], e.config["basis"], e.members) for e in paper.entries} == {
         (c, b, m) for c in ("paper", "reference") for b in ("svd", "identity") for m in (1, 5)
     }
-    assert len(cells(uci)) == 16 * 3 * 20
+    assert len(cells(uci)) == 16 * 3 * 17
     for name in packaged():
         assert read_plan(name, quick=True).seeds == (0,)
 
