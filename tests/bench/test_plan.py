@@ -197,7 +197,7 @@ def test_a_file_of_ones_own_is_read(tmp_path) -> None:
 
 
 def test_the_plans_that_come_with_offmap() -> None:
-    assert list(packaged()) == ["uci", "uci-bnn", "uci-bnn-short", "uci-paper"]
+    assert list(packaged()) == ["uci", "uci-bnn", "uci-bnn-short", "uci-paper", "uci-tried"]
     uci, paper = read_plan("uci"), read_plan("uci-paper")
     assert (uci.seeds, paper.seeds) == ((0, 1, 2), (0,))
     assert len(uci.tasks) == len(paper.tasks) == 16
