@@ -22,8 +22,9 @@ from offmap.core.reads import TWICE, Meeting, Read, ReadWatcher, open_attention
 LIMIT = 4096
 """A fan-in above this gets several smaller bases instead of one."""
 
-EXACT_ROWS, EXACT_PRODUCTS = 1 << 12, 1 << 26
-"""Inputs of a matrix are all counted up to so many rows, or multiplications; of further ones a sample stands for all."""
+EXACT_ROWS, EXACT_PRODUCTS = 1 << 11, 1 << 26
+"""Inputs of a matrix are all counted up to so many rows (or two for every one of its fan-in), or multiplications; of further ones
+a sample stands for all."""
 
 UNREAD = "no product with an input"
 VECTOR = "a vector: nothing to rotate"
@@ -109,11 +110,11 @@ class Moment:
 def _sample(met: Meeting, name: str, before: int) -> Tensor | None:
     """Numbers of the rows to count after `before` others, None for all of them.
 
-    Beyond the exact ones, their products cost about a sixteenth of what the forward pass itself spends on this parameter.
+    Beyond the exact ones, their products cost about a thirtieth of what the forward pass itself spends on this parameter.
     """
     fan_in = met.frame.fan_in
-    exact = max(EXACT_ROWS, EXACT_PRODUCTS // fan_in**2) - before
-    size = max(16, exact, met.count * (met.stop - met.start) // met.groups // (32 * fan_in))
+    exact = max(EXACT_ROWS, 2 * fan_in, EXACT_PRODUCTS // fan_in**2) - before
+    size = max(16, exact, met.count * (met.stop - met.start) // met.groups // (64 * fan_in))
     if size >= met.count:
         return None
     return sample(met.count, size, "rows", name, before)

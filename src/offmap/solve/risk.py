@@ -107,14 +107,14 @@ class Validation:
     def _passed(self, q: WeightDistribution, draw: Draw, draws: int, *, scored: bool = False) -> tuple[Tensor, Tensor]:
         """Loss per member and example, (M, n), and if `scored` the mean uncertainty of every member, (M,)."""
         parts: list[Tensor] = []
-        total = torch.zeros(q.members, dtype=torch.float64)
+        total = torch.zeros(q.members, dtype=torch.float64, device=self.data.targets.device)
         for rows in self.host.blocks(self.data.inputs, q.members * draws):
             stacked = self.host.outputs(draw, draws, take_rows(self.data.inputs, rows), members=q.members)
             y = self.data.targets[rows]
             apart = stacked.unflatten(0, (q.members, draws))
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
             if scored:
-                total += torch.tensor([float(self.likelihood.score(o).double().mean()) for o in apart]) * len(y)
+                total += torch.stack([self.likelihood.score(o).double().mean() for o in apart]) * len(y)
         losses = torch.cat(parts, 1)
         if self.bound is not None:
             losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound), losses)
