@@ -21,7 +21,7 @@ from offmap.methods import maxwent
 from offmap.methods.maxwent import Config
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
-from offmap.solve.risk import Validation, as_risk, worst_chance
+from offmap.solve.risk import Validation, as_risk
 
 QUICK = {"steps": 60, "check_every": 20, "risk_draws": 10}
 SOLVERS = ("closed-form", "refine", "sgd")
@@ -49,8 +49,9 @@ def solve(
     train, valid = rows(law, 48, 0, dtype), rows(law, 30, 1, dtype)
     law_used, run = likelihood or LAWS[law], runtime or Runtime(progress=False)
     made = maxwent.fit(nets, train, valid, likelihood=law_used, config=config, seed=seed, runtime=run)
-    bound = worst_chance(law_used, valid.targets) if config.bounded and config.threshold is None else None
-    risk = Validation(made.host, law_used, valid, as_risk(config.risk), config.risk_draws, seed, bound)
+    risk = Validation(made.host, law_used, valid, as_risk(config.risk), config.risk_draws, seed)
+    if config.bounded and config.threshold is None:
+        risk = risk.bounded(dict([*made.q.mean.items(), *made.q.fixed.items()]))
     return made, risk, torch.tensor(made.history.threshold)
 
 

@@ -26,7 +26,7 @@ from offmap.solve import closed_form, objectives
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import History, RiskThreshold
 from offmap.solve.progress import bar, describe
-from offmap.solve.risk import RiskFn, Validation, as_risk, worst_chance
+from offmap.solve.risk import RiskFn, Validation, as_risk
 from offmap.solve.select import highest_entropy
 
 logger = logging.getLogger("offmap")
@@ -123,8 +123,9 @@ def fit(
     seen = Observed()
     if needed:
         seen = observe(at, _feed(train), rotated=rotated, pick=runtime.select, limit=config.fan_in_limit)
-    bound = worst_chance(likelihood, valid.targets) if config.bounded and config.threshold is None else None
-    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed, bound)
+    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
+    if config.bounded and config.threshold is None:
+        validation = validation.bounded(at.mean | at.fixed)
     task = Task(at, host, train, likelihood, config, validation, seen, seed, runtime.progress)
     tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
     solver = SOLVERS[config.solver]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -73,15 +73,15 @@ class Validation:
     risk: RiskFn = prediction_nll
     draws: int = 50
     seed: int = 0
-    bound: float | None = None  # no example costs more, unless its loss is not finite
+    bound: Tensor | None = None  # (M, 1): no example costs more, unless its loss is not finite
 
     def losses(self, q: WeightDistribution, *, clip: float | None = None, factor: Tensor | None = None) -> Tensor:
         """Loss per member and example, (M, n), with φ multiplied by `factor` (M,)."""
-        return self._passed(q, self._draw(q, clip, factor), 1 if clip == 0 else self.draws)[0]
+        return self._passed(q.members, self._draw(q, clip, factor), 1 if clip == 0 else self.draws)[0]
 
     def look(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
         """The risk and the mean uncertainty on the validation inputs, the likelihood's score, of every member, (M,) each."""
-        losses, uncertainty = self._passed(q, self._draw(q), self.draws, scored=True)
+        losses, uncertainty = self._passed(q.members, self._draw(q), self.draws, scored=True)
         return losses.mean(1).nan_to_num(nan=math.inf), uncertainty
 
     def along(self, q: WeightDistribution) -> Callable[[Tensor], Tensor]:
@@ -97,28 +97,41 @@ class Validation:
                     kept[span] = self._draw(q)(span)
                 return q.stretched(kept[span], factor)
 
-            return self._passed(q, draw, self.draws)[0].mean(1).nan_to_num(nan=math.inf)
+            return self._passed(q.members, draw, self.draws)[0].mean(1).nan_to_num(nan=math.inf)
 
         return risk
 
     def _draw(self, q: WeightDistribution, clip: float | None = None, factor: Tensor | None = None) -> Draw:
         return lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor)
 
-    def _passed(self, q: WeightDistribution, draw: Draw, draws: int, *, scored: bool = False) -> tuple[Tensor, Tensor]:
+    def _passed(self, members: int, draw: Draw, draws: int, *, scored: bool = False) -> tuple[Tensor, Tensor]:
         """Loss per member and example, (M, n), and if `scored` the mean uncertainty of every member, (M,)."""
         parts: list[Tensor] = []
-        total = torch.zeros(q.members, dtype=torch.float64, device=self.data.targets.device)
-        for rows in self.host.blocks(self.data.inputs, q.members * draws):
-            stacked = self.host.outputs(draw, draws, take_rows(self.data.inputs, rows), members=q.members)
+        total = torch.zeros(members, dtype=torch.float64, device=self.data.targets.device)
+        for rows in self.host.blocks(self.data.inputs, members * draws):
+            stacked = self.host.outputs(draw, draws, take_rows(self.data.inputs, rows), members=members)
             y = self.data.targets[rows]
-            apart = stacked.unflatten(0, (q.members, draws))
+            apart = stacked.unflatten(0, (members, draws))
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
             if scored:
                 total += torch.stack([self.likelihood.score(o).double().mean() for o in apart]) * len(y)
         losses = torch.cat(parts, 1)
         if self.bound is not None:
-            losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound), losses)
+            losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound.to(losses)), losses)
         return losses, total / self.data.rows
+
+    def bounded(self, weights: Weights) -> Validation:
+        """The same, but no example costs more than chance would pay for the worst one; `weights` are the plain members', {name:
+        (M, ...)}. Likelihoods of the user's own, and members that chance beats, have no bound.
+        """
+        worst = worst_chance(self.likelihood, self.data.targets)
+        if worst is None:
+            return self
+        members = next(iter(weights.values())).shape[0]
+        losses = self._passed(members, lambda span: weights, 1)[0].clamp_max(worst)
+        # a threshold at the bound itself would let anything pass
+        beaten = losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(losses.shape[1]) >= worst
+        return replace(self, bound=torch.full_like(losses[:, :1], worst).masked_fill(beaten[:, None], math.inf))
 
     def __call__(self, q: WeightDistribution, *, factor: Tensor | None = None) -> Tensor:
         """The validation risk of every member, (M,); NaN counts as infinite."""
