@@ -27,10 +27,11 @@ NOT_BASES = ("mean.", "raw_scale.", "fixed.")
 HOW = """Peak resident memory of a fresh process that fits (closed form, SVD basis) or scores, above what it held with the host
 and 64 rows alone: a guard's own copies count, the stored bases do not. In copies of the host's weights; a
 guard may take three, and one for every draw of a chunk. {draws} draws; activations and the moments of the largest layers are in
-the numbers. The processes run with `MALLOC_MMAP_THRESHOLD_=65536`, so that memory that was given back is not counted: left to
-itself, glibc keeps freed blocks of up to 32 MB, which adds one to two copies here."""
+the numbers.
+The processes run with `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` at 65536, so that memory that was given back is not
+counted: left to itself, glibc keeps freed blocks of up to 32 MB, which adds one to two copies here."""
 
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 class Peak(NamedTuple):
