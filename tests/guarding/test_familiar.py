@@ -16,7 +16,7 @@ from offmap.distance import nearest, relative
 from offmap.errors import ConfigError, HostError, ShapeError
 from offmap.guarding.familiar import log_uncertainty
 from offmap.guarding.space import Scale, Space
-from offmap.guarding.vectors import flat
+from offmap.guarding.vectors import flat, narrowed
 from offmap.likelihoods import Gaussian, Prediction
 from trained import classes, classifier, inputs, quick, regression, regressor
 
@@ -118,6 +118,27 @@ def test_an_ensemble_has_one_score_of_all_its_members() -> None:
     each = [log_uncertainty(made.likelihood, part, 1) for part in made.outputs(X, None).unflatten(0, (3, -1))]
     torch.testing.assert_close(uncertain(made, X), torch.stack(each).mean(0))
     assert made.score(FAR).min() > made.score(X).median()
+
+
+def test_layers_of_all_members_are_compared_side_by_side() -> None:
+    nets = [regressor(s) for s in range(3)]
+    made = quick(nets, TRAIN, VALID)
+    with torch.no_grad():
+        each = [torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)]  # what the second matrix of every member meets
+    assert made.familiar.layers[0] == "2.weight"
+    torch.testing.assert_close(made.familiar.hidden[0](each[1]), Space.of(each[0], standardized=False)(each[1]))
+    turned = quick(nets[::-1], TRAIN, VALID)
+    distances, others = (g.familiar.distances(g.predictive, X)["layers"] for g in (made, turned))
+    torch.testing.assert_close(distances, others)
+
+
+def test_wide_layers_keep_their_distances_to_a_few_per_cent() -> None:
+    wide = torch.randn(40, 5000, generator=torch.Generator().manual_seed(0))
+    apart, kept = (torch.pdist(rows) for rows in (wide, narrowed(wide)))
+    assert kept.shape == apart.shape
+    assert ((kept / apart).log().abs() < 0.25).all()
+    assert abs(float((kept / apart).mean()) - 1) < 0.02
+    torch.testing.assert_close(narrowed(wide[3:4]), narrowed(wide)[3:4], rtol=1e-3, atol=1e-3)
 
 
 def test_without_training_data_the_default_is_the_papers_score(guard: offmap.Guard) -> None:

@@ -5,7 +5,7 @@ deviations over familiar rows, each compared with the others only (leave-one-out
 
     disagreement   log u(x), the mean over members
     inputs         log ratio(x) of `offmap.distance`, in the inputs
-    layers         the same in what hidden matrices of the first member meet, the mean over them
+    layers         the same in what hidden matrices of all members meet, side by side; the mean over them
 
 Their mean is the score. Nothing is tuned, and familiar data are all it needs.
 """

@@ -34,7 +34,7 @@ from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.solve.monitors import History
 
-FORMAT = "offmap-guard-3"
+FORMAT = "offmap-guard-4"
 LIKELIHOODS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Categorical": Categorical, "Bernoulli": Bernoulli}
 
 

@@ -127,10 +127,10 @@ class Member:
         return getattr(self.whole, "host", None)
 
     @property
-    def plain(self) -> Callable[[], Weights] | None:
+    def plain(self) -> Callable[..., Weights] | None:
         """Gives the weights of its host as it was trained, if that is known."""
         whole = getattr(self.whole, "plain", None)
-        return None if whole is None else lambda: whole(self.index)
+        return None if whole is None else lambda member=0: whole(self.index)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
         """(P, B, ...); all members run, and the others' outputs are left out."""
