@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
+from offmap.data.citycam import SHIFTS, citycam
 from offmap.data.digits import digits
 from offmap.data.synthetic import moons, regression
 from offmap.data.task import Task
@@ -17,6 +18,7 @@ TASKS: dict[str, Callable[[int], Task]] = {
     "moons": lambda seed: moons(),
     "digits": lambda seed: digits(seed=seed),
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
+    **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }
 
 
@@ -24,7 +26,7 @@ def names() -> list[str]:
     """The names of all tasks.
 
     >>> len(names()), names()[3]
-    (19, 'uci/yacht/extrapolation')
+    (22, 'uci/yacht/extrapolation')
     """
     return list(TASKS)
 
