@@ -14,6 +14,9 @@ import pytest
 import torch
 
 from citycams import FRAMES, Brightness, Copy, to_tensor, write_copy
+from offmap.bench.cell import Bench
+from offmap.bench.plan import cells
+from offmap.bench.reading import parse
 from offmap.data.catalog import task as task_of
 from offmap.data.citycam import CAMERAS, Shift, citycam, load
 from offmap.errors import ConfigError, DataError
@@ -252,3 +255,29 @@ def test_features_that_are_not_finite_are_refused(whole: Copy, cache: Path) -> N
 def test_unknown_shifts_get_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'weather'.*but got 'wether'"):
         citycam("wether", folder=tmp_path)
+
+
+PLAN = """
+name = "citycam"
+seeds = [0]
+tasks = ["citycam/weather"]
+[defaults]
+hidden = [10]
+steps = 30
+check_every = 10
+[[method]]
+name = "deep_ensemble"
+members = 5
+"""
+
+
+def test_a_plan_runs_on_the_copy(whole: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFMAP_DATA", str(tmp_path))
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("offmap.data.citycam.resnet50", Brightness)  # the published weights are not at hand
+    (tmp_path / "citycam").symlink_to(whole.root)
+    bench = Bench()
+    for cell in cells(parse(PLAN, "citycam.toml")):
+        record = bench.run(cell)
+        assert record.status == "ok", record.traceback
+        assert 0 <= record.metrics[cell.task.rpartition("/")[2]]["auroc"] <= 1
