@@ -7,7 +7,7 @@ from typing import Any
 
 from offmap.errors import ConfigError
 
-PACKAGES = {"sklearn": "scikit-learn"}
+PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow"}
 
 
 def require(module: str, extra: str = "demo") -> Any:
