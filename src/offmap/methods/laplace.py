@@ -109,8 +109,8 @@ class Approximated:
                 def run(moved: Weights, fixed: Weights = weights, taken: Inputs = taken) -> Tensor:
                     return self.host(fixed | moved, taken)
 
-                value, slope = torch.func.jvp(run, (point,), (delta,))
-                rows.append((value + slope).detach())
+                tangent = torch.func.jvp(run, (point,), (delta,))  # f and J·δ
+                rows.append((tangent[0] + tangent[1]).detach())
             parts.append(torch.cat(rows, 1).unflatten(0, (self.members, len(span))))
         return torch.cat(parts, 1).flatten(0, 1)
 
