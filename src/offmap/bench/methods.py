@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any, TypeVar
@@ -13,13 +13,15 @@ from torch import nn
 from offmap.batches import Place, batches, gather
 from offmap.bench.hosts import Recipe, Trained, plain, starts, trained
 from offmap.data.task import Task
-from offmap.detectors.mahalanobis import mahalanobis
-from offmap.detectors.nearest import nearest
+from offmap.detectors.gaussian_process import gaussian_process
+from offmap.detectors.isolation_forest import isolation_forest
+from offmap.detectors.mahalanobis import hidden_mahalanobis, mahalanobis
+from offmap.detectors.nearest import hidden_nearest, nearest
 from offmap.errors import ConfigError
 from offmap.errors import nearest as nearest_word
 from offmap.guarding.build import fit
 from offmap.likelihoods import Likelihood, infer
-from offmap.methods import bnn, deep_ensemble, maxwent, mc_dropout
+from offmap.methods import bnn, deep_ensemble, laplace, maxwent, mc_dropout, mean_field, swag
 from offmap.methods.protocol import Predictive, Runtime, Scorer, override
 from offmap.solve.monitors import History
 
@@ -104,7 +106,7 @@ def named(settings: Settings, key: str, presets: Mapping[str, AnyConfig], defaul
     return override(presets[name], {field: value for field, value in settings.items() if field in known})
 
 
-def filled(config: maxwent.Config | bnn.Config, settings: Settings) -> dict[str, Any]:
+def filled(config: Any, settings: Settings) -> dict[str, Any]:
     """Every field of the config, and what the settings say beside them."""
     # not asdict: it would copy a noise into a dict and lose its name
     own = {f.name: getattr(config, f.name) for f in fields(config)}
@@ -188,13 +190,64 @@ def fit_mc_dropout(ground: Ground, settings: Settings) -> Fitted:
     return Fitted(predictive, law, seconds=time.perf_counter() - begin, steps=config.steps)
 
 
+def stated(method: Any, settings: Settings) -> Any:
+    """A method's Config with what the settings say of its fields, refused if it is impossible."""
+    own = {f.name for f in fields(method.Config)}
+    config = override(method.Config(), {key: value for key, value in settings.items() if key in own})
+    method.check(config)
+    return config
+
+
+def around_hosts(method: Any) -> Callable[[Ground, Settings], Fitted]:
+    """A method that takes the trained hosts and its own Config."""
+
+    def fitted(ground: Ground, settings: Settings) -> Fitted:
+        task, nets, config = ground.task, ground.hosts().nets, stated(method, settings)
+        law, place = likelihood_of(task, nets[0]), Place.of(nets[0])
+        rows = batches(task.train, place, name="train", batch_size=settings.get("batch_size", BATCH))
+        held = gather(batches(task.valid, place, name="valid"))
+        begin = time.perf_counter()
+        made = method.fit(nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False))
+        seconds = time.perf_counter() - begin
+        return Fitted(made, law, seconds=seconds, steps=getattr(config, "steps", 0), chosen=dict(getattr(made, "chosen", {})))
+
+    return fitted
+
+
+def fit_mean_field(ground: Ground, candidates: Sequence[Settings]) -> list[Fitted]:
+    """The competitor BNN with every setting of a grid, in one stack; each is told its share of the seconds."""
+    task, first = ground.task, candidates[0]
+    made = recipe({key: first[key] for key in ("hidden", "batch_size") if key in first})
+    nets = starts(task, ground.seed, made)
+    law, place = likelihood_of(task, nets[0]), Place.of(nets[0])
+    rows = batches(task.train, place, name="train", batch_size=made.batch_size)
+    held = gather(batches(task.valid, place, name="valid"))
+    configs = [stated(mean_field, candidate) for candidate in candidates]
+    begin = time.perf_counter()
+    fits = mean_field.fit_grid(
+        nets, rows, held, likelihood=law, configs=configs, seed=ground.seed, runtime=Runtime(progress=False)
+    )
+    share = (time.perf_counter() - begin) / len(fits)
+    return [Fitted(fit, law, seconds=share, steps=configs[0].steps, chosen=reached(fit.history)) for fit in fits]
+
+
 def detector(make: Callable[..., Scorer]) -> Callable[[Ground, Settings], Fitted]:
-    """A Scorer made of the training inputs alone."""
+    """A Scorer made of the training data alone."""
 
     def fitted(ground: Ground, settings: Settings) -> Fitted:
         begin = time.perf_counter()
-        scorer = make(ground.task.train[0], **settings)
+        scorer = make(ground, **settings)
         return Fitted(scorer=scorer, seconds=time.perf_counter() - begin)
+
+    return fitted
+
+
+def hidden_detector(make: Callable[..., Scorer]) -> Callable[[Ground, Settings], Fitted]:
+    """A Scorer made of the hidden layers of the first host."""
+
+    def fitted(ground: Ground, settings: Settings) -> Fitted:
+        net = ground.hosts().nets[0]
+        return detector(lambda g, **s: make(net, g.task.train[0], **s))(ground, settings)
 
     return fitted
 
@@ -202,6 +255,9 @@ def detector(make: Callable[..., Scorer]) -> Callable[[Ground, Settings], Fitted
 HOST_KEYS = frozenset({f.name for f in fields(deep_ensemble.Config)} | {"hidden", "batch_size"})
 MAXWENT_KEYS = frozenset({f.name for f in fields(maxwent.Config)} - {"parameterization"} | {"config", "batch_size", "chunk_size"})
 BNN_KEYS = frozenset({f.name for f in fields(bnn.Config)} | {"setting", "batch_size"})
+MEAN_FIELD_KEYS = frozenset({f.name for f in fields(mean_field.Config)} | {"hidden", "batch_size"})
+SWAG_KEYS = frozenset({f.name for f in fields(swag.Config)} | {"batch_size"})
+LAPLACE_KEYS = frozenset({f.name for f in fields(laplace.Config)})
 
 METHODS: dict[str, Method] = {
     "deep_ensemble": Method(fit_deep_ensemble, host_settings, HOST_KEYS | {"score"}),
@@ -210,6 +266,35 @@ METHODS: dict[str, Method] = {
     "mc_dropout": Method(
         fit_mc_dropout, lambda settings: host_settings({"dropout": DROPOUT, **settings}), HOST_KEYS | {"dropout", *READING}
     ),
-    "nearest": Method(detector(nearest), dict, frozenset({"k", "standardise"}), single=True),
-    "mahalanobis": Method(detector(mahalanobis), dict, frozenset({"shrinkage"}), single=True),
-}
+    "mean_field": Method(
+        lambda ground, settings: fit_mean_field(ground, [settings])[0],
+        lambda settings: filled(stated(mean_field, settings), {"hidden": Recipe().hidden, "batch_size": BATCH, **settings}),
+        MEAN_FIELD_KEYS | {*READING},
+    ),
+    "swag": Method(
+        around_hosts(swag), lambda settings: filled(stated(swag, settings), {"batch_size": BATCH, **settings}),
+        SWAG_KEYS | {*READING}, hosted=True,
+    ),
+    "laplace": Method(
+        around_hosts(laplace), lambda settings: filled(stated(laplace, settings), settings), LAPLACE_KEYS | {*READING},
+        hosted=True,
+    ),
+    "nearest": Method(
+        detector(lambda ground, **s: nearest(ground.task.train[0], **s)), dict, frozenset({"k", "standardise"}), single=True
+    ),
+    "mahalanobis": Method(
+        detector(lambda ground, **s: mahalanobis(ground.task.train[0], **s)), dict, frozenset({"shrinkage"}), single=True
+    ),
+    "hidden_nearest": Method(hidden_detector(hidden_nearest), dict, frozenset({"k", "names"}), hosted=True, single=True),
+    "hidden_mahalanobis": Method(
+        hidden_detector(hidden_mahalanobis), dict, frozenset({"shrinkage", "names"}), hosted=True, single=True
+    ),
+    "gaussian_process": Method(
+        detector(lambda ground, **s: gaussian_process(*ground.task.train, seed=ground.seed, **s)), dict, frozenset({"rows"}),
+        single=True,
+    ),
+    "isolation_forest": Method(
+        detector(lambda ground, **s: isolation_forest(ground.task.train[0], seed=ground.seed, **s)), dict, frozenset({"trees"}),
+        single=True,
+    ),
+}  # fmt: skip

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.extras import require
 from offmap.errors import ConfigError, DataError
+from offmap.extras import require
 
 Numbers = NDArray[np.float64]
 Column = Numbers | list[str | None]
