@@ -180,7 +180,7 @@ def fit_mc_dropout(ground: Ground, settings: Settings) -> Fitted:
     place = Place.of(nets[0])
     rows = batches(task.train, place, name="train", batch_size=made.batch_size)
     held = gather(batches(task.valid, place, name="valid"))
-    config = mc_dropout.Config(**{f.name: getattr(made.training, f.name) for f in fields(mc_dropout.Config)})
+    config = mc_dropout.Config(**asdict(made.training))
     begin = time.perf_counter()
     predictive = mc_dropout.fit(
         nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False)
