@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import Any, TypeVar
 
 from torch import nn
 
-from offmap.batches import Place, batches, gather
-from offmap.bench.hosts import Recipe, Trained, plain, starts, trained
+from offmap.bench import ensembles
+from offmap.bench.hosts import Recipe, Trained, material, plain, starts, trained
 from offmap.data.task import Task
 from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest
@@ -19,7 +21,7 @@ from offmap.errors import ConfigError
 from offmap.errors import nearest as nearest_word
 from offmap.guarding.build import fit
 from offmap.likelihoods import Likelihood, infer
-from offmap.methods import bnn, deep_ensemble, maxwent, mc_dropout
+from offmap.methods import bnn, dare, deep_ensemble, maxwent, mc_dropout
 from offmap.methods.protocol import Predictive, Runtime, Scorer, override
 from offmap.solve.monitors import History
 
@@ -28,6 +30,9 @@ ENSEMBLE = Recipe().members
 
 READING = ("score", "draws")
 """Keys that say how a fit is read."""
+
+HOSTS = "deep_ensemble"
+"""The method whose nets others start from, unless a plan names another."""
 
 DROPOUT = 0.1
 
@@ -50,21 +55,29 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Ground:
-    """What every fit is given: a task, the seed, and the settings of the hosts to start from."""
+    """What every fit is given: a task, the seed, and the hosts to start from: settings, method and grid of their training."""
 
     task: Task
     seed: int
     source: Settings
+    method: str = HOSTS
+    grid: Settings = field(default_factory=dict[str, Any])
 
     def hosts(self) -> Trained:
-        """The trained members."""
-        return trained(self.task, self.seed, recipe(self.source))
+        """The trained members; of a grid, those that predict the validation data best."""
+        if self.method == HOSTS:
+            return trained(self.task, self.seed, recipe(self.source))
+        choices = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+        return ensembles.chosen(self.method, self.task, self.seed, self.source, choices)
 
 
 @dataclass(frozen=True)
 class Method:
     """`keys` are what its config may say, `settings` fills in its defaults; `hosted`: it starts from trained hosts, `single`: it
-    has no members.
+    has no members, `source`: others may start from its nets.
+
+    `fit_grid` fits a config with every candidate in one stack, where these differ in `stacks` alone, and gives the fits that are
+    left to choose among; without it they are fitted one after another.
     """
 
     fit: Callable[[Ground, Settings], Fitted]
@@ -72,11 +85,19 @@ class Method:
     keys: frozenset[str]
     hosted: bool = False
     single: bool = False
+    source: bool = False
+    stacks: frozenset[str] = frozenset()
+    fit_grid: Callable[[Ground, Settings, Sequence[Settings]], list[Fitted]] | None = None
 
 
 def without_reading(settings: Settings) -> Settings:
     """What says how a fit is made."""
     return {key: value for key, value in settings.items() if key not in READING}
+
+
+def reading(settings: Settings) -> dict[str, Any]:
+    """What says how it is read."""
+    return {key: settings[key] for key in READING if key in settings}
 
 
 def recipe(settings: Settings) -> Recipe:
@@ -89,7 +110,7 @@ def recipe(settings: Settings) -> Recipe:
 
 def host_settings(settings: Settings) -> dict[str, Any]:
     """A config of hosts with its defaults filled in."""
-    return {**asdict(recipe(without_reading(settings))), **{key: settings[key] for key in READING if key in settings}}
+    return {**asdict(recipe(without_reading(settings))), **reading(settings)}
 
 
 AnyConfig = TypeVar("AnyConfig", maxwent.Config, bnn.Config)
@@ -159,11 +180,8 @@ def reached(history: History) -> dict[str, Any]:
 
 def fit_bnn(ground: Ground, settings: Settings) -> Fitted:
     """A variational posterior around the hosts."""
-    task, nets = ground.task, ground.hosts().nets
-    law, place = likelihood_of(task, nets[0]), Place.of(nets[0])
-    rows = batches(task.train, place, name="train", batch_size=settings.get("batch_size", BATCH))
-    held = gather(batches(task.valid, place, name="valid"))
-    config = bnn_config(settings)
+    nets, config = ground.hosts().nets, bnn_config(settings)
+    rows, held, law = material(nets, ground.task, replace(Recipe(), batch_size=settings.get("batch_size", BATCH)))
     begin = time.perf_counter()
     predictive = bnn.fit(nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False))
     history = predictive.history
@@ -172,20 +190,54 @@ def fit_bnn(ground: Ground, settings: Settings) -> Fitted:
     )
 
 
-def fit_mc_dropout(ground: Ground, settings: Settings) -> Fitted:
-    """Nets of their own, trained with dropout and left with it."""
+def fit_mc_dropout(ground: Ground, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
+    """Nets of their own, trained with dropout and left with it, at every candidate's rate."""
     task, made = ground.task, recipe({"dropout": DROPOUT, **without_reading(settings)})
     nets = starts(task, ground.seed, made)
-    law = likelihood_of(task, nets[0].eval())
-    place = Place.of(nets[0])
-    rows = batches(task.train, place, name="train", batch_size=made.batch_size)
-    held = gather(batches(task.valid, place, name="valid"))
-    config = mc_dropout.Config(**asdict(made.training))
+    rows, held, law = material([nets[0].eval(), *nets[1:]], task, made)
+    configs = [mc_dropout.Config(**asdict(made.training), **candidate) for candidate in candidates]
     begin = time.perf_counter()
-    predictive = mc_dropout.fit(
-        nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False)
+    fits = mc_dropout.fit_grid(
+        nets, rows, held, likelihood=law, configs=configs, seed=ground.seed, runtime=Runtime(progress=False)
     )
+    seconds = (time.perf_counter() - begin) / len(fits)
+    return [
+        Fitted(predictive, law, seconds=seconds, steps=made.training.steps, chosen=dict(candidate))
+        for predictive, candidate in zip(fits, candidates, strict=True)
+    ]
+
+
+def fit_ensemble(name: str, ground: Ground, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
+    """Nets of their own, trained together; of the candidates, those that predict the validation data best are left."""
+    settings = without_reading(settings)
+    made = ensembles.chosen(name, ground.task, ground.seed, settings, candidates)
+    law, steps = likelihood_of(ground.task, made.nets[0]), ensembles.parts(name, settings)[1].steps
+    return [Fitted(plain(made.nets, ground.task), law, seconds=made.seconds, steps=steps, chosen=made.chosen)]
+
+
+def ensemble(name: str) -> Method:
+    """One of the ensembles that train nets of their own."""
+    made = partial(fit_ensemble, name)
+    return Method(
+        lambda ground, settings: made(ground, settings)[0],
+        lambda settings: {**ensembles.filled(name, without_reading(settings)), **reading(settings)},
+        ensembles.keys(name) | {"score"}, source=True, stacks=ensembles.ENSEMBLES[name].own, fit_grid=made,
+    )  # fmt: skip
+
+
+def fit_dare(ground: Ground, settings: Settings) -> Fitted:
+    """The hosts, with weights grown as far as their loss allows."""
+    nets, own = ground.hosts().nets, dare_settings(settings)
+    rows, held, law = material(nets, ground.task, replace(Recipe(), batch_size=own.pop("batch_size")))
+    config = dare.Config(**without_reading(own))
+    begin = time.perf_counter()
+    predictive = dare.fit(nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False))
     return Fitted(predictive, law, seconds=time.perf_counter() - begin, steps=config.steps)
+
+
+def dare_settings(settings: Settings) -> dict[str, Any]:
+    """A config of DARE with its defaults filled in."""
+    return {**asdict(dare.Config()), "batch_size": BATCH, **settings}
 
 
 def detector(make: Callable[..., Scorer]) -> Callable[[Ground, Settings], Fitted]:
@@ -201,15 +253,22 @@ def detector(make: Callable[..., Scorer]) -> Callable[[Ground, Settings], Fitted
 
 HOST_KEYS = frozenset({f.name for f in fields(deep_ensemble.Config)} | {"hidden", "batch_size"})
 MAXWENT_KEYS = frozenset({f.name for f in fields(maxwent.Config)} - {"parameterization"} | {"config", "batch_size", "chunk_size"})
+DARE_KEYS = frozenset({f.name for f in fields(dare.Config)} | {"batch_size"})
 BNN_KEYS = frozenset({f.name for f in fields(bnn.Config)} | {"setting", "batch_size"})
 
 METHODS: dict[str, Method] = {
-    "deep_ensemble": Method(fit_deep_ensemble, host_settings, HOST_KEYS | {"score"}),
+    HOSTS: Method(fit_deep_ensemble, host_settings, HOST_KEYS | {"score"}, source=True),
     "maxwent": Method(fit_maxwent, maxwent_settings, MAXWENT_KEYS | {*READING}, hosted=True),
     "bnn": Method(fit_bnn, lambda settings: filled(bnn_config(settings), settings), BNN_KEYS | {*READING}, hosted=True),
     "mc_dropout": Method(
-        fit_mc_dropout, lambda settings: host_settings({"dropout": DROPOUT, **settings}), HOST_KEYS | {"dropout", *READING}
+        lambda ground, settings: fit_mc_dropout(ground, settings)[0],
+        lambda settings: host_settings({"dropout": DROPOUT, **settings}),
+        HOST_KEYS | {"dropout", *READING},
+        stacks=frozenset({"dropout"}),
+        fit_grid=fit_mc_dropout,
     ),
+    **{name: ensemble(name) for name in ensembles.ENSEMBLES},
+    "dare": Method(fit_dare, dare_settings, DARE_KEYS | {"score"}, hosted=True),
     "nearest": Method(detector(nearest), dict, frozenset({"k", "standardise"}), single=True),
     "mahalanobis": Method(detector(mahalanobis), dict, frozenset({"shrinkage"}), single=True),
 }
