@@ -90,7 +90,7 @@ def trained(
     if found is None:
         begin = time.perf_counter()
         weights, chosen = (train(nets, task, seed, recipe), dict[str, Any]()) if way is None else way.train(nets)
-        told = {
+        told: dict[str, Any] = {
             "task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__),
             "seconds": time.perf_counter() - begin, "chosen": chosen,
         }  # fmt: skip
