@@ -12,8 +12,9 @@ import torch
 from offmap.bench import cell as cells
 from offmap.bench import ensembles
 from offmap.bench.cell import Bench, chosen_fit
+from offmap.bench.ground import Ground
 from offmap.bench.hosts import Recipe, Way, digest, material, starts
-from offmap.bench.methods import METHODS, Ground
+from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell
 from offmap.bench.store import settings_of
 from offmap.data.catalog import task

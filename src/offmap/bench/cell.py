@@ -15,7 +15,8 @@ import torch
 
 import offmap
 from offmap.batches import batches, gather
-from offmap.bench.methods import HOSTS, METHODS, READING, Fitted, Ground
+from offmap.bench.ground import HOSTS, READING, Fitted, Ground
+from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, Settings
 from offmap.bench.store import Record, settings_of
 from offmap.data.catalog import task as task_of
