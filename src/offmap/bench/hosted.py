@@ -14,6 +14,7 @@ from offmap.errors import ConfigError
 from offmap.errors import nearest as nearest_word
 from offmap.guarding.build import fit
 from offmap.methods import bnn, maxwent
+from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime, override
 from offmap.solve.monitors import History
 
@@ -80,7 +81,8 @@ def reached(history: History) -> dict[str, Any]:
 def fit_bnn(ground: Ground, settings: Settings) -> Fitted:
     """A variational posterior around the hosts."""
     made = around_hosts(bnn, bnn_config)(ground, settings)
-    history: History = made.predictive.history
+    assert isinstance(made.predictive, Stochastic)
+    history = made.predictive.history
     return replace(made, steps=max(history.step, default=0), chosen=reached(history))
 
 
