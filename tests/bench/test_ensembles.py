@@ -16,6 +16,8 @@ from offmap.bench.ground import Ground
 from offmap.bench.hosts import Recipe, Way, digest, material, starts
 from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell
+from offmap.bench.plan import cells as plan_cells
+from offmap.bench.reading import parse
 from offmap.bench.store import settings_of
 from offmap.data.catalog import task
 from offmap.data.task import Task
@@ -113,6 +115,25 @@ def test_every_ensemble_gives_a_record() -> None:
     record = Bench().run(cell("dare", {"steps": 20, "check_every": 10}, source={"method": "deep_ensemble", "config": QUICK}))
     assert record.status == "ok", record.traceback
     assert record.settings["config"]["tradeoff"] == 1.0
+
+
+def test_a_plan_names_an_ensemble_and_its_grid() -> None:
+    text = """
+        name = "small"
+        seeds = [0]
+        tasks = ["regression"]
+        [[method]]
+        name = "negative_correlation"
+        members = 5
+        config = {hidden = [8], steps = 40, check_every = 20, rate = 0.01}
+        grid = {tradeoff = [1, 0.001]}
+    """
+    (asked,) = plan_cells(parse(text, "small.toml"))
+    assert asked == cell("negative_correlation", grid={"tradeoff": [1, 0.001]})
+    record = Bench().run(asked)
+    assert record.chosen["tradeoff"] in (1, 0.001)
+    with pytest.raises(ConfigError, match="small.toml: .*`config` of 'negative_correlation' to be .*did you mean 'tradeoff'"):
+        parse(text.replace("steps = 40", "tradeof = 1"), "small.toml")
 
 
 def test_settings_are_filled_in_and_impossible_ones_refused() -> None:
