@@ -48,7 +48,7 @@ def module_of(pl) -> nn.Module:
             self.log("loss", loss)
             return loss
 
-        def validation_step(self, batch, _):
+        def validation_step(self, batch, _, dataloader_idx=0):
             self.log("valid_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
         def configure_optimizers(self):
@@ -61,7 +61,8 @@ def module_of(pl) -> nn.Module:
 def test_the_guard_is_fitted_evaluated_logged_and_saved(pl, tmp_path):
     loggers = importlib.import_module(f"{pl.__name__}.loggers")
     strange = {"far": TensorDataset(sample(64, 3).tensors[0] + 8), "labelled": DataLoader(sample(64, 2), batch_size=32)}
-    callback = GuardCallback(strange, test=sample(100, 4), path=tmp_path / "guard.safetensors", solver="closed-form", draws=8)
+    options = {"solver": "closed-form", "draws": 8, "score": "distance"}
+    callback = GuardCallback(strange, test=sample(100, 4), path=tmp_path / "guard.safetensors", **options)
     module, log = module_of(pl), loggers.CSVLogger(tmp_path)
     trainer = pl.Trainer(max_epochs=15, callbacks=[callback], logger=log, default_root_dir=tmp_path, log_every_n_steps=1, **QUIET)
     trainer.fit(module, DataLoader(sample(256, 0), batch_size=64, shuffle=True), DataLoader(sample(100, 1), batch_size=50))
@@ -70,6 +71,7 @@ def test_the_guard_is_fitted_evaluated_logged_and_saved(pl, tmp_path):
     x = sample(20, 5).tensors[0]
     guard = offmap.load(tmp_path / "guard.safetensors", module)
     torch.testing.assert_close(guard.score(x), callback.guard.score(x))
+    assert guard.score_with == "distance"
     assert all(torch.equal(weights[name], tensor) for name, tensor in module.state_dict().items())
     assert {row["set"] for row in callback.evaluation.rows} == {"test", "far", "labelled"}
     assert callback.metrics["offmap/far/auroc"] > 0.95

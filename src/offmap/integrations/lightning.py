@@ -75,7 +75,8 @@ class GuardCallback(Callback):
         super().__init__()
         self.ood = dict(ood or {})
         self.train, self.valid, self.test = train, valid, test
-        self.net, self.path, self.options = net, path, options
+        self.net, self.path = net, path
+        self.options: dict[str, Any] = {"progress": False} | options
         self.guard: Guard | None = None
         self.evaluation: Evaluation | None = None
         self.metrics: dict[str, float] = {}
@@ -90,7 +91,7 @@ class GuardCallback(Callback):
             return
         train, valid, test = self._data(trainer)
         host = pl_module if self.net is None else self.net(pl_module)
-        self.guard = fit(host, train, valid, **{"progress": False} | self.options)
+        self.guard = fit(host, train, valid, **self.options)
         if self.ood:
             target = self.options.get("target", "labels")
             self.evaluation = evaluate(self.guard, test, self.ood, target=target)

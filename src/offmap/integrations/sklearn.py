@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -89,8 +89,8 @@ class Guarded(BaseEstimator):
         self.rate = rate
         self.batch_size = batch_size
         self.validation = validation
-        self.solver = solver
-        self.basis = basis
+        self.solver: Literal["refine", "closed-form", "sgd"] | None = solver
+        self.basis: Literal["svd", "identity"] = basis
         self.score_with = score_with
         self.draws = draws
         self.false_alarms = false_alarms
@@ -109,7 +109,7 @@ class Guarded(BaseEstimator):
 
     def __getstate__(self) -> Any:
         """Without the draws that the guard remembers: they are far larger than all the rest, and made again when needed."""
-        state = dict(super().__getstate__())
+        state: dict[str, Any] = {**cast(Any, super()).__getstate__()}
         guard = state.get("guard_")
         return state if guard is None else state | {"guard_": replace(guard, predictive=replace(guard.predictive))}
 
@@ -159,13 +159,15 @@ class OffmapRegressor(RegressorMixin, Guarded):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train nets on standardised rows and targets, and guard them."""
-        X, y = validate_data(self, X, y, dtype="float64", multi_output=True, y_numeric=True, ensure_min_samples=LEAST)
-        x, targets = torch.tensor(X), torch.tensor(np.asarray(y, dtype="float64"))
+        rows, y = validate_data(self, X, y, dtype="float64", multi_output=True, y_numeric=True, ensure_min_samples=LEAST)
+        x, targets = torch.tensor(rows), torch.tensor(np.asarray(y, dtype="float64"))
         columns = targets.reshape(len(x), -1)
         scaling, count, flat = Standardize.of(columns), columns.shape[1], targets.ndim == 1
         own = InUnits(count, flat, units=scaling.unit.square(), scale=scaling.unit, shift=scaling.centre)
         told = own if self.net is None else "gaussian"
-        self._fit(x, targets, outputs=2 * count, law=Gaussian(count, flat), told=told, taught=scaling(columns).reshape(y.shape))
+        self._fit(
+            x, targets, outputs=2 * count, law=Gaussian(count, flat), told=told, taught=scaling(columns).reshape(targets.shape)
+        )
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -193,13 +195,13 @@ class OffmapClassifier(ClassifierMixin, Guarded):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train nets on standardised rows, and guard them."""
-        X, y = validate_data(self, X, y, dtype="float64", ensure_min_samples=LEAST)
+        rows, y = validate_data(self, X, y, dtype="float64", ensure_min_samples=LEAST)
         check_classification_targets(y)
         self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Expected at least two classes, but `y` holds one class only, {self.classes_[0]}.")
         told = Categorical() if self.net is None else None
-        self._fit(torch.tensor(X), torch.tensor(index), outputs=len(self.classes_), law=Categorical(), told=told)
+        self._fit(torch.tensor(rows), torch.tensor(index), outputs=len(self.classes_), law=Categorical(), told=told)
         return self
 
     def predict_proba(self, X: Any) -> Array:
