@@ -17,10 +17,13 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and standard deviation of a part over familiar rows, () each; a part that tells them nothing apart counts 0."""
+    """Mean, standard deviation and least value of a part over familiar rows, () each; a part that tells them nothing apart
+    counts 0.
+    """
 
     centre: Tensor
     spread: Tensor
+    least: Tensor
 
     @staticmethod
     def of(values: Tensor) -> Scale:
@@ -28,21 +31,24 @@ class Scale:
         kept = values[values.isfinite()]
         if len(kept) < 2:
             kept = values.new_zeros(2)
-        return Scale(kept.mean(), kept.std(correction=0))
+        return Scale(kept.mean(), kept.std(correction=0), kept.min())
 
     def state(self) -> Tensor:
-        """Both as one tensor, (2,)."""
-        return torch.stack([self.centre, self.spread])
+        """All as one tensor, (3,)."""
+        return torch.stack([self.centre, self.spread, self.least])
 
     def __call__(self, values: Tensor) -> Tensor:
-        """In standard deviations above the mean.
+        """In standard deviations above the mean; nothing counts as more familiar than the most familiar row.
 
-        >>> Scale.of(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, torch.inf]))
-        tensor([3., inf])
+        Far from the data a classifier may be sure of itself in every draw: that is no reason to trust it, and must not outweigh
+        the distance.
+
+        >>> Scale.of(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, -9.0, torch.inf]))
+        tensor([ 3., -1., inf])
         """
         if float(self.spread) < 1e-6 * (1 + abs(float(self.centre))):
             return torch.where(values.isfinite(), 0.0, values)
-        return (values - self.centre) / self.spread
+        return (values.clamp_min(float(self.least)) - self.centre) / self.spread
 
 
 @dataclass(frozen=True)
