@@ -15,15 +15,16 @@ LEAST = 3
 """Fewer rows have no spacing to speak of."""
 
 
+FAMILIAR = -1.0
+"""Below this many standard deviations a part counts as this: no part alone can call an example familiar."""
+
+
 @dataclass(frozen=True)
 class Scale:
-    """Mean, standard deviation and least value of a part over familiar rows, () each; a part that tells them nothing apart
-    counts 0.
-    """
+    """Mean and standard deviation of a part over familiar rows, () each; a part that tells them nothing apart counts 0."""
 
     centre: Tensor
     spread: Tensor
-    least: Tensor
 
     @staticmethod
     def of(values: Tensor) -> Scale:
@@ -31,24 +32,24 @@ class Scale:
         kept = values[values.isfinite()]
         if len(kept) < 2:
             kept = values.new_zeros(2)
-        return Scale(kept.mean(), kept.std(correction=0), kept.min())
+        return Scale(kept.mean(), kept.std(correction=0))
 
     def state(self) -> Tensor:
-        """All as one tensor, (3,)."""
-        return torch.stack([self.centre, self.spread, self.least])
+        """Both as one tensor, (2,)."""
+        return torch.stack([self.centre, self.spread])
 
     def __call__(self, values: Tensor) -> Tensor:
-        """In standard deviations above the mean; nothing counts as more familiar than the most familiar row.
+        """In standard deviations above the mean, FAMILIAR at least.
 
         Far from the data a classifier may be sure of itself in every draw: that is no reason to trust it, and must not outweigh
         the distance.
 
-        >>> Scale.of(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, -9.0, torch.inf]))
+        >>> Scale.of(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, -90.0, torch.inf]))
         tensor([ 3., -1., inf])
         """
         if float(self.spread) < 1e-6 * (1 + abs(float(self.centre))):
             return torch.where(values.isfinite(), 0.0, values)
-        return (values.clamp_min(float(self.least)) - self.centre) / self.spread
+        return ((values - self.centre) / self.spread).clamp_min(FAMILIAR)
 
 
 @dataclass(frozen=True)
