@@ -172,11 +172,39 @@ def test_a_mistake_is_named_with_its_file_and_the_nearest_key(old: str, new: str
         ('basis = "svt"', "Expected `basis` to be .*did you mean 'svd'.*but got 'svt'"),
         ('config = "papr"', "Expected `config` to be .*did you mean 'paper'.*but got 'papr'"),
         ("rate = -1", "Expected `rate` to be a number above 0, but got -1"),
+        ('steps = "many"', "Expected `steps` to be a whole number above 0, but got 'many'"),
+        ("bounded = 1", "Expected `bounded` to be true or false, but got 1"),
+        ("where = [1]", r"Expected `where` to be a pattern of names of parameters, or a list of such, but got \[1\]"),
+        ('chunk_size = "all"', "Expected `chunk_size` to be \"auto\" or a whole number above 0, but got 'all'"),
     ],
 )
 def test_an_impossible_setting_is_refused_before_any_work(new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^small.toml: `config` of 'maxwent': {message}"):
         plan(TEXT.replace('basis = "identity"', new, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("deep_ensemble", "steps = 1.5", "Expected `steps` to be a whole number above 0, but got 1.5"),
+        ("deep_ensemble", "hidden = 3", "Expected `hidden` to be a list of whole numbers above 0, but got 3"),
+        ("deep_ensemble", 'score = "papr"', "Expected `score` to be .*did you mean 'paper'.*but got 'papr'"),
+        ("mc_dropout", "dropout = 1.0", "Expected `dropout` to be a number from 0 to 1, without 1, but got 1.0"),
+        ("nearest", 'k = "one"', "Expected `k` to be a whole number above 0, but got 'one'"),
+        ("bnn", "tradeoff = -1", "Expected `tradeoff` to be a number of at least 0, or a list of such, but got -1"),
+    ],
+)
+def test_a_wrong_type_is_refused_before_any_work(name: str, config: str, message: str) -> None:
+    entry = f'name = "{name}"\nlabel = "x"\nconfig = {{{config}}}'
+    with pytest.raises(ConfigError, match=f"^small.toml: `config` of '{name}': {message}"):
+        plan(TEXT.replace('name = "nearest"', entry, 1))
+
+
+def test_every_value_of_a_grid_is_looked_at() -> None:
+    with pytest.raises(
+        ConfigError, match="^small.toml: `grid` of 'maxwent': Expected `rate` to be a number above 0, but got 'x'"
+    ):
+        plan(TEXT.replace("members = 5", 'grid = {rate = [0.1, "x"]}', 1))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path) -> None:

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from offmap.bench import kinds
 from offmap.bench.methods import ENSEMBLE, METHODS, READING, without_reading
 from offmap.bench.plan import Entry, Plan, Settings
 from offmap.data.catalog import expand
@@ -97,6 +98,7 @@ class Reader:
                 raise self.wrong(f"`grid` of {name!r} to hold lists of settings of the fit, but {key!r} is {values!r}")
         if grid and method.single:
             raise self.wrong(f"no `grid` of {name!r}, which predicts nothing that validation data could judge")
+        self.kind(told.get("label", name), str, "label")
         members = told.get("members", 1)
         if members not in (1, ENSEMBLE) or isinstance(members, bool) or (method.single and "members" in told):
             allowed = "left out, as it has none" if method.single else f"1 or {ENSEMBLE}"
@@ -105,11 +107,19 @@ class Reader:
             raise self.wrong(f"`from` only on methods that start from trained nets, as a name, but {name!r} has {told['from']!r}")
         config = {**chosen(defaults, name), **own, **chosen(hurry, name)}
         config, grid = passed_on(config, name, grid), own_grid(name, grid)
+        self.possible(name, "config", config)
+        for key, values in grid.items():
+            for value in values:
+                self.possible(name, "grid", {**config, key: value})
+        return Entry(name, told.get("label", name), members, config, grid, None)
+
+    def possible(self, name: str, where: str, config: Settings) -> None:
+        """Refuse settings that the method cannot work with."""
         try:
-            method.settings(config)
+            kinds.check(config)
+            METHODS[name].settings(config)
         except ConfigError as error:
-            raise ConfigError(f"{self.file}: `config` of {name!r}: {error}") from error
-        return Entry(name, str(told.get("label", name)), members, config, grid, None)
+            raise ConfigError(f"{self.file}: `{where}` of {name!r}: {error}") from error
 
     def started(self, entry: Entry, told: Settings, entries: Sequence[Entry], defaults: Settings, hurry: Settings) -> Entry:
         """The entry with the method and config of the nets that `from` names."""
