@@ -17,6 +17,7 @@ import offmap
 from offmap.batches import batches, gather
 from offmap.bench.methods import METHODS, READING, Fitted, Ground
 from offmap.bench.plan import Cell, Settings
+from offmap.bench.quality import regression_measures
 from offmap.bench.store import Record, settings_of
 from offmap.data.catalog import task as task_of
 from offmap.data.task import Task
@@ -27,7 +28,10 @@ from offmap.guarding.guard import Guard, nll
 from offmap.methods.predictives import Member, Remembered
 from offmap.methods.protocol import Predictive, Scorer
 
-MEASURES = ("auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "conformal_coverage", "conformal_width")
+MEASURES = (
+    "auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "coverage", "width", "wide_nll", "wide_rmse",
+    "wide_ece", "wide_coverage", "wide_width", "conformal_coverage", "conformal_width",
+)  # fmt: skip
 """What a record keeps of an evaluation."""
 
 
@@ -140,6 +144,7 @@ def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
             metrics[name][word] = share if math.isfinite(scorer.threshold) else math.nan
         if not math.isfinite(metrics["test"].get("conformal_width", 0.0)):
             metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
+        metrics["test"] |= regression_measures(scorer, task)
         metrics["valid"] = {"nll": valid_nll(scorer, task)}
     return metrics
 
