@@ -68,6 +68,7 @@ ROOM = Path("benchmarks/records")
 
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that comes with offmap, such as `uci`, or a .toml file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The plan's own shortcut, only to see that it runs.")]
+Room = Annotated[Path, typer.Option(help="Folder that holds a folder of records for every plan.")]
 Records = Annotated[Path | None, typer.Option(help="Folder of the records; by default benchmarks/records/PLAN.")]
 
 
@@ -119,6 +120,57 @@ def bench_table(
     page = out or Path("docs") / f"{whole.name}.md"
     write_whole(page, markdown(whole, read_all(records or ROOM / whole.name)).encode())
     typer.echo(f"The tables are at {page}")
+
+
+@bench.command("compare")
+def bench_compare(
+    plan: PlanName,
+    quick: Quick = False,
+    room: Room = ROOM,
+    out: Annotated[Path | None, typer.Option(help="Where to write the page; by default docs/PLAN-compare.md.")] = None,
+) -> None:
+    """Write our numbers beside those that the paper prints, marked where they are better or worse."""
+    from offmap.bench.compare import answers, compare_markdown
+    from offmap.bench.files import write_whole
+    from offmap.bench.printed import sheet
+
+    printed = sheet(plan)
+    page = out or Path("docs") / f"{plan}{'-quick' * quick}-compare.md"
+    write_whole(page, compare_markdown(f"{plan}{' --quick' * quick}", printed, answers(printed, room, quick=quick)).encode())
+    typer.echo(f"The comparison is at {page}")
+
+
+@bench.command("figures")
+def bench_figures(
+    plan: PlanName,
+    quick: Quick = False,
+    room: Room = ROOM,
+    out: Annotated[Path | None, typer.Option(help="Folder of the SVG files; by default docs/figures/PLAN.")] = None,
+) -> None:
+    """Draw the records of a plan as SVG files; a fit that has to be looked at is made once more."""
+    from offmap.report.experiment import experiment, write_figures
+
+    whole = experiment(plan, room, quick=quick)
+    folder = out or Path("docs/figures") / whole.results.plan.name
+    with Console(stderr=True).status("Drawing") as status:
+        paths = write_figures(whole, folder, say=status.update)
+    typer.echo(f"{len(paths)} figures are in {folder}: {', '.join(path.name for path in paths)}")
+
+
+@bench.command("page")
+def bench_page(
+    plan: PlanName,
+    quick: Quick = False,
+    room: Room = ROOM,
+    out: Annotated[Path | None, typer.Option(help="Where to write the page; by default PLAN.html.")] = None,
+) -> None:
+    """Write tables, comparison and figures of a plan as one self-contained HTML page."""
+    from offmap.report.experiment import experiment, write_experiment
+
+    whole = experiment(plan, room, quick=quick)
+    with Console(stderr=True).status("Drawing") as status:
+        page = write_experiment(whole, out or Path(f"{whole.results.plan.name}.html"), say=status.update)
+    typer.echo(f"The page is at {page}")
 
 
 def _progress(screen: Console) -> Progress:

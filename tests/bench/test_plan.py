@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,14 @@ import pytest
 from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, cells, narrowed
 from offmap.bench.reading import packaged, parse, read_plan
+from offmap.data.catalog import names
 from offmap.errors import ConfigError, FileError
 from offmap.methods import bnn
+
+NAMES = [
+    "bnn-ablation", "citycam", "synthetic", "tradeoff", "uci", "uci-bnn-short", "uci-competitors", "uci-id", "uci-paper",
+    "uci-tried",
+]  # fmt: skip
 
 TEXT = """
 name = "small"
@@ -132,6 +139,12 @@ def test_a_part_of_a_plan_has_the_hashes_of_the_whole() -> None:
     [
         ('name = "small"', 'nam = "small"', "a key of the plan to be .*did you mean 'name'.*but got 'nam'"),
         ('name = "small"\n', "", "`name` to be a string, but it is missing"),
+        (
+            'name = "small"',
+            'name = "small"\nfigures = ["tradeof"]',
+            "`figures` to hold .*did you mean 'tradeoff'.*but got 'tradeof'",
+        ),
+        ('name = "nearest"', 'name = "nearest"\nlabel = 3', "`label` to be a string, but got 3"),
         ("seeds = [0, 1]", "seeds = 3", "`seeds` to be a list, but got 3"),
         ("seeds = [0, 1]", "seeds = [-1]", r"`seeds` to be whole numbers ≥ 0, but got \[-1\]"),
         ("seeds = [0, 1]", "seeds = [true]", r"`seeds` to be whole numbers ≥ 0, but got \[True\]"),
@@ -225,7 +238,7 @@ def test_a_file_of_ones_own_is_read(tmp_path) -> None:
 
 
 def test_the_plans_that_come_with_offmap() -> None:
-    assert list(packaged()) == ["uci", "uci-bnn", "uci-bnn-short", "uci-paper", "uci-tried"]
+    assert list(packaged()) == NAMES
     uci, paper = read_plan("uci"), read_plan("uci-paper")
     assert (uci.seeds, paper.seeds) == ((0, 1, 2), (0,))
     assert len(uci.tasks) == len(paper.tasks) == 16
@@ -233,12 +246,21 @@ def test_the_plans_that_come_with_offmap() -> None:
         (c, b, m) for c in ("paper", "reference") for b in ("svd", "identity") for m in (1, 5)
     }
     assert len(cells(uci)) == 16 * 3 * 17
-    for name in packaged():
-        assert read_plan(name, quick=True).seeds == (0,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_packaged_plan_and_its_quick_variant_are_valid(name: str) -> None:
+    told = tomllib.loads(packaged()[name])
+    known = {method["name"] for method in told["method"]} <= METHODS.keys()
+    if not known or (name == "citycam" and "citycam/camera" not in names()):
+        pytest.skip("some of its methods or tasks are not registered yet")
+    assert read_plan(name).name == name
+    assert read_plan(name, quick=True).seeds == (0,)
+    assert len(cells(read_plan(name, quick=True))) < len(cells(read_plan(name)))
 
 
 def test_the_ablation_of_the_paper_and_a_short_one_beside_maxwent() -> None:
-    whole, short = read_plan("uci-bnn"), read_plan("uci-bnn-short")
+    whole, short = read_plan("bnn-ablation"), read_plan("uci-bnn-short")
     settings = {(name, members) for name in bnn.ABLATION for members in (1, 5)}
     assert {(e.config["setting"], e.members) for e in whole.entries} == settings
     assert {METHODS["bnn"].settings(e.config)["steps"] for e in whole.entries} == {50_000}

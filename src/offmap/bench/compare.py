@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from statistics import fmean, pstdev
 
 from offmap.bench.printed import STRANGE, Number, Printed, Sheet
-from offmap.bench.table import NOTHING, Results, Values, complete_seeds, missing, percent, plain, spread, table
+from offmap.bench.reading import read_plan
+from offmap.bench.store import read_all
+from offmap.bench.table import NOTHING, Results, Values, complete_seeds, missing, percent, plain, results_of, spread, table
 
 MARKS = {"better": "▲", "alike": "≈", "worse": "▼"}
 MARGIN = {"percent": 1.0, "plain": 0.05}
@@ -91,8 +94,9 @@ def compared(printed: Printed, several: Sequence[Results]) -> Comparison:
         Row(label, *_entries(label, owners.get(label), printed.numbers, several))
         for label in [*order, *(label for label in labels if label not in owners)]
     ]
-    shown = tuple(row for row in rows if row.name or any(entry.ours for entry in row.entries))
-    return Comparison(printed.title, printed.numbers, shown)
+    run = {row.label for row in rows if any(entry.ours for entry in row.entries)}
+    first = {answers[0] for _, answers in printed.methods if not run & {*answers}}  # a printed method that nobody answers to yet
+    return Comparison(printed.title, printed.numbers, tuple(row for row in rows if row.label in run | first))
 
 
 def _entries(
@@ -139,6 +143,12 @@ def relative(values: Mapping[str, Mapping[tuple[str, int], float]], label: str) 
     return {own: {key: v / unit[key] for key, v in found.items() if unit.get(key)} for own, found in values.items()}
 
 
+def answers(sheet: Sheet, room: Path, *, quick: bool = False) -> list[Results]:
+    """The results of the plans that answer a sheet; `room` holds a folder of records for each."""
+    plans = [read_plan(name, quick=quick) for name in sheet.plans]
+    return [results_of(plan, read_all(room / plan.name)) for plan in plans]
+
+
 def comparisons(sheet: Sheet, several: Sequence[Results]) -> list[Comparison]:
     """All tables of a sheet."""
     return [compared(printed, several) for printed in sheet.tables]
@@ -164,8 +174,8 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
 def legend() -> str:
     """What the marks mean."""
     return (
-        f"{MARKS['better']} better, {MARKS['worse']} worse, {MARKS['alike']} alike: within one point (0.05 where not in per cent) "
-        f"or our standard deviation. {NOTHING}: not run, or not all tasks of it."
+        f"{MARKS['better']} better, {MARKS['worse']} worse, {MARKS['alike']} alike: within a point, 0.05 where not in per cent, "
+        f"or within our standard deviation. {NOTHING}: not run, or not all tasks of it."
     )
 
 

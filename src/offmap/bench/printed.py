@@ -49,13 +49,19 @@ class Sheet:
     note: str
 
 
+def sheets() -> dict[str, Sheet]:
+    """The printed tables by the name of the plan that reproduces them."""
+    folder = resources.files("offmap.bench") / "plans" / "printed"
+    files = {file.name.removesuffix(".toml"): file for file in folder.iterdir() if file.name.endswith(".toml")}
+    return {name: parse_sheet(files[name].read_text(encoding="utf-8")) for name in sorted(files)}
+
+
 def sheet(name: str) -> Sheet:
     """The printed tables that a plan reproduces."""
-    folder = resources.files("offmap.bench") / "plans" / "printed"
-    found = {file.name.removesuffix(".toml"): file for file in folder.iterdir() if file.name.endswith(".toml")}
+    found = sheets()
     if name not in found:
         raise ConfigError(f"Expected a plan with printed numbers to compare with, {nearest(name, found)}, but got {name!r}.")
-    return parse_sheet(found[name].read_text(encoding="utf-8"))
+    return found[name]
 
 
 def parse_sheet(text: str) -> Sheet:

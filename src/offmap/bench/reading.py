@@ -18,7 +18,10 @@ from offmap.errors import ConfigError, FileError, nearest
 HOSTS = "deep_ensemble"
 """The method whose nets others start from."""
 
-PLAN_KEYS = ("name", "note", "seeds", "tasks", "defaults", "method", "quick")
+PLAN_KEYS = ("name", "note", "figures", "seeds", "tasks", "defaults", "method", "quick")
+FIGURES = ("synthetic", "tradeoff", "day")
+"""Figures that need more than the numbers of records."""
+
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid")
 QUICK_KEYS = ("seeds", "tasks")
 
@@ -80,7 +83,8 @@ class Reader:
         ]
         top = {**told, **{key: hurry[key] for key in QUICK_KEYS if quick and key in hurry}}
         name, note = told["name"] + "-quick" * quick, told.get("note", "").strip()
-        return Plan(name, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries), note)
+        figures = self.figures(told.get("figures", []))
+        return Plan(name, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries), note, figures)
 
     def entry(self, told: Any, defaults: Settings, hurry: Settings) -> Entry:
         """One [[method]]: its own config over the defaults, and under what is quick."""
@@ -158,6 +162,14 @@ class Reader:
             return tuple(expand(told))
         except ConfigError as error:
             raise ConfigError(f"{self.file}: {error}") from error
+
+    def figures(self, told: Any) -> tuple[str, ...]:
+        """Names of figures."""
+        self.kind(told, list, "figures")
+        for name in told:
+            if name not in FIGURES:
+                raise self.wrong(f"`figures` to hold {nearest(str(name), FIGURES)}, but got {name!r}")
+        return tuple(told)
 
     def keys(self, told: Mapping[str, Any], valid: Collection[str], where: str) -> None:
         """Refuse unknown keys."""

@@ -105,14 +105,9 @@ def results_of(plan: Plan, found: Found) -> Results:
 def markdown(plan: Plan, found: Found) -> str:
     """The page of one plan."""
     results = results_of(plan, found)
-    seeds = ", ".join(map(str, plan.seeds))
-    words = plan.name.removesuffix("-quick") + " --quick" * plan.name.endswith("-quick")
     parts = [
         f"# {plan.name}",
-        f"Written by `offmap bench table {words}` from {sum(1 for _ in results.ok())} of {len(results.cells)} records: "
-        f"{len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds {seeds}. Numbers are means over tasks ± standard deviation "
-        "over seeds, in per cent but for NLL, RMSE and width, which are in units of the training targets' standard deviation. "
-        "×1 is the mean over the nets, each alone; ×5 all of them together.",
+        f"Written by `offmap bench table {words(results)}` from {lead(results)}",
         *([plan.note] if plan.note else []),
         *missing(results),
         *(section(results, name, tasks) for name, tasks in results.sets().items()),
@@ -120,6 +115,23 @@ def markdown(plan: Plan, found: Found) -> str:
         *(each_task(results, name, tasks) for name, tasks in results.sets().items()),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def words(results: Results) -> str:
+    """The plan as it is asked for."""
+    name = results.plan.name
+    return name.removesuffix("-quick") + " --quick" * name.endswith("-quick")
+
+
+def lead(results: Results) -> str:
+    """What the numbers of a page are made of."""
+    plan, done = results.plan, sum(1 for _ in results.ok())
+    return (
+        f"{done} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
+        f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± standard deviation over seeds, in per cent but for "
+        "NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the nets, each "
+        "alone; ×5 all of them together."
+    )
 
 
 def missing(results: Results) -> list[str]:
@@ -154,12 +166,14 @@ def section(results: Results, name: str, tasks: Sequence[str]) -> str:
 
 
 FAMILIAR = (
-    ("Familiar data", QUALITY, "Clipped predictions on test data; intervals are conformal, at 95 %; false alarms are test rows above "
-     "the threshold. Entropy is (1/d) Σ log φ² of the fit."),
-    ("Calibration, clipped", CALIBRATION, "On test data: Levi's ENCE; the mean gap between nominal and empirical coverage at ten "
-     "levels, with the standard deviation (quantile ECE) and, as in the paper's authors' code, with the variance for the scale "
-     "(reference ECE); mean ± 1.96 standard deviations; the same scaled to be conformal at 95 %, and by the empirical 95 % quantile of "
-     "the validation rows, which exists for any number of them."),
+    ("Familiar data", QUALITY,
+     "Clipped predictions on test data; intervals are conformal, at 95 %; false alarms are test rows above the threshold. "
+     "Entropy is (1/d) Σ log φ² of the fit."),
+    ("Calibration, clipped", CALIBRATION,
+     "On test data: Levi's ENCE; the mean gap between nominal and empirical coverage at ten levels, with the standard deviation "
+     "(quantile ECE) and, as in the paper's authors' code, with the variance for the scale (reference ECE); mean ± 1.96 standard "
+     "deviations; the same scaled to be conformal at 95 %, and by the empirical 95 % quantile of the validation rows, which "
+     "exists for any number of them."),
     ("Calibration, not clipped", WIDE, "The same without the clip, as the draws are that detect."),
 )  # fmt: skip
 """Tables of predictions on familiar data: title, columns, and what they are. One whose first column is empty is left out."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from offmap.bench.files import write_whole
 from offmap.report import style
 from offmap.report.figures import Panel
 
@@ -52,6 +53,7 @@ def _plain(panel: Panel) -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines())
 
 
-def write(path: Path, panels: Sequence[Panel], columns: int) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(sheet(panels, columns), encoding="utf-8")
+def write(path: Path, panels: Sequence[Panel], columns: int) -> Path:
+    """Write a sheet, and return its path."""
+    write_whole(path, sheet(panels, columns).encode())
+    return path
