@@ -104,7 +104,7 @@ def test_a_plan_without_printed_numbers_is_named() -> None:
 
 def test_the_printed_averages_are_the_means_of_the_printed_cells() -> None:
     for table in sheet("uci").tables:
-        *tasks, mean = table.numbers
+        mean, *tasks = table.numbers
         assert mean.title == "mean"
         assert len(tasks) == 8
         for place in range(len(table.methods)):

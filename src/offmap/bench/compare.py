@@ -90,8 +90,9 @@ def compared(printed: Printed, several: Sequence[Results]) -> Comparison:
     labels = list(dict.fromkeys(label for results in several for label in results.plan.labels))
     owners = {own: (name, place) for place, (name, answers) in enumerate(printed.methods) for own in answers}
     order = [own for _, answers in printed.methods for own in answers]
+    found = {number: [_values(number, results) for results in several] for number in printed.numbers}
     rows = [
-        Row(label, *_entries(label, owners.get(label), printed.numbers, several))
+        Row(label, *_entries(label, owners.get(label), found))
         for label in [*order, *(label for label in labels if label not in owners)]
     ]
     run = {row.label for row in rows if any(entry.ours for entry in row.entries)}
@@ -99,26 +100,26 @@ def compared(printed: Printed, several: Sequence[Results]) -> Comparison:
     return Comparison(printed.title, printed.numbers, tuple(row for row in rows if row.label in run | first))
 
 
-def _entries(
-    label: str, owner: tuple[str, int] | None, numbers: Sequence[Number], several: Sequence[Results]
-) -> tuple[str, tuple[Entry, ...]]:
+Means = Mapping[str, tuple[float, ...]]
+"""{label: a mean over tasks for every seed}."""
+
+
+def _entries(label: str, owner: tuple[str, int] | None, found: Mapping[Number, Sequence[Means]]) -> tuple[str, tuple[Entry, ...]]:
     name, place = owner or ("", None)
     entries = [
-        Entry(ours(label, number, several), None if place is None else number.printed[place], number) for number in numbers
+        # the first plan that has the label answers
+        Entry(next((m[label] for m in means if m.get(label)), ()), None if place is None else number.printed[place], number)
+        for number, means in found.items()
     ]
     return name, tuple(entries)
 
 
-def ours(label: str, number: Number, several: Sequence[Results]) -> tuple[float, ...]:
-    """The mean over the matching tasks for every seed that has all of them, from the first plan that has the label."""
-    for results in several:
-        tasks = [task for task in results.plan.tasks if fnmatchcase(task, number.tasks)]
-        values = measured(results, number)
-        if number.relative is not None:
-            values = relative(values, number.relative)
-        if found := complete_seeds(values.get(label, {}), tasks, results.plan.seeds):
-            return tuple(found)
-    return ()
+def _values(number: Number, results: Results) -> Means:
+    """The mean over the matching tasks, for every label and every seed that has all of them."""
+    tasks = [task for task in results.plan.tasks if fnmatchcase(task, number.tasks)]
+    values = measured(results, number)
+    values = values if number.relative is None else relative(values, number.relative)
+    return {label: tuple(complete_seeds(own, tasks, results.plan.seeds)) for label, own in values.items()}
 
 
 def measured(results: Results, number: Number) -> Values:
@@ -126,7 +127,7 @@ def measured(results: Results, number: Number) -> Values:
     if number.part != STRANGE:
         return results.values(number.part, number.measure)
     values: Values = {label: {} for label in results.plan.labels}
-    for cell, record in results.ok():
+    for cell, record in results.ok:
         parts = [record.metrics[name].get(number.measure) for name in record.metrics if name not in ("test", "valid")]
         if parts and None not in parts:
             values[cell.label][cell.task, cell.seed] = fmean(float(part) for part in parts if part is not None)

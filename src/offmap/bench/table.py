@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, pstdev
 
 from offmap.bench.plan import Cell, Plan, cells
@@ -65,15 +66,21 @@ class Results:
     cells: list[Cell]
     found: Found
 
-    def ok(self) -> Iterable[tuple[Cell, Record]]:
+    @cached_property
+    def ok(self) -> list[tuple[Cell, Record]]:
         """The cells that are done, with their records."""
-        return ((cell, self.found.records[cell.hash]) for cell in self.cells if self.found.state(cell) == "ok")
+        return [(cell, self.found.records[cell.hash]) for cell in self.cells if self.states[cell.hash] == "ok"]
+
+    @cached_property
+    def states(self) -> dict[str, str]:
+        """What became of every cell, by its hash."""
+        return {cell.hash: self.found.state(cell) for cell in self.cells}
 
     def sets(self) -> dict[str, list[str]]:
         """The strange sets, each with the tasks that have it; a task without any record yet has the set that its name says."""
         tasks = {task: {task.rpartition("/")[2]} for task in self.plan.tasks}
         done = {task: set[str]() for task in self.plan.tasks}
-        for cell, record in self.ok():
+        for cell, record in self.ok:
             done[cell.task] |= record.metrics.keys() - {"test", "valid"}
         tasks |= {task: names for task, names in done.items() if names}
         known = dict.fromkeys(name for task in self.plan.tasks for name in sorted(done[task]))
@@ -82,7 +89,7 @@ class Results:
     def absent(self, part: str, measure: str, tasks: Sequence[str]) -> list[str]:
         """The tasks for which a number does not exist, whatever the method: it is null in all records that have it."""
         has: dict[str, set[bool]] = {}
-        for cell, record in self.ok():
+        for cell, record in self.ok:
             if measure in (own := record.metrics.get(part, {})):
                 has.setdefault(cell.task, set()).add(own[measure] is not None)
         return [task for task in tasks if has.get(task) == {False}]
@@ -90,7 +97,7 @@ class Results:
     def values(self, part: str, measure: str) -> Values:
         """One number of every record that has it."""
         values: Values = {label: {} for label in self.plan.labels}
-        for cell, record in self.ok():
+        for cell, record in self.ok:
             value = (record.chosen if part == CHOSEN else record.metrics.get(part, {})).get(measure)
             if isinstance(value, int | float):
                 values[cell.label][cell.task, cell.seed] = value
@@ -125,7 +132,7 @@ def words(results: Results) -> str:
 
 def lead(results: Results) -> str:
     """What the numbers of a page are made of."""
-    plan, done = results.plan, sum(1 for _ in results.ok())
+    plan, done = results.plan, len(results.ok)
     return (
         f"{done} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
         f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± standard deviation over seeds, in per cent but for "
@@ -141,7 +148,7 @@ def missing(results: Results) -> list[str]:
         ("missing", "not run yet"), ("failed", "failed"), ("stale", "made with other defaults, to be run again"),
         ("damaged", "in files that cannot be read"),
     ):  # fmt: skip
-        concerned = [cell for cell in results.cells if results.found.state(cell) == state]
+        concerned = [cell for cell in results.cells if results.states[cell.hash] == state]
         if concerned:
             lines.append(f"**{len(concerned)} of {len(results.cells)} cells {words}:**")
         for label in dict.fromkeys(cell.label for cell in concerned):

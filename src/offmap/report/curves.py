@@ -91,7 +91,7 @@ def shown_range(values: Sequence[float | None], bound: float | None = None) -> t
 
     >>> low, high = shown_range([0.0, 1.0, None, math.inf])
     >>> round(low, 3), round(high, 3)
-    (0.01, 0.99)
+    (-0.036, 1.036)
     """
     finite = np.array([v for v in values if v is not None and math.isfinite(v)])
     if not len(finite):
@@ -99,11 +99,10 @@ def shown_range(values: Sequence[float | None], bound: float | None = None) -> t
     low, high = (float(v) for v in np.quantile(finite, (0.05, 0.95)))
     low, high = (min(low, bound), max(high, bound)) if bound is not None else (low, high)
     room = 0.05 * (high - low) if high > low else 0.5
-    inside = float(finite.min()), float(finite.max())
     # where the rest is not far off, all of it is shown
-    low = inside[0] if low - inside[0] < 4 * room else low
-    high = inside[1] if inside[1] - high < 4 * room else high
-    return low - 0.8 * room if low == inside[0] else low, high + 0.8 * room if high == inside[1] else high
+    least, most = min(low, float(finite.min())), max(high, float(finite.max()))
+    low, high = least if low - least < 4 * room else low, most if most - high < 4 * room else high
+    return low - 0.8 * room if low == least else low, high + 0.8 * room if high == most else high
 
 
 def day_panel(hours: Array, truth: Array, mean: Array, std: Array, *, limits: tuple[float, float]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean
 
 from offmap.bench import table as tables
 from offmap.bench.compare import Comparison, answers, comparisons, far, header, legend, texts
@@ -75,13 +76,18 @@ def dots(experiment: Experiment) -> list[Panel]:
     for name, tasks in results.sets().items():
         values = results.values(name, "auroc")
         lines = [
-            Dots(label, [100 * v for t in tasks for v in complete_seeds(values[label], [t], results.plan.seeds)[:1]],
-                 printed_mean(experiment.printed, label, tasks))
+            Dots(label, task_means(results, values[label], tasks), printed_mean(experiment.printed, label, tasks))
             for label in results.plan.labels
-        ]  # fmt: skip
+        ]
         words = ", ".join(f"{line.label} {sum(line.values) / len(line.values):.1f}" for line in lines if line.values)
         panels.append(Panel(dots_panel(lines, label="AUROC, %"), f"AUROC, {name}", f"Mean AUROC in per cent: {words}."))
     return panels
+
+
+def task_means(results: Results, values: Mapping[tuple[str, int], float], tasks: Sequence[str]) -> list[float]:
+    """Per cent of every task that has been run, mean over seeds."""
+    found = [complete_seeds(dict(values), [task], results.plan.seeds) for task in tasks]
+    return [100 * fmean(seeds) for seeds in found if seeds]
 
 
 def printed_mean(printed: Sheet | None, label: str, tasks: Sequence[str]) -> float | None:
@@ -108,7 +114,7 @@ def tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
     drawn: Figures = {}
     for task in results.plan.tasks:
         traces = {}
-        for cell, _ in results.ok():
+        for cell, _ in results.ok:
             if cell.task == task and cell.members == 1 and cell.seed == results.plan.seeds[0] and cell.method == "maxwent":
                 say(f"{cell.label} on {task}")
                 traces[cell.label] = traced(cell, folder)

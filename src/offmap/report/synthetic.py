@@ -53,14 +53,14 @@ class Pictures:
 
     def cell(self, label: str, task: str) -> tuple[Cell, Record]:
         """The first seed's cell of a method on a task, which must have been run."""
-        for cell, record in self.results.ok():
+        for cell, record in self.results.ok:
             if (cell.label, cell.task) == (label, task):
                 return cell, record
         raise ConfigError(f"Expected a record of {label!r} on {task!r}; run `offmap bench run` of the plan first.")
 
     def has(self, label: str, task: str) -> bool:
         """Whether it was run."""
-        return any((cell.label, cell.task) == (label, task) for cell, _ in self.results.ok())
+        return any((cell.label, cell.task) == (label, task) for cell, _ in self.results.ok)
 
     def looks(self, label: str, task: str, clips: Sequence[float | None] = (None,)) -> list[View]:
         """What a method says all over the picture."""
