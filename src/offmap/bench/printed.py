@@ -70,9 +70,14 @@ def parse_sheet(text: str) -> Sheet:
     return Sheet(tuple(told["plans"]), tuple(map(_table, told["table"])), told.get("note", "").strip())
 
 
+def _number(told: dict[str, Any]) -> Number:
+    return Number(**{**told, "printed": tuple(told["printed"])})  # pyright: ignore[reportArgumentType] - data of our own
+
+
 def _table(told: dict[str, Any]) -> Printed:
     methods = tuple((name, tuple(labels)) for name, *labels in told["methods"])
-    numbers = tuple(Number(**{**told.get("all", {}), **n, "printed": tuple(n["printed"])}) for n in told["numbers"])
+    shared: dict[str, Any] = told.get("all", {})
+    numbers = tuple(_number({**shared, **number}) for number in told["numbers"])
     for number in numbers:
         if len(number.printed) != len(methods):
             count = f"{len(methods)} printed numbers, one for each method, in {number.title!r} of {told['title']!r}"

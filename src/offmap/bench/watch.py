@@ -90,12 +90,12 @@ def course(
 class Trace:
     """The course of one fit of one net: at every step, AUROC and FPR@95 (None between looks), loss, validation risk, entropy."""
 
-    step: list[int]
-    loss: list[float | None]
-    risk: list[float | None]
-    entropy: list[float | None]
-    auroc: list[float | None]
-    fpr95: list[float | None]
+    step: Sequence[int]
+    loss: Sequence[float | None]
+    risk: Sequence[float | None]
+    entropy: Sequence[float | None]
+    auroc: Sequence[float | None]
+    fpr95: Sequence[float | None]
     threshold: float
     kept: int
 
@@ -141,9 +141,9 @@ def trace(cell: Cell, task: Task) -> Trace:
 def told_apart(predictive: Stochastic, law: Likelihood, task: Task, seed: int, draws: int = 50) -> tuple[float, float]:
     """AUROC and FPR@95 of the paper's score, on the first rows of the test data and of the first strange set."""
     strange = next(iter(task.ood.values()))
-    scores = [
+    familiar, odd = (
         law.score(predictive.outputs(x[:ROWS], draws, clip=None, seed=seed)).nan_to_num(nan=torch.inf, posinf=torch.inf)
         for x in (task.test[0], strange)
-    ]
-    found = detection(*scores)
+    )
+    found = detection(familiar, odd)
     return found["auroc"], found["fpr95"]

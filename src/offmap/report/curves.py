@@ -40,8 +40,8 @@ def dots_panel(lines: Sequence[Dots], *, label: str) -> str:
         for place, line in enumerate(lines):
             axes.plot([0, 100], [place, place], color=style.colour("line"), linewidth=0.5, zorder=0)
             if line.values:
-                spot = {"color": style.colour("familiar"), "markeredgewidth": 0}
-                axes.plot(line.values, [place] * len(line.values), "o", markersize=3, alpha=0.55, **spot)
+                shade, level = style.colour("familiar"), [place] * len(line.values)
+                axes.plot(line.values, level, "o", markersize=3, alpha=0.55, color=shade, markeredgewidth=0)
                 mean = fmean(line.values)
                 axes.plot([mean, mean], [place - 0.34, place + 0.34], color=style.colour("ink"), linewidth=1.8)
             if line.printed is not None:

@@ -26,7 +26,8 @@ from offmap.report.diagnosis import amplitude_panels
 from offmap.report.figures import Panel, band_panel, map_panel
 
 TASKS = ("regression", "moons")
-INTRODUCTION = ("Deep ensemble ×5", "MC-dropout ×1", "MaxWEnt-SVD ×1")
+PLAIN, WIDE = "MaxWEnt ×1", "MaxWEnt-SVD ×1"
+INTRODUCTION = ("Deep ensemble ×5", "MC-dropout ×1", WIDE)
 CLIPS: tuple[float | None, ...] = (None, 1.5, 1.0, 0.5, 0.0)
 SHARES = (0.05, 0.375, 0.625, 1.0)
 """When a fit is looked at, as shares of its steps: the paper's epochs 10, 75, 125 and 200 of 200."""
@@ -35,6 +36,7 @@ TOP = 0.6931
 """Entropy of an even choice."""
 
 CLIPPED = {"regression": 0.5, "moons": 2.0}
+EVERY = tuple(dict.fromkeys((*CLIPS, *CLIPPED.values())))
 DRAWS = 20
 """Drawn nets over which amplitudes are taken."""
 
@@ -66,7 +68,10 @@ class Pictures:
         """What a method says all over the picture."""
         self.say(f"{label} on {task}")
         cell, record = self.cell(label, task)
-        return views(cell, record, self.folder, clips)
+        if label != WIDE:
+            return views(cell, record, self.folder, clips)
+        seen = dict(zip(EVERY, views(cell, record, self.folder, EVERY), strict=True))  # one fit for all figures
+        return [seen[clip] for clip in clips]
 
 
 def figures(results: Results, folder: Path, say: Say) -> dict[str, list[Panel]]:
@@ -74,7 +79,7 @@ def figures(results: Results, folder: Path, say: Say) -> dict[str, list[Panel]]:
     pictures = Pictures(results, folder, say)
     comparison = {
         f"figure-{2 + place}-{task}": [
-            draw(task, pictures.looks(label, task)[0], label) for label in results.plan.labels if pictures.has(label, task)
+            draw(task, pictures.looks(label, task)[0], label, task) for label in results.plan.labels if pictures.has(label, task)
         ]
         for place, task in enumerate(TASKS)
     }
@@ -93,11 +98,11 @@ def draw(task: str, seen: View, title: str, subtitle: str = "") -> Panel:
         mean, std = seen.band()
         svg = band_panel(line, mean, std, points=(x[:, 0], y), truth=truth(line), limits=(-2, 2))
         edges = f"{std[0]:.2g} at the left edge, {std[len(std) // 2]:.2g} in the middle, {std[-1]:.2g} at the right edge"
-        return Panel(svg, title, f"{title}{subtitle}: mean ± 2 standard deviations over x; one is {edges}.", subtitle)
+        return Panel(svg, title, f"{title}, {subtitle}: mean ± 2 standard deviations over x; one is {edges}.", subtitle)
     values = seen.map()
     svg = map_panel(values, half=SQUARE, points=[x[y == c] for c in (0, 1)], top=TOP)
     dark = 100 * float((values > TOP / 2).mean())
-    alt = f"{title}{subtitle}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} %."
+    alt = f"{title}, {subtitle}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} %."
     return Panel(svg, title, alt, subtitle)
 
 
@@ -105,10 +110,11 @@ def introduction(pictures: Pictures) -> list[Panel]:
     """Figure 1: an ensemble, dropout, MaxWEnt and MaxWEnt with clipped weights on both tasks."""
     panels: list[Panel] = []
     for task in reversed(TASKS):
-        panels += [draw(task, pictures.looks(label, task)[0], label, " ") for label in INTRODUCTION]
-        clip = CLIPPED[task]
-        panels.append(draw(task, pictures.looks(INTRODUCTION[-1], task, (clip,))[0], f"{INTRODUCTION[-1]}, clipped at {clip:g}"))
-    return panels
+        if all(pictures.has(label, task) for label in INTRODUCTION):
+            panels += [draw(task, pictures.looks(label, task)[0], label, task) for label in INTRODUCTION]
+            clip = CLIPPED[task]
+            panels.append(draw(task, pictures.looks(WIDE, task, (clip,))[0], WIDE, f"{task}, clipped at {clip:g}"))
+    return [replace(panel, alt=f"Figure 1. {panel.alt}") for panel in panels]  # ids of a page follow from the words
 
 
 def clips(pictures: Pictures) -> list[Panel]:
@@ -117,14 +123,17 @@ def clips(pictures: Pictures) -> list[Panel]:
     return [
         draw(task, seen, names[clip], f"{task}")
         for task in TASKS
-        for clip, seen in zip(CLIPS, pictures.looks("MaxWEnt-SVD ×1", task, CLIPS), strict=True)
+        if pictures.has(WIDE, task)
+        for clip, seen in zip(CLIPS, pictures.looks(WIDE, task, CLIPS), strict=True)
     ]
 
 
 def courses(pictures: Pictures) -> list[Panel]:
     """Figure 5: the uncertainty on the moons while MaxWEnt is fitted, without and with the SVD."""
     panels: list[Panel] = []
-    for label in ("MaxWEnt ×1", "MaxWEnt-SVD ×1"):
+    for label in (PLAIN, WIDE):
+        if not pictures.has(label, "moons"):
+            continue
         pictures.say(f"the course of {label}")
         cell, record = pictures.cell(label, "moons")
         panels += [
@@ -157,7 +166,7 @@ def passed(cell: Cell, record: Record) -> list[tuple[int, float, View]]:
 def amplitudes(pictures: Pictures) -> list[Panel]:
     """Figure 6: mean φ over amplitude in the hidden layers, of MaxWEnt and of a Bayesian net."""
     panels: list[Panel] = []
-    for label in ("MaxWEnt ×1", "BNN ×1"):
+    for label in (PLAIN, "BNN ×1"):
         if not pictures.has(label, "moons"):
             continue
         pictures.say(f"amplitudes of {label}")
