@@ -154,7 +154,8 @@ def bench_figures(
     folder = out or Path("docs/figures") / whole.results.plan.name
     with Console(stderr=True).status("Drawing") as status:
         paths = write_figures(whole, folder, say=status.update)
-    typer.echo(f"{len(paths)} figures are in {folder}: {', '.join(path.name for path in paths)}")
+    names = ", ".join(path.name for path in paths)
+    typer.echo(f"{len(paths)} figures are in {folder}" + (f": {names}" if names else ""))
 
 
 @bench.command("page")
