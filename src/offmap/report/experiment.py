@@ -197,7 +197,7 @@ def _figure(name: str, panels: Sequence[Panel], results: Results) -> Section:
     if name.startswith("course-"):
         title, said = f"The course of the fits, {panels[0].subtitle}", COURSE
         key = series_legend([label for label in results.plan.labels if "×1" in label])
-    wide = {"auroc": "32rem", "figure-4-clips": "12rem"}
+    wide = {"auroc": "32rem", "figure-4-clips": "12rem", "figure-7-day": "26rem"}
     return Section(title, paragraphs(said) + gallery(panels, legend=key, width=wide.get(name, "15rem")))
 
 

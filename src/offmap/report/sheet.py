@@ -16,8 +16,9 @@ GAP, CAPTION = 14.0, 30.0
 
 
 def sheet(panels: Sequence[Panel], columns: int) -> str:
-    """Panels of one size in rows, each with its title, in the light colours on paper."""
-    width, height = (float(number) for number in re.findall(r'(?:width|height)="([\d.]+)pt"', panels[0].svg)[:2])
+    """Panels in rows, as far apart as the largest needs, each with its title, in the light colours on paper."""
+    sizes = [re.findall(r'(?:width|height)="([\d.]+)pt"', panel.svg)[:2] for panel in panels]
+    width, height = (max(float(size[axis]) for size in sizes) for axis in (0, 1))
     rows = -(-len(panels) // columns)
     total = columns * (width + GAP) + GAP, rows * (height + CAPTION + GAP) + GAP
     parts = [
