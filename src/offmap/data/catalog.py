@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from offmap.data.digits import digits
+from offmap.data.images import SETTINGS, images, open_set
 from offmap.data.synthetic import moons, regression
 from offmap.data.task import Task
 from offmap.data.uci import MODES, SETS, uci
@@ -17,6 +18,8 @@ TASKS: dict[str, Callable[[int], Task]] = {
     "moons": lambda seed: moons(),
     "digits": lambda seed: digits(seed=seed),
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
+    **{f"images/{name}": partial(images, name) for name in SETTINGS},
+    **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
 }
 
 
@@ -24,7 +27,7 @@ def names() -> list[str]:
     """The names of all tasks.
 
     >>> len(names()), names()[3]
-    (19, 'uci/yacht/extrapolation')
+    (23, 'uci/yacht/extrapolation')
     """
     return list(TASKS)
 
