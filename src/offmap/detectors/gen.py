@@ -8,20 +8,22 @@ import torch
 from torch import Tensor
 
 from offmap.detectors.known import Known, number
+from offmap.detectors.msp import odds
 from offmap.detectors.penultimate import Seen
 
 
 def gen(logits: Tensor, gamma: float = 0.1, top: int = 100) -> Tensor:
     r"""Σ p_c^γ (1 − p_c)^γ over the `top` largest p = softmax(z): (B, C) -> (B,).
 
-    1 − p_c is the sum of the others: the largest of them would be rounded to 1.
+    1 − p_c is the sum of the others: that of the largest p would else be rounded to 0.
 
     >>> gen(torch.tensor([[0.0, 0.0]]), gamma=0.5)
     tensor([1.])
     """
-    logs = logits.double().log_softmax(1).topk(min(top, logits.shape[1]), 1).values
-    others = torch.log(-torch.expm1(logs.clamp_max(-torch.finfo(logs.dtype).tiny)))
-    return (gamma * (logs + others)).exp().sum(1).to(logits.dtype)
+    powers, others = odds(logits.double())
+    whole = 1 + others.unsqueeze(1)
+    rest = torch.cat([others.unsqueeze(1), whole - powers[:, 1:]], 1)
+    return (powers * rest / whole.square())[:, :top].pow(gamma).sum(1).to(logits.dtype)
 
 
 @dataclass(frozen=True)

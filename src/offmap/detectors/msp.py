@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from offmap.detectors.known import Known, number
@@ -12,12 +11,22 @@ from offmap.detectors.penultimate import Seen
 
 
 def msp(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    r"""1 − max_c softmax(z / T)_c: (B, C) -> (B,). In float64, without the digits that 1 − p would lose.
+    r"""1 − max_c softmax(z / T)_c: (B, C) -> (B,).
+
+    It is s / (1 + s) with s = Σ exp((z_c − z_max) / T) over the other classes: however sure the net is, digits remain.
 
     >>> msp(torch.tensor([[0.0, 0.0], [0.0, 1.0986]]))
     tensor([0.5000, 0.2500])
     """
-    return -torch.expm1((logits.double() / temperature).log_softmax(1).amax(1)).to(logits.dtype)
+    _, others = odds(logits.double() / temperature)
+    return (others / (1 + others)).to(logits.dtype)
+
+
+def odds(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(z_c − z_max) from the largest to the smallest, and the sum of all but the first: (B, C) -> (B, C), (B,)."""
+    ordered = logits.sort(1, descending=True).values
+    powers = (ordered - ordered[:, :1]).exp()
+    return powers, powers[:, 1:].sum(1)
 
 
 @dataclass(frozen=True)
