@@ -18,9 +18,10 @@ from offmap._types import IGNORED, Data, Inputs
 from offmap.batches import Batches, Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, split, unlabelled
 from offmap.core.forward import Select
 from offmap.core.inputs import mark_shared, rows_of, take_rows
+from offmap.core.noise import generator
 from offmap.detectors import catalog
 from offmap.detectors.form import Form, check_accuracy
-from offmap.detectors.known import Known, Rule
+from offmap.detectors.known import Known, Rule, number
 from offmap.detectors.memory import Memory
 from offmap.detectors.penultimate import Classifier, Seen, classifier
 from offmap.errors import ConfigError, DataError, HostError
@@ -92,6 +93,7 @@ class Detector:
             check_inputs(inputs, "the detector")
             check_finite(inputs, None, "the inputs")
             self.form.check(inputs, "the inputs")
+            self.form.compare(inputs, "the inputs")
             inputs = mark_shared(inputs)
             for start in range(0, rows_of(inputs), BLOCK):
                 empty = False
@@ -148,12 +150,16 @@ def detect_all(
 
     With `remember`, features and logits of the last inputs are kept (64 MB), so that scoring them with each costs one pass too.
     """
-    asked = methods if isinstance(methods, dict) else {name: {} for name in (methods or catalog.DETECTORS)}
+    names = [methods] if isinstance(methods, str) else methods or catalog.DETECTORS
+    asked = methods if isinstance(methods, dict) else {name: {} for name in names}
+    number("rows", rows, 1, 1e12, whole=True)
     for name, options in asked.items():
         catalog.kind(name, options)
     if not isinstance(net, nn.Module):
         raise HostError(f"Expected one trained torch.nn.Module, but got {type(net).__name__}.")
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):  # a shuffling DataLoader draws from the global generator
+    # a shuffling DataLoader draws from the global generator: here it repeats, and the user's random state is left alone
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
         known, form = _look(net, train, valid, features, select, (target, rows, batch_size, seed), Memory() if remember else None)
         if methods is None:
             asked = {name: options for name, options in asked.items() if _allowed(name, known.classifier)}
@@ -220,6 +226,7 @@ def _look(
         raise DataError(f"Expected classes in `{data.name}`, but every target is −100.")
     check_accuracy(form, z, y)
     form.check(held.inputs, "the validation inputs")
+    form.compare(held.inputs, "the validation inputs")
     known_valid = found.look(held.inputs)
     check_targets(Categorical(), known_valid.logits, held.targets, held.name)
     known = Known(found, h, z, y, known_valid, held.targets, lambda: (x for x, _ in _first(data, most, seed)), form.span)

@@ -7,12 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import offmap
 from offmap.detectors import catalog
 from offmap.detectors.memory import Memory
 from offmap.detectors.penultimate import ENDINGS, classifier
 from offmap.errors import ConfigError, HostError
 from offmap.nets.lenet import lenet
 from offmap.nets.resnet import cifar_resnet, resnet
+from trained import classes
+from trained import classifier as trained_net
 
 IMAGES = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
@@ -80,6 +83,25 @@ def test_logits_and_features_do_not_depend_on_the_batch() -> None:
     parts = classifier(net, IMAGES, batch_size=2).look(IMAGES)  # the last batch is one image
     torch.testing.assert_close(parts.features, whole.features)
     torch.testing.assert_close(parts.logits, whole.logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_hosts_of_other_precision_work_with_every_rule(dtype: torch.dtype) -> None:
+    (x, y), net = classes(90), trained_net().to(dtype)
+    x = x.to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    for name, detector in offmap.detect_all(net, (x, y), (x, y), methods=[n for n in catalog.DETECTORS if n != "knn"]).items():
+        scores = detector.score(x)
+        assert scores.dtype in (wide, torch.float32), name
+        assert bool(scores.isfinite().all()), name
+
+
+def test_a_softmax_at_the_end_changes_no_score() -> None:
+    y = ending()(ROWS).argmax(1)
+    nets = ending(), ending(nn.Softmax(1))
+    for method, options in {"energy": {}, "odin": {"temperature": 5.0}, "knn": {"k": 2}}.items():
+        plain, soft = (offmap.detect(net, (ROWS, y), (ROWS, y), method=method, **options).score(ROWS) for net in nets)
+        torch.testing.assert_close(soft, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_the_users_net_is_left_as_it_was() -> None:

@@ -35,14 +35,10 @@ from offmap.errors import ConfigError, HostError, nearest
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to fit, and what it takes: logits alone, features as well, or also the matrix that makes logits of features.
-
-    `inside`: it looks into the net itself, and goes over training inputs again.
-    """
+    """A way to fit, and what it needs: "logits", "features" as well, or also the "head" that makes logits of features."""
 
     fit: Callable[..., Rule]
     needs: str = "logits"
-    inside: bool = False
 
     @property
     def options(self) -> list[str]:
@@ -69,7 +65,7 @@ DETECTORS: dict[str, Kind] = {
     "knn": Kind(knn.fit, "features"),
     "vim": Kind(vim.fit, "head"),
     "fdbd": Kind(fdbd.fit, "head"),
-    "gram": Kind(gram.fit, inside=True),
+    "gram": Kind(gram.fit),
 }
 
 

@@ -50,7 +50,7 @@ class Form:
         return replace(self, low=min(low, self.low), high=max(high, self.high), whole=whole and self.whole)
 
     def check(self, x: Inputs, where: str) -> None:
-        """Refuse images of another shape or type; say when numbers are of another range than in training."""
+        """Refuse images of another shape or type."""
         if self.image is None:
             return
         if not is_image(x) or tuple(x.shape[1:]) != self.image:
@@ -63,6 +63,11 @@ class Form:
                 f"Expected images in floating-point numbers from about {self.low:.3g} to {self.high:.3g}, as in training, but "
                 f"{where} are {x.dtype}. Scale them alike, for example with `x.float() / 255`."
             )
+
+    def compare(self, x: Inputs, where: str) -> None:
+        """Say when the numbers of images are of another range than in training."""
+        if self.image is None:
+            return
         low, high, _ = _range(x)
         outside = max(high - self.high, self.low - low)
         if outside > BEYOND * self.span or (len(x) > 1 and BEYOND**2 * (high - low) < self.span and high > low):

@@ -58,6 +58,7 @@ class Source:
     weight: str | None = None
     layer: str = ""
     before: bool = False
+    probabilities: bool = False  # the net ends in a softmax
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,12 @@ class Classifier:
     def logits(self, inputs: Inputs) -> Tensor:
         """Logits of a few rows, (B, C), through which gradients flow to the inputs."""
         try:
-            return call(self.net, {}, inputs, self.select)
+            output = call(self.net, {}, inputs, self.select)
         except HOST_ERRORS as error:
             raise host_failed(self.net, inputs, error) from error
+        if self.source is not None and self.source.probabilities:
+            output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
+        return output.to(torch.promote_types(output.dtype, torch.float32))
 
     def _block(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         if self.memory is not None:
@@ -107,14 +111,15 @@ class Classifier:
             logits = self.logits(inputs)
             features = logits.new_empty(len(logits), 0)
         elif self.source.weight is not None:
-            logits, reads = watched(self.net, inputs, self.select)
-            features = next(h for read, h in reversed(reads) if read.name == self.source.weight)
+            logits, reads = watched(self.net, inputs, self.select, self.source.weight)
+            features = reads[-1][1]
         else:
             with hooked(self.net, self.source, found):
                 logits = self.logits(inputs)
             features = found[-1]
         head = self.source and self.source.head
-        return features.float(), (logits if head is None else head(features)).float()
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        return features, logits if head is None else head(features)
 
 
 def classifier(
@@ -152,13 +157,13 @@ def classifier(
 
 
 @torch.no_grad()
-def watched(net: nn.Module, x: Inputs, select: Select) -> tuple[Tensor, list[tuple[Read, Tensor]]]:
-    """The net's output, and the rows that met each matrix which meets one row per example, in order of execution."""
+def watched(net: nn.Module, x: Inputs, select: Select, name: str | None = None) -> tuple[Tensor, list[tuple[Read, Tensor]]]:
+    """The net's output, and the rows that met each matrix (or that of a name alone) which meets one row per example."""
     batch, found = rows_of(x), list[tuple[Read, Tensor]]()
 
     def visit(read: Read) -> None:
         met = read.meeting
-        if met is not None and met.count == batch and met.groups == 1:
+        if met is not None and met.count == batch and met.groups == 1 and name in (None, read.name):
             found.append((read, torch.cat([block[0] for block in met.rows(None)])))
 
     # in inference mode products are not taken apart, and nobody sees what they read
@@ -180,9 +185,11 @@ def last_matrix(net: nn.Module, logits: Tensor, reads: list[tuple[Read, Tensor]]
         matrix = frame.rows(w[None])[0].clone()
         biases = [weights[read.bias]] if read.bias else [w.new_zeros(len(matrix)), *_additions(weights, len(matrix))]
         for bias in biases:
-            head = Head(matrix, bias.reshape(-1).clone())
-            if any(_close(ending(head(met)), logits) for ending in ENDINGS):
-                return Source(head, read.name), met
+            wide = torch.promote_types(matrix.dtype, torch.float32)
+            head = Head(matrix.to(wide), bias.reshape(-1).clone().to(wide))
+            fits = [_close(ending(head(met.to(wide))), logits) for ending in ENDINGS]
+            if any(fits):
+                return Source(head, read.name, probabilities=fits[2]), met
     return None, None
 
 
@@ -198,23 +205,29 @@ def named_layer(
     modules = {path: module for path, module in net.named_modules() if path}
     if not isinstance(name, str) or name not in modules:
         raise ConfigError(f"Expected `features` to be the name of a layer, {nearest(str(name), modules)}, but got {name!r}.")
-    given = Source(None, layer=name)
-    with torch.no_grad(), hooked(net, given, found := []):
-        call(net, {}, x, select)
-    if not found:
-        raise HostError(
-            f"Expected a layer that gives one vector per example for `features`, but `{name}` does not. "
-            f"{_missing(net, x, select)}"
-        )
-    source, met = last
-    gives_logits = found[-1].shape == logits.shape and any(_close(ending(found[-1]), logits) for ending in ENDINGS)
+    given, (source, met) = Source(None, layer=name), last
+    found = _given(net, x, select, given)
+    gives_logits = found.shape == logits.shape and any(_close(ending(found), logits) for ending in ENDINGS)
     if gives_logits:
         given = Source(None, layer=name, before=True)
-        with torch.no_grad(), hooked(net, given, found := []):
-            call(net, {}, x, select)
-    if met is not None and source is not None and found and found[-1].shape == met.shape and _close(found[-1], met):
+        found = _given(net, x, select, given)
+    if met is not None and source is not None and found.shape == met.shape and _close(found, met):
         return source  # what was found anyway, with its matrix
     return given
+
+
+@torch.no_grad()
+def _given(net: nn.Module, x: Inputs, select: Select, source: Source) -> Tensor:
+    """What a named layer gives or is given for `x`, (B, D)."""
+    found: list[Tensor] = []
+    with hooked(net, source, found):
+        call(net, {}, x, select)
+    if not found or len(found[-1]) != rows_of(x):
+        raise HostError(
+            f"Expected a layer that gives one vector per example for `features`, but `{source.layer}` does not. "
+            f"{_missing(net, x, select)}"
+        )
+    return found[-1]
 
 
 class hooked:
@@ -270,4 +283,6 @@ def _missing(net: nn.Module, x: Inputs, select: Select) -> str:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-4 * float(b.abs().max()) + 1e-6)
+    """Whether two results of one net are equal up to the rounding of its numbers."""
+    loose = max(1.0, 16 * torch.finfo(b.dtype).eps / 1e-3)
+    return torch.allclose(a.double(), b.double(), rtol=1e-3 * loose, atol=1e-4 * loose * float(b.abs().max()) + 1e-6)
