@@ -284,6 +284,30 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     torch.testing.assert_close(rule(found.look(new)), slow, rtol=1e-3, atol=1e-3)
 
 
+class Read(nn.Module):
+    """A class of a sequence (B, T, 3) of any length: the mean of what each step gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.out = nn.Linear(3, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.step(x * 2).relu().mean(1))
+
+
+def test_gram_takes_sequences_of_any_length_and_layers_that_never_deviate() -> None:
+    torch.manual_seed(0)
+    net, x = Read(), torch.randn(40, 6, 3)
+    with torch.no_grad():
+        net.out.bias -= net(x).mean(0)  # both classes are met
+    found = classifier(net, x)
+    seen = found.look(x)
+    best = seen.logits.argmax(1)
+    rule = catalog.fit("gram", Known(found, seen.features, seen.logits, best, seen, best, lambda: [x]))
+    assert float(rule(seen).abs().max()) == 0  # validation data are the training data
+    assert bool(rule(found.look(50 * torch.randn(4, 9, 3))).isfinite().all())
+
+
 def test_powers_of_large_activations_do_not_overflow() -> None:
     assert bool(correlations(torch.full((1, 2, 4), 1e15), 5).isfinite().all())
 

@@ -16,6 +16,9 @@ from offmap.detectors.known import Known, each_class, number
 from offmap.detectors.penultimate import Classifier, Seen
 from offmap.errors import HostError
 
+LEAST = 1e-3
+"""Of the mean over layers, the least usual deviation that a layer is divided by."""
+
 
 def correlations(h: Tensor, powers: int) -> Tensor:
     r"""Σ_j (F^p F^pᵀ)_ij^(1/p) for channels i and p = 1 … `powers`, signs kept: (B, C, ...) -> (B, powers · C).
@@ -62,7 +65,8 @@ class Layers:
         def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
             def note(module: nn.Module, args: tuple[Any, ...]) -> None:
                 if args and isinstance(args[0], Tensor) and args[0].is_floating_point() and args[0].ndim >= 2:
-                    found.setdefault(name, args[0])
+                    linear = all(p.ndim <= 2 for p in module.parameters(recurse=False))
+                    found.setdefault(name, args[0].movedim(-1, 1) if linear else args[0])  # channels of linear layers are last
 
             return note
 
@@ -129,7 +133,9 @@ def fit(known: Known, *, powers: int = 5) -> Gram:
             start = values.new_full((known.classes, values.shape[1]), torch.inf)
             low[name] = low.get(name, start).scatter_reduce(0, index, values, "amin")
             high[name] = high.get(name, -start).scatter_reduce(0, index, values, "amax")
-    each_class(torch.cat(seen), known.classes, "training rows that the net puts into each class: rows")
+    each_class(torch.cat(seen), known.classes, "predictions on training rows")
     rule = Gram(known.classifier, powers, low, high, {})
-    usual = {n: max(float(d.mean()), 1e-12) for n, d in rule.deviations(known.valid.inputs).items()}
-    return Gram(known.classifier, powers, low, high, usual)
+    usual = {name: float(each.mean()) for name, each in rule.deviations(known.valid.inputs).items()}
+    # a layer that never deviates on validation data must not outweigh all others
+    least = LEAST * sum(usual.values()) / len(usual) or 1.0
+    return Gram(known.classifier, powers, low, high, {name: max(value, least) for name, value in usual.items()})

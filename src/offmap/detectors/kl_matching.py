@@ -37,7 +37,7 @@ class KLMatching:
 def fit(known: Known) -> KLMatching:
     """A template is the mean prediction of the training rows that the net puts into a class."""
     predicted = known.logits.argmax(1)
-    counts = each_class(predicted, known.classes, "training rows that the net puts into each class: rows")
+    counts = each_class(predicted, known.classes, "predictions on training rows")
     sums = known.logits.new_zeros(known.classes, known.classes, dtype=torch.float64)
     sums.index_add_(0, predicted, known.logits.double().softmax(1))
     return KLMatching(sums / counts[:, None])

@@ -72,7 +72,7 @@ def fit(known: Known, *, tail: int = 20, alpha: int = 3) -> OpenMax:
     number("alpha", alpha, 1, 1e9, whole=True)
     right = known.logits.argmax(1) == known.labels
     z, labels = known.logits[right].double(), known.labels[right]
-    each_class(labels, known.classes, "training rows that the net gets right: rows")
+    each_class(labels, known.classes, "correctly classified training rows")
     own = [z[labels == c] for c in range(known.classes)]
     means = torch.stack([rows.mean(0) for rows in own])
     laws = [weibull((rows - mean).norm(dim=1).sort().values[-tail:]) for rows, mean in zip(own, means, strict=True)]
