@@ -15,6 +15,7 @@ def msp(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     It is s / (1 + s) with s = Σ exp((z_c − z_max) / T) over the other classes: however sure the net is, digits remain.
 
+    >>> import torch
     >>> msp(torch.tensor([[0.0, 0.0], [0.0, 1.0986]]))
     tensor([0.5000, 0.2500])
     """
