@@ -9,7 +9,19 @@ import torch
 
 from benchmarks import page, record
 
-THEMES = ("scoring", "architectures", "basis", "fitting", "paper_steps", "stacking", "steps", "latency", "memory", "large")
+THEMES = (
+    "scoring",
+    "architectures",
+    "basis",
+    "fitting",
+    "paper_steps",
+    "stacking",
+    "grids",
+    "steps",
+    "latency",
+    "memory",
+    "large",
+)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +58,19 @@ def demo(
         console.print(_rich(story.rows(result), result.plan.title))
     console.print("FPR@95: strange inputs unnoticed while 95 % of familiar ones pass.\n+: seconds on top of trained nets.")
     typer.echo(f"The page is at {shown.page}")
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")] = False,
+) -> None:
+    """Show versions, devices, threads and optional packages, and try a small fit. Example: offmap doctor --json"""
+    from offmap.doctor import examine_installation
+
+    health = examine_installation()
+    typer.echo(json.dumps(health.record(), indent=2) if as_json else str(health.table()))
+    if not health.well:
+        raise typer.Exit(1)
 
 
 bench = typer.Typer(no_args_is_help=True, help="Run and tabulate experiments that a plan describes.", rich_markup_mode=None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from offmap.bench import methods
 from offmap.bench.cell import averaged
-from offmap.bench.hosts import plain
+from offmap.bench.ground import recipe
+from offmap.bench.hosts import plain, starts
 from offmap.data.catalog import task
 from offmap.methods.predictives import Member, Remembered
 
@@ -20,7 +20,7 @@ def test_a_number_that_one_member_lacks_has_no_mean() -> None:
 
 def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
     data = task("regression")
-    nets = methods.starts(data, 0, methods.recipe({"hidden": [4]}))
+    nets = starts(data, 0, recipe({"hidden": [4]}))
     calls: list[int] = []
 
     class Counted:
@@ -43,7 +43,7 @@ def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
 
 def test_a_remembered_predictive_keeps_no_more_than_it_may() -> None:
     data = task("regression")
-    nets = methods.starts(data, 0, methods.recipe({"hidden": [4]}))
+    nets = starts(data, 0, recipe({"hidden": [4]}))
     own = plain(nets, data)
     x = data.test[0]
     whole = Remembered(own, most=own.outputs(x, 1).numel())

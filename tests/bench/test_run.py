@@ -19,8 +19,9 @@ import torch
 
 import offmap
 from offmap.bench.cell import Bench
+from offmap.bench.ground import Ground, without_reading
 from offmap.bench.hosts import plain
-from offmap.bench.methods import METHODS, Ground, without_reading
+from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, cells, narrowed
 from offmap.bench.reading import parse
 from offmap.bench.run import ENDS, run

@@ -34,7 +34,7 @@ def uncertain(guard: offmap.Guard, x: Any) -> Tensor:
 
 
 def z(own: Tensor, values: Tensor) -> Tensor:
-    return (values - own.mean()) / own.std(correction=0)
+    return ((values - own.mean()) / own.std(correction=0)).clamp_min(-1)
 
 
 # --------------------------------------------------------------------------------------------------------- the score
@@ -106,6 +106,13 @@ def test_the_order_of_members_and_a_factor_of_their_disagreement_change_nothing(
     larger = log_uncertainty(likelihood, 7 * outputs.flatten(0, 1), 3)
     torch.testing.assert_close(Scale.of(larger)(larger), Scale.of(values)(values), rtol=1e-4, atol=1e-4)
     assert (Scale.of(torch.full((9,), 3.0))(values) == 0).all()  # what tells familiar rows nothing apart
+
+
+def test_a_classifier_that_is_sure_of_itself_far_away_is_not_trusted() -> None:
+    made = quick(classifier(), classes(80, 0), classes(60, 1), draws=10)
+    far = 200 * inputs(30, 6)
+    assert made.outputs(far, None).softmax(-1).amax(-1).median() > 0.999  # every draw is sure
+    assert made.score(far).min() > made.score(inputs(30, 5)).max()
 
 
 def test_members_that_are_not_random_disagree_with_each_other() -> None:

@@ -101,6 +101,27 @@ def test_frozen_large_prior_is_maxwent_with_the_log_up_to_a_constant() -> None:
         torch.testing.assert_close(ours, -0.5 * theirs, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("basis", ["svd", "identity"])
+def test_frozen_large_prior_has_the_gradient_of_maxwent(basis: str) -> None:
+    """A KL weight of λ/n, beside the mean NLL, is λ/(2n) on Σ log φ²: here λ·d/n on KL/d and λ·d/(2n) on the mean."""
+    from offmap.core.construct import scaling, svd
+    from offmap.core.forward import Host
+    from offmap.solve.objectives import GROWTHS, elbo, maxwent
+
+    x, y = (t.double() for t in trained.regression(60))
+    nets = [trained.regressor(m, log_variance=True).double() for m in range(2)]
+    q = (svd(nets, [x], noise="normal") if basis == "svd" else scaling(nets, noise="normal")).double()
+    q.set_scale({n: 0.01 + 0.2 * torch.rand_like(s) for n, s in q.scale().items()})
+    host, weight, common = Host(nets[0]), 10.0 / len(x), {"draws": 2, "seed": 3}
+    bayes = elbo(q, host, offmap.Gaussian(), tradeoff=weight * q.dimension, prior_variance=1e10,
+                 prior_mean=dict(q.mean.items()), **common)  # fmt: skip
+    ours = maxwent(q, host, offmap.Gaussian(), tradeoff=weight * q.dimension / 2, growth=GROWTHS["log"], **common)
+    for step in range(2):
+        left, right = (torch.autograd.grad(f(step, (x, y)), list(q.raw_scale.values())) for f in (bayes, ours))
+        for one, other in zip(left, right, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("prior_variance", [0.1, 10.0])
 def test_on_a_linear_gaussian_model_it_reaches_the_mean_field_posterior(prior_variance: float) -> None:
     """y = x·w + ε, ε ~ N(0, s²), w ~ N(0, σ²I): precision Λ = XᵀX/s² + I/σ², mean Λ⁻¹Xᵀy/s², φ_k² = 1/Λ_kk."""

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import offmap
 from offmap.batches import Place, Rows, batches, gather
 from offmap.errors import HostError
-from offmap.methods.deep_ensemble import Config, fit, mean_nll
+from offmap.methods.deep_ensemble import Config, fit
 from offmap.nets.mlp import mlp
+from offmap.solve.training import mean_nll
 from trained import classes, inputs, regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)

@@ -15,7 +15,8 @@ import torch
 
 import offmap
 from offmap.batches import batches, gather
-from offmap.bench.methods import METHODS, READING, Fitted, Ground
+from offmap.bench.ground import HOSTS, READING, Fitted, Ground
+from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, Settings
 from offmap.bench.store import Record, settings_of
 from offmap.data.catalog import task as task_of
@@ -79,17 +80,23 @@ class Bench:
 
 def chosen_fit(cell: Cell, task: Task) -> Fitted:
     """The fit of lowest validation risk among the candidates of the grid; without a grid there is one."""
-    ground = Ground(task, cell.seed, cell.source["config"] if cell.source else {})
-    if not METHODS[cell.method].single:
+    method, source = METHODS[cell.method], cell.source or {"config": {}}
+    ground = Ground(task, cell.seed, source["config"], source.get("method", HOSTS), source.get("grid", {}))
+    if not method.single:
         warm_up()
-    fits: list[tuple[float, Fitted]] = []
-    for candidate in cell.candidates():
-        fitted = METHODS[cell.method].fit(ground, {**cell.fit_config, **candidate})
-        predictive = None if fitted.predictive is None else Remembered(fitted.predictive)
-        fitted = replace(fitted, predictive=predictive, chosen={**fitted.chosen, **candidate})
-        fits.append((validation_risk(fitted, task, cell) if cell.grid else 0.0, fitted))
-    _, best = min(fits, key=lambda fit: fit[0])
-    return replace(best, seconds=sum(fitted.seconds for _, fitted in fits))
+    if cell.grid and method.fit_grid is not None and set(cell.grid) <= method.stacks:
+        made = method.fit_grid(ground, cell.fit_config, cell.candidates())
+    else:
+        made = [fitted_with(ground, cell, candidate) for candidate in cell.candidates()]
+    fits = [replace(fit, predictive=None if fit.predictive is None else Remembered(fit.predictive)) for fit in made]
+    risks = [validation_risk(fit, task, cell) if len(fits) > 1 else 0.0 for fit in fits]
+    return replace(fits[risks.index(min(risks))], seconds=sum(fit.seconds for fit in fits))
+
+
+def fitted_with(ground: Ground, cell: Cell, candidate: Settings) -> Fitted:
+    """The fit of one candidate, which it names."""
+    made = METHODS[cell.method].fit(ground, {**cell.fit_config, **candidate})
+    return replace(made, chosen={**made.chosen, **candidate})
 
 
 def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:

@@ -7,21 +7,22 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from offmap.batches import Place, batches, gather
+from offmap.batches import Batches, Place, Rows, batches, gather
 from offmap.bench.files import write_whole
 from offmap.core.construct import centre
 from offmap.core.weights import at
 from offmap.data.task import Task
-from offmap.likelihoods import infer
+from offmap.likelihoods import Likelihood, infer
 from offmap.methods import deep_ensemble
 from offmap.methods.predictives import Sampled
 from offmap.methods.protocol import Runtime
@@ -54,10 +55,19 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained members, and how many seconds their training took when it was done."""
+    """Trained members, how many seconds their training took when it was done, and what it chose."""
 
     nets: list[nn.Module]
     seconds: float
+    chosen: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Way:
+    """Another way to train than plainly: all that it depends on, and from untrained members to weights and what was chosen."""
+
+    told: dict[str, Any]
+    train: Callable[[Sequence[nn.Module]], tuple[dict[str, Tensor], dict[str, Any]]]
 
 
 def hosts(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> list[nn.Module]:
@@ -65,26 +75,31 @@ def hosts(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str |
     return trained(task, seed, recipe, folder).nets
 
 
-def trained(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> Trained:
-    """The members with the time of their training, which is kept with them.
+def trained(
+    task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None, *, way: Way | None = None
+) -> Trained:
+    """The members with the time of their training, which is kept with them; trained plainly, unless in another `way`.
 
     Two processes that need the same hosts at once both train them; the file is whole at any time.
     """
     recipe = recipe or Recipe()
-    name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe)}.safetensors"
+    name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe, way)}.safetensors"
     path = Path(folder or cache_folder()) / "hosts" / name
     nets = starts(task, seed, recipe)
     found = _read(path, centre(nets).mean)
     if found is None:
         begin = time.perf_counter()
-        weights = train(nets, task, seed, recipe)
-        found = weights, time.perf_counter() - begin
-        told = {"task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__), "seconds": found[1]}
+        weights, chosen = (train(nets, task, seed, recipe), dict[str, Any]()) if way is None else way.train(nets)
+        told: dict[str, Any] = {
+            "task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__),
+            "seconds": time.perf_counter() - begin, "chosen": chosen,
+        }  # fmt: skip
+        found = weights, told
         write_whole(path, save({n: w.contiguous() for n, w in weights.items()}, {"offmap": json.dumps(told)}))
     for member, net in enumerate(nets):
         net.load_state_dict(at(found[0], member))
         net.eval()
-    return Trained(nets, found[1])
+    return Trained(nets, float(found[1]["seconds"]), found[1].get("chosen", {}))
 
 
 def starts(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
@@ -97,12 +112,17 @@ def starts(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
 
 def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> dict[str, Tensor]:
     """All members in one pass, each with its own best state on the validation data: {name: (M, ...)}."""
+    rows, held, law = material(nets, task, recipe)
+    runtime = Runtime(progress=False)
+    return deep_ensemble.fit(nets, rows, held, likelihood=law, config=recipe.training, seed=seed, runtime=runtime).weights
+
+
+def material(nets: Sequence[nn.Module], task: Task, recipe: Recipe) -> tuple[Batches, Rows, Likelihood]:
+    """What such nets are trained on: batches, validation rows and the likelihood."""
     place = Place.of(nets[0])
     rows = batches(task.train, place, name="train", batch_size=recipe.batch_size)
     held = gather(batches(task.valid, place, name="valid"))
-    law = infer(nets[0](held.inputs).detach(), held.targets, task.likelihood)
-    runtime = Runtime(progress=False)
-    return deep_ensemble.fit(nets, rows, held, likelihood=law, config=recipe.training, seed=seed, runtime=runtime).weights
+    return rows, held, infer(nets[0](held.inputs).detach(), held.targets, task.likelihood)
 
 
 def plain(nets: Sequence[nn.Module], task: Task) -> Sampled:
@@ -112,12 +132,12 @@ def plain(nets: Sequence[nn.Module], task: Task) -> Sampled:
     return Sampled(Runtime(progress=False).host(centred.net, weights, task.valid[0]), weights)
 
 
-def digest(task: Task, seed: int, recipe: Recipe) -> str:
-    """What the nets depend on, in 16 hexadecimal digits: the data themselves, the seed and the recipe."""
+def digest(task: Task, seed: int, recipe: Recipe, way: Way | None = None) -> str:
+    """What the nets depend on, in 16 hexadecimal digits: the data themselves, the seed, the recipe and the way, if not plain."""
     told = {
         "format": FORMAT, "task": task.name, "likelihood": task.likelihood, "outputs": task.outputs, "seed": seed,
         "recipe": asdict(recipe),
-    }  # fmt: skip
+    } | ({} if way is None else {"way": way.told})  # fmt: skip
     total = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for tensor in (*task.train, *task.valid):
         total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -125,8 +145,8 @@ def digest(task: Task, seed: int, recipe: Recipe) -> str:
     return total.hexdigest()[:16]
 
 
-def _read(path: Path, like: dict[str, Tensor]) -> tuple[dict[str, Tensor], float] | None:
-    """Weights of the members, {name: (M, ...)}, and seconds; None when there are none, or when the file is damaged, said so."""
+def _read(path: Path, like: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Weights of the members, {name: (M, ...)}, and what is told of them; None when there are none, or the file is damaged."""
     if not path.exists():
         return None
     try:
@@ -139,4 +159,4 @@ def _read(path: Path, like: dict[str, Tensor]) -> tuple[dict[str, Tensor], float
     if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in like.items()}:
         logger.warning("The cached hosts at %s have other shapes than the nets and are trained again.", path)
         return None
-    return weights, float(told["seconds"])
+    return weights, told

@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from offmap.bench.methods import ENSEMBLE, METHODS, READING, without_reading
+from offmap.bench.ground import READING, without_reading
+from offmap.bench.methods import ENSEMBLE, METHODS
 from offmap.bench.plan import Entry, Plan, Settings
 from offmap.data.catalog import expand
 from offmap.errors import ConfigError, FileError, nearest

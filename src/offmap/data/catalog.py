@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
+from offmap.data.citycam import SHIFTS, citycam
 from offmap.data.digits import digits
 from offmap.data.images import SETTINGS, images, open_set
 from offmap.data.synthetic import moons, regression
+from offmap.data.tabular import PREFIX, named
 from offmap.data.task import Task
 from offmap.data.uci import MODES, SETS, uci
 from offmap.errors import ConfigError, nearest
@@ -20,6 +22,7 @@ TASKS: dict[str, Callable[[int], Task]] = {
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
     **{f"images/{name}": partial(images, name) for name in SETTINGS},
     **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
+    **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }
 
 
@@ -27,13 +30,15 @@ def names() -> list[str]:
     """The names of all tasks.
 
     >>> len(names()), names()[3]
-    (23, 'uci/yacht/extrapolation')
+    (26, 'uci/yacht/extrapolation')
     """
     return list(TASKS)
 
 
 def task(name: str, seed: int = 0) -> Task:
-    """The task of that name; `seed` splits its data."""
+    """The task of that name, or of a file of your own ("file:cars.csv#target=price"); `seed` splits its data."""
+    if name.startswith(PREFIX):
+        return named(name).task(seed)
     if name not in TASKS:
         raise ConfigError(f"Expected the name of a task to be {nearest(name, TASKS)}, but got {name!r}.")
     return TASKS[name](seed)
@@ -42,12 +47,16 @@ def task(name: str, seed: int = 0) -> Task:
 def expand(patterns: Sequence[str]) -> list[str]:
     """Names and patterns such as "uci/*/extrapolation" to names, each once, in the order of the catalog for each pattern.
 
+    Files of your own must be there, and their options right.
+
     >>> expand(["moons", "uci/y*"])
     ['moons', 'uci/yacht/extrapolation', 'uci/yacht/interpolation']
     """
     found: list[str] = []
     for pattern in patterns:
-        matching = [name for name in TASKS if fnmatchcase(name, pattern)]
+        if pattern.startswith(PREFIX):
+            named(pattern)
+        matching = [pattern] if pattern.startswith(PREFIX) else [name for name in TASKS if fnmatchcase(name, pattern)]
         if not matching:
             raise ConfigError(f"Expected a task or a pattern of tasks to be {nearest(pattern, TASKS)}, but got {pattern!r}.")
         found += matching

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from offmap.data.extras import require
 from offmap.data.task import Task, pair, tensor
+from offmap.extras import require
 
 FAMILIAR = 5
 SHARES = (0.6, 0.8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.extras import require
 from offmap.data.task import Task, pair, tensor
+from offmap.extras import require
 
 Array = NDArray[np.float64]
 

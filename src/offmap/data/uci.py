@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from offmap.data.originals import ORIGINALS, download
+from offmap.data.places import data_folder, offline
 from offmap.data.task import Pair, Task, pair, tensor
 from offmap.errors import ConfigError, DataError, nearest
 
@@ -30,7 +32,8 @@ def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -
 
     Of the familiar rows a tenth is for testing and, of the others, a twentieth for validation, at random by `seed`. Inputs and
     targets are standardised by mean and standard deviation of the training part: NLL, RMSE and widths are in these units.
-    `folder` holds `<name>.csv.gz`, the target last; by default it is `uci` below the folder that OFFMAP_DATA names.
+    `folder` holds `<name>.csv.gz`, the target last; by default it is `uci` below the folder that OFFMAP_DATA names, and four of
+    the sets are downloaded to there when they are missing.
     """
     for kind, word, valid in (("name", name, SETS), ("mode", mode, MODES)):
         if word not in valid:
@@ -63,7 +66,7 @@ def cut(name: str, x: Array, y: Array, mode: str, seed: int) -> Task:
 
 def read(name: str, folder: str | Path | None = None) -> Array:
     """The table as it is in the file, (n, columns)."""
-    path = uci_folder(folder) / f"{name}.csv.gz"
+    path = place(name, folder)
     try:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             values = np.loadtxt(lines, delimiter=",", skiprows=1, ndmin=2)
@@ -79,17 +82,19 @@ def read(name: str, folder: str | Path | None = None) -> Array:
     return values
 
 
-def uci_folder(folder: str | Path | None) -> Path:
-    """The given folder, or `uci` below OFFMAP_DATA."""
-    if folder is not None:
-        return Path(folder)
-    root = os.environ.get("OFFMAP_DATA")
-    if not root:
+def place(name: str, folder: str | Path | None) -> Path:
+    """The file of a set in the given folder, else below OFFMAP_DATA; downloaded to there if it is missing and can be had."""
+    path = (data_folder() / "uci" if folder is None else Path(folder)) / f"{name}.csv.gz"
+    if folder is not None or path.exists():
+        return path
+    if name in ORIGINALS and not offline():
+        download(name, path)
+    elif not os.environ.get("OFFMAP_DATA"):
         raise DataError(
             "Expected OFFMAP_DATA to name the folder of downloaded data sets, but it is not set. Set it to a folder that holds "
             "`uci/<name>.csv.gz`, or pass `folder=`."
         )
-    return Path(root) / "uci"
+    return path
 
 
 def halves(x: Array) -> tuple[Index, Index]:
@@ -108,15 +113,17 @@ def halves(x: Array) -> tuple[Index, Index]:
     return order[low:high], np.concatenate([order[:low], order[high:]])
 
 
-def split(rows: Index, seed: int) -> tuple[Index, Index, Index]:
+def split(rows: Index, seed: int, shares: tuple[float, float] = (TEST_SHARE, VALID_SHARE)) -> tuple[Index, Index, Index]:
     """Training, validation and test rows: a tenth is for testing, a twentieth of the rest for validation, rounded up.
+
+    `shares` are others, of all rows and of the rest.
 
     >>> [len(part) for part in split(np.arange(154), 0)]
     [131, 7, 16]
     """
     mixed = np.random.RandomState(seed).permutation(rows)
-    test = math.ceil(TEST_SHARE * len(mixed))
-    valid = math.ceil(VALID_SHARE * (len(mixed) - test))
+    test = math.ceil(shares[0] * len(mixed))
+    valid = math.ceil(shares[1] * (len(mixed) - test))
     return mixed[test + valid :], mixed[test : test + valid], mixed[:test]
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from offmap.data.extras import require
 from offmap.demo.plans import METHODS, PLANS, Plan, quick
 from offmap.demo.run import Result, run
 from offmap.demo.story import section
 from offmap.engine.local import run_jobs
+from offmap.extras import require
 from offmap.report.page import Section, check_path, render, write
 
 Report = Callable[[str, str], None]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offmap._types import Inputs
 from offmap.batches import check_finite
+from offmap.core.forward import Select, first_tensor
+from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
 
 
@@ -83,3 +87,16 @@ def mahalanobis(inputs: Tensor, *, shrinkage: float | None = None) -> Mahalanobi
             "Expected training rows that vary in every direction, but their covariance is singular: raise `shrinkage`."
         )
     return Mahalanobis(rows.double().mean(0), covariance, scale)
+
+
+def hidden_mahalanobis(
+    net: nn.Module,
+    inputs: Inputs,
+    *,
+    shrinkage: float | None = None,
+    names: Sequence[str] | None = None,
+    select: Select = first_tensor,
+) -> Hidden:
+    """The distance from the training rows' mean in the hidden layers of a host, all of them side by side or `names`."""
+    layers = hidden_layers(net, inputs, names, select)
+    return Hidden(layers, mahalanobis(layers(inputs), shrinkage=shrinkage).score)

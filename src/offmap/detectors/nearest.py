@@ -1,13 +1,19 @@
-"""Distance to the nearest training row: no network at all, and the rival that every claim must be held against."""
+"""Distance to the nearest training row: of inputs, no network at all and the rival that every claim must be held against; or in
+a host's hidden layers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offmap._types import Inputs
 from offmap.batches import check_finite
+from offmap.core.forward import Select, first_tensor
+from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
 
 DISTANCES = 1 << 22
@@ -65,3 +71,14 @@ def nearest(inputs: Tensor, *, k: int = 1, standardise: bool = True) -> Nearest:
         shift, spread = inputs.mean(0), inputs.std(0, correction=0)
         scale = torch.where(spread > 0, spread, scale)
     return Nearest((inputs - shift) / scale, shift, scale, k)
+
+
+def hidden_nearest(
+    net: nn.Module, inputs: Inputs, *, k: int = 1, names: Sequence[str] | None = None, select: Select = first_tensor
+) -> Hidden:
+    """The distance to the k-th nearest training row in the hidden layers of a host, all of them side by side or `names`."""
+    layers = hidden_layers(net, inputs, names, select)
+    rows = layers(inputs)
+    if not 1 <= k <= len(rows):
+        raise ConfigError(f"Expected `k` from 1 to the number of rows, {len(rows)}, but got {k}.")
+    return Hidden(layers, nearest(rows, k=k, standardise=False).score)

@@ -15,6 +15,10 @@ LEAST = 3
 """Fewer rows have no spacing to speak of."""
 
 
+FAMILIAR = -1.0
+"""Below this many standard deviations a part counts as this: no part alone can call an example familiar."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """Mean and standard deviation of a part over familiar rows, () each; a part that tells them nothing apart counts 0."""
@@ -35,14 +39,17 @@ class Scale:
         return torch.stack([self.centre, self.spread])
 
     def __call__(self, values: Tensor) -> Tensor:
-        """In standard deviations above the mean.
+        """In standard deviations above the mean, FAMILIAR at least.
 
-        >>> Scale.of(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, torch.inf]))
-        tensor([3., inf])
+        Far from the data a classifier may be sure of itself in every draw: that is no reason to trust it, and must not outweigh
+        the distance.
+
+        >>> Scale.of(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, -90.0, torch.inf]))
+        tensor([ 3., -1., inf])
         """
         if float(self.spread) < 1e-6 * (1 + abs(float(self.centre))):
             return torch.where(values.isfinite(), 0.0, values)
-        return (values - self.centre) / self.spread
+        return ((values - self.centre) / self.spread).clamp_min(FAMILIAR)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -17,28 +16,21 @@ from offmap.core.construct import centre
 from offmap.core.inputs import arguments, rows_of, take_rows
 from offmap.core.noise import generator
 from offmap.core.weights import copy_host
-from offmap.errors import HostError
+from offmap.errors import ConfigError, HostError
 from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Sampled
 from offmap.methods.protocol import Runtime
-from offmap.solve.loop import adam, minimize
-from offmap.solve.monitors import BestValidation
-from offmap.solve.progress import bar
-
-logger = logging.getLogger("offmap")
+from offmap.solve.training import Stack, Training, shared, train_stack
 
 CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that drop whole channels."""
 
 
 @dataclass(frozen=True)
-class Config:
-    """The rate of dropout is the host's own, in its Dropout layers."""
+class Config(Training):
+    """The paper's training of plain nets."""
 
-    steps: int = 10_000
-    rate: float = 1e-3
-    adam_epsilon: float = 1e-7
-    check_every: int = 100
+    dropout: float | None = None  # None: the rates of the host's own Dropout layers; the paper's grid: 0.05, 0.1, 0.2, 0.3, 0.5
 
 
 class Mask(nn.Module):
@@ -100,43 +92,72 @@ def fit(
     runtime: Runtime = Runtime(),
 ) -> Sampled:
     """Train copies of the nets with a fresh mask per example and step; keep the state of lowest validation NLL without masks."""
+    return fit_grid(nets, train, valid, likelihood=likelihood, configs=[config], seed=seed, runtime=runtime)[0]
+
+
+def fit_grid(
+    nets: nn.Module | Sequence[nn.Module],
+    train: Batches,
+    valid: Rows,
+    *,
+    likelihood: Likelihood,
+    configs: Sequence[Config],
+    seed: int = 0,
+    runtime: Runtime = Runtime(),
+) -> list[Sampled]:
+    """One ensemble for every setting, all in one stack; settings differ in `dropout`."""
+    training = shared(configs)
     at = centre([masked(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
     shapes = mask_shapes(at.net, valid.inputs)
     fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
-    host = runtime.host(at.net, at.mean | fixed, valid.inputs)
-    weights = {n: w.clone().requires_grad_() for n, w in at.mean.items()}
+    stack = Stack.of(runtime.host(at.net, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
+    like = next(iter(at.mean.values()))
+    masks = [Masks(_with_rate(shapes, config.dropout), at.members, like) for config in configs]
 
-    def masks(index: range, stream: str, draw_seed: int, rows: int | None = None) -> Weights:
+    def losses(step: int, batch: Batch) -> Tensor:
+        drawn = [own.draw(range(step, step + 1), "fit", seed, rows_of(batch[0])) for own in masks]
+        stacked = {name: torch.cat([own[name] for own in drawn]) for name in shapes}
+        outputs = stack.host(stack.weights | stack.fixed | stacked, batch[0])
+        return stack.apart(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
+
+    train_stack(stack, losses, train, valid, likelihood=likelihood, config=training, seed=seed, progress=runtime.progress)
+    return [Sampled(stack.host, weights, own.thinned(weights)) for weights, own in zip(stack.trained(), masks, strict=True)]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Masks of M members by address: rate and feature shape by buffer name, and a tensor of the weights' device and dtype."""
+
+    shapes: Mapping[str, tuple[float, tuple[int, ...]]]
+    members: int
+    like: Tensor
+
+    def draw(self, index: range, stream: str, seed: int, rows: int | None = None) -> Weights:
+        """0 or 1/(1 − rate), one mask for all rows or one for each: {name: (M·p, [rows,] features)}."""
         return {
             name: torch.stack([
                 torch.empty((rows, *shape) if rows else shape, device="cpu").bernoulli_(
-                    1 - rate, generator=generator(draw_seed, stream, member, draw, name)
+                    1 - rate, generator=generator(seed, stream, member, draw, name)
                 )
-                for member in range(at.members)
+                for member in range(self.members)
                 for draw in index
-            ]).to(next(iter(weights.values()))) / (1 - rate)
-            for name, (rate, shape) in shapes.items()
+            ]).to(self.like) / (1 - rate)
+            for name, (rate, shape) in self.shapes.items()
         }  # fmt: skip
 
-    def objective(step: int, batch: Batch) -> Tensor:
-        drawn = masks(range(step, step + 1), "fit", seed, rows_of(batch[0]))
-        return likelihood.nll(host(weights | fixed | drawn, batch[0]), batch[1]).mean(1).sum()
+    def thinned(self, weights: Weights) -> Callable[[range, int], Weights]:
+        """Draws of thinned nets, (span, seed) -> {name: (M·p, ...)}."""
 
-    def validation() -> Tensor:
-        outputs = host.outputs(lambda span: weights | fixed, 1, valid.inputs, members=at.members)
-        return likelihood.nll(outputs, valid.targets).mean(1)
+        def draw(span: range, seed: int) -> Weights:
+            return {n: w.repeat_interleave(len(span), 0) for n, w in weights.items()} | self.draw(span, "infer", seed)
 
-    with bar("Training", config.steps, show=runtime.progress) as advance:
-        monitor = BestValidation(weights, validation, every=config.check_every, report=lambda step: advance(step, ""))
-        optimizer = adam(weights.values(), rate=config.rate, epsilon=config.adam_epsilon)
-        ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
-    if ending == "diverged":
-        logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`.")
-    monitor.restore()
-    trained = {n: w.detach() for n, w in weights.items()} | fixed
+        return draw
 
-    def draw(span: range, draw_seed: int) -> Weights:
-        repeated = {n: w.repeat_interleave(len(span), 0) for n, w in trained.items()}
-        return repeated | masks(span, "infer", draw_seed)
 
-    return Sampled(host, trained, draw)
+def _with_rate(
+    shapes: Mapping[str, tuple[float, tuple[int, ...]]], rate: float | None
+) -> dict[str, tuple[float, tuple[int, ...]]]:
+    """The same masks at another rate, unless it is None."""
+    if rate is not None and not 0 <= rate < 1:
+        raise ConfigError(f"Expected `dropout` to be from 0 to below 1, or None for the host's own, but got {rate!r}.")
+    return {name: (own if rate is None else rate, shape) for name, (own, shape) in shapes.items()}

@@ -18,6 +18,7 @@ from offmap.core.weights import at, copy_host
 from offmap.errors import ConfigError
 from offmap.methods.protocol import Predictive
 from offmap.solve.monitors import History
+from offmap.solve.training import Stack
 
 Drawn: TypeAlias = dict[tuple[int, int, float | None, tuple[int, ...]], dict[range, Weights]]
 """Draws by their number, seed, clip and the version of q, in spans; the number counts weights."""
@@ -75,6 +76,11 @@ class Sampled:
     host: Host
     weights: Weights
     draw: Callable[[range, int], Weights] | None = None
+
+    @staticmethod
+    def each(stack: Stack) -> list[Sampled]:
+        """The trained members of every setting, nothing random."""
+        return [Sampled(stack.host, weights) for weights in stack.trained()]
 
     @property
     def members(self) -> int:

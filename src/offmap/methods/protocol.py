@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs
 from offmap.core.chunk import choose_chunk
+from offmap.core.construct import centre
 from offmap.core.forward import HOST_ERRORS, Host, Select, call, check_rows, first_tensor, host_failed
 from offmap.core.inputs import take_rows
 from offmap.errors import ConfigError, nearest
+from offmap.solve.training import Stack
 
 
 @runtime_checkable
@@ -68,6 +70,11 @@ class Runtime:
         if chunk == "auto":
             chunk = choose_chunk(net, weights, take_rows(inputs, slice(0, self.batch_size)), self.select)
         return Host(net, self.select, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
+
+    def stack(self, nets: nn.Module | Sequence[nn.Module], inputs: Inputs, *, settings: int = 1) -> Stack:
+        """Private copies of the members, once for every setting of a grid, ready to be trained together."""
+        at = centre(nets)
+        return Stack.of(self.host(at.net, at.mean | at.fixed, inputs), at.mean, at.fixed, settings=settings)
 
 
 AnyConfig = TypeVar("AnyConfig")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.extras import require
+from offmap.extras import require
 from offmap.report import style
 
 if TYPE_CHECKING:

@@ -114,7 +114,10 @@ class RiskThreshold:
 
 
 class BestValidation:
-    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far."""
+    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far.
+
+    With a `ceiling` (M,), it keeps them if the loss is not above it: the last such state stays.
+    """
 
     def __init__(
         self,
@@ -122,10 +125,12 @@ class BestValidation:
         loss: Callable[[], Tensor],
         *,
         every: int,
+        ceiling: Tensor | None = None,
         report: Callable[[int], None] | None = None,
     ) -> None:
         self.weights, self.loss, self.every, self.report = dict(weights), loss, every, report
         self.lowest: Tensor | None = None
+        self.ceiling = ceiling
         self.best = {name: w.detach().clone() for name, w in weights.items()}
 
     def __call__(self, step: int, loss: Tensor) -> bool:
@@ -137,11 +142,16 @@ class BestValidation:
         return False
 
     @torch.no_grad()
-    def check(self) -> None:
-        """Measure the loss and keep the members that are better than ever."""
+    def check(self, among: Tensor | None = None) -> None:
+        """Measure the loss and keep the members, of those `among` (M,), that are better than ever."""
         now = self.loss().nan_to_num(nan=torch.inf)
-        better = now < (torch.full_like(now, torch.inf) if self.lowest is None else self.lowest)
-        self.lowest = now if self.lowest is None else torch.minimum(now, self.lowest)
+        if among is not None:
+            now = torch.where(among, now, torch.inf)
+        if self.ceiling is not None:
+            better = now <= self.ceiling
+        else:
+            better = now < (torch.full_like(now, torch.inf) if self.lowest is None else self.lowest)
+            self.lowest = now if self.lowest is None else torch.minimum(now, self.lowest)
         for name, w in self.weights.items():
             self.best[name] = torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, self.best[name])
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from offmap.data.extras import require
 from offmap.data.synthetic import moons
 from offmap.errors import ConfigError
+from offmap.extras import require
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
@@ -24,3 +24,13 @@ def test_an_error_inside_a_package_is_not_taken_for_its_absence(monkeypatch, tmp
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_package_that_nobody_has"):
         require("broken_package")
+
+
+def test_packages_that_bring_another_torch_are_to_be_installed_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "laplace", None)
+    with pytest.raises(ConfigError) as error:
+        require("laplace", "laplace")
+    assert str(error.value) == (
+        "laplace-torch is needed here and is not installed: pip install 'offmap[laplace]' && "
+        "pip install --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch"
+    )

@@ -1,0 +1,154 @@
+"""A user's file as named columns: CSV, NPZ or Parquet. A column holds numbers or words; NaN and None are missing ones."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmap.errors import ConfigError, DataError
+from offmap.extras import require
+
+Numbers = NDArray[np.float64]
+Column = Numbers | list[str | None]
+Columns = dict[str, Column]
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""Words that stand for a missing value, in any case."""
+
+MOSTLY = 0.5
+"""A column with more numbers than this share of its values, but not only numbers, is a mistake rather than a list of words."""
+
+
+def read(path: str | Path, words: Sequence[str] = ()) -> Columns:
+    """All columns of a file, of one length; those named in `words` are words even where they look like numbers."""
+    path = Path(path)
+    ending = next((end for end in READERS if path.name.lower().endswith(end)), None)
+    if ending is None:
+        raise ConfigError(f"Expected a table to be one of {sorted(READERS)}, but got {path.name!r}.")
+    if not path.is_file():
+        raise DataError(f"Expected a table at {path}, but there is no such file.")
+    columns = READERS[ending](path, words)
+    lengths = {name: len(values) for name, values in columns.items()}
+    if not lengths or not all(lengths.values()):
+        raise DataError(f"Expected rows in {path}, but there are none.")
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"Expected columns of one length in {path}, but got {lengths}.")
+    return columns
+
+
+def read_csv(path: Path, words: Sequence[str]) -> Columns:
+    """One header row; comma, semicolon or tab, whichever the header has most of."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+        text = raw.decode("utf-8-sig")
+        header = text.partition("\n")[0]
+        delimiter = max(",;\t", key=header.count)
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"Expected a table as CSV in UTF-8 at {path}, but it cannot be read: {error}.") from error
+    if not rows:
+        raise DataError(f"Expected a header row in {path}, but the file is empty.")
+    names = [name.strip() for name in rows[0]]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or "" in names:
+        raise DataError(
+            f"Expected a header row in {path} with names that differ, but got {twice or 'an empty one'}. Is it missing?"
+        )
+    for number, row in enumerate(rows[1:], 1):
+        if len(row) != len(names):
+            raise DataError(f"Expected {len(names)} values in each row of {path}, but row {number} has {len(row)}.")
+    return {name: parsed(name, [row[i] for row in rows[1:]], path, name in words) for i, name in enumerate(names)}
+
+
+def parsed(name: str, values: Sequence[str], path: Path, words: bool) -> Column:
+    """Words of a file as numbers if all are; a few that are not among many numbers are refused."""
+    cleaned = [None if value.strip().lower() in MISSING else value.strip() for value in values]
+    if words:
+        return cleaned
+    numbers = [number(value) for value in cleaned]
+    wrong = [i for i, value in enumerate(cleaned) if value is not None and numbers[i] is None]
+    if not wrong:
+        return np.array([math.nan if value is None else value for value in numbers], dtype=np.float64)
+    given = sum(value is not None for value in cleaned)
+    if given - len(wrong) > MOSTLY * given:
+        raise DataError(
+            f"Expected numbers in column {name!r} of {path}, but row {wrong[0] + 1} has {cleaned[wrong[0]]!r} ({len(wrong)} such "
+            "values). Mend them, or name the column in `words` if it holds names."
+        )
+    return cleaned
+
+
+def number(value: str | None) -> float | None:
+    """The number that a word stands for, if it does.
+
+    >>> number("1e3"), number("1_000"), number("red")
+    (1000.0, None, None)
+    """
+    try:
+        return None if value is None or "_" in value else float(value)
+    except ValueError:
+        return None
+
+
+def read_npz(path: Path, words: Sequence[str]) -> Columns:
+    """Each array (n,) is a column, each array (n, D) is D columns named `name[0]`, `name[1]`, …; nothing in it is run."""
+    columns: Columns = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
+        raise DataError(f"Expected arrays of numbers or words in {path}, but it cannot be read: {error}.") from error
+    for name, array in arrays.items():
+        if array.ndim not in (1, 2):
+            raise DataError(f"Expected arrays (n,) or (n, D) in {path}, but {name!r} has shape {array.shape}.")
+        if array.dtype.kind not in "biufU":
+            raise DataError(f"Expected numbers or words in {path}, but {name!r} is of type {array.dtype}.")
+        several = {f"{name}[{i}]": array[:, i] for i in range(array.shape[1])} if array.ndim == 2 else {name: array}
+        for key, values in several.items():
+            named = name in words or key in words
+            fast = values.dtype.kind in "iuf" and not named
+            columns[key] = values.astype(np.float64) if fast else plain(key, values.tolist(), path, named)
+    return columns
+
+
+def read_parquet(path: Path, words: Sequence[str]) -> Columns:
+    """By pyarrow."""
+    try:
+        table = require("pyarrow.parquet", "parquet").read_table(path)
+        lists = {name: table.column(i).to_pylist() for i, name in enumerate(table.column_names)}
+    except ConfigError:
+        raise
+    except Exception as error:  # pyarrow raises all kinds of errors on damaged files
+        raise DataError(f"Expected a table as Parquet at {path}, but it cannot be read: {error}.") from error
+    return {name: plain(name, values, path, name in words) for name, values in lists.items()}
+
+
+def plain(name: str, values: Sequence[Any], path: Path, words: bool) -> Column:
+    """Python values as a column: numbers, or words; truth values are words."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {bool, str} or (words and kinds <= {bool, str, int, float}):
+        texts = [None if value is None or value != value else str(value) for value in values]
+        return [None if text is None or text.strip().lower() in MISSING else text for text in texts]
+    try:
+        return np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        listed = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"Expected numbers or words in column {name!r} of {path}, but got {listed}.") from error
+
+
+READERS: dict[str, Callable[[Path, Sequence[str]], Columns]] = {
+    ".csv": read_csv,
+    ".csv.gz": read_csv,
+    ".npz": read_npz,
+    ".parquet": read_parquet,
+}

@@ -1,0 +1,1 @@
+"""The familiar interfaces of other libraries, each imported only when asked for."""

@@ -1,0 +1,136 @@
+"""A Lightning callback: when `Trainer.fit` is done, the net gets a guard, and loggers get its metrics on strange data.
+
+It works with `lightning` and with `pytorch_lightning`; without either the module imports, and the callback says what to install.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from offmap._types import Data
+from offmap.errors import ConfigError
+from offmap.evaluation import Evaluation, evaluate
+from offmap.guarding.build import fit
+from offmap.guarding.guard import Guard
+
+logger = logging.getLogger("offmap")
+
+PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+"""Distributions of Lightning, and where their Callback is."""
+
+
+def callback_class() -> Any:
+    """The Callback of the Lightning that is already imported, else of one that is installed, else `object`."""
+    ready = [module for package, module in PACKAGES.items() if sys.modules.get(package)]
+    there = [m for p, m in PACKAGES.items() if p in sys.modules or importlib.util.find_spec(p)]
+    for module in ready or there:
+        try:
+            return importlib.import_module(module).Callback
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in PACKAGES:
+                raise
+    return object
+
+
+Callback: Any = callback_class()
+
+
+class GuardCallback(Callback):
+    """Fits a guard at the end of `Trainer.fit`, then evaluates it on strange data and logs `offmap/<set>/<metric>`.
+
+    After the fit it holds the `guard`, the `evaluation` (None without `ood`) and the logged `metrics`. In several processes the
+    first one alone fits, on the batches that its own loaders give; hosts that are sharded over devices cannot be guarded.
+
+    Args:
+        ood: Strange data by name: loaders, data sets, or tensors, with targets or without.
+        train: Data to fit with; None: the trainer's training loader.
+        valid: Data for τ, clip and threshold; None: the trainer's validation loader, or a tenth of `train` if there is none.
+        test: Familiar data that strange data are compared with; None: `valid`, which the threshold has seen.
+        net: Picks the host out of the LightningModule, such as `lambda module: module.encoder`; None: the module itself.
+        path: Where to save the guard; None: nowhere.
+        options: Further arguments of `offmap.fit`, such as `score="epistemic"` or `where="last-layer"`.
+    """
+
+    def __init__(
+        self,
+        ood: Mapping[str, Data] | None = None,
+        *,
+        train: Data | None = None,
+        valid: Data | None = None,
+        test: Data | None = None,
+        net: Callable[[Any], nn.Module] | None = None,
+        path: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        if Callback is object:
+            raise ConfigError("lightning is needed here and is not installed: pip install lightning")
+        super().__init__()
+        self.ood = dict(ood or {})
+        self.train, self.valid, self.test = train, valid, test
+        self.net, self.path = net, path
+        self.options: dict[str, Any] = {"progress": False} | options
+        self.guard: Guard | None = None
+        self.evaluation: Evaluation | None = None
+        self.metrics: dict[str, float] = {}
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """What would fail after hours of training fails before."""
+        self._data(trainer)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Fit, evaluate, log and save, in the first process alone."""
+        if not trainer.is_global_zero:
+            return
+        train, valid, test = self._data(trainer)
+        host = pl_module if self.net is None else self.net(pl_module)
+        self.guard = fit(host, train, valid, **self.options)
+        if self.ood:
+            target = self.options.get("target", "labels")
+            self.evaluation = evaluate(self.guard, test, self.ood, target=target)
+            self.metrics = metrics_of(self.evaluation, self.guard.threshold)
+            for each in trainer.loggers:
+                each.log_metrics(self.metrics, step=trainer.global_step)
+                each.save()
+        if self.path is not None:
+            self.guard.save(self.path)
+
+    def _data(self, trainer: Any) -> tuple[Data, Data | None, Data | None]:
+        """Data to fit, to validate and to compare with."""
+        train = self.train if self.train is not None else _loader(trainer.train_dataloader, "train")
+        loaders = trainer.val_dataloaders
+        valid = self.valid if self.valid is not None or loaders is None else _loader(loaders, "valid")
+        test = self.test if self.test is not None else valid
+        if self.ood and test is None:
+            raise ConfigError("Expected familiar data to compare `ood` with: pass `test=`, or give the trainer validation data.")
+        return train, valid, test
+
+
+def metrics_of(evaluation: Evaluation, threshold: float) -> dict[str, float]:
+    """Every number of an evaluation of one guard by `offmap/<set>/<metric>`, and the share of each set that is flagged."""
+    numbers = {
+        f"offmap/{row['set']}/{name}": float(value)
+        for row in evaluation.rows for name, value in row.items() if name not in ("scorer", "set")
+    }  # fmt: skip
+    scores = next(iter(evaluation.scores.values()))
+    return numbers | {f"offmap/{name}/flagged": float((s > threshold).double().mean()) for name, s in scores.items()}
+
+
+def _loader(loaders: Any, name: str) -> Any:
+    """The one loader that a trainer has."""
+    several = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
+    if isinstance(several, list | tuple) and len(several) == 1:
+        several = several[0]
+    if not isinstance(several, DataLoader):
+        raise ConfigError(
+            f"Expected the trainer to have one DataLoader for `{name}`, but it has {type(loaders).__name__}"
+            f"{f' of {len(several)}' if isinstance(several, list | tuple) else ''}. Pass `{name}=` to say which data to use."
+        )
+    return several

@@ -1,0 +1,190 @@
+"""The estimators: scikit-learn's own checks, and what they promise beyond them."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import make_moons
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import offmap
+from offmap.errors import ConfigError
+from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
+from offmap.nets.mlp import mlp
+
+KINDS = [OffmapRegressor, OffmapClassifier, OffmapDetector]
+SMALL = {"hidden": (16,), "steps": 60, "draws": 8}
+
+
+@parametrize_with_checks([kind(**SMALL) for kind in KINDS])
+def test_scikit_learn_accepts_the_estimators(estimator, check):
+    check(estimator)
+
+
+def wave(rows: int = 240, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two clusters of inputs far from 0, in large units; targets of another size altogether."""
+    random = np.random.RandomState(seed)
+    x = np.concatenate([random.randn(rows // 2) * 0.1 - 0.5, random.randn(rows - rows // 2) * 0.1 + 0.75])
+    y = np.sin(6 * x) + 0.05 * random.randn(rows)
+    return 1e4 + 1e3 * x[:, None], 5e7 + 1e6 * y
+
+
+@pytest.fixture(scope="module")
+def regressor() -> OffmapRegressor:
+    return OffmapRegressor(random_state=0).fit(*wave())
+
+
+def test_a_regressor_predicts_in_the_units_of_the_targets_and_is_unsure_between_the_data(regressor):
+    x, y = wave(seed=1)
+    mean, std = regressor.predict(x, return_std=True)
+    assert regressor.score(x, y) > 0.95
+    inside = np.abs(y - mean) < 2 * std
+    assert 0.85 < inside.mean() <= 1
+    strange = 1e4 + 1e3 * np.array([[0.1], [2.5], [-2.5]])
+    assert regressor.predict(strange, return_std=True)[1][1] > 2 * np.median(std)
+    assert regressor.off_map(strange).tolist() == [True, True, True]
+    assert regressor.off_map(x).mean() < 0.2
+    interval = regressor.guard_.interval(torch.tensor(x))
+    assert float(((interval.lower.numpy() <= y) & (y <= interval.upper.numpy())).mean()) > 0.85
+
+
+def test_units_change_nothing_but_units(regressor):
+    """Powers of two, so that rounding is the same: training would make much of little."""
+    x, y = wave()
+    other = OffmapRegressor(random_state=0).fit(x / 1024, y / 4096)
+    seen = np.concatenate([x[:20], x[:3] + 5e3])
+    mean, std = regressor.predict(seen, return_std=True)
+    scaled = other.predict(seen / 1024, return_std=True)
+    np.testing.assert_allclose(scaled[0] * 4096, mean, rtol=1e-12)
+    np.testing.assert_allclose(scaled[1] * 4096, std, rtol=1e-9)
+    np.testing.assert_allclose(other.score_samples(seen / 1024), regressor.score_samples(seen), rtol=0, atol=1e-6)
+
+
+def test_several_targets_have_a_column_each():
+    x, y = wave()
+    both = OffmapRegressor(**SMALL, random_state=0).fit(x, np.stack([y, -y / 1e6], 1))
+    mean, std = both.predict(x, return_std=True)
+    assert mean.shape == std.shape == (240, 2)
+    assert both.score(x, np.stack([y, -y / 1e6], 1)) > 0.5
+
+
+def test_a_pipeline_a_grid_and_a_pickle_keep_the_guard():
+    x, labels = make_moons(200, noise=0.1, random_state=0)
+    y = np.array(["left", "right"])[labels]
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), OffmapClassifier(**SMALL, random_state=0)),
+        {"offmapclassifier__hidden": [(2,), (32,)], "offmapclassifier__rate": [0.03]},
+        cv=2, error_score="raise",
+    ).fit(x, y)  # fmt: skip
+    assert search.best_params_["offmapclassifier__hidden"] == (32,)
+    assert search.score(x, y) > 0.85
+    content = pickle.dumps(search)
+    again = pickle.loads(content)
+    np.testing.assert_array_equal(again.predict_proba(x), search.predict_proba(x))
+    last, copied = (s.best_estimator_[-1] for s in (search, again))
+    np.testing.assert_array_equal(copied.score_samples(x), last.score_samples(x))
+    assert copied.classes_.tolist() == ["left", "right"]
+    assert len(content) < 400_000  # the guard remembers draws of several megabytes
+
+
+def test_the_detector_has_the_sign_of_scikit_learn_and_beats_chance_by_far():
+    x, _ = make_moons(400, noise=0.05, random_state=0)
+    strange = np.random.RandomState(0).uniform(-3, 3, (300, 2))
+    strange = strange[np.linalg.norm(strange[:, None] - x, axis=2).min(1) > 0.5]
+    familiar, _ = make_moons(300, noise=0.05, random_state=1)
+    detector = OffmapDetector(random_state=0).fit(x)
+    scores = detector.score_samples(np.concatenate([familiar, strange]))
+    assert roc_auc_score([1] * len(familiar) + [0] * len(strange), scores) > 0.97
+    np.testing.assert_allclose(scores[: len(familiar)], -detector.guard_.score(torch.tensor(familiar)).numpy())
+    assert (detector.predict(familiar) == 1).mean() > 0.85
+    assert (detector.predict(strange) == -1).mean() > 0.9
+    np.testing.assert_array_equal(detector.off_map(strange), detector.predict(strange) == -1)
+
+
+def test_false_alarms_move_the_threshold():
+    x, _ = make_moons(400, noise=0.1, random_state=0)
+    strict = OffmapDetector(**SMALL, random_state=0).fit(x)
+    loose = clone(strict).set_params(false_alarms=0.3).fit(x)
+    np.testing.assert_array_equal(strict.score_samples(x), loose.score_samples(x))
+    assert loose.offset_ > strict.offset_
+    assert 0.05 < (loose.predict(make_moons(400, noise=0.1, random_state=1)[0]) == -1).mean() < 0.6
+
+
+def test_few_rows_flag_nothing():
+    x = np.random.RandomState(0).randn(30, 2)
+    detector = OffmapDetector(**SMALL, random_state=0).fit(x)
+    assert detector.offset_ == -np.inf
+    assert (detector.predict(x + 100) == 1).all()
+    assert (detector.score_samples(x + 100) < detector.score_samples(x).min()).all()
+
+
+def test_random_state_alone_decides():
+    x, y = make_moons(100, noise=0.1, random_state=0)
+    first, same, other = (OffmapClassifier(**SMALL, random_state=seed).fit(x, y).predict_proba(x) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, same)
+    assert np.abs(first - other).max() > 1e-3
+    torch.manual_seed(5)
+    np.testing.assert_array_equal(OffmapClassifier(**SMALL, random_state=0).fit(x, y).predict_proba(x), first)
+
+
+def test_a_ready_net_is_guarded_and_left_as_it_is():
+    x, y = make_moons(200, noise=0.1, random_state=0)
+    net = mlp(2, 2, hidden=[16], seed=0)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
+    for _ in range(150):
+        loss = nn.functional.cross_entropy(net(torch.tensor(x, dtype=torch.float32)), torch.tensor(y))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    classifier = clone(OffmapClassifier(net=net, draws=8, random_state=0)).fit(x, y)
+    plain = net(torch.tensor(x, dtype=torch.float32)).argmax(1).numpy()
+    assert (classifier.predict(x) == plain).mean() > 0.95
+    assert classifier.guard_.predictive.members == 1
+    detector = OffmapDetector(net=net, draws=8, random_state=0)
+    with pytest.raises(ConfigError, match="Expected `y` beside a ready `net`: the targets that it was trained on."):
+        detector.fit(x)
+    assert (detector.fit(x, y).predict(x + 10) == -1).all()
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"validation": 1.5}, "Expected `validation` between 0 and 1, but got 1.5."),
+        ({"false_alarms": 0}, "Expected `false_alarms` between 0 and 1, but got 0."),
+        ({"members": 0}, "Expected `members` to be a whole number above 0, but got 0."),
+        ({"steps": 2.5}, "Expected `steps` to be a whole number above 0, but got 2.5."),
+        ({"solver": "magic"}, "Expected `solver` to be one of"),
+        ({"score_with": "magic"}, "Expected `score` to be one of"),
+    ],
+)
+def test_impossible_parameters_are_named_at_fit_time(options, message):
+    with pytest.raises(offmap.OffmapError, match=message):
+        OffmapDetector(**SMALL | options).fit(np.random.RandomState(0).randn(50, 2))
+
+
+def test_before_the_fit_and_with_one_class_the_messages_are_scikit_learns():
+    with pytest.raises(NotFittedError, match="This OffmapRegressor instance is not fitted yet"):
+        OffmapRegressor().predict([[1.0]])
+    with pytest.raises(ValueError, match="Expected at least two classes, but `y` holds one class only, a."):
+        OffmapClassifier().fit(np.zeros((9, 2)), ["a"] * 9)
+
+
+def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.delitem(sys.modules, "offmap.integrations.sklearn")
+    with pytest.raises(ConfigError) as error:
+        __import__("offmap.integrations.sklearn")
+    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[demo]'"
