@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import sheet
+from offmap.bench.views import grid, view
 from offmap.data.synthetic import SQUARE
 from offmap.demo.plans import MOONS
-from offmap.demo.run import SILENT, Bench, grid, view
+from offmap.demo.run import SILENT, Bench
 from offmap.diagnosis import Diagnosis, diagnose
 from offmap.evaluation import detection
 from offmap.guarding.build import fit
 from offmap.guarding.guard import Guard
 from offmap.methods import bnn
+from offmap.report import sheet
 from offmap.report.diagnosis import amplitude_panels, trace_panels
 from offmap.report.figures import Panel, map_panel
 
@@ -128,7 +129,7 @@ def numbers(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]:
 def uncertainty_map(bench: Bench, guard: Guard, title: str, found: dict[str, Any]) -> Panel:
     """The entropy of the mean prediction around the moons, unclipped."""
     x, y = (t.numpy() for t in bench.task.train)
-    inputs = grid(bench.plan, bench.task)
+    inputs = grid(bench.task.inputs, bench.plan.grid)
     assert inputs is not None
     values = view(guard, inputs, None).map()
     svg = map_panel(values, half=SQUARE, points=[x[y == c] for c in (0, 1)], top=0.6931)

@@ -102,9 +102,48 @@ def test_failed_cells_are_told_with_their_reason(monkeypatch, capsys, tmp_path):
 def test_an_unknown_plan_or_label_is_one_sentence(monkeypatch, capsys):
     code, _, err = command(monkeypatch, capsys, "bench", "run", "uciii")
     assert code == 1
-    assert err.startswith(
-        "offmap: Expected a plan to be one of ['uci', 'uci-bnn', 'uci-bnn-short', 'uci-paper', 'uci-tried'] (did you mean 'uci'?)"
-    )
+    assert err.startswith("offmap: Expected a plan to be one of [")
+    assert "(did you mean 'uci'?) or the path of a .toml file, but got uciii." in err
     code, _, err = command(monkeypatch, capsys, "bench", "run", "uci", "--only", "Nearest")
     assert code == 1
     assert "did you mean 'Nearest row'?" in err
+
+
+def test_comparison_figures_and_page_of_a_plan_that_was_not_run_say_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    name = "uci-bnn-short"
+    done = command(monkeypatch, capsys, "bench", "compare", name)
+    assert done == (0, f"The comparison is at docs/{name}-compare.md\n", "")
+    text = (tmp_path / "docs" / f"{name}-compare.md").read_text(encoding="utf-8")
+    assert "**160 of 160 cells not run yet:**" in text
+    assert "Of 0 printed numbers that we have too" in text
+    assert command(monkeypatch, capsys, "bench", "figures", name) == (0, f"0 figures are in docs/figures/{name}\n", "")
+    assert command(monkeypatch, capsys, "bench", "page", name) == (0, f"The page is at {tmp_path}/{name}.html\n", "")
+    assert "160 of 160 cells not run yet" in (tmp_path / f"{name}.html").read_text(encoding="utf-8")
+    code, out, err = command(monkeypatch, capsys, "bench", "compare", "uci-tried")
+    assert (code, out) == (1, "")
+    assert err.startswith("offmap: Expected a plan with printed numbers to compare with, one of [")
+
+
+def test_a_malformed_plan_is_refused_before_anything_runs(monkeypatch, capsys, tmp_path):
+    plan = tmp_path / "mine.toml"
+    plan.write_text('name = "mine"\nseeds = [0]\ntasks = ["regression"]\n[[method]]\nname = "nearst"\n', encoding="utf-8")
+    code, out, err = command(monkeypatch, capsys, "bench", "run", str(plan), "--records", str(tmp_path / "records"))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"offmap: {plan}: Expected `name` of a [[method]] to be one of [")
+    assert "(did you mean 'nearest'?), but got 'nearst'." in err
+    assert not (tmp_path / "records").exists()
+
+
+def test_a_damaged_record_is_set_aside_with_a_warning(monkeypatch, capsys, tmp_path):
+    plan, records = tmp_path / "mine.toml", tmp_path / "records"
+    plan.write_text('name = "mine"\nseeds = [0]\ntasks = ["regression"]\n[[method]]\nname = "nearest"\n', encoding="utf-8")
+    words = ["bench", "run", str(plan), "--records", str(records)]
+    assert command(monkeypatch, capsys, *words)[0] == 0
+    (file,) = records.iterdir()
+    file.write_text("{", encoding="utf-8")
+    code, out, err = command(monkeypatch, capsys, *words)
+    assert (code, out) == (0, f"1 cells done, 0 failed, 0 were there before. Records: {records}\n")
+    assert err.startswith(f"Warning: Expected a record at {file}, but it cannot be read: ")
+    assert err.endswith(f" It is now {file.name}.damaged.\n")
+    assert sorted(path.name for path in records.iterdir()) == [file.name, f"{file.name}.damaged"]

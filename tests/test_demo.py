@@ -76,6 +76,6 @@ def test_the_error_of_a_job_is_raised_here():
 
 def test_a_process_that_dies_is_missed():
     said: list[str] = []
-    with pytest.raises(OffmapError, match="A worker process died. Try again with `--workers 1`."):
+    with pytest.raises(OffmapError, match="A worker process died. Try again with `--jobs 1`."):
         run_jobs([(die, ())], workers=2, report=lambda n, doing: said.append(doing))
     assert said == ["about to die"]

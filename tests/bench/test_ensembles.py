@@ -136,6 +136,44 @@ def test_a_plan_names_an_ensemble_and_its_grid() -> None:
         parse(text.replace("steps = 40", "tradeof = 1"), "small.toml")
 
 
+def test_a_plan_names_an_ensemble_to_start_from() -> None:
+    text = """
+        name = "small"
+        seeds = [0]
+        tasks = ["regression"]
+        defaults = {hidden = [8], steps = 40, check_every = 20, rate = 0.01, maxwent = {solver = "closed-form", risk_draws = 4}}
+        [[method]]
+        name = "anchored"
+        label = "Anchored"
+        members = 5
+        config = {score = "paper"}
+        grid = {tradeoff = [0.1, 10], anchor_scale = [0.1]}
+        [[method]]
+        name = "maxwent"
+        label = "around anchored"
+        members = 5
+        from = "Anchored"
+        [[method]]
+        name = "maxwent"
+        label = "around repulsive"
+        members = 5
+        from = "repulsive"
+    """
+    plan = parse(text, "small.toml")
+    assert plan.entries[1].source == {
+        "method": "anchored",
+        "config": QUICK,
+        "grid": {"tradeoff": [0.1, 10], "anchor_scale": [0.1]},
+    }
+    assert plan.entries[2].source == {"method": "repulsive", "config": QUICK}  # no row of the plan: the defaults
+    records = [Bench().run(asked) for asked in plan_cells(plan)]
+    assert [record.status for record in records] == ["ok"] * 3
+    with pytest.raises(ConfigError, match="`from` of 'around repulsive' to be .*did you mean 'repulsive'.*but got 'repulsion'"):
+        parse(text.replace('from = "repulsive"', 'from = "repulsion"'), "small.toml")
+    with pytest.raises(ConfigError, match="`from` of 'around anchored' to name nets without a `grid`, but 'Anchored' has one"):
+        parse(text.replace("anchor_scale = [0.1]", "steps = [1, 2]"), "small.toml")
+
+
 def test_settings_are_filled_in_and_impossible_ones_refused() -> None:
     told = settings_of(cell("anchored", {"tradeoff": 10.0, "score": "paper"}))["config"]
     assert told == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,14 @@ import pytest
 from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, cells, narrowed
 from offmap.bench.reading import packaged, parse, read_plan
+from offmap.data.catalog import names
 from offmap.errors import ConfigError, FileError
 from offmap.methods import bnn
+
+NAMES = [
+    "bnn-ablation", "citycam", "synthetic", "tradeoff", "uci", "uci-bnn-short", "uci-competitors", "uci-id", "uci-paper",
+    "uci-tried",
+]  # fmt: skip
 
 TEXT = """
 name = "small"
@@ -132,6 +139,12 @@ def test_a_part_of_a_plan_has_the_hashes_of_the_whole() -> None:
     [
         ('name = "small"', 'nam = "small"', "a key of the plan to be .*did you mean 'name'.*but got 'nam'"),
         ('name = "small"\n', "", "`name` to be a string, but it is missing"),
+        (
+            'name = "small"',
+            'name = "small"\nfigures = ["tradeof"]',
+            "`figures` to hold .*did you mean 'tradeoff'.*but got 'tradeof'",
+        ),
+        ('name = "nearest"', 'name = "nearest"\nlabel = 3', "`label` to be a string, but got 3"),
         ("seeds = [0, 1]", "seeds = 3", "`seeds` to be a list, but got 3"),
         ("seeds = [0, 1]", "seeds = [-1]", r"`seeds` to be whole numbers ≥ 0, but got \[-1\]"),
         ("seeds = [0, 1]", "seeds = [true]", r"`seeds` to be whole numbers ≥ 0, but got \[True\]"),
@@ -172,11 +185,39 @@ def test_a_mistake_is_named_with_its_file_and_the_nearest_key(old: str, new: str
         ('basis = "svt"', "Expected `basis` to be .*did you mean 'svd'.*but got 'svt'"),
         ('config = "papr"', "Expected `config` to be .*did you mean 'paper'.*but got 'papr'"),
         ("rate = -1", "Expected `rate` to be a number above 0, but got -1"),
+        ('steps = "many"', "Expected `steps` to be a whole number above 0, but got 'many'"),
+        ("bounded = 1", "Expected `bounded` to be true or false, but got 1"),
+        ("where = [1]", r"Expected `where` to be a pattern of names of parameters, or a list of such, but got \[1\]"),
+        ('chunk_size = "all"', "Expected `chunk_size` to be \"auto\" or a whole number above 0, but got 'all'"),
     ],
 )
 def test_an_impossible_setting_is_refused_before_any_work(new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^small.toml: `config` of 'maxwent': {message}"):
         plan(TEXT.replace('basis = "identity"', new, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("deep_ensemble", "steps = 1.5", "Expected `steps` to be a whole number above 0, but got 1.5"),
+        ("deep_ensemble", "hidden = 3", "Expected `hidden` to be a list of whole numbers above 0, but got 3"),
+        ("deep_ensemble", 'score = "papr"', "Expected `score` to be .*did you mean 'paper'.*but got 'papr'"),
+        ("mc_dropout", "dropout = 1.0", "Expected `dropout` to be a number from 0 to 1, without 1, but got 1.0"),
+        ("nearest", 'k = "one"', "Expected `k` to be a whole number above 0, but got 'one'"),
+        ("bnn", "tradeoff = -1", "Expected `tradeoff` to be a number of at least 0, or a list of such, but got -1"),
+    ],
+)
+def test_a_wrong_type_is_refused_before_any_work(name: str, config: str, message: str) -> None:
+    entry = f'name = "{name}"\nlabel = "x"\nconfig = {{{config}}}'
+    with pytest.raises(ConfigError, match=f"^small.toml: `config` of '{name}': {message}"):
+        plan(TEXT.replace('name = "nearest"', entry, 1))
+
+
+def test_every_value_of_a_grid_is_looked_at() -> None:
+    with pytest.raises(
+        ConfigError, match="^small.toml: `grid` of 'maxwent': Expected `rate` to be a number above 0, but got 'x'"
+    ):
+        plan(TEXT.replace("members = 5", 'grid = {rate = [0.1, "x"]}', 1))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path) -> None:
@@ -197,7 +238,7 @@ def test_a_file_of_ones_own_is_read(tmp_path) -> None:
 
 
 def test_the_plans_that_come_with_offmap() -> None:
-    assert list(packaged()) == ["uci", "uci-bnn", "uci-bnn-short", "uci-paper", "uci-tried"]
+    assert list(packaged()) == NAMES
     uci, paper = read_plan("uci"), read_plan("uci-paper")
     assert (uci.seeds, paper.seeds) == ((0, 1, 2), (0,))
     assert len(uci.tasks) == len(paper.tasks) == 16
@@ -205,12 +246,21 @@ def test_the_plans_that_come_with_offmap() -> None:
         (c, b, m) for c in ("paper", "reference") for b in ("svd", "identity") for m in (1, 5)
     }
     assert len(cells(uci)) == 16 * 3 * 17
-    for name in packaged():
-        assert read_plan(name, quick=True).seeds == (0,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_packaged_plan_and_its_quick_variant_are_valid(name: str) -> None:
+    told = tomllib.loads(packaged()[name])
+    known = {method["name"] for method in told["method"]} <= METHODS.keys()
+    if not known or (name == "citycam" and "citycam/camera" not in names()):
+        pytest.skip("some of its methods or tasks are not registered yet")
+    assert read_plan(name).name == name
+    assert read_plan(name, quick=True).seeds == (0,)
+    assert len(cells(read_plan(name, quick=True))) < len(cells(read_plan(name)))
 
 
 def test_the_ablation_of_the_paper_and_a_short_one_beside_maxwent() -> None:
-    whole, short = read_plan("uci-bnn"), read_plan("uci-bnn-short")
+    whole, short = read_plan("bnn-ablation"), read_plan("uci-bnn-short")
     settings = {(name, members) for name in bnn.ABLATION for members in (1, 5)}
     assert {(e.config["setting"], e.members) for e in whole.entries} == settings
     assert {METHODS["bnn"].settings(e.config)["steps"] for e in whole.entries} == {50_000}

@@ -24,7 +24,7 @@ from offmap.bench.hosts import plain
 from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, cells, narrowed
 from offmap.bench.reading import parse
-from offmap.bench.run import ENDS, run
+from offmap.bench.run import Event, run
 from offmap.bench.store import Found, read_all, write
 from offmap.data.catalog import task
 from offmap.methods.predictives import Sampled
@@ -158,11 +158,11 @@ def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
 
 
 def test_a_second_run_does_nothing(done: Path) -> None:
-    before, told = contents(done), []
+    before, told = contents(done), list[Event]()
     outcome = run(tiny(), done, report=told.append)
     assert (outcome.before, outcome.done, outcome.failed) == (8, 0, 0)
     assert contents(done) == before
-    assert told == ["before"] * 8
+    assert told == [Event("before", cell) for cell in tiny()]
 
 
 def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> None:
@@ -228,7 +228,12 @@ def test_damaged_and_stale_records_are_run_again(tmp_path: Path) -> None:
     path.write_text("{", encoding="utf-8")
     outcome = run([cell], tmp_path)
     assert list(outcome.damaged) == [path.name]
+    assert outcome.damaged[path.name].endswith(f" It is now {path.name}.damaged.")
+    assert (tmp_path / f"{path.name}.damaged").read_text(encoding="utf-8") == "{"
     assert outcome.done == 1
+    path.write_text("[", encoding="utf-8")
+    run([cell], tmp_path)
+    assert (tmp_path / f"{path.name}.damaged-2").read_text(encoding="utf-8") == "["
     write(tmp_path, replace(read_all(tmp_path).records[cell.hash], settings={"config": {"k": 5}}))
     assert run([cell], tmp_path).done == 1
     assert run([cell], tmp_path).before == 1
@@ -256,7 +261,8 @@ def test_warnings_go_into_the_record(tmp_path: Path) -> None:
     assert record.metrics["test"]["conformal_width"] is None
     assert record.metrics["test"]["conformal_coverage"] is None
     assert record.metrics["test"]["false_alarms"] is None
-    assert record.metrics["test"]["not_finite"] == {"conformal_coverage": 1, "conformal_width": 1, "false_alarms": 1}
+    lost = ("conformal_coverage", "conformal_width", "wide_conformal_coverage", "wide_conformal_width", "false_alarms")
+    assert record.metrics["test"]["not_finite"] == dict.fromkeys(lost, 1)
 
 
 def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,19 +276,21 @@ def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.Mo
 
 
 def test_two_processes_do_the_same_work(tmp_path: Path) -> None:
-    wanted, told = tiny("nearest", TEXT.replace("seeds = [0]", "seeds = [0, 1]")), []
-    outcome = run(wanted, tmp_path, workers=2, report=told.append)
+    wanted, told = tiny("nearest", TEXT.replace("seeds = [0]", "seeds = [0, 1]")), list[Event]()
+    outcome = run(wanted, tmp_path, jobs=2, report=told.append)
     assert (outcome.done, outcome.failed) == (2, 0)
-    assert sorted(word for word in told if word in ENDS) == ["done", "done"]
+    assert sorted(event.kind for event in told) == ["begin", "begin", "done", "done"]
+    assert {event.cell.hash for event in told} == {cell.hash for cell in wanted}
     assert len(read_all(tmp_path).records) == 2
 
 
-def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    text = TEXT.replace("seeds = [0]", f"seeds = {list(range(6))}").replace("steps = 30", "steps = 150")
-    plan, folder = tmp_path / "plan.toml", tmp_path / "records"
+def test_a_run_that_is_killed_goes_on_and_ends_with_the_records_of_an_undisturbed_one(tmp_path: Path) -> None:
+    text = TEXT.replace("seeds = [0]", "seeds = [0, 1, 2]").replace("steps = 30", "steps = 150")
+    plan, folder, whole = tmp_path / "plan.toml", tmp_path / "records", tmp_path / "whole"
     plan.write_text(text, encoding="utf-8")
-    words = [sys.executable, "-m", "offmap.cli", "bench", "run", str(plan), "--only", "plain", "--records", str(folder)]
-    process = subprocess.Popen(words, env={**os.environ, "OFFMAP_CACHE": str(tmp_path / "cache")})
+    words = [sys.executable, "-m", "offmap.cli", "bench", "run", str(plan), "--only", "?[li][ad]*", "--jobs", "2"]
+    environment = {**os.environ, "OFFMAP_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen([*words, "--records", str(folder)], env=environment)
     try:
         while not list(folder.glob("*.json")):
             assert process.poll() is None, "it ended before it wrote a record"
@@ -290,10 +298,18 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    wanted = tiny("?[li][ad]*", text)
     before = {path.name: path.read_bytes() for path in folder.glob("*.json")}
-    assert 0 < len(before) < 6
-    wanted = tiny("plain", text)
+    assert 0 < len(before) < len(wanted)
     outcome = run(wanted, folder)
-    assert (outcome.before, outcome.done, outcome.damaged) == (len(before), 6 - len(before), {})
+    assert (outcome.before + outcome.done, outcome.failed, outcome.damaged) == (len(wanted), 0, {})
+    assert outcome.before >= len(before)
     assert {name: (folder / name).read_bytes() for name in before} == before
-    assert all(json.loads(path.read_text(encoding="utf-8"))["status"] == "ok" for path in folder.glob("*.json"))
+    run(wanted, whole)
+    assert told(folder) == told(whole)
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """What the records of a folder say, apart from how long it took."""
+    records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    return {name: {key: value for key, value in record.items() if key != "seconds"} for name, record in records.items()}

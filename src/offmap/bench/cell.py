@@ -15,9 +15,10 @@ import torch
 
 import offmap
 from offmap.batches import batches, gather
-from offmap.bench.ground import HOSTS, READING, Fitted, Ground
+from offmap.bench.ground import READING, Fitted, Ground
 from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, Settings
+from offmap.bench.quality import regression_measures
 from offmap.bench.store import Record, settings_of
 from offmap.data.catalog import task as task_of
 from offmap.data.task import Task
@@ -28,7 +29,10 @@ from offmap.guarding.guard import Guard, nll
 from offmap.methods.predictives import Member, Remembered
 from offmap.methods.protocol import Predictive, Scorer
 
-MEASURES = ("auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "conformal_coverage", "conformal_width")
+MEASURES = (
+    "auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "coverage", "width", "wide_nll", "wide_rmse",
+    "wide_ece", "wide_coverage", "wide_width", "conformal_coverage", "conformal_width",
+)  # fmt: skip
 """What a record keeps of an evaluation."""
 
 
@@ -80,8 +84,7 @@ class Bench:
 
 def chosen_fit(cell: Cell, task: Task) -> Fitted:
     """The fit of lowest validation risk among the candidates of the grid; without a grid there is one."""
-    method, source = METHODS[cell.method], cell.source or {"config": {}}
-    ground = Ground(task, cell.seed, source["config"], source.get("method", HOSTS), source.get("grid", {}))
+    method, ground = METHODS[cell.method], Ground.of(task, cell.seed, cell.source)
     if not method.single:
         warm_up()
     if cell.grid and method.fit_grid is not None and set(cell.grid) <= method.stacks:
@@ -147,6 +150,7 @@ def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
             metrics[name][word] = share if math.isfinite(scorer.threshold) else math.nan
         if not math.isfinite(metrics["test"].get("conformal_width", 0.0)):
             metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
+        metrics["test"] |= regression_measures(scorer, task)
         metrics["valid"] = {"nll": valid_nll(scorer, task)}
     return metrics
 

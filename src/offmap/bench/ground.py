@@ -49,6 +49,12 @@ class Ground:
     method: str = HOSTS
     grid: Settings = field(default_factory=dict[str, Any])
 
+    @staticmethod
+    def of(task: Task, seed: int, source: Settings | None) -> Ground:
+        """What a cell with such a `source` is given."""
+        told = source or {"config": {}}
+        return Ground(task, seed, told["config"], told.get("method", HOSTS), told.get("grid", {}))
+
     def hosts(self) -> Trained:
         """The trained members; of a grid, those that predict the validation data best."""
         if self.method == HOSTS:

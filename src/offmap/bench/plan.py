@@ -70,13 +70,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every entry on every task with every seed; `note` is Markdown for its page."""
+    """Every entry on every task with every seed; `note` is Markdown for its page, `figures` what else is drawn of it."""
 
     name: str
     seeds: tuple[int, ...]
     tasks: tuple[str, ...]
     entries: tuple[Entry, ...]
     note: str = ""
+    figures: tuple[str, ...] = ()
 
     @property
     def labels(self) -> list[str]:

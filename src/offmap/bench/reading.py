@@ -9,16 +9,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from offmap.bench.ground import READING, without_reading
+from offmap.bench import kinds
+from offmap.bench.ground import HOSTS, READING, without_reading
 from offmap.bench.methods import ENSEMBLE, METHODS
 from offmap.bench.plan import Entry, Plan, Settings
 from offmap.data.catalog import expand
 from offmap.errors import ConfigError, FileError, nearest
 
-HOSTS = "deep_ensemble"
-"""The method whose nets others start from."""
+PLAN_KEYS = ("name", "note", "figures", "seeds", "tasks", "defaults", "method", "quick")
+FIGURES = ("synthetic", "tradeoff", "day")
+"""Figures that need more than the numbers of records."""
 
-PLAN_KEYS = ("name", "note", "seeds", "tasks", "defaults", "method", "quick")
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid")
 QUICK_KEYS = ("seeds", "tasks")
 
@@ -80,7 +81,8 @@ class Reader:
         ]
         top = {**told, **{key: hurry[key] for key in QUICK_KEYS if quick and key in hurry}}
         name, note = told["name"] + "-quick" * quick, told.get("note", "").strip()
-        return Plan(name, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries), note)
+        figures = self.figures(told.get("figures", []))
+        return Plan(name, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries), note, figures)
 
     def entry(self, told: Any, defaults: Settings, hurry: Settings) -> Entry:
         """One [[method]]: its own config over the defaults, and under what is quick."""
@@ -98,6 +100,7 @@ class Reader:
                 raise self.wrong(f"`grid` of {name!r} to hold lists of settings of the fit, but {key!r} is {values!r}")
         if grid and method.single:
             raise self.wrong(f"no `grid` of {name!r}, which predicts nothing that validation data could judge")
+        self.kind(told.get("label", name), str, "label")
         members = told.get("members", 1)
         if members not in (1, ENSEMBLE) or isinstance(members, bool) or (method.single and "members" in told):
             allowed = "left out, as it has none" if method.single else f"1 or {ENSEMBLE}"
@@ -106,25 +109,36 @@ class Reader:
             raise self.wrong(f"`from` only on methods that start from trained nets, as a name, but {name!r} has {told['from']!r}")
         config = {**chosen(defaults, name), **own, **chosen(hurry, name)}
         config, grid = passed_on(config, name, grid), own_grid(name, grid)
+        self.possible(name, "config", config)
+        for key, values in grid.items():
+            for value in values:
+                self.possible(name, "grid", {**config, key: value})
+        return Entry(name, told.get("label", name), members, config, grid, None)
+
+    def possible(self, name: str, where: str, config: Settings) -> None:
+        """Refuse settings that the method cannot work with."""
         try:
-            method.settings(config)
+            kinds.check(config)
+            METHODS[name].settings(config)
         except ConfigError as error:
-            raise ConfigError(f"{self.file}: `config` of {name!r}: {error}") from error
-        return Entry(name, str(told.get("label", name)), members, config, grid, None)
+            raise ConfigError(f"{self.file}: `{where}` of {name!r}: {error}") from error
 
     def started(self, entry: Entry, told: Settings, entries: Sequence[Entry], defaults: Settings, hurry: Settings) -> Entry:
         """The entry with the method and config of the nets that `from` names."""
         if not METHODS[entry.name].hosted:
             return entry
         source = told.get("from", HOSTS)
-        named = [e for e in entries if e.name == HOSTS and source in (e.label, e.name)]
-        if not named and source != HOSTS:
-            labels = {HOSTS, *(e.label for e in entries if e.name == HOSTS)}
+        named = [e for e in entries if METHODS[e.name].source and source in (e.label, e.name)]
+        name = named[0].name if named else source
+        if name not in METHODS or not METHODS[name].source:
+            labels = {n for n in METHODS if METHODS[n].source} | {e.label for e in entries if METHODS[e.name].source}
             raise self.wrong(f"`from` of {entry.label!r} to be {nearest(source, labels)}, but got {source!r}")
-        if named and named[0].grid:
+        grid = named[0].grid if named else {}
+        if not set(grid) <= METHODS[name].stacks:
             raise self.wrong(f"`from` of {entry.label!r} to name nets without a `grid`, but {named[0].label!r} has one")
-        config = named[0].config if named else {**chosen(defaults, HOSTS), **chosen(hurry, HOSTS)}
-        return replace(entry, source={"method": HOSTS, "config": without_reading(config)})
+        config = named[0].config if named else {**chosen(defaults, name), **chosen(hurry, name)}
+        made = {"method": name, "config": without_reading(config)} | ({"grid": grid} if grid else {})
+        return replace(entry, source=made)
 
     def shared(self, told: Settings, names: Sequence[str], where: str, also: Sequence[str]) -> None:
         """[defaults] and [quick]: keys for every method that has them, and tables for one method by its name."""
@@ -149,6 +163,14 @@ class Reader:
             return tuple(expand(told))
         except ConfigError as error:
             raise ConfigError(f"{self.file}: {error}") from error
+
+    def figures(self, told: Any) -> tuple[str, ...]:
+        """Names of figures."""
+        self.kind(told, list, "figures")
+        for name in told:
+            if name not in FIGURES:
+                raise self.wrong(f"`figures` to hold {nearest(str(name), FIGURES)}, but got {name!r}")
+        return tuple(told)
 
     def keys(self, told: Mapping[str, Any], valid: Collection[str], where: str) -> None:
         """Refuse unknown keys."""

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from offmap.bench.cell import Bench
 from offmap.bench.plan import Cell
-from offmap.bench.store import read_all, write
+from offmap.bench.store import read_all, set_aside, write
 from offmap.engine.local import run_jobs
 
-ENDS = ("done", "failed", "before")
-"""What became of a cell; "before": its record was there."""
 
-Report = Callable[[str], None]
-"""Told what is about to be done, and one of ENDS for every cell."""
+@dataclass(frozen=True)
+class Event:
+    """What happens to a cell: it begins, is done or fails after so many seconds, or its record was there before."""
+
+    kind: Literal["begin", "done", "failed", "before"]
+    cell: Cell
+    seconds: float = 0.0
+
+
+Report = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many cells a run found done and finished; why others failed, {reason: cells}; and the records it could not read."""
+    """How many cells a run found done and finished; why others failed, {reason: cells}; and the records it could not read and set
+    aside, {file: why, and where it is now}.
+    """
 
     before: int
     done: int
@@ -37,24 +47,27 @@ class Outcome:
         return sum(self.failures.values())
 
 
-def run(cells: Sequence[Cell], folder: Path, *, workers: int = 1, report: Report = lambda told: None) -> Outcome:
+def run(cells: Sequence[Cell], folder: Path, *, jobs: int = 1, report: Report = lambda event: None) -> Outcome:
     """Run the cells whose record is missing, failed, damaged or made with other defaults.
 
-    Cells of one task and seed go to one worker: they share hosts, and some a fit. Every record is written as soon as its cell is
-    done.
+    Cells of one task and seed go to one process: they share hosts, and some a fit. Every record is written as soon as its cell
+    is done. A record that cannot be read is renamed, never deleted.
     """
     found = read_all(folder)
     lacking = [cell for cell in cells if found.state(cell) != "ok"]
-    for _ in range(len(cells) - len(lacking)):
-        report("before")
-    if workers <= 1:
+    names = [f"{cell.hash}.json" for cell in lacking if found.state(cell) == "damaged"]
+    damaged = {name: f"{found.damaged[name]} It is now {set_aside(folder / name).name}." for name in names}
+    for cell in cells:
+        if found.state(cell) == "ok":
+            report(Event("before", cell))
+    if jobs <= 1:
         reasons = [run_group(lacking, folder, report=report)]
     else:
         groups = groupby(lacking, key=lambda cell: (cell.task, cell.seed))
-        jobs = [(run_group, (list(group), folder)) for _, group in groups]
-        reasons = run_jobs(jobs, workers=workers, report=lambda number, told: report(told))
+        work = [(run_group, (list(group), folder)) for _, group in groups]
+        reasons = run_jobs(work, workers=jobs, report=lambda number, event: report(event))
     failures = dict(Counter(reason for group in reasons for reason in group))
-    return Outcome(len(cells) - len(lacking), len(lacking) - sum(failures.values()), failures, found.damaged)
+    return Outcome(len(cells) - len(lacking), len(lacking) - sum(failures.values()), failures, damaged)
 
 
 def run_group(cells: Sequence[Cell], folder: Path, *, report: Report) -> list[str]:
@@ -64,12 +77,13 @@ def run_group(cells: Sequence[Cell], folder: Path, *, report: Report) -> list[st
     bench, failures = Bench(), list[str]()
     try:
         for cell in cells:
-            report(f"{cell.label} on {cell.task}, seed {cell.seed}")
+            report(Event("begin", cell))
+            begin = time.perf_counter()
             record = bench.run(cell)
             write(folder, record)
             if record.status == "failed":
                 failures.append(record.reason)
-            report("done" if record.status == "ok" else "failed")
+            report(Event("done" if record.status == "ok" else "failed", cell, time.perf_counter() - begin))
     finally:
         torch.set_num_threads(threads)
     return failures

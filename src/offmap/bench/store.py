@@ -109,6 +109,15 @@ def read(path: Path) -> Record:
     return record
 
 
+def set_aside(path: Path) -> Path:
+    """Give a file that cannot be read a name under which nobody looks for a record, and that no other file has."""
+    number, aside = 1, path.with_name(f"{path.name}.damaged")
+    while aside.exists():
+        number, aside = number + 1, path.with_name(f"{path.name}.damaged-{number + 1}")
+    path.rename(aside)
+    return aside
+
+
 def short(value: Any) -> Any:
     """Floats with 6 significant digits, None for those that are not finite; what JSON does not know as text.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, pstdev
 
 from offmap.bench.plan import Cell, Plan, cells
@@ -14,6 +15,8 @@ Values = dict[str, dict[tuple[str, int], float]]
 """{label: {(task, seed): value}}, without the numbers that do not exist."""
 
 NOTHING, FEWER = "–", "\\*"
+CHOSEN = "chosen"
+"""The part of a record that holds what the fit chose and reached."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,15 @@ DETECTION = (Column("AUROC", "auroc", percent), Column("FPR@95", "fpr95", percen
 QUALITY = (
     Column("NLL", "nll", plain), Column("validation NLL", "nll", plain, "valid"), Column("RMSE", "rmse", plain),
     Column("ECE", "ece", percent), Column("coverage", "conformal_coverage", percent), Column("width", "conformal_width", plain),
-    Column("false alarms", "false_alarms", percent),
+    Column("false alarms", "false_alarms", percent), Column("entropy", "entropy", plain, CHOSEN),
 )  # fmt: skip
+CALIBRATION = (
+    Column("ENCE", "ence", plain), Column("quantile ECE", "ece", plain), Column("reference ECE", "reference_ece", plain),
+    Column("coverage", "coverage", percent), Column("width", "width", plain), Column("NLL", "nll", plain),
+    Column("coverage, conformal", "conformal_coverage", percent), Column("width, conformal", "conformal_width", plain),
+    Column("coverage, calibrated", "calibrated_coverage", percent), Column("width, calibrated", "calibrated_width", plain),
+)  # fmt: skip
+WIDE = tuple(replace(column, measure=f"wide_{column.measure}") for column in CALIBRATION)
 
 
 @dataclass(frozen=True)
@@ -56,15 +66,21 @@ class Results:
     cells: list[Cell]
     found: Found
 
-    def ok(self) -> Iterable[tuple[Cell, Record]]:
+    @cached_property
+    def ok(self) -> list[tuple[Cell, Record]]:
         """The cells that are done, with their records."""
-        return ((cell, self.found.records[cell.hash]) for cell in self.cells if self.found.state(cell) == "ok")
+        return [(cell, self.found.records[cell.hash]) for cell in self.cells if self.states[cell.hash] == "ok"]
+
+    @cached_property
+    def states(self) -> dict[str, str]:
+        """What became of every cell, by its hash."""
+        return {cell.hash: self.found.state(cell) for cell in self.cells}
 
     def sets(self) -> dict[str, list[str]]:
         """The strange sets, each with the tasks that have it; a task without any record yet has the set that its name says."""
         tasks = {task: {task.rpartition("/")[2]} for task in self.plan.tasks}
         done = {task: set[str]() for task in self.plan.tasks}
-        for cell, record in self.ok():
+        for cell, record in self.ok:
             done[cell.task] |= record.metrics.keys() - {"test", "valid"}
         tasks |= {task: names for task, names in done.items() if names}
         known = dict.fromkeys(name for task in self.plan.tasks for name in sorted(done[task]))
@@ -73,7 +89,7 @@ class Results:
     def absent(self, part: str, measure: str, tasks: Sequence[str]) -> list[str]:
         """The tasks for which a number does not exist, whatever the method: it is null in all records that have it."""
         has: dict[str, set[bool]] = {}
-        for cell, record in self.ok():
+        for cell, record in self.ok:
             if measure in (own := record.metrics.get(part, {})):
                 has.setdefault(cell.task, set()).add(own[measure] is not None)
         return [task for task in tasks if has.get(task) == {False}]
@@ -81,24 +97,24 @@ class Results:
     def values(self, part: str, measure: str) -> Values:
         """One number of every record that has it."""
         values: Values = {label: {} for label in self.plan.labels}
-        for cell, record in self.ok():
-            value = record.metrics.get(part, {}).get(measure)
-            if value is not None:
+        for cell, record in self.ok:
+            value = (record.chosen if part == CHOSEN else record.metrics.get(part, {})).get(measure)
+            if isinstance(value, int | float):
                 values[cell.label][cell.task, cell.seed] = value
         return values
 
 
+def results_of(plan: Plan, found: Found) -> Results:
+    """A plan with what was found of it."""
+    return Results(plan, cells(plan), found)
+
+
 def markdown(plan: Plan, found: Found) -> str:
     """The page of one plan."""
-    results = Results(plan, cells(plan), found)
-    seeds = ", ".join(map(str, plan.seeds))
-    words = plan.name.removesuffix("-quick") + " --quick" * plan.name.endswith("-quick")
+    results = results_of(plan, found)
     parts = [
         f"# {plan.name}",
-        f"Written by `offmap bench table {words}` from {sum(1 for _ in results.ok())} of {len(results.cells)} records: "
-        f"{len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds {seeds}. Numbers are means over tasks ± standard deviation "
-        "over seeds, in per cent but for NLL, RMSE and width, which are in units of the training targets' standard deviation. "
-        "×1 is the mean over the nets, each alone; ×5 all of them together.",
+        f"Written by `offmap bench table {words(results)}` from {lead(results)}",
         *([plan.note] if plan.note else []),
         *missing(results),
         *(section(results, name, tasks) for name, tasks in results.sets().items()),
@@ -108,6 +124,23 @@ def markdown(plan: Plan, found: Found) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def words(results: Results) -> str:
+    """The plan as it is asked for."""
+    name = results.plan.name
+    return name.removesuffix("-quick") + " --quick" * name.endswith("-quick")
+
+
+def lead(results: Results) -> str:
+    """What the numbers of a page are made of."""
+    plan, done = results.plan, len(results.ok)
+    return (
+        f"{done} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
+        f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± standard deviation over seeds, in per cent but for "
+        "NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the nets, each "
+        "alone; ×5 all of them together."
+    )
+
+
 def missing(results: Results) -> list[str]:
     """What is not in the tables, by state and label; nothing when all is there."""
     lines: list[str] = []
@@ -115,7 +148,7 @@ def missing(results: Results) -> list[str]:
         ("missing", "not run yet"), ("failed", "failed"), ("stale", "made with other defaults, to be run again"),
         ("damaged", "in files that cannot be read"),
     ):  # fmt: skip
-        concerned = [cell for cell in results.cells if results.found.state(cell) == state]
+        concerned = [cell for cell in results.cells if results.states[cell.hash] == state]
         if concerned:
             lines.append(f"**{len(concerned)} of {len(results.cells)} cells {words}:**")
         for label in dict.fromkeys(cell.label for cell in concerned):
@@ -139,14 +172,39 @@ def section(results: Results, name: str, tasks: Sequence[str]) -> str:
     return "\n\n".join([f"## Detection, {name}", table(["method", *(c.title for c in DETECTION)], rows), *notes])
 
 
+FAMILIAR = (
+    ("Familiar data", QUALITY,
+     "Clipped predictions on test data; intervals are conformal, at 95 %; false alarms are test rows above the threshold. "
+     "Entropy is (1/d) Σ log φ² of the fit."),
+    ("Calibration, clipped", CALIBRATION,
+     "On test data: Levi's ENCE; the mean gap between nominal and empirical coverage at ten levels, with the standard deviation "
+     "(quantile ECE) and, as in the paper's authors' code, with the variance for the scale (reference ECE); mean ± 1.96 standard "
+     "deviations; the same scaled to be conformal at 95 %, and by the empirical 95 % quantile of the validation rows, which "
+     "exists for any number of them."),
+    ("Calibration, not clipped", WIDE, "The same without the clip, as the draws are that detect."),
+)  # fmt: skip
+"""Tables of predictions on familiar data: title, columns, and what they are. One whose first column is empty is left out."""
+
+
 def quality(results: Results) -> list[str]:
     """Predictions on familiar data, mean over all tasks."""
-    rows, notes = summary(results, "test", results.plan.tasks, QUALITY)
+    parts: list[str] = []
+    for title, columns, said in FAMILIAR:
+        head, rows, notes = filled(results, "test", results.plan.tasks, columns)
+        if rows and columns[0].title == head[1]:
+            parts.append("\n\n".join([f"## {title}", said, table(head, rows), *notes]))
+    return parts
+
+
+def filled(
+    results: Results, part: str, tasks: Sequence[str], columns: Sequence[Column]
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Header, rows and notes, without the rows and columns that hold nothing."""
+    rows, notes = summary(results, part, tasks, columns)
     rows = [row for row in rows if set(row[1:]) != {NOTHING}]
-    if not rows:
-        return []
-    said = "Clipped predictions on test data; intervals are conformal, at 95 %; false alarms are test rows above the threshold."
-    return ["\n\n".join(["## Familiar data", said, table(["method", *(c.title for c in QUALITY)], rows), *notes])]
+    kept = [place for place in range(1, len(columns) + 1) if any(row[place] != NOTHING for row in rows)]
+    head = ["method", *(columns[place - 1].title for place in kept)]
+    return head, [[row[0], *(row[place] for place in kept)] for row in rows], notes
 
 
 def summary(results: Results, part: str, tasks: Sequence[str], columns: Sequence[Column]) -> tuple[list[list[str]], list[str]]:

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offmap import scores
 from offmap.batches import Place, Rows, batches, gather
+from offmap.bench.views import View, grid, view
 from offmap.core.construct import centre
-from offmap.data.synthetic import SQUARE
 from offmap.data.task import Task
 from offmap.demo.plans import DROPOUT, ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Plan
 from offmap.detectors.nearest import nearest
@@ -29,32 +26,11 @@ from offmap.methods.predictives import Sampled
 from offmap.methods.protocol import Predictive, Runtime, Scorer
 from offmap.nets.mlp import mlp
 
-Array = NDArray[np.float32]
 Value = TypeVar("Value")
 LIKELIHOODS: dict[str, Likelihood] = {"gaussian": Gaussian(), "bernoulli": Bernoulli(), "categorical": Categorical()}
 SILENT = Runtime(progress=False)
 Report = Callable[[str], None]
 """Told what is about to be done."""
-
-
-@dataclass(frozen=True)
-class View:
-    """What a guard says on the grid: mean and standard deviation (n,), or the entropy of its prediction (n, n)."""
-
-    mean: Tensor | None = None
-    std: Tensor | None = None
-    entropy: Tensor | None = None
-
-    def band(self) -> tuple[Array, Array]:
-        """Mean and standard deviation along the line."""
-        assert self.mean is not None
-        assert self.std is not None
-        return self.mean.numpy(), self.std.numpy()
-
-    def map(self) -> Array:
-        """Entropy on the square."""
-        assert self.entropy is not None
-        return self.entropy.numpy()
 
 
 @dataclass(frozen=True)
@@ -181,7 +157,7 @@ def fixed(nets: list[nn.Module], valid: Rows) -> Sampled:
 
 def look(plan: Plan, task: Task, guards: dict[str, Guard]) -> dict[str, View]:
     """Every guard on the grid, unclipped, and the SVD guard clipped."""
-    x = grid(plan, task)
+    x = grid(task.inputs, plan.grid)
     if x is None:
         return {}
     views = {label: view(g, x, None) for label, g in guards.items()}
@@ -191,26 +167,6 @@ def look(plan: Plan, task: Task, guards: dict[str, Guard]) -> dict[str, View]:
 def clipped(plan: Plan) -> str:
     """The name of the clipped panel."""
     return f"{SVD}, clipped at {plan.clip:g}"
-
-
-def grid(plan: Plan, task: Task) -> Tensor | None:
-    """Inputs of the picture: a line for one input, a square for two, None for more."""
-    if task.inputs == 1:
-        return torch.linspace(-1.5, 1.5, plan.grid)[:, None]
-    if task.inputs > 2:
-        return None
-    axis = torch.linspace(-SQUARE, SQUARE, plan.grid)
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    return torch.stack([x, y], -1).flatten(0, 1)
-
-
-def view(guarded: Guard, x: Tensor, clip: float | None) -> View:
-    """What is drawn of one guard."""
-    prediction = guarded.predict(x, clip=clip)
-    if prediction.probs is None:
-        return View(mean=prediction.mean, std=prediction.std)
-    side = round(np.sqrt(len(x)))
-    return View(entropy=scores.predictive_entropy(prediction.probs[None]).reshape(side, side))
 
 
 def strange_labels(task: Task, guarded: Guard) -> Tensor:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from offmap.bench.views import grid
 from offmap.data.synthetic import SQUARE, truth
 from offmap.demo.plans import ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5
-from offmap.demo.run import Result, grid
+from offmap.demo.run import Result
 from offmap.report.figures import Array, Panel, band_panel, map_panel, picture_panel
 from offmap.report.page import Section, gallery, legend, paragraphs, roc_gallery, score_panels, table
 from offmap.report.style import CLASSES, MAP, SETS
@@ -97,7 +98,7 @@ def share(flags: Tensor) -> str:
 
 def regression(result: Result) -> str:
     """Bands of all methods."""
-    x = grid(result.plan, result.task)
+    x = grid(result.task.inputs, result.plan.grid)
     assert x is not None
     line, points = x[:, 0].numpy(), (result.task.train[0][:, 0].numpy(), result.task.train[1].numpy())
     panels: list[Panel] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from threading import Thread
 from typing import Any
 
@@ -15,10 +17,10 @@ import torch
 from offmap.errors import OffmapError
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of a module and its arguments; it is also given `report`, a function of one string."""
+"""A function of a module and its arguments; it is also given `report`, a function of whatever it tells."""
 
-Report = Callable[[int, str], None]
-"""Told (number of the job, what it is about to do)."""
+Report = Callable[[int, Any], None]
+"""Told (number of the job, what it is about to do or has done)."""
 
 _told: list[Any] = []  # in a worker: the queue that its reports go to
 
@@ -40,7 +42,7 @@ def run_jobs(jobs: Sequence[Job], *, workers: int, report: Report) -> list[Any]:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
     except BrokenProcessPool as error:
-        raise OffmapError("A worker process died. Try again with `--workers 1`.") from error
+        raise OffmapError("A worker process died. Try again with `--jobs 1`.") from error
     finally:
         queue.put(None)
         listener.join()
@@ -54,9 +56,18 @@ def warm_up() -> None:
 
 
 def _start(queue: Any) -> None:
-    """In a new worker: Ctrl-C ends it at once and in silence, as the parent hears it too."""
+    """In a new worker: Ctrl-C ends it at once and in silence, as the parent hears it too; and so does the parent's own end."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_follow, daemon=True).start()
     _told.append(queue)
+
+
+def _follow() -> None:
+    """Wait for the parent's end, be it killed, and end too: what is left behind would work for nobody."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _run(number: int, work: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offmap._types import ScoreFn
-from offmap.data.extras import require
 from offmap.errors import ConfigError
+from offmap.extras import require
 from offmap.guarding.build import fit
 from offmap.guarding.guard import Guard
 from offmap.integrations.tabular import InUnits, Standardize, train

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from offmap.bench.files import write_whole
 from offmap.report import style
 from offmap.report.figures import Panel
 
@@ -15,8 +16,9 @@ GAP, CAPTION = 14.0, 30.0
 
 
 def sheet(panels: Sequence[Panel], columns: int) -> str:
-    """Panels of one size in rows, each with its title, in the light colours on paper."""
-    width, height = (float(number) for number in re.findall(r'(?:width|height)="([\d.]+)pt"', panels[0].svg)[:2])
+    """Panels in rows, as far apart as the largest needs, each with its title, in the light colours on paper."""
+    sizes = [re.findall(r'(?:width|height)="([\d.]+)pt"', panel.svg)[:2] for panel in panels]
+    width, height = (max(float(size[axis]) for size in sizes) for axis in (0, 1))
     rows = -(-len(panels) // columns)
     total = columns * (width + GAP) + GAP, rows * (height + CAPTION + GAP) + GAP
     parts = [
@@ -52,6 +54,7 @@ def _plain(panel: Panel) -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines())
 
 
-def write(path: Path, panels: Sequence[Panel], columns: int) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(sheet(panels, columns), encoding="utf-8")
+def write(path: Path, panels: Sequence[Panel], columns: int) -> Path:
+    """Write a sheet, and return its path."""
+    write_whole(path, sheet(panels, columns).encode())
+    return path
