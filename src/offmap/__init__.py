@@ -5,6 +5,7 @@ from __future__ import annotations
 from offmap import errors
 from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.inputs import shared
+from offmap.detection import Detector, detect, detect_all
 from offmap.diagnosis import Diagnosis, diagnose
 from offmap.errors import OffmapError
 from offmap.evaluation import Evaluation, evaluate
@@ -23,6 +24,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Config",
+    "Detector",
     "Diagnosis",
     "Evaluation",
     "Gaussian",
@@ -35,6 +37,8 @@ __all__ = [
     "Predictive",
     "Scorer",
     "WeightDistribution",
+    "detect",
+    "detect_all",
     "diagnose",
     "errors",
     "evaluate",

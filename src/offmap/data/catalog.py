@@ -8,6 +8,7 @@ from functools import partial
 
 from offmap.data.citycam import SHIFTS, citycam
 from offmap.data.digits import digits
+from offmap.data.images import SETTINGS, images, open_set
 from offmap.data.synthetic import moons, regression
 from offmap.data.tabular import PREFIX, named
 from offmap.data.task import Task
@@ -19,6 +20,8 @@ TASKS: dict[str, Callable[[int], Task]] = {
     "moons": lambda seed: moons(),
     "digits": lambda seed: digits(seed=seed),
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
+    **{f"images/{name}": partial(images, name) for name in SETTINGS},
+    **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
     **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }
 
@@ -27,7 +30,7 @@ def names() -> list[str]:
     """The names of all tasks.
 
     >>> len(names()), names()[3]
-    (22, 'uci/yacht/extrapolation')
+    (26, 'uci/yacht/extrapolation')
     """
     return list(TASKS)
 

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from offmap.errors import ConfigError
+
 
 class Block(nn.Module):
     """Two 3 × 3 convolutions and a way around them; where the shape changes, the way around is a 1 × 1 convolution."""
@@ -44,4 +46,71 @@ def resnet(classes: int, *, channels: int = 3, width: int = 16, blocks: int = 3,
         for module in net.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of colours from 0 to 1, by which widely shared image nets standardise."""
+
+
+class PlainBlock(nn.Module):
+    """As `Block`, but the way around has no weights: every second pixel, and zeros for the channels that are new."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)
+        self.stride, self.new = stride, (outputs - inputs) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, h, w) -> (B, outputs, h / stride, w / stride)."""
+        h = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        around = x[:, :, :: self.stride, :: self.stride]
+        return F.relu(h + F.pad(around, (0, 0, 0, 0, self.new, self.new)))
+
+
+class CifarResNet(nn.Module):
+    """He et al.'s nets for CIFAR-10, named as in widely shared weights. Pixels are from 0 to 1 and standardised inside."""
+
+    def __init__(self, depth: int = 20, classes: int = 10, *, width: int = 16) -> None:
+        super().__init__()
+        blocks = (depth - 2) // 6
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.layer1 = self._stage(width, width, blocks)
+        self.layer2 = self._stage(width, 2 * width, blocks)
+        self.layer3 = self._stage(2 * width, 4 * width, blocks)
+        self.linear = nn.Linear(4 * width, classes)
+        # not part of the state: files of weights have none
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
+
+    @staticmethod
+    def _stage(inputs: int, outputs: int, blocks: int) -> nn.Sequential:
+        first = PlainBlock(inputs, outputs, 1 if inputs == outputs else 2)
+        return nn.Sequential(first, *(PlainBlock(outputs, outputs, 1) for _ in range(blocks - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, 32, 32) -> (B, classes)."""
+        h = F.relu(self.bn1(self.conv1((x - self.mean) / self.std)))
+        return self.linear(self.layer3(self.layer2(self.layer1(h))).mean((2, 3)))
+
+
+def cifar_resnet(depth: int = 20, classes: int = 10, *, width: int = 16, seed: int = 0) -> CifarResNet:
+    """He-initialised by `seed`, the caller's random state left alone; `depth` is 6n + 2, such as 20, 32 or 56.
+
+    >>> cifar_resnet(8, width=4).eval()(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    >>> sum(p.numel() for p in cifar_resnet(20).parameters())
+    269722
+    """
+    if depth < 8 or depth % 6 != 2:
+        raise ConfigError(f"Expected `depth` to be 6n + 2, such as 20, 32 or 56, but got {depth!r}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = CifarResNet(depth, classes, width=width)
+        for module in net.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight)
     return net

@@ -1,0 +1,55 @@
+"""Deep nearest neighbours (Sun et al., 2022): the distance to the k-th nearest training row, in features of length one."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from offmap.detectors.known import Known
+from offmap.detectors.penultimate import Seen
+from offmap.distance import nearest
+from offmap.errors import ConfigError
+
+logger = logging.getLogger("offmap")
+
+
+def knn(features: Tensor, rows: Tensor, k: int = 50) -> Tensor:
+    r"""|h/|h| − (k-th nearest of the rows)|, rows of length one: (B, D), (n, D) -> (B,).
+
+    >>> knn(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), 2)
+    tensor([1.4142])
+    """
+    distances, _ = nearest(rows, F.normalize(features, dim=1), k=k)
+    return distances.amax(1).to(features.dtype)
+
+
+@dataclass(frozen=True)
+class KNN:
+    """The rule with the training rows, (n, D) of length one."""
+
+    rows: Tensor
+    k: int = 50
+
+    def __call__(self, seen: Seen) -> Tensor:
+        """Scores, (B,)."""
+        return knn(seen.features, self.rows, self.k)
+
+
+def fit(known: Known, *, k: int = 50) -> KNN:
+    """Remember the training features."""
+    rows = len(known.features)
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k < rows:
+        raise ConfigError(
+            f"Expected `k` to be a whole number from 1 to {rows - 1}, one less than the training rows, but got {k!r}."
+        )
+    fewest = int(torch.bincount(known.labels, minlength=known.classes).min())
+    if k > fewest:
+        logger.warning(
+            "The k-th nearest row with k = %d is of another class for some inputs, however familiar: the smallest class has %d "
+            "training rows. Pass more of them, or a smaller `k=`.", k, fewest,
+        )  # fmt: skip
+    return KNN(F.normalize(known.features, dim=1), k)

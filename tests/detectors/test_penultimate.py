@@ -1,0 +1,189 @@
+"""Features and the last matrix are found by themselves, or at a layer that the user names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import offmap
+from offmap.detectors import catalog
+from offmap.detectors.memory import Memory
+from offmap.detectors.penultimate import ENDINGS, classifier
+from offmap.errors import ConfigError, HostError
+from offmap.nets.lenet import lenet
+from offmap.nets.resnet import cifar_resnet, resnet
+from trained import classes
+from trained import classifier as trained_net
+
+IMAGES = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+ROWS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Bare(nn.Module):
+    """A last matrix that is no layer, the other way round, with a bias that is added later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 7)
+        self.out = nn.Parameter(torch.randn(7, 3, generator=torch.Generator().manual_seed(2)))
+        self.shift = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x).tanh() @ self.out + self.shift
+
+
+class TwoHeads(nn.Module):
+    """Logits are a sum of two matrices' results: no features make them alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(4, 7), nn.Linear(7, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(self.body(x).relu()) * self.two(x)
+
+
+def ending(*last: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), *last)
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "weight", "width"),
+    [
+        (ending(), ROWS, "2.weight", 6),
+        (ending(nn.LogSoftmax(1)), ROWS, "2.weight", 6),
+        (ending(nn.Softmax(1)), ROWS, "2.weight", 6),
+        (Bare(), ROWS, "out", 7),
+        (resnet(10, blocks=1, width=4), IMAGES, "8.weight", 16),
+        (cifar_resnet(8, width=4), IMAGES, "linear.weight", 16),
+        (lenet(), torch.rand(5, 1, 28, 28), "11.weight", 84),
+        (nn.Linear(4, 3, bias=False), ROWS, "weight", 4),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)), IMAGES, "3.weight", 8),
+    ],
+)
+def test_the_last_matrix_is_found_and_makes_the_logits(net: nn.Module, x: Tensor, weight: str, width: int) -> None:
+    found = classifier(net, x)
+    assert found.source is not None
+    assert found.source.head is not None
+    assert found.source.weight == weight
+    seen = found.look(x)
+    assert seen.features.shape == (len(x), width)
+    net.eval()
+    torch.testing.assert_close(found.source.head(seen.features), seen.logits)
+    output = net(x).detach()
+    assert any(torch.allclose(way(seen.logits), output, atol=1e-5) for way in ENDINGS)
+
+
+def test_logits_and_features_do_not_depend_on_the_batch() -> None:
+    net = cifar_resnet(8, width=4)
+    whole = classifier(net, IMAGES).look(IMAGES)
+    parts = classifier(net, IMAGES, batch_size=2).look(IMAGES)  # the last batch is one image
+    torch.testing.assert_close(parts.features, whole.features)
+    torch.testing.assert_close(parts.logits, whole.logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_hosts_of_other_precision_work_with_every_rule(dtype: torch.dtype) -> None:
+    (x, y), net = classes(90), trained_net().to(dtype)
+    x = x.to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    for name, detector in offmap.detect_all(net, (x, y), (x, y), methods=[n for n in catalog.DETECTORS if n != "knn"]).items():
+        scores = detector.score(x)
+        assert scores.dtype in (wide, torch.float32), name
+        assert bool(scores.isfinite().all()), name
+
+
+def test_a_softmax_at_the_end_changes_no_score() -> None:
+    y = ending()(ROWS).argmax(1)
+    nets = ending(), ending(nn.Softmax(1))
+    for method, options in {"energy": {}, "odin": {"temperature": 5.0}, "knn": {"k": 2}}.items():
+        plain, soft = (offmap.detect(net, (ROWS, y), (ROWS, y), method=method, **options).score(ROWS) for net in nets)
+        torch.testing.assert_close(soft, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_the_users_net_is_left_as_it_was() -> None:
+    net = ending(nn.Dropout(0.5)).train()
+    before = {n: w.clone() for n, w in net.state_dict().items()}
+    found = classifier(net, ROWS)
+    scores = found.look(ROWS).logits
+    assert net.training
+    with torch.no_grad():
+        net[2].weight.zero_()
+    torch.testing.assert_close(found.look(ROWS).logits, scores, rtol=0, atol=0)
+    assert all(torch.equal(w, before[n]) for n, w in net.state_dict().items() if n != "2.weight")
+    assert not net[2]._forward_hooks
+
+
+@pytest.mark.parametrize("name", ["1", "2"])
+def test_naming_the_features_or_the_last_layer_finds_the_same(name: str) -> None:
+    found = classifier(ending(), ROWS, features=name)
+    assert found.source is not None
+    assert found.source.weight == "2.weight"
+    torch.testing.assert_close(found.look(ROWS).features, classifier(ending(), ROWS).look(ROWS).features)
+
+
+def test_an_earlier_layer_gives_features_without_a_matrix_to_the_logits() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 2))
+    found = classifier(net, IMAGES, features="1")
+    torch.testing.assert_close(found.look(IMAGES).features, net[:3](IMAGES).detach())
+    catalog.check("knn", found)
+    with pytest.raises(HostError, match="makes the logits for 'vim', but those of `1` are none.*or take one of .*'knn'"):
+        catalog.check("vim", found)
+
+
+def test_a_net_that_ends_in_no_matrix_lists_candidates_for_whom_features_matter() -> None:
+    found = classifier(TwoHeads(), ROWS)
+    assert found.source is None
+    assert found.look(ROWS).features.shape == (6, 0)
+    catalog.check("energy", found)
+    with pytest.raises(HostError, match=r"for 'knn', but no matrix of TwoHeads.*candidates are \['body', 'one', 'two'\]"):
+        catalog.check("knn", found)
+    named = classifier(TwoHeads(), ROWS, features="body")
+    catalog.check("knn", named)
+    assert named.look(ROWS).features.shape == (6, 7)
+
+
+def test_bad_nets_and_names_are_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match="the name of a layer, one of .*'0'.*but got 'fc'"):
+        classifier(ending(), ROWS, features="fc")
+    with pytest.raises(HostError, match=r"logits of two or more classes, but Linear gives \(6, 1\)"):
+        classifier(nn.Linear(4, 1), ROWS)
+    with pytest.raises(HostError, match=r"Conv2d gives \(5, 2, 6, 6\)"):
+        classifier(nn.Conv2d(3, 2, 3), IMAGES)
+    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(5, 3, 8, 8\)"):
+        classifier(ending(), IMAGES)
+
+
+def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
+    calls: list[int] = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return self.fc(F.relu(x))
+
+    found = classifier(Counted(), ROWS, memory=Memory())
+    first, before = found.look(ROWS), len(calls)
+    again = found.look(ROWS.clone())
+    assert len(calls) == before
+    torch.testing.assert_close(again.logits, first.logits, rtol=0, atol=0)
+    other = ROWS.clone()
+    other[0, 0] += 5
+    assert not torch.equal(found.look(other).logits, first.logits)
+    assert len(calls) == before + 1
+
+
+def test_a_memory_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offmap.detectors.memory.REMEMBERED", 100)
+    memory = Memory()
+    for value in range(10):
+        memory.find(torch.full((2,), float(value)), lambda: (torch.zeros(10), torch.zeros(20)))
+    assert len(memory.kept) == 3
+    assert memory.numbers == 90
