@@ -18,10 +18,10 @@ from torch import Tensor
 
 import offmap
 from benchmarks.tables import TABLES
-from offmap.bench.files import write_whole
 from offmap.bench.hosts import Recipe, hosts
 from offmap.data.task import Task
 from offmap.data.uci import MODES, cut
+from offmap.files import write_whole
 from offmap.guarding.familiar import log_uncertainty
 from offmap.guarding.guard import Guard
 from offmap.guarding.space import Scale, Space

@@ -125,10 +125,10 @@ def bench_table(
     out: Annotated[Path | None, typer.Option(help="Where to write the page; by default docs/PLAN.md.")] = None,
 ) -> None:
     """Write the records of a plan as Markdown tables."""
-    from offmap.bench.files import write_whole
     from offmap.bench.reading import read_plan
     from offmap.bench.store import read_all
     from offmap.bench.table import markdown
+    from offmap.files import write_whole
 
     whole = read_plan(plan, quick=quick)
     page = out or Path("docs") / f"{whole.name}.md"
@@ -145,8 +145,8 @@ def bench_compare(
 ) -> None:
     """Write our numbers beside those that the paper prints, marked where they are better or worse."""
     from offmap.bench.compare import answers, compare_markdown
-    from offmap.bench.files import write_whole
     from offmap.bench.printed import sheet
+    from offmap.files import write_whole
 
     printed = sheet(plan)
     page = out or Path("docs") / f"{plan}{'-quick' * quick}-compare.md"

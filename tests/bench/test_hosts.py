@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from offmap.bench import hosts as module
-from offmap.bench.hosts import Recipe, cache_folder, digest, hosts
+from offmap.bench.hosts import Recipe, digest, hosts
 from offmap.data.catalog import task
+from offmap.files import cache_folder
 from offmap.methods import deep_ensemble
 
 RECIPE = Recipe(hidden=(8,), members=2, training=deep_ensemble.Config(steps=20, check_every=10))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from offmap.bench.files import write_whole
 from offmap.bench.plan import Cell
 from offmap.bench.store import Record, read, read_all, settings_of, write
 from offmap.errors import FileError
+from offmap.files import write_whole
 
 CELL = Cell("regression", "nearest", "Nearest row", {"k": 1}, 0)
 

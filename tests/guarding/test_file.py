@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -324,7 +325,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(
     def fail(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr(f"offmap.guarding.file.os.{step}", fail)
+    monkeypatch.setattr(f"offmap.files.os.{step}", fail)
     other = guard.calibrate(regression(50, 3))
     if isinstance(error, OSError):
         with pytest.raises(FileError, match="Cannot write .*guard: No space left on device.*what was there is as before"):
@@ -410,13 +411,12 @@ def test_guards_over_other_predictives_cannot_be_saved(tmp_path: Path) -> None:
 
 def test_no_file_is_read_by_running_it() -> None:
     words = ("pickle", "torch.load", "torch.save", "joblib", "marshal", "eval(", "exec(")
-    found = [
-        (path.name, word)
-        for path in SOURCE.rglob("*.py")
-        for word in words
-        if word in path.read_text().replace(".eval()", "").replace("safetensors.torch", "")
-    ]
-    assert found == []
+    harmless = (
+        r"\.eval\(\)", r"safetensors\.torch", r"allow_pickle=False", r"import pickle", r"pickle\.UnpicklingError",
+        r"torch\.load\([^()]*weights_only=True\)",
+    )  # fmt: skip
+    texts = {path.name: re.sub("|".join(harmless), "", path.read_text()) for path in SOURCE.rglob("*.py")}
+    assert [(name, word) for name, text in texts.items() for word in words if word in text] == []
 
 
 def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_too(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,10 +17,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from offmap.batches import Batches, Place, Rows, batches, gather
-from offmap.bench.files import write_whole
 from offmap.core.construct import centre
 from offmap.core.weights import at
 from offmap.data.task import Task
+from offmap.files import cache_folder, write_whole
 from offmap.likelihoods import Likelihood, infer
 from offmap.methods import deep_ensemble
 from offmap.methods.predictives import Sampled
@@ -46,11 +45,6 @@ class Recipe:
     batch_size: int = 128
     dropout: float = 0.0
     training: deep_ensemble.Config = field(default_factory=deep_ensemble.Config)
-
-
-def cache_folder() -> Path:
-    """OFFMAP_CACHE, or `~/.cache/offmap`."""
-    return Path(os.environ.get("OFFMAP_CACHE") or Path.home() / ".cache" / "offmap")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from offmap.bench.files import write_whole
 from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, digest
 from offmap.errors import FileError
+from offmap.files import write_whole
 
 SCHEMA = 1
 STATUSES = ("ok", "failed")

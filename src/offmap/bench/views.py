@@ -15,7 +15,6 @@ from torch import Tensor
 
 from offmap import scores
 from offmap.bench.cell import guarded
-from offmap.bench.files import write_whole
 from offmap.bench.ground import Fitted, Ground
 from offmap.bench.methods import METHODS
 from offmap.bench.plan import Cell, digest
@@ -24,6 +23,7 @@ from offmap.data.catalog import task as task_of
 from offmap.data.synthetic import SQUARE
 from offmap.data.task import Task
 from offmap.errors import ConfigError
+from offmap.files import write_whole
 from offmap.guarding.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.methods.predictives import Member

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from offmap.batches import Place, batches, gather
-from offmap.bench.files import write_whole
 from offmap.bench.ground import BATCH, Ground, likelihood_of
 from offmap.bench.hosted import maxwent_settings
 from offmap.bench.plan import Cell, digest
@@ -23,6 +22,7 @@ from offmap.core.distribution import WeightDistribution
 from offmap.data.catalog import task as task_of
 from offmap.data.task import Task
 from offmap.evaluation import detection
+from offmap.files import write_whole
 from offmap.likelihoods import Likelihood
 from offmap.methods import maxwent
 from offmap.methods.predictives import Stochastic

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from offmap.data.backbone import resnet50
 from offmap.data.features import Extractor, standard
 from offmap.data.frames import BUSES, Damaged, Frame, Run, frames, judge, runs
-from offmap.data.places import cache_folder, data_folder
-from offmap.data.progress import bar
+from offmap.data.places import data_folder
 from offmap.data.task import Pair, Task, tensor
 from offmap.data.uci import moments, split
 from offmap.errors import ConfigError, DataError, nearest
+from offmap.files import cache_folder
+from offmap.progress import bar
 
 SITE = "https://www.citycam-cmu.com"
 
@@ -168,7 +169,7 @@ def passed(
             rows += [row for place, row in enumerate(part) if place not in failures]
             blocks += [block] if len(block) else []
             done += len(part)
-            advance(done, total)
+            advance(done)
     return rows, torch.cat(blocks) if blocks else torch.zeros(0, 0)
 
 

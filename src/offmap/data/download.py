@@ -10,14 +10,14 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from offmap.data.places import offline
-from offmap.data.progress import bar
 from offmap.errors import ConfigError, DataError
+from offmap.progress import Advance, bar
 
 BLOCK = 1 << 16
 RETRIED = (408, 425, 429, 500, 502, 503, 504)
@@ -74,7 +74,7 @@ def gather(
     remote: Remote,
     path: Path,
     part: Path,
-    advance: Callable[[int, int | None], None],
+    advance: Advance,
     *,
     tries: int,
     pause: float,
@@ -103,7 +103,7 @@ def gather(
         time.sleep(pause)
 
 
-def attempt(remote: Remote, part: Path, advance: Callable[[int, int | None], None], timeout: float) -> bool:
+def attempt(remote: Remote, part: Path, advance: Advance, timeout: float) -> bool:
     """One request, for the rest if there is a part; True when nothing is missing any more."""
     have, tag = size_of(part), tag_of(part)
     known = tag.read_text(encoding="latin-1") if tag.exists() else ""
@@ -126,7 +126,7 @@ def attempt(remote: Remote, part: Path, advance: Callable[[int, int | None], Non
             while block := answer.read(BLOCK):
                 file.write(block)
                 have += len(block)
-                advance(have, total)
+                advance(have, total=total)
     return total is None or have == total
 
 

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from offmap.data.places import write_whole
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
+from offmap.files import write_whole
 
 logger = logging.getLogger("offmap")
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap.data.download import Remote, fetch
-from offmap.data.places import write_whole
 from offmap.errors import DataError
+from offmap.files import write_whole
 
 Array = NDArray[np.float64]
 

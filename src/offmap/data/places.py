@@ -1,15 +1,11 @@
-"""Where data and what is computed from them lie, and files that are either whole or absent."""
+"""Where data sets lie, and whether they may be downloaded."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-
-def cache_folder() -> Path:
-    """OFFMAP_CACHE, or `~/.cache/offmap`."""
-    return Path(os.environ.get("OFFMAP_CACHE") or Path.home() / ".cache" / "offmap")
+from offmap.files import cache_folder
 
 
 def data_folder() -> Path:
@@ -21,17 +17,3 @@ def data_folder() -> Path:
 def offline() -> bool:
     """Whether OFFMAP_OFFLINE forbids downloads."""
     return os.environ.get("OFFMAP_OFFLINE", "0") not in ("", "0")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write beside the file, then rename: a reader sees the old content or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(beside, 0o644)  # mkstemp's are the owner's alone
-        os.replace(beside, path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise

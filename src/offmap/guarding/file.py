@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +23,7 @@ from offmap.core.frames import Frame
 from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.core.state import forget, forgotten
 from offmap.errors import ConfigError, FileError
+from offmap.files import write_whole
 from offmap.guarding.answer import Calibration
 from offmap.guarding.build import hosts_of
 from offmap.guarding.familiar import Familiar
@@ -76,7 +74,8 @@ def save(guard: Guard, path: str | Path) -> None:
     tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
     text = json.dumps(header)
     # one entry: safetensors writes several in a random order, and equal guards should give equal files
-    write_atomically(Path(path), to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"}))
+    content = to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})
+    write_whole(Path(path), content, folders=False)
 
 
 def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: bool = True, select: Select | None = None) -> Guard:
@@ -126,24 +125,6 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
 
 def _frames(state: dict[str, dict[str, list[int]]]) -> dict[str, Frame]:
     return {name: Frame(**{field: tuple(numbers) for field, numbers in frame.items()}) for name, frame in state.items()}
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, then rename: readers see the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FileError(
-            f"Cannot write {path}: {error.strerror}. Check that the folder exists and is writable; what was there is as before."
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # gone after the rename
-            temporary.unlink()
 
 
 def digests(weights: Weights, net: nn.Module) -> dict[str, list[Any]]:

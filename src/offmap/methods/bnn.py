@@ -27,10 +27,10 @@ from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
+from offmap.progress import bar
 from offmap.solve import closed_form, objectives
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import History, RiskThreshold
-from offmap.solve.progress import bar, describe
 from offmap.solve.risk import RiskFn, Validation, as_risk
 
 logger = logging.getLogger("offmap")
@@ -109,7 +109,7 @@ def fit(
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = RiskThreshold(
             q, validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
-            report=lambda step, h: advance(step, describe(h)),
+            report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
         monitor.check(0, float("nan"), start)
         objective = posterior(q, at, host, likelihood, config, seed)

@@ -22,10 +22,10 @@ from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
+from offmap.progress import bar
 from offmap.solve import closed_form, objectives
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import History, RiskThreshold
-from offmap.solve.progress import bar, describe
 from offmap.solve.risk import RiskFn, Validation, as_risk
 from offmap.solve.select import highest_entropy
 
@@ -201,7 +201,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     with bar("MaxWEnt", config.steps, show=task.progress) as advance:
         monitor = RiskThreshold(
             q, task.validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
-            report=lambda step, h: advance(step, describe(h)),
+            report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
         monitor.check(0, float("nan"), start)
         optimizer = adam(q.raw_scale.parameters(), rate=config.rate, epsilon=config.adam_epsilon)

@@ -25,10 +25,10 @@ from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
+from offmap.progress import bar
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import BestValidation, History
 from offmap.solve.objectives import Objective, kl
-from offmap.solve.progress import bar
 from offmap.solve.risk import prediction_nll
 
 logger = logging.getLogger("offmap")

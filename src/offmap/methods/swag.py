@@ -18,8 +18,8 @@ from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Sampled
 from offmap.methods.protocol import Runtime
+from offmap.progress import bar
 from offmap.solve.loop import minimize
-from offmap.solve.progress import bar
 
 logger = logging.getLogger("offmap")
 

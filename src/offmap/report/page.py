@@ -14,7 +14,7 @@ import numpy as np
 
 from offmap.errors import FileError
 from offmap.evaluation import Evaluation
-from offmap.guarding.file import write_atomically
+from offmap.files import write_whole
 from offmap.report import style
 from offmap.report.figures import Array, Panel, histogram_panel, roc, roc_panel, score_bins
 from offmap.table import Table
@@ -181,7 +181,7 @@ def check_path(path: Path) -> Path:
 
 def write(text: str, path: Path) -> Path:
     """Write a page atomically, and return its full path."""
-    write_atomically(check_path(path), text.encode())
+    write_whole(check_path(path), text.encode(), folders=False)
     return path.absolute()
 
 

@@ -41,6 +41,13 @@ class History:
         self.entropy.append(entropy.tolist())
         self.uncertainty.append(uncertainty.tolist())
 
+    def describe(self) -> str:
+        """The last check in words: mean over members."""
+        if not self.step:
+            return ""
+        mean = [sum(v) / len(v) for v in (self.risk[-1], self.threshold, self.entropy[-1])]
+        return f"risk {mean[0]:.3f}  τ {mean[1]:.3f}  entropy {mean[2]:.2f}"
+
     def finish(self, risk: Tensor, entropy: Tensor) -> None:
         """Note what was reached, (M,) each."""
         self.final_risk, self.final_entropy = risk.tolist(), entropy.tolist()

@@ -17,9 +17,9 @@ from offmap.core.forward import Host
 from offmap.core.inputs import take_rows
 from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
+from offmap.progress import bar
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import BestValidation
-from offmap.solve.progress import bar
 from offmap.solve.risk import prediction_nll
 
 logger = logging.getLogger("offmap")

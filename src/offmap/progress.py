@@ -1,0 +1,43 @@
+"""A progress bar for whatever takes a while."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Advance(Protocol):
+    """Tells a bar how much is done, what stands beside it, and a new total."""
+
+    def __call__(self, done: int, text: str = "", *, total: int | None = None) -> None:
+        """Draw it."""
+
+
+def wanted(progress: bool | None) -> bool:
+    """None means: on a terminal, and only in the first process of several."""
+    if progress is not None:
+        return progress
+    return sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def bar(title: str, total: int | None, *, show: bool | None, size: bool = False) -> Generator[Advance]:
+    """Draws on the terminal only if `show` says so; `size`: what is counted are bytes."""
+    if not wanted(show):
+        yield lambda done, text="", *, total=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = DownloadColumn() if size else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
+    with Progress(*columns, console=Console(stderr=True)) as display:
+        task = display.add_task(title, total=total, text="")
+
+        def advance(done: int, text: str = "", *, total: int | None = None) -> None:
+            display.update(task, completed=done, text=text, total=total)
+
+        yield advance
