@@ -119,7 +119,7 @@ def test_comparison_figures_and_page_of_a_plan_that_was_not_run_say_so(monkeypat
     assert "Of 0 printed numbers that we have too" in text
     assert command(monkeypatch, capsys, "bench", "figures", name) == (0, f"0 figures are in docs/figures/{name}\n", "")
     assert command(monkeypatch, capsys, "bench", "page", name) == (0, f"The page is at {tmp_path}/{name}.html\n", "")
-    assert "160 of 160 cells not run yet" in (tmp_path / f"{name}.html").read_text(encoding="utf-8")
+    assert "96 of 96 cells not run yet" in (tmp_path / f"{name}.html").read_text(encoding="utf-8")
     code, out, err = command(monkeypatch, capsys, "bench", "compare", "uci-tried")
     assert (code, out) == (1, "")
     assert err.startswith("offmap: Expected a plan with printed numbers to compare with, one of [")

@@ -98,9 +98,9 @@ def self_test(seed: int = 0) -> dict[str, Any]:
     try:
         source = generator(seed, "doctor")
         net = mlp(4, 1, hidden=(16, 16), seed=seed)
-        x = torch.randn(3 * ROWS, 4, generator=source)
+        x = torch.randn(3 * ROWS, 4, generator=source, device="cpu")
         with torch.no_grad():
-            y = net(x)[:, 0] + 0.1 * torch.randn(len(x), generator=source)
+            y = net(x)[:, 0] + 0.1 * torch.randn(len(x), generator=source, device="cpu")
         rows = [(x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(x), ROWS)]
         guard = fit(net, rows[0], rows[1], solver="closed-form", draws=20, seed=seed, progress=False)
         auroc = detection(guard.score(rows[2][0]), guard.score(rows[2][0] + 10))["auroc"]

@@ -62,10 +62,10 @@ def grid(inputs: int, points: int) -> Tensor | None:
     (tensor([-1.5000,  0.0000,  1.5000]), torch.Size([16, 2]))
     """
     if inputs == 1:
-        return torch.linspace(-1.5, 1.5, points)[:, None]
+        return torch.linspace(-1.5, 1.5, points, device="cpu")[:, None]
     if inputs > 2:
         return None
-    axis = torch.linspace(-SQUARE, SQUARE, points)
+    axis = torch.linspace(-SQUARE, SQUARE, points, device="cpu")
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     return torch.stack([x, y], -1).flatten(0, 1)
 

@@ -88,7 +88,7 @@ class Own:
         inputs = {name: column for name, column in columns.items() if name not in (self.held or {})}
         if not inputs:
             raise DataError(f"Expected inputs in {self.path}, but no column is left.")
-        rest, strange = self.apart(columns, len(target))
+        rest, strange = self.apart(columns, len(target)) if len(target) else (np.arange(0), {})
         if len(rest) < LEAST:
             raise DataError(f"Expected {LEAST} familiar rows or more in {self.path}, but got {len(rest)}.")
         parts = split(rest, seed, self.shares)

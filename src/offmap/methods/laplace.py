@@ -226,7 +226,7 @@ def by_evidence(made: Any, *, noisy: bool) -> None:
     best, sides = (0.0, -1.0)[: 1 + noisy], (4.0, 2.0)[: 1 + noisy]  # middle and half side of the grid
 
     def evidence(powers: tuple[float, ...]) -> float:
-        value = float(made.log_marginal_likelihood(*(torch.tensor([10.0**power]) for power in powers)))
+        value = float(made.log_marginal_likelihood(*(made.mean.new_tensor([10.0**power]) for power in powers)))
         return value if math.isfinite(value) else -math.inf
 
     for _ in range(ROUNDS):

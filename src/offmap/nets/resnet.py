@@ -83,8 +83,8 @@ class CifarResNet(nn.Module):
         # not part of the state: files of weights have none
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(STD).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(MEAN, device=torch.get_default_device()).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(STD, device=torch.get_default_device()).view(3, 1, 1), persistent=False)
 
     @staticmethod
     def _stage(inputs: int, outputs: int, blocks: int) -> nn.Sequential:

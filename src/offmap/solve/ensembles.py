@@ -83,10 +83,10 @@ def repulsive(stack: Stack, likelihood: Likelihood, *, bandwidth: float | None =
     γ = log M / median of the M² squared distances, through which gradients flow unless `fixed_median`; with a bandwidth h it is
     1/h². Pairs belong to one setting.
     """
-    members = stack.members
-    first, second = torch.triu_indices(members, members, 1)
-    place = torch.zeros(members, members, dtype=torch.long)
-    place[first, second] = place[second, first] = torch.arange(1, len(first) + 1)  # 0: a net and itself
+    members, device = stack.members, next(iter(stack.weights.values())).device
+    first, second = torch.triu_indices(members, members, 1, device=device)
+    place = torch.zeros(members, members, dtype=torch.long, device=device)
+    place[first, second] = place[second, first] = torch.arange(1, len(first) + 1, device=device)  # 0: a net and itself
 
     def losses(step: int, batch: Batch) -> Tensor:
         own = risk(stack, likelihood, batch)[1]
