@@ -178,7 +178,8 @@ rows, one thread, processor time.
 noise, so it is given the host without its log-variance (the mean head), with that noise found beside the prior precision on the
 marginal likelihood (100 Adam steps, as in its example; laplace-torch 0.3 gives no gradient of the Kronecker determinant in
 the noise, so that this noise is near the training residuals'), or, for the prior of lowest validation NLL ({grid} values from
-10⁻⁴ to 10⁴), from the training residuals. The closed form is shown on the same mean head, where offmap estimates one noise on validation data, and on
+10⁻⁴ to 10⁴), from the training residuals.
+The closed form is shown on the same mean head, where offmap estimates one noise on validation data, and on
 the whole host. Everybody is scored by the variance of the mean: Laplace's linearised one (its recommended way), or over 50
 sampled nets; offmap's over 50 draws. "Refined", offmap's default, takes up to 500 gradient steps more.
 
