@@ -51,7 +51,7 @@ constraints:  ## pin anew what a fresh install of all extras gives
 	@echo "Installing all extras afresh to pin them"
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,dev,bench]'
+	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,docs,dev,bench]'
 	@grep '^#' constraints.txt > build/pins/new.txt
 	@build/pins/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+.*//' >> build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt && rm -rf build/pins
@@ -72,7 +72,7 @@ $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(PY)
 	@echo "Setting up $(VENV) for the tests; the first time this takes a minute or two"
-	@$(INSTALL) -e '.[demo,test,dev]'
+	@$(INSTALL) -e '.[demo,test,docs,dev]'
 	@touch $(VENV)/demo.stamp $@
 
 # --no-deps: a peer must not bring another torch.
