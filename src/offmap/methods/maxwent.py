@@ -65,7 +65,9 @@ class Config:
     risk_draws: int = 50
 
 
-PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, bounded=False, check_every=100, patience=None, widen=False)
+PAPER = Config(
+    solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, floor=1e-4, bounded=False, check_every=100, patience=None, widen=False
+)
 REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", slack="reference")
 CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
 
