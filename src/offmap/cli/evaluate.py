@@ -11,10 +11,10 @@ from rich.console import Console
 
 import offmap
 from offmap.cli.guards import load_guard
-from offmap.cli.options import GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, tell
+from offmap.cli.options import GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, misused, tell
 from offmap.cli.schema import Schema, columns_of
 from offmap.cli.show import drawn
-from offmap.data.stream.table import opened
+from offmap.data.stream.table import ending_of, opened
 from offmap.evaluation import Evaluation
 from offmap.guarding.guard import Guard
 from offmap.likelihoods import Gaussian
@@ -43,6 +43,9 @@ def evaluate(
     if report is not None:
         check_path(report)
     sets = _sets(ood)
+    with misused():
+        for path in (test, *sets.values()):
+            ending_of(path)
     loaded, schema = load_guard(guard, net, weights, trust_net)
     schema = _aimed(schema, test, target, separator)
     x, columns = schema.read(test, separator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,12 @@ from torch import nn
 
 import offmap
 from offmap.cli.host import nets_of
-from offmap.cli.options import Json, Misuse, NeededNet, Quiet, Separator, Weights, tell
+from offmap.cli.options import Json, Misuse, NeededNet, Quiet, Separator, Weights, misused, tell
 from offmap.cli.schema import Array, Schema
 from offmap.core.forward import first_tensor
 from offmap.data.columns import Column
-from offmap.data.stream.table import opened
-from offmap.errors import ConfigError, DataError, HostError, OffmapError
+from offmap.data.stream.table import ending_of, opened
+from offmap.errors import DataError, HostError, OffmapError
 from offmap.report.page import check_path
 
 Name = Literal["gaussian", "categorical", "bernoulli"]
@@ -68,19 +69,21 @@ def fit(
       offmap fit --net my_module:make_net --weights w.safetensors --train train.parquet --valid valid.parquet -o guard.safetensors
     """  # noqa: D301
     check_path(out)
-    options = _settings(setting or []) | {"basis": basis, "solver": solver, "where": _one(where or [])}
+    if quiet:
+        logging.getLogger("offmap").setLevel(logging.ERROR)
+    options: dict[str, Any] = _settings(setting or []) | {"basis": basis, "solver": solver, "where": _one(where or [])}
     options |= {"likelihood": likelihood, "score": score, "config": config, "draws": draws, "seed": seed}
+    files = {name: path for name, path in {"train": train, "valid": valid, "calibration": calibration}.items() if path}
+    with misused():
+        for path in files.values():
+            ending_of(path)
     nets = nets_of(net, weights or [])
     words = tuple(word.strip() for word in classes.split(",")) if classes else None
     with opened(train, separator) as table:
         schema = Schema.choose(table, target or [], drop or [])
-    files = {"train": train, "valid": valid, "calibration": calibration}
-    asked = Asked(nets, net, {name: path for name, path in files.items() if path}, separator, likelihood, words)
-    schema, parts = asked.parts(schema)
-    try:
+    schema, parts = Asked(nets, net, files, separator, likelihood, words).parts(schema)
+    with misused():
         guard = offmap.fit(_one(nets), **parts, progress=False if quiet else None, **options)
-    except ConfigError as error:
-        raise Misuse(str(error)) from error
     # beside the guard is where the weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]
     replace(guard, about=schema.record() | {"net": net, "weights": paths}).save(out)
@@ -126,8 +129,8 @@ class Asked:
             if len(given) != several:
                 raise DataError(
                     f"Expected {several} classes in the target {schema.targets[0]!r} of {self.files['train']}, as many as "
-                    f"{self.spec} tells apart, but got {len(given)}: {', '.join(given[:10])}. Name all of them with --classes, in "
-                    "the net's order."
+                    f"{self.spec} tells apart, but got {len(given)}: {', '.join(given[:10])}. Name all with --classes, in the "
+                    "net's order."
                 )
             return replace(schema, classes=given), False
         small = bool((values == values.round()).all() and (values >= 0).all() and (values < several).all())

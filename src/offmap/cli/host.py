@@ -62,7 +62,7 @@ def callable_of(spec: str) -> Callable[[], Any]:
 def filled(net: nn.Module, path: Path, spec: str) -> nn.Module:
     """The net with the weights of a file, which must be all that it has."""
     state, own = read_weights(path), net.state_dict()
-    for name in own | state:
+    for name in [*own, *state]:
         where = "the file" if name in state else "the net"
         if name not in state or name not in own:
             raise HostError(f"The weights of {path} do not fit the net of {spec}: {name!r} is in {where} only.")

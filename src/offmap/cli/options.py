@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,15 @@ from offmap.errors import ConfigError
 
 class Misuse(ConfigError):
     """The command was called in a way that cannot work: exit code 2."""
+
+
+@contextmanager
+def misused() -> Generator[None]:
+    """Options that a lower room refuses are the user's mistake."""
+    try:
+        yield
+    except ConfigError as error:
+        raise Misuse(str(error)) from error
 
 
 GuardFile = Annotated[

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offmap.cli.guards import load_guard
-from offmap.cli.options import GuardFile, Json, Misuse, Net, Quiet, Separator, TrustNet, Weights, note, tell
+from offmap.cli.options import GuardFile, Json, Misuse, Net, Quiet, Separator, TrustNet, Weights, misused, note, tell
 from offmap.cli.schema import Schema, columns_of
+from offmap.data.stream import sink, table
 from offmap.data.stream.block import Table
-from offmap.data.stream.sink import STDOUT, ending_of, sink
-from offmap.data.stream.table import opened
 from offmap.errors import DataError
 from offmap.guarding.answer import Answer
 from offmap.guarding.guard import Guard
@@ -50,15 +49,15 @@ def score(
       offmap score guard.safetensors new.parquet --net my_module:make_net -o scores.parquet
       offmap score guard.safetensors new.csv --net my_module:make_net --keep id -o - | sort -t, -k2 -g
     """  # noqa: D301
-    piped = str(out) == STDOUT
-    if not piped:
-        ending_of(out)
-        if out.exists() and data.exists() and out.samefile(data):
-            raise Misuse(f"Expected --out to be another file than the data, but both are {out}.")
+    piped = str(out) == sink.STDOUT
+    with misused():
+        _ = (table.ending_of(data), piped or sink.ending_of(out))
+    if not piped and out.exists() and data.exists() and out.samefile(data):
+        raise Misuse(f"Expected --out to be another file than the data, but both are {out}.")
     loaded, schema = load_guard(guard, net, weights, trust_net)
     start = time.perf_counter()
-    with opened(data, separator) as table:
-        rows, flagged = _scored(loaded, schema, table, out, keep or [], quiet)
+    with table.opened(data, separator) as file:
+        rows, flagged = _scored(loaded, schema, file, out, keep or [], quiet)
     seconds = time.perf_counter() - start
     record = {
         "out": None if piped else out, "rows": rows, "off_map": flagged, "threshold": loaded.threshold, "seconds": seconds,
@@ -71,26 +70,26 @@ def score(
         tell(as_json, record, f"{text} The scores are at {out}")
 
 
-def _scored(guard: Guard, schema: Schema, table: Table, out: Path, keep: Sequence[str], quiet: bool) -> tuple[int, int]:
+def _scored(guard: Guard, schema: Schema, data: Table, out: Path, keep: Sequence[str], quiet: bool) -> tuple[int, int]:
     """How many rows were written, and how many of them are off the map."""
-    inputs, unused = schema.found(table)
-    kept = [each for name in keep for each in columns_of(table, name, "--keep")]
+    inputs, unused = schema.found(data)
+    kept = [each for name in keep for each in columns_of(data, name, "--keep")]
     spare = [name for name in unused if name not in kept]
     if spare:
-        note(f"{table.path} has columns that the guard does not use: {', '.join(spare[:8])}{', …' * (len(spare) > 8)}.", quiet)
+        note(f"{data.path} has columns that the guard does not use: {', '.join(spare[:8])}{', …' * (len(spare) > 8)}.", quiet)
     rows = flagged = 0
-    with sink(out) as write, bar("Scoring", table.rows(0), show=False if quiet else None) as advance:
+    with sink.sink(out) as write, bar("Scoring", data.rows(0), show=False if quiet else None) as advance:
         start = time.perf_counter()
-        for block in table.blocks(inputs, kept):
+        for block in data.blocks(inputs, kept):
             answer = guard(torch.from_numpy(block.x))
             columns, copied = answered(answer, schema), {name: _raw(values) for name, values in block.raw.items()}
             if columns.keys() & copied.keys():
                 raise Misuse(f"Expected --keep to name other columns than the output has already, {', '.join(columns)}.")
             write(copied | columns)
             rows, flagged = rows + len(block.x), flagged + int(answer.ood.sum())
-            _show(advance, rows, table.rows(rows), time.perf_counter() - start)
+            _show(advance, rows, data.rows(rows), time.perf_counter() - start)
         if not rows:
-            raise DataError(f"Expected rows in {table.path}, but there are none.")
+            raise DataError(f"Expected rows in {data.path}, but there are none.")
     return rows, flagged
 
 

@@ -24,9 +24,7 @@ FORMATS: dict[str, Callable[[Path, str | None], AbstractContextManager[Table]]] 
 def opened(path: str | Path, separator: str | None = None) -> Generator[Table]:
     """A table to read; `separator` is that of a CSV file, by default found in its header."""
     path = Path(path)
-    ending = next((end for end in FORMATS if path.name.lower().endswith(end)), None)
-    if ending is None:
-        raise ConfigError(f"Expected a table to end in one of {sorted(FORMATS)}, but got {path.name!r}.")
+    ending = ending_of(path)
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise DataError(f"Expected a table at {path}, but {what}.")
@@ -37,3 +35,11 @@ def opened(path: str | Path, separator: str | None = None) -> Generator[Table]:
                 f"Expected a table with names that differ in {path}, but got {repeated or 'an empty one'}. Is the header missing?"
             )
         yield table
+
+
+def ending_of(path: Path) -> str:
+    """The ending of a table that can be read."""
+    ending = next((end for end in FORMATS if path.name.lower().endswith(end)), None)
+    if ending is None:
+        raise ConfigError(f"Expected a table to end in one of {sorted(FORMATS)}, but got {path.name!r}.")
+    return ending

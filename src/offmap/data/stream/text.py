@@ -100,8 +100,8 @@ def open_text(path: Path, separator: str | None) -> Generator[Table]:
             raise DataError(f"Expected a header row in {path}, but the file is empty.")
         if len(names) == 1:
             raise DataError(
-                f"Expected several columns in {path}, but its header has one, {names[0].strip()[:60]!r}. If the separator is none "
-                "of comma, semicolon, tab and |, pass --separator."
+                f"Expected several columns in {path}, but its header has one, {names[0].strip()[:60]!r}. If the separator is "
+                "none of comma, semicolon, tab and |, pass it."
             )
         if not packed and not _ended(path):
             logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
