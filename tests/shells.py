@@ -45,11 +45,17 @@ class Shell:
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=folder
         )
 
-    def __call__(self, *words: object, stop: tuple[str, int] | None = None, **environment: str) -> Done:
+    def __call__(
+        self, *words: object, folder: Path | None = None, stop: tuple[str, int] | None = None, **environment: str
+    ) -> Done:
         """`stop` is a file and a signal, sent as soon as the file is there."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(json.dumps([list(map(str, words)), environment, stop]), file=self.process.stdin, flush=True)
+        print(
+            json.dumps([list(map(str, words)), str(folder or self.folder), environment, stop]),
+            file=self.process.stdin,
+            flush=True,
+        )
         return Done(**json.loads(self.process.stdout.readline()))
 
     def close(self) -> None:
@@ -62,13 +68,14 @@ def serve() -> None:
 
     self_test()  # what torch imports when it is first needed, children need not import again
     for line in sys.stdin:
-        words, environment, stop = json.loads(line)
+        words, folder, environment, stop = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             child = os.fork()
             if not child:
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 os.environ.update(environment)
+                os.chdir(folder)
                 sys.argv = ["offmap", *words]
                 os._exit(ended(cli))
             if stop:

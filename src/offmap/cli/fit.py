@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import copy
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,9 @@ def fit(
         list[str] | None, typer.Option(metavar="PATTERN", help="Random parameters: all, matrices, last-layer, or names with *.")
     ] = None,
     draws: Annotated[int, typer.Option(min=1, help="Nets drawn for a score.")] = 50,
-    setting: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any field of offmap.Config.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any field of offmap.Config, as JSON or a word.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draws, order of rows, split.")] = 0,
     separator: Separator = None,
     quiet: Quiet = False,
@@ -160,7 +162,7 @@ def _one(several: Sequence[Any]) -> Any:
 
 
 def _settings(given: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE as Python values; what is none is a word.
+    """NAME=VALUE, the value as JSON; what is none is a word.
 
     >>> _settings(["steps=100", "noise=normal", "tradeoff=[1, 10]"])
     {'steps': 100, 'noise': 'normal', 'tradeoff': [1, 10]}
@@ -171,8 +173,8 @@ def _settings(given: Sequence[str]) -> dict[str, Any]:
         if not mark:
             raise Misuse(f"Expected --set as NAME=VALUE, such as steps=1000, but got {text!r}.")
         try:
-            result[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+            result[name] = json.loads(value)
+        except json.JSONDecodeError:
             result[name] = value
     return result
 
