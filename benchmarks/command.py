@@ -38,10 +38,10 @@ GROWTH = 64.0
 """Megabytes that ten times as many rows may add."""
 
 HOW = f"""`offmap score guard.safetensors data.parquet -o scores.parquet` in a process of its own: peak resident memory, the
-interpreter and torch included, and time of the processor, loading included. The net is 8-32-32-2, the guard has {DRAWS} draws; the
-default score also looks for neighbours among 2,000 training rows. Columns are eight float64 and a target that is not used. Output:
-score, verdict, p-value, mean and standard deviation of each row. The peak is what the kernel says (`VmHWM`). The machine was busy
-with other work: the wall clock says little."""
+interpreter and torch included, and time of the processor, loading included. The net is 8-32-32-2, the guard has {DRAWS} draws;
+the default score also looks for neighbours among 2,000 training rows. Columns are eight float64 and a target that is not used.
+Output: score, verdict, p-value, mean and standard deviation of each row. The peak is what the kernel says (`VmHWM`). The machine
+was busy with other work: the wall clock says little."""
 
 MODULE = f"""
 from offmap.nets.mlp import mlp

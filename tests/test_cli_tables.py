@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +217,23 @@ def test_an_ensemble_has_several_weights(shell):
 def expected_two(guard: offmap.Guard, folder: Path) -> np.ndarray:
     with np.load(folder / "far.npz") as file:
         return guard.score(np.stack([file[name] for name in "abc"], 1)).numpy()
+
+
+def test_a_guard_made_in_python_takes_all_columns_in_order(shell):
+    guard = offmap.load(shell.folder / "guard", regressor())
+    replace(guard, about={}).save(shell.folder / "plain")
+    words = ["plain", *NET, "--weights", "w.safetensors"]
+    done = shell("score", *words, "test.parquet", "--drop", "y", "-o", "plain.npz")
+    assert (done.code, done.err) == (0, "")
+    with np.load(shell.folder / "plain.npz") as file:
+        np.testing.assert_array_equal(file["score"], expected(shell.folder, "test.parquet").score)
+    done = shell("score", *words, "test.parquet", "-o", "bad-out.npz")
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert left(shell.folder) == []
+    done = shell("evaluate", *words, "--test", "test.parquet", "--ood", "far.npz", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["metrics"]["far"]["auroc"] > 0.99
 
 
 BAD_DATA = {

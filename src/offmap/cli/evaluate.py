@@ -11,7 +11,7 @@ from rich.console import Console
 
 import offmap
 from offmap.cli.guards import load_guard
-from offmap.cli.options import GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, misused, tell
+from offmap.cli.options import Drop, GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, misused, tell
 from offmap.cli.schema import Schema, columns_of
 from offmap.cli.show import drawn
 from offmap.data.stream.table import ending_of, opened
@@ -31,6 +31,7 @@ def evaluate(
     weights: Weights = None,
     trust_net: TrustNet = False,
     target: Annotated[str | None, typer.Option(help="The column of the target, for guards that do not remember it.")] = None,
+    drop: Drop = None,
     separator: Separator = None,
     as_json: Json = False,
 ) -> None:
@@ -50,9 +51,9 @@ def evaluate(
             ending_of(path)
     loaded, schema = load_guard(guard, net, weights, trust_net)
     schema = _aimed(schema, test, target, separator)
-    x, columns = schema.read(test, separator)
+    x, columns = schema.read(test, separator, drop=drop or [])
     familiar = (x, schema.answers(columns, test, quantity=isinstance(loaded.likelihood, Gaussian)))
-    strange = {name: schema.read(path, separator, targets=False)[0] for name, path in sets.items()}
+    strange = {name: schema.read(path, separator, targets=False, drop=drop or [])[0] for name, path in sets.items()}
     found = offmap.evaluate(loaded, familiar, strange)
     if report is not None:
         names = {"columns": schema.inputs or (), "classes": schema.classes or ()}

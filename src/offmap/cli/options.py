@@ -62,6 +62,10 @@ Separator = Annotated[
         metavar="CHARACTER", help="Of CSV files; by default the one of , ; tab | that the header has most of.", show_default=False
     ),
 ]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="No input; for guards made in Python, which remember no columns. Repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no notes.")]
 

@@ -51,17 +51,23 @@ class Schema:
             raise DataError(f"Expected inputs in {table.path}, but no column is left beside {', '.join(map(repr, out))}.")
         return Schema(inputs, tuple(chosen))
 
-    def found(self, table: Table) -> tuple[tuple[str, ...], list[str]]:
-        """The inputs of another file, in the order of the net, and the columns that are of no use."""
+    def found(self, table: Table, drop: Sequence[str] = ()) -> tuple[tuple[str, ...], list[str]]:
+        """The inputs of another file, in the order of the net, and the columns that are of no use.
+
+        Where nobody said which columns are inputs, all are but the target and those to drop, in the order of the file.
+        """
         if self.inputs is None:
-            return tuple(name for name in table.names if name not in self.targets), []
+            out = {each for name in drop for each in columns_of(table, name, "--drop")} | set(self.targets)
+            return tuple(name for name in table.names if name not in out), []
         self._refuse(table, self.inputs)
         return self.inputs, [name for name in table.names if name not in self.inputs and name not in self.targets]
 
-    def read(self, path: Path, separator: str | None, *, targets: bool = True) -> tuple[Array, dict[str, Column]]:
+    def read(
+        self, path: Path, separator: str | None, *, targets: bool = True, drop: Sequence[str] = ()
+    ) -> tuple[Array, dict[str, Column]]:
         """Inputs (n, ...) of a whole file, in single precision, and its targets by name."""
         with opened(path, separator) as table:
-            inputs, _ = self.found(table)
+            inputs, _ = self.found(table, drop)
             wanted = self.targets if targets else ()
             self._refuse(table, wanted)
             blocks = list(table.blocks(inputs, wanted))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offmap.cli.guards import load_guard
-from offmap.cli.options import GuardFile, Json, Misuse, Net, Quiet, Separator, TrustNet, Weights, misused, note, tell
+from offmap.cli.options import Drop, GuardFile, Json, Misuse, Net, Quiet, Separator, TrustNet, Weights, misused, note, tell
 from offmap.cli.schema import Schema, columns_of
 from offmap.data.stream import sink, table
 from offmap.data.stream.block import Table
@@ -36,6 +36,7 @@ def score(
     keep: Annotated[
         list[str] | None, typer.Option(help="A column to copy to the output, such as an id; may be repeated.")
     ] = None,
+    drop: Drop = None,
     separator: Separator = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -57,7 +58,7 @@ def score(
     loaded, schema = load_guard(guard, net, weights, trust_net)
     start = time.perf_counter()
     with table.opened(data, separator) as file:
-        rows, flagged = _scored(loaded, schema, file, out, keep or [], quiet)
+        rows, flagged = _scored(loaded, schema, file, out, keep or [], drop or [], quiet)
     seconds = time.perf_counter() - start
     record = {
         "out": None if piped else out, "rows": rows, "off_map": flagged, "threshold": loaded.threshold, "seconds": seconds,
@@ -70,9 +71,11 @@ def score(
         tell(as_json, record, f"{text} The scores are at {out}")
 
 
-def _scored(guard: Guard, schema: Schema, data: Table, out: Path, keep: Sequence[str], quiet: bool) -> tuple[int, int]:
+def _scored(
+    guard: Guard, schema: Schema, data: Table, out: Path, keep: Sequence[str], drop: Sequence[str], quiet: bool
+) -> tuple[int, int]:
     """How many rows were written, and how many of them are off the map."""
-    inputs, unused = schema.found(data)
+    inputs, unused = schema.found(data, drop)
     kept = [each for name in keep for each in columns_of(data, name, "--keep")]
     spare = [name for name in unused if name not in kept]
     if spare:
