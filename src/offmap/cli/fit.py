@@ -182,6 +182,7 @@ def _settings(given: Sequence[str]) -> dict[str, Any]:
 def _told(record: Mapping[str, Any]) -> str:
     inputs, rows = record["inputs"], record["rows"]
     names = ", ".join(inputs[:6]) + (", …" if len(inputs) > 6 else "")
+    finite = record["threshold"] < float("inf")
     kind = f" ({', '.join(record['classes'])})" if record["classes"] else ""
     lines = [
         f"The guard is at {record['guard']}",
@@ -189,7 +190,7 @@ def _told(record: Mapping[str, Any]) -> str:
         f"  inputs     {len(inputs)}: {names}",
         f"  target     {', '.join(record['targets'])}, {record['likelihood']}{kind}",
         f"  rows       {', '.join(f'{count:,} {name}' for name, count in rows.items())}",
-        f"  threshold  {record['threshold']:.4g}: scores above it are off the map",
+        f"  threshold  {record['threshold']:.4g}: {'scores above it are off the map' if finite else 'nothing will be flagged'}",
         f"Next: offmap score {record['guard']} NEW.parquet --net {record['net']} -o scores.parquet",
     ]
     return "\n".join(lines)
