@@ -331,7 +331,7 @@ MISUSES = {
         "Expected --ood as NAME=FILE, each name once and none of them 'test', but got 'test=far.npz'.",
     ),
     "setting": ([*FIT, "--set", "steps"], "Expected --set as NAME=VALUE, such as steps=1000, but got 'steps'."),
-    "unknown setting": ([*FIT, "--set", "stepz=1"], "Expected "),
+    "unknown setting": ([*FIT, "--set", "stepz=1"], "Expected the name in --set stepz=1 to be one of ['adam_epsilon', "),
     "parameters": ([*FIT, "--where", "nothing"], "Expected `where` to pick at least one parameter, but 'nothing' fits none of"),
     "target": (
         [*FIT, "--target", "z"], "Expected --target to name a column of train.parquet, one of ['a', 'b', 'c', 'y'], but got 'z'."

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,8 +22,11 @@ from offmap.cli.schema import Array, Schema
 from offmap.core.forward import first_tensor
 from offmap.data.columns import Column
 from offmap.data.stream.table import ending_of, opened
-from offmap.errors import DataError, HostError, OffmapError
+from offmap.errors import DataError, HostError, OffmapError, nearest
 from offmap.report.page import check_path
+
+FIELDS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "where", "parameterization"}
+"""What `--set` may name; the first three have options of their own, the last is code."""
 
 Name = Literal["gaussian", "categorical", "bernoulli"]
 
@@ -172,6 +175,8 @@ def _settings(given: Sequence[str]) -> dict[str, Any]:
         name, mark, value = text.partition("=")
         if not mark:
             raise Misuse(f"Expected --set as NAME=VALUE, such as steps=1000, but got {text!r}.")
+        if name not in FIELDS:
+            raise Misuse(f"Expected the name in --set {text} to be {nearest(name, FIELDS)}.")
         try:
             result[name] = json.loads(value)
         except json.JSONDecodeError:
