@@ -35,6 +35,12 @@ def make_net():
 def make_classifier():
     return nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 3))
 
+def make_images():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+
+def make_pair():
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
 def make_wide():
     return nn.Sequential(nn.Linear(3, 13), nn.ReLU(), nn.Linear(13, 1))
 
@@ -201,6 +207,36 @@ def test_classes_are_words_and_come_back_as_words(shell):
     assert "Expected 3 classes in the target 'colour' of words.csv, as many as my_module:make_classifier tells" in done.sentence
 
 
+KINDS = {
+    "images": ("make_images", "images.npz", [], ["label", "probability_0", "probability_1", "probability_2"]),
+    "truth": ("make_net", "truth.parquet", [], ["label", "probability_False", "probability_True"]),
+    "two targets": ("make_pair", "test.parquet", ["--target", "c", "--target", "y"], ["mean_c", "mean_y", "std_c", "std_y"]),
+    "too few columns": ("make_net", "truth.parquet", ["--target", "a", "--drop", "truth", "--drop", "b"], None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_predicted_follows_from_target_and_net(kind, shell):
+    rng = np.random.RandomState(0)
+    np.savez(shell.folder / "images.npz", x=rng.rand(60, 1, 4, 4), y=rng.randint(0, 3, 60))
+    truth = {"truth": rng.rand(60) > 0.5}
+    parquet.write_table(arrow.table(table(60, 0) | truth).drop(["y"]), shell.folder / "truth.parquet")
+    net, data, options, predicted = KINDS[kind]
+    (shell.folder / "seeded.py").write_text(
+        f"import torch, my_module\n\ndef make():\n    torch.manual_seed(0)\n    return my_module.{net}()\n"
+    )
+    words = ["--net", "seeded:make", "--solver", "closed-form", "--draws", 5, "-q"]
+    done = shell("fit", *words, "--train", data, *options, "-o", "kind")
+    if predicted is None:
+        assert done.code == 1
+        assert "The net of seeded:make cannot be called with rows of truth.parquet, (1,) each: " in done.sentence
+        return
+    assert (done.code, done.err) == (0, "")
+    done = shell("score", "kind", data, "--trust-net", "-q", "-o", "kind.parquet")
+    assert (done.code, done.err) == (0, "")
+    assert parquet.read_table(shell.folder / "kind.parquet").column_names == ["score", "ood", "p_value", *predicted]
+
+
 def test_an_ensemble_has_several_weights(shell):
     words = [*NET, "--weights", "w0.pt", "--weights", "w1.pt", "--train", "train.parquet", "--valid", "valid.npz"]
     done = shell("fit", *words, "-o", "two", "--solver", "closed-form", "--draws", 5, "--where", "2.*", "--set", "noise=normal")
@@ -289,8 +325,8 @@ def test_a_bad_row_far_down_leaves_what_was_there(shell):
 BAD_NETS = {
     "my_modul:make_net": "Cannot import 'my_modul' for --net: there is no such module in ",
     "broken_module:make_net": "Cannot import 'broken_module' for --net: it needs 'nothing_of_this_name', which is not installed.",
-    "my_module:make_nets": "Expected 'make_nets' of --net to be one of ['make_classifier', 'make_list', 'make_net', "
-                           "'make_trouble', 'make_wide'] (did you mean 'make_net'?), but my_module has none.",
+    "my_module:make_nets": "Expected 'make_nets' of --net to be one of ['make_classifier', 'make_images', 'make_list', "
+                           "'make_net', 'make_pair', 'make_trouble', 'make_wide'] (did you mean 'make_net'?), but my_module has none.",
     "my_module:number": "Expected 'my_module:number' to be a function or class that makes a net, but it is of type int.",
     "my_module:make_list": "Expected my_module:make_list to give a torch.nn.Module, but it gave list.",
     "my_module:make_trouble": "Expected my_module:make_trouble to make a net when called without arguments, but it failed: "
