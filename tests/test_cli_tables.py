@@ -326,7 +326,7 @@ BAD_NETS = {
     "my_modul:make_net": "Cannot import 'my_modul' for --net: there is no such module in ",
     "broken_module:make_net": "Cannot import 'broken_module' for --net: it needs 'nothing_of_this_name', which is not installed.",
     "my_module:make_nets": "Expected 'make_nets' of --net to be one of ['make_classifier', 'make_images', 'make_list', "
-                           "'make_net', 'make_pair', 'make_trouble', 'make_wide'] (did you mean 'make_net'?), but my_module has none.",
+                           "'make_net', 'make_pair', 'make_trouble', 'make_wide'] (did you mean 'make_net'?), but",
     "my_module:number": "Expected 'my_module:number' to be a function or class that makes a net, but it is of type int.",
     "my_module:make_list": "Expected my_module:make_list to give a torch.nn.Module, but it gave list.",
     "my_module:make_trouble": "Expected my_module:make_trouble to make a net when called without arguments, but it failed: "
