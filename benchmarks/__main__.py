@@ -21,6 +21,7 @@ THEMES = (
     "latency",
     "memory",
     "large",
+    "command",
 )
 
 

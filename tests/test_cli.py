@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -67,6 +68,27 @@ def test_an_unknown_option_is_named(monkeypatch, capsys):
     assert "Traceback" not in err
 
 
+def test_a_mistake_of_ours_is_one_line_that_names_debug(monkeypatch, capsys):
+    def fails(**_: object) -> None:
+        raise ZeroDivisionError("nobody thought of this\nand more")
+
+    monkeypatch.setattr("offmap.doctor.examine_installation", fails)
+    code, out, err = command(monkeypatch, capsys, "doctor")
+    assert (code, out) == (1, "")
+    assert err == "offmap: Unexpected ZeroDivisionError: nobody thought of this (add --debug to see where)\n"
+    code, _, err = command(monkeypatch, capsys, "doctor", "--debug")
+    assert code == 1
+    assert err.startswith("Traceback (most recent call last):")
+
+
+def test_the_doctor_tells_machines_what_is_installed(monkeypatch, capsys):
+    code, out, err = command(monkeypatch, capsys, "doctor", "--json")
+    assert (code, err) == (0, "")
+    record = json.loads(out)
+    assert record["versions"]["offmap"] == offmap.__version__
+    assert record["test"]["passed"] is True
+
+
 def test_help_lists_the_demo(monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, "--help")
     assert code == 0
@@ -117,6 +139,8 @@ def test_comparison_figures_and_page_of_a_plan_that_was_not_run_say_so(monkeypat
     text = (tmp_path / "docs" / f"{name}-compare.md").read_text(encoding="utf-8")
     assert "**96 of 96 cells not run yet:**" in text
     assert "Of 0 printed numbers that we have too" in text
+    code, out, _ = command(monkeypatch, capsys, "bench", "compare", name, "--json")
+    assert (code, json.loads(out)) == (0, {"page": f"docs/{name}-compare.md"})
     assert command(monkeypatch, capsys, "bench", "figures", name) == (0, f"0 figures are in docs/figures/{name}\n", "")
     assert command(monkeypatch, capsys, "bench", "page", name) == (0, f"The page is at {tmp_path}/{name}.html\n", "")
     assert "96 of 96 cells not run yet" in (tmp_path / f"{name}.html").read_text(encoding="utf-8")
@@ -139,7 +163,9 @@ def test_a_damaged_record_is_set_aside_with_a_warning(monkeypatch, capsys, tmp_p
     plan, records = tmp_path / "mine.toml", tmp_path / "records"
     plan.write_text('name = "mine"\nseeds = [0]\ntasks = ["regression"]\n[[method]]\nname = "nearest"\n', encoding="utf-8")
     words = ["bench", "run", str(plan), "--records", str(records)]
-    assert command(monkeypatch, capsys, *words)[0] == 0
+    code, out, err = command(monkeypatch, capsys, *words, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"done": 1, "failed": 0, "before": 0, "records": str(records), "failures": {}, "damaged": {}}
     (file,) = records.iterdir()
     file.write_text("{", encoding="utf-8")
     code, out, err = command(monkeypatch, capsys, *words)

@@ -24,6 +24,7 @@ EXTRAS = {
     "lightning": "the Lightning callback",
     "pytorch-lightning": "the same under its older name",
     "transformers": "Hugging Face nets",
+    "pyarrow": "Parquet tables",
 }
 """Optional packages, and what they are for."""
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from offmap.errors import FileError
 
@@ -20,18 +24,28 @@ def write_whole(path: Path, content: bytes, *, folders: bool = True) -> None:
 
     Missing folders are made, unless `folders` is False: then they are a mistake.
     """
+    with whole_file(path, folders=folders) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: Path, *, folders: bool = False) -> Generator[BinaryIO]:
+    """A file to write part by part. It takes its name when the block ends well; otherwise nothing of it is left."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         if folders:
             path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with beside.open("xb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
         raise FileError(
-            f"Cannot write {path}: {error.strerror}. Check that the folder exists and is writable; what was there is as before."
+            f"Cannot write {path}: {error.strerror or error}. Check that the folder exists and is writable; what was there is as "
+            "before."
         ) from error
     finally:
         with contextlib.suppress(OSError):  # gone after the rename

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import offmap
 from hosts import Through
 from offmap.core.noise import Uniform
 from offmap.errors import ConfigError, FileError, HostError
+from offmap.guarding.file import about
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 
 SOURCE = Path(offmap.__file__).parent
@@ -432,3 +434,18 @@ def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_
     assert torch.equal(again.score(x), guard.score(x))
     assert not hasattr(again.predictive.host.net, "kept")
     assert torch.equal(again.to("cpu").score(x), guard.score(x))
+
+
+def test_what_a_guard_says_of_itself_is_kept_in_plain_values(tmp_path: Path) -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1))
+    guard.save(tmp_path / "silent")
+    assert about(tmp_path / "silent") == {"members": 1}
+    told = {"inputs": ["a", "b", "ü"], "net": "module:make", "classes": None}
+    replace(guard, about=told).save(tmp_path / "told")
+    assert about(tmp_path / "told") == {**told, "members": 1}
+    again = offmap.load(tmp_path / "told", regressor())
+    assert again.about == told
+    assert again.calibrate(regression(40, 2)).about == told
+    with pytest.raises(ConfigError, match="Expected plain values in `about`, as JSON has them, but Object of type Linear is not"):
+        replace(guard, about={"net": nn.Linear(1, 1)}).save(tmp_path / "code")
+    assert not (tmp_path / "code").exists()

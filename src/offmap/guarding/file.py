@@ -70,9 +70,12 @@ def save(guard: Guard, path: str | Path) -> None:
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
         "history": asdict(predictive.history),
         "own_select": host.select is not first_tensor,
-    }  # fmt: skip
+    } | ({"about": dict(guard.about)} if guard.about else {})  # fmt: skip
     tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
-    text = json.dumps(header)
+    try:
+        text = json.dumps(header)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"Expected plain values in `about`, as JSON has them, but {error}.") from error
     # one entry: safetensors writes several in a random order, and equal guards should give equal files
     content = to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})
     write_whole(Path(path), content, folders=False)
@@ -119,8 +122,15 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
     if header["familiar"] is not None:
         familiar = Familiar.from_state(header["familiar"], _part(tensors, "familiar.")).to(place.device)
     options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "familiar": familiar}
+    options["about"] = header.get("about", {})
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
     return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
+
+
+def about(path: str | Path) -> dict[str, Any]:
+    """What a guard file says of itself in plain values: its `about`, and how many nets it belongs to as `members`."""
+    header, _ = _read(Path(path))
+    return {**header.get("about", {}), "members": len(header["hosts"])}
 
 
 def _frames(state: dict[str, dict[str, list[int]]]) -> dict[str, Frame]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ class Guard:
     target: str = "labels"
     notes: tuple[str, ...] = ()
     familiar: Familiar | None = None  # what the scores "default" and "distance" compare with
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # plain values to keep in the file, such as names of columns
 
     @property
     def threshold(self) -> float:

@@ -1,0 +1,5 @@
+"""`python -m offmap` is the `offmap` command."""
+
+from offmap.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m offmap.cli`."""
+
+from offmap.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Tables larger than memory: read and written block by block."""
