@@ -16,6 +16,7 @@ from offmap.guarding.guard import Guard
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
 from offmap.methods.maxwent import Config
 from offmap.methods.protocol import Predictive, Scorer
+from offmap.report.evaluated import write_page
 
 __version__ = "0.1.0"
 
@@ -46,4 +47,5 @@ __all__ = [
     "guard",
     "load",
     "shared",
+    "write_page",
 ]

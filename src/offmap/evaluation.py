@@ -134,8 +134,8 @@ def extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | None = N
     >>> [e.place for e in extremes(torch.tensor([3.0, 1.0, 2.0, 5.0]), [torch.zeros(4, 2)], kept=1)]
     [1, 3]
     """
-    order = scores.argsort(stable=True).tolist()
-    chosen = order if len(order) <= 2 * kept else [*order[:kept], *order[-kept:]]
+    order = scores.argsort(stable=True)
+    chosen = (order if len(order) <= 2 * kept else torch.cat([order[:kept], order[-kept:]])).tolist()
     return [
         Example(place, float(scores[place]), _row(parts, place), None if targets is None else targets[place].cpu())
         for place in chosen
@@ -156,7 +156,7 @@ def _keep(points: dict[str, Points], label: str, parts: Sequence[Inputs], target
     if label in points or not all(is_table(part) and part.shape[1] <= 2 for part in parts):
         return
     x = torch.cat([part for part in parts if isinstance(part, Tensor)]).cpu()
-    chosen = permutation(len(x), 0, "points", label)[:POINTS].sort().values
+    chosen = permutation(len(x), "points")[:POINTS].sort().values
     points[label] = Points(x[chosen].float(), None if targets is None else targets.cpu()[chosen])
 
 
