@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offmap import errors
+from offmap._version import __version__
 from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.inputs import shared
 from offmap.detection import Detector, detect, detect_all
@@ -17,8 +18,6 @@ from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Pre
 from offmap.methods.maxwent import Config
 from offmap.methods.protocol import Predictive, Scorer
 from offmap.report.evaluated import write_page
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Answer",
@@ -38,6 +37,7 @@ __all__ = [
     "Predictive",
     "Scorer",
     "WeightDistribution",
+    "__version__",
     "detect",
     "detect_all",
     "diagnose",

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from offmap._version import __version__
 from offmap.evaluation import Evaluation
 from offmap.guarding.guard import Guard
 from offmap.report import style
@@ -174,8 +175,6 @@ def summary(scorer: Any) -> str:
 
 def _left_out(studies: Sequence[dict[str, Any]], shown: Sequence[str]) -> str:
     """What the page does not have, and why."""
-    from offmap import __version__
-
     why = {**MISSING, "clips": next((s["clips"] for s in studies if isinstance(s["clips"], str)), "")}
     words = [f"{TITLES[part]} is left out: {reason[:1].lower()}{reason[1:]}" for part, reason in why.items() if part not in shown]
     return "\n\n".join([*words, f"Written by offmap {__version__}. This page loads nothing and sends nothing."])

@@ -113,7 +113,7 @@ def risk(scores: Array, losses: Array, thresholds: Array, kind: str | None) -> d
     order = np.argsort(scores, kind="stable")
     sums = np.cumsum(losses[order])
     answered = np.searchsorted(scores[order], thresholds, side="right")
-    at = [short(shown(sums[k - 1] / k)) if k else None for k in answered]
+    at = [short(float(shown(sums[k - 1] / k))) if k else None for k in answered]
     values = shown(risks[kept])
     return {
         "label": "RMSE" if kind == "regression" else "error rate", "share": kind != "regression",
