@@ -41,8 +41,8 @@ class Shot:
 
 SHOTS = (
     Shot("page-light", "regression", 1180, 1120),
-    Shot("page-dark", "moons", 1180, 900, "dark", "#roc-curves"),
-    Shot("page-phone", "digits", 390, 1500),
+    Shot("page-dark", "moons", 1180, 960, "dark", "#clipping-the-weights"),
+    Shot("page-phone", "digits", 390, 1400),
 )
 
 
@@ -68,7 +68,7 @@ def pages(folder: Path) -> dict[str, Path]:
 
 
 def shoot(shots: tuple[Shot, ...], written: dict[str, Path], folder: Path) -> list[Path]:
-    """Pictures of pages in few colours."""
+    """Small pictures of pages."""
     made: list[Path] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -80,8 +80,8 @@ def shoot(shots: tuple[Shot, ...], written: dict[str, Path], folder: Path) -> li
             page.evaluate("top => { document.documentElement.style.scrollBehavior = 'auto';"
                           " document.querySelector(top).scrollIntoView(); }", shot.top)  # fmt: skip
             image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-            made.append(folder / f"{shot.name}.png")
-            image.quantize(64, dither=Image.Dither.NONE).save(made[-1], optimize=True)
+            made.append(folder / f"{shot.name}.webp")
+            image.save(made[-1], quality=82, method=6)
             page.close()
         browser.close()
     return made

@@ -142,7 +142,7 @@ def _body(part: str, evaluation: Evaluation, names: Names) -> str:
     if part == "summary":
         return words + per_scorer(evaluation, lambda name: summary(evaluation.scorers.get(name)))
     if part == "rows":
-        return words + table(Table([{k: _number(v) for k, v in row.items()} for row in evaluation.rows]))
+        return words + "".join(map(_rows, ([r for r in evaluation.rows if ("auroc" in r) == told] for told in (True, False))))
     plot = f'<div class="plot" id="plot-{part}"></div><p class="missing" id="missing-{part}" hidden></p>'
     behind = (
         f'<details><summary>The same as a table</summary><div class="scroll"><table id="table-{part}"></table></div></details>'
@@ -161,6 +161,11 @@ CONTROLS = {
 <span class="ends"><span>∞, to detect</span><span>0, the host</span></span></div>
 <output id="clipped" for="clip" aria-live="polite"></output>""",
 }
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of one kind as a table: detection on strange sets, or quality on the familiar one."""
+    return table(Table([{k: _number(v) for k, v in row.items()} for row in rows])) if rows else ""
 
 
 def summary(scorer: Any) -> str:
