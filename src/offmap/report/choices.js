@@ -2,7 +2,9 @@
 
 function draw() {
   document.querySelectorAll("[data-scorer]").forEach((part) => { part.hidden = Number(part.dataset.scorer) !== state.scorer; });
-  const parts = { scores: drawScores, roc: drawRoc, risk: drawRisk, reliability: drawReliability, clips: drawClips, history: drawHistory };
+  const parts = {
+    scores: drawScores, roc: drawRoc, risk: drawRisk, reliability: drawReliability, clips: drawClips, history: drawHistory,
+  };
   for (const [part, make] of Object.entries(parts)) if (byId(`plot-${part}`)) make();
   move(state.step);
 }
@@ -10,9 +12,7 @@ function draw() {
 function choose(scorer) {
   state.scorer = scorer;
   state.step = study().start;
-  const { clips } = study();
   state.clip = 0;
-  if (clips && typeof clips !== "string") state.clip = Math.min(state.clip, clips.clips.length - 1);
   draw();
 }
 

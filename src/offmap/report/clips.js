@@ -9,9 +9,11 @@ function picture(bytes, side) {
   sheet.width = sheet.height = side;
   const pen = sheet.getContext("2d"), pixels = pen.createImageData(side, side), levels = atob(bytes);
   for (let i = 0; i < side * side; i += 1) {
-    const share = (levels.charCodeAt(i) / 255) * (mapColours.length - 1), low = Math.min(Math.floor(share), mapColours.length - 2);
+    const share = (levels.charCodeAt(i) / 255) * (mapColours.length - 1);
+    const low = Math.min(Math.floor(share), mapColours.length - 2);
+    const [from, to] = [mapColours[low], mapColours[low + 1]];
     const place = 4 * ((side - 1 - Math.floor(i / side)) * side + (i % side));
-    for (let c = 0; c < 3; c += 1) pixels.data[place + c] = mapColours[low][c] + (share - low) * (mapColours[low + 1][c] - mapColours[low][c]);
+    for (let c = 0; c < 3; c += 1) pixels.data[place + c] = from[c] + (share - low) * (to[c] - from[c]);
     pixels.data[place + 3] = 255;
   }
   pen.putImageData(pixels, 0, 0);
@@ -24,7 +26,8 @@ function drawClips() {
   const host = byId("plot-clips"), flat = clips.kind === "map", [low, high] = [clips.low, clips.high];
   host.closest("section").classList.toggle("narrow", flat);
   const width = Math.max(220, host.clientWidth);
-  const height = flat ? Math.min(640, Math.max(280, (width - 60) * Math.min(1, (high[1] - low[1]) / (high[0] - low[0])) + 62)) : 320;
+  const tall = (width - 58) * Math.min(1, (high[1] - low[1]) / (high[0] - low[0])) + 62;
+  const height = flat ? Math.min(640, Math.max(280, tall)) : 320;
   clipFrame = axes(host, {
     height, alt: "",
     x: { low: low[0], high: high[0], ticks: clips.ticks[0], title: flat ? "first input" : "input" },
@@ -34,7 +37,8 @@ function drawClips() {
   });
   const { X, Y, box, inside } = clipFrame;
   if (flat) {
-    clipFrame.image = shape(inside, "image", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, preserveAspectRatio: "none" });
+    const size = { width: box.right - box.left, height: box.bottom - box.top };
+    clipFrame.image = shape(inside, "image", { x: box.left, y: box.top, ...size, preserveAspectRatio: "none" });
   } else {
     clipFrame.area = shape(inside, "path", { style: "fill: var(--band)" });
     clipFrame.middle = line(inside, [], [], clipFrame, "var(--series4)");
@@ -42,16 +46,20 @@ function drawClips() {
   const test = clips.points.test, edge = "stroke: #10203a; stroke-width: .7";
   test.x.forEach((x, i) => {
     const second = flat && test.y && test.y[i] > 0 && clips.unit === "predictive entropy";
-    if (second) shape(inside, "rect", { x: X(x[0]) - 2.7, y: Y(x[1]) - 2.7, width: 5.4, height: 5.4, style: `fill: #ffc24d; ${edge}` });
-    else if (flat) shape(inside, "circle", { cx: X(x[0]), cy: Y(x[1]), r: 2.9, style: `fill: #fff; ${edge}` });
-    else shape(inside, "circle", { cx: X(x[0]), cy: clips.kind === "band" ? Y(test.y[i]) : box.bottom - 5, r: 2.4, style: "fill: var(--familiar)" });
+    const spot = { cx: X(x[0]), cy: flat ? Y(x[1]) : clips.kind === "band" ? Y(test.y[i]) : box.bottom - 5 };
+    const square = { x: spot.cx - 2.7, y: spot.cy - 2.7, width: 5.4, height: 5.4 };
+    if (second) shape(inside, "rect", { ...square, style: `fill: #ffc24d; ${edge}` });
+    else if (flat) shape(inside, "circle", { ...spot, r: 2.9, style: `fill: #fff; ${edge}` });
+    else shape(inside, "circle", { ...spot, r: 2.4, style: "fill: var(--familiar)" });
   });
   strangePlaces(clips, flat);
   clipLegend(host, clips, flat);
   const slider = byId("clip");
   slider.max = clips.clips.length - 1;
   const sets = Object.keys(clips.points);
-  const rows = clips.clips.map((clip, i) => [clip + (i === clips.own ? " (its own)" : ""), ...sets.map((s) => number(clips.medians[i][s]))]);
+  const rows = clips.clips.map((clip, i) => [
+    clip + (i === clips.own ? " (its own)" : ""), ...sets.map((s) => number(clips.medians[i][s])),
+  ]);
   fill(byId("table-clips"), ["clip", ...sets], rows, `Median ${clips.unit}`);
   clipTo(Math.min(state.clip, clips.clips.length - 1));
 }
@@ -61,8 +69,8 @@ function strangePlaces(clips, flat) {
   const { X, box, inside } = clipFrame;
   if (flat) return;
   Object.entries(clips.points).filter(([name]) => name !== "test").forEach(([, points], place) => {
-    const y = box.top + 5 + 9 * place;
-    points.x.forEach((x) => shape(inside, "line", { x1: X(x[0]), x2: X(x[0]), y1: y, y2: y + 6, style: `stroke: ${colour(place + 1)}`, "stroke-width": 1 }));
+    const y = box.top + 5 + 9 * place, style = `stroke: ${colour(place + 1)}`;
+    points.x.forEach((x) => shape(inside, "line", { x1: X(x[0]), x2: X(x[0]), y1: y, y2: y + 6, style }));
   });
 }
 
@@ -70,7 +78,8 @@ function clipLegend(host, clips, flat) {
   const strange = Object.keys(clips.points).filter((name) => name !== "test");
   const marked = strange.map((name, place) => [`where ${name} lies`, colour(place + 1), ""]);
   if (clips.kind === "band") {
-    legend(host, [["mean ± 2 standard deviations", "var(--band)", "area"], ["mean", "var(--series4)", ""], ["test rows", "var(--familiar)", "dot"], ...marked]);
+    const band = [["mean ± 2 standard deviations", "var(--band)", "area"], ["mean", "var(--series4)", ""]];
+    legend(host, [...band, ["test rows", "var(--familiar)", "dot"], ...marked]);
   } else if (clips.kind === "area") {
     legend(host, [[clips.unit, "var(--band)", "area"], ["test rows", "var(--familiar)", "dot"], ...marked]);
   }
@@ -79,9 +88,9 @@ function clipLegend(host, clips, flat) {
   node(key, "span", {}, `${clips.unit}: ${number(clips.ends[0])}`);
   node(key, "i", { style: `background: linear-gradient(90deg, ${data.map.join(", ")})` });
   node(key, "span", {}, number(clips.ends[1]));
-  const names = [0, 1].map((i) => data.classes[i] || `class ${i}`);
-  if (clips.unit === "predictive entropy") legend(host, [[`test rows of ${names[0]}`, "#fff", "dot"], [`and of ${names[1] === "class 1" ? "others" : names[1]}`, "#ffc24d", "square"]]);
-  else legend(host, [["test rows", "#fff", "dot"]]);
+  const other = data.classes.length === 2 ? data.classes[1] : "others";
+  const classes = [[`test rows of ${data.classes[0] || "class 0"}`, "#fff", "dot"], [`and of ${other}`, "#ffc24d", "square"]];
+  legend(host, clips.unit === "predictive entropy" ? classes : [["test rows", "#fff", "dot"]]);
 }
 
 function clipTo(place) {

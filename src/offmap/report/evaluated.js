@@ -3,6 +3,7 @@
 const data = JSON.parse(byId("data").textContent);
 const state = { scorer: data.start, step: 0, clip: 0 };
 const study = () => data.scorers[state.scorer];
+const steps = () => study().thresholds.length - 1;
 const UNIT = [0, 0.25, 0.5, 0.75, 1];
 const percents = (value) => String(100 * value);
 let marks = { rows: [], roc: [], risk: null };
@@ -41,10 +42,11 @@ function drawScores() {
   marks.X = X;
   byId("back").textContent = own ? "Back to its own" : "Back to the start";
   byId("back").dataset.step = start;
+  byId("threshold").max = steps();
   const drag = (event) => {
     const spot = svg.getBoundingClientRect();
     const share = (((event.clientX - spot.left) / spot.width) * width - side) / (width - 2 * side);
-    move(Math.round(400 * Math.min(1, Math.max(0, share))));
+    move(Math.round(steps() * Math.min(1, Math.max(0, share))));
   };
   svg.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); drag(event); });
   svg.addEventListener("pointermove", (event) => { if (event.buttons) drag(event); });
@@ -57,7 +59,7 @@ function drawScores() {
 function move(step) {
   const { sets, thresholds, start, own, roc, risk } = study();
   state.step = step;
-  const threshold = number(thresholds[step], 4), x = marks.X(step / 400);
+  const threshold = number(thresholds[step], 4), x = marks.X(step / steps());
   const kind = step !== start ? "" : own ? ", its own" : ", which 95\u00a0% of familiar rows pass";
   marks.right.setAttribute("x", x);
   marks.line.setAttribute("x1", x);
@@ -69,7 +71,8 @@ function move(step) {
     marks.cells[place][2].textContent = `${set.over[step]} of ${set.rows}`;
   });
   const caught = sets.slice(1).map((set, i) => `${percent(shares[i + 1])} of ${set.name}`).join(", ");
-  byId("rates").textContent = `Threshold ${threshold}${kind}: false alarms on ${percent(shares[0])} of familiar rows; caught ${caught}.`;
+  const alarms = `false alarms on ${percent(shares[0])} of familiar rows`;
+  byId("rates").textContent = `Threshold ${threshold}${kind}: ${alarms}; caught ${caught}.`;
   const slider = byId("threshold");
   slider.value = step;
   slider.setAttribute("aria-valuetext", `${threshold}${kind}`);
@@ -114,7 +117,10 @@ function drawRisk() {
   const frame = axes(host, {
     height: 300, alt: `${risk.label} of the rows that are answered, over their share; ${tell(last)} when all are.`,
     x: { low: 0, high: 1, ticks: UNIT, label: percents, title: "rows answered, %" },
-    y: { low: 0, high: 1.04 * risk.top, ticks: risk.ticks, label: risk.share ? (v) => number(100 * v) : null, title: risk.share ? `${risk.label}, %` : risk.label },
+    y: {
+      low: 0, high: 1.04 * risk.top, ticks: risk.ticks, title: risk.share ? `${risk.label}, %` : risk.label,
+      label: risk.share ? (v) => number(100 * v) : null,
+    },
   });
   line(frame.svg, risk.x, risk.y, frame, "var(--familiar)");
   marks.risk = { ...frame, ring: ring(frame.svg, "var(--familiar)"), words: node(host, "p", { class: "note" }) };
@@ -127,8 +133,9 @@ function drawReliability() {
   const { reliability, kind } = study(), host = byId("plot-reliability");
   if (!missing("reliability", reliability.own)) return;
   const names = kind === "regression" ? ["level of the interval", "truths inside"] : ["confidence", "right"];
+  const pairs = reliability.own.map((r) => `${number(100 * r[0])}: ${number(100 * r[1])}`).join("; ");
   const frame = axes(host, {
-    height: 300, alt: `Reliability: ${names[1]} over ${names[0]}, ${reliability.own.map((r) => `${percents(r[0])}: ${number(100 * r[1])}`).join("; ")}.`,
+    height: 300, alt: `Reliability: ${names[1]} over ${names[0]}, in percent, ${pairs}.`,
     x: { low: 0, high: 1, ticks: UNIT, label: percents, title: `${names[0]}, %` },
     y: { low: 0, high: 1, ticks: UNIT, label: percents, title: `${names[1]}, %` },
   });
@@ -139,16 +146,20 @@ function drawReliability() {
     const curve = reliability[key], most = Math.max(...curve.map((r) => r[2]));
     if (!classes) line(frame.svg, curve.map((r) => r[0]), curve.map((r) => r[1]), frame, look, dash);
     for (const [x, y, rows] of curve) {
-      const r = classes ? 3 + 5 * Math.sqrt(rows / most) : 2.5;
+      const spot = { cx: frame.X(x), cy: frame.Y(y), r: classes ? 3 + 5 * Math.sqrt(rows / most) : 2.5 };
       // a stem from the diagonal: how far off; no line between bins, of which some hold a row or two
       if (classes && key === "own") line(frame.svg, [x, x], [x, y], frame, look, "", 1.5);
-      if (key === "own") shape(frame.svg, "circle", { cx: frame.X(x), cy: frame.Y(y), r, style: `fill: ${look}` });
-      else if (classes) shape(frame.svg, "circle", { cx: frame.X(x), cy: frame.Y(y), r, style: `fill: none; stroke: ${look}`, "stroke-width": 1.5 });
+      if (key === "own") shape(frame.svg, "circle", { ...spot, style: `fill: ${look}` });
+      else if (classes) shape(frame.svg, "circle", { ...spot, style: `fill: none; stroke: ${look}; stroke-width: 1.5` });
     }
   }
   const size = classes ? "; larger dots hold more rows" : "", dot = classes ? "dot" : "";
-  legend(host, [[`its own predictions${size}`, "var(--familiar)", dot], ["unclipped draws", classes ? "none" : "var(--series0)", dot || "6 3"], ["as stated", "var(--soft)", "1 4"]]);
-  fill(byId("table-reliability"), [names[0], names[1], "rows"], reliability.own.map((r) => [percent(r[0]), percent(r[1]), String(r[2])]));
+  legend(host, [
+    [`its own predictions${size}`, "var(--familiar)", dot],
+    ["unclipped draws", classes ? "none" : "var(--series0)", dot || "6 3"], ["as stated", "var(--soft)", "1 4"],
+  ]);
+  const rows = reliability.own.map((r) => [percent(r[0]), percent(r[1]), String(r[2])]);
+  fill(byId("table-reliability"), [names[0], names[1], "rows"], rows);
 }
 
 function drawHistory() {
@@ -164,7 +175,8 @@ function drawHistory() {
     const box = boxes[place];
     const final = history[key][0][step.length - 1];
     const frame = axes(box, {
-      height: 240, left: 58, alt: `${title} over ${step.length} checks, ${number(final)} at the last, kept at step ${kept.join(", ")}.`,
+      height: 240, left: 58,
+      alt: `${title} over ${step.length} checks, ${number(final)} at the last, kept at step ${kept.join(", ")}.`,
       x: { low: 0, high: last, ticks: history.steps, title: "step" },
       y: { low: ends[key][0], high: ends[key][1], ticks: ticks[key], title },
     });
@@ -172,12 +184,15 @@ function drawHistory() {
       line(frame.inside, step, values, frame, colour(m), dashes(m), 1.8);
       if (step.length < 3) dots(frame, step, values, colour(m));
       line(frame.inside, [kept[m], kept[m]], ends[key], frame, colour(m), "1 3", 1.2);
-      if (key === "risk" && threshold.length) line(frame.inside, [0, last], [threshold[m], threshold[m]], frame, colour(m), "6 4", 1.2);
+      const bound = [threshold[m], threshold[m]];
+      if (key === "risk" && threshold.length) line(frame.inside, [0, last], bound, frame, colour(m), "6 4", 1.2);
     });
   }
-  if (members > history.risk.length) node(host, "p", { class: "note" }, `The first ${history.risk.length} of ${members} members.`);
+  const some = history.risk.length;
+  if (members > some) node(host, "p", { class: "note" }, `The first ${some} of ${members} members.`);
   const few = step.map((s, i) => i).filter((i) => i % Math.ceil(step.length / 12) === 0 || i === step.length - 1);
-  const rows = few.map((i) => [String(step[i]), number(history.risk[0][i], 4), number(threshold[0], 4), number(history.entropy[0][i], 4)]);
+  const columns = [(i) => history.risk[0][i], () => threshold[0], (i) => history.entropy[0][i]];
+  const rows = few.map((i) => [String(step[i]), ...columns.map((value) => number(value(i), 4))]);
   fill(byId("table-history"), ["step", "risk", "τ", "entropy"], rows, "The first member");
 }
 

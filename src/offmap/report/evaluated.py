@@ -152,7 +152,7 @@ def _body(part: str, evaluation: Evaluation, names: Names) -> str:
 
 CONTROLS = {
     "scores": """<div class="slide"><label for="threshold">Threshold</label>
-<input type="range" id="threshold" min="0" max="400" step="1">
+<input type="range" id="threshold" min="0" max="1" step="1">
 <button type="button" id="back">Back to the start</button></div>
 <output id="rates" for="threshold" aria-live="polite"></output>
 <div class="scroll"><table id="flagged"></table></div>""",

@@ -46,7 +46,8 @@ function fit(element, room) {
 const COLOURS = ["var(--familiar)", "var(--strange)", "var(--series5)", "var(--series2)", "var(--series1)", "var(--series7)"];
 const DASHES = ["", "", "7 3", "2 3", "9 3 2 3", "5 2 1 2 1 2"];
 const colour = (place) => COLOURS[place === 0 ? 0 : 1 + ((place - 1) % (COLOURS.length - 1))];
-const dashes = (place) => DASHES[place === 0 ? 0 : 1 + ((place - 1) % (DASHES.length - 1))];
+// when the colours begin anew, the dashes are one further: 25 sets can be told apart
+const dashes = (place) => DASHES[place === 0 ? 0 : 1 + ((place - 1 + Math.floor((place - 1) / 5)) % (DASHES.length - 1))];
 
 function canvas(host, height, alt) {
   host.replaceChildren();
@@ -114,7 +115,7 @@ function legend(host, entries) {
     if (kind === "dot") shape(svg, "circle", { cx: 13, cy: 6, r: 4, style: edge });
     else if (kind === "square") shape(svg, "rect", { x: 9, y: 2, width: 8, height: 8, style: edge });
     else if (kind === "area") shape(svg, "rect", { width: 26, height: 12, rx: 2, style: `fill: ${look}` });
-    else shape(svg, "line", { x2: 26, y1: 6, y2: 6, style: `stroke: ${look}`, "stroke-width": 2.5, "stroke-dasharray": kind || null });
+    else line(svg, [0, 26], [6, 6], { X: (v) => v, Y: (v) => v }, look, kind, 2.5);
     item.append(words);
   }
 }
