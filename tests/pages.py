@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 
-LOADERS = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "source", "base"}
+LOADERS = {"link", "iframe", "object", "embed", "video", "audio", "source", "base"}
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
@@ -36,6 +36,7 @@ class Page(HTMLParser):
         self.links += [values[name] for name in ("href", "xlink:href", "src") if name in values]
         for value in values.values():
             self.links += re.findall(r"url\(([^)]*)\)", value or "")
+        assert tag != "img" or len(values["alt"]) > 10
         if values.get("role") == "img":
             self.labels.append(values.get("aria-label") or "")
 
@@ -44,10 +45,11 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def check_page(text: str) -> Page:
-    """The page, if it is well-formed, loads nothing, has unique ids, and describes every figure."""
+def check_page(text: str, *, scripts: bool = False) -> Page:
+    """The page, if it is well-formed, loads nothing, has unique ids, describes every figure; `scripts` if it may have some."""
     page = Page(text)
     assert not LOADERS & set(page.tags)
+    assert scripts or not page.tags["script"]
     assert not re.search(r"https?://|@import|//cdn", text)
     assert [i for i, n in page.ids.items() if n > 1] == []
     for link in page.links:

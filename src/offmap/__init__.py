@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offmap import errors
+from offmap._version import __version__
 from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.inputs import shared
 from offmap.detection import Detector, detect, detect_all
@@ -16,8 +17,7 @@ from offmap.guarding.guard import Guard
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
 from offmap.methods.maxwent import Config
 from offmap.methods.protocol import Predictive, Scorer
-
-__version__ = "0.1.0"
+from offmap.report.evaluated import write_page
 
 __all__ = [
     "Answer",
@@ -37,6 +37,7 @@ __all__ = [
     "Predictive",
     "Scorer",
     "WeightDistribution",
+    "__version__",
     "detect",
     "detect_all",
     "diagnose",
@@ -46,4 +47,5 @@ __all__ = [
     "guard",
     "load",
     "shared",
+    "write_page",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,29 +11,73 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from offmap._types import IGNORED, Data
+from offmap._types import IGNORED, Data, Inputs
 from offmap.batches import Place, Rows, batches, gather, unlabelled
+from offmap.core.inputs import is_table, rows_of, take_rows
+from offmap.core.noise import permutation
 from offmap.errors import ConfigError, DataError, nearest
 from offmap.guarding.guard import Guard, check_familiar, nll
 from offmap.likelihoods import Prediction, aligned
 from offmap.methods.protocol import Scorer
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 from offmap.metrics.calibration import expected_calibration_error, quantile_ece
+from offmap.metrics.curves import confidence_curve, coverage_curve
 from offmap.metrics.intervals import coverage, mean_width
 from offmap.table import Table
 
 LEVEL = 0.95
+KEPT = 5
+"""Examples kept at either end of every set."""
+
+POINTS = 300
+"""Points kept of every set, where inputs can be drawn in a plane."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row: its number in its set, its score, its inputs with a leading axis of 1, and its target if it has one."""
+
+    place: int
+    score: float
+    inputs: Inputs = field(repr=False)
+    target: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of one scorer beyond its scores. `losses` (n,) is all that grows with the data.
+
+    `examples` {set: the least strange, then the strangest}. Of guards: `losses` of the test rows, squared errors or shares of
+    wrong labels, NaN where a row has no target; `reliability` {"own" or "wide": (k, 3)}, stated, seen, number.
+    """
+
+    threshold: float | None
+    examples: dict[str, list[Example]]
+    losses: Tensor | None = None
+    reliability: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+@dataclass(frozen=True)
+class Points:
+    """Some rows of a set whose inputs are one or two numbers: (m, 1) or (m, 2), and their targets if there are any."""
+
+    inputs: Tensor
+    targets: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """`rows`: one dict per scorer and data set (set "test" holds in-distribution quality, clipped and unclipped).
 
-    `scores`: {scorer: {set: (n,)}}, higher = more OOD.
+    `scores`: {scorer: {set: (n,)}}, higher = more OOD. The rest is what a page shows: `seen` of every scorer, `points` of every
+    set in a plane, and the `scorers` themselves, which a pickled evaluation leaves behind.
     """
 
     rows: list[dict[str, Any]]
     scores: dict[str, dict[str, Tensor]] = field(repr=False)
+    seen: dict[str, Seen] = field(default_factory=dict[str, Seen], repr=False)
+    points: dict[str, Points] = field(default_factory=dict[str, Points], repr=False)
+    scorers: dict[str, Scorer] = field(default_factory=dict[str, Scorer], repr=False)
 
     def table(self) -> Table:
         """The rows, aligned for reading."""
@@ -41,6 +85,9 @@ class Evaluation:
 
     def __str__(self) -> str:
         return str(self.table())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "scorers": {}}
 
 
 def evaluate(
@@ -54,24 +101,63 @@ def evaluate(
     """AUROC, FPR@95, AUPR-in and -out of every scorer on every strange set; NLL, ECE, coverage and width of guards on `test`.
 
     FPR@95 is the share of OOD scores at or below the 95 % quantile of the ID scores; `positive="ood"` turns the roles around.
-    OOD data may come without targets.
+    OOD data may come without targets. A few rows of every set are kept as examples.
     """
     named = dict(scorers) if isinstance(scorers, Mapping) else {"guard": scorers}
     _check(named, ood, positive)
-    rows: list[dict[str, Any]] = []
-    scores: dict[str, dict[str, Tensor]] = {}
+    made = Evaluation([], {}, scorers=named)
     for name, scorer in named.items():
         place = getattr(scorer, "place", Place(torch.device("cpu"), torch.float32))
         familiar = gather(batches(test, place, name="test", target=target))
         if isinstance(scorer, Guard):
             check_familiar(scorer, familiar)
-        scores[name] = {"test": scorer.score(familiar.inputs)}
+        scores = made.scores[name] = {"test": scorer.score(familiar.inputs)}
+        examples = {"test": extremes(scores["test"], [familiar.inputs], familiar.targets)}
+        losses, reliability = None, {}
         if isinstance(scorer, Guard):
-            rows.append({"scorer": name, "set": "test", **quality(scorer, familiar)})
+            row, losses, reliability = quality(scorer, familiar)
+            made.rows.append({"scorer": name, "set": "test", **row})
+        _keep(made.points, "test", [familiar.inputs], familiar.targets)
         for label, data in ood.items():
-            scores[name][label] = torch.cat([scorer.score(x) for x in _inputs(data, place, label, target)])
-            rows.append({"scorer": name, "set": label, **detection(scores[name]["test"], scores[name][label], positive)})
-    return Evaluation(rows, scores)
+            parts = _inputs(data, place, label, target)
+            scores[label] = torch.cat([scorer.score(x) for x in parts])
+            examples[label] = extremes(scores[label], parts)
+            _keep(made.points, label, parts)
+            made.rows.append({"scorer": name, "set": label, **detection(scores["test"], scores[label], positive)})
+        made.seen[name] = Seen(getattr(scorer, "threshold", None), examples, losses, reliability)
+    return made
+
+
+def extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | None = None, kept: int = KEPT) -> list[Example]:
+    """The rows of lowest and of highest score, in rising order: all, or `kept` of either end.
+
+    >>> [e.place for e in extremes(torch.tensor([3.0, 1.0, 2.0, 5.0]), [torch.zeros(4, 2)], kept=1)]
+    [1, 3]
+    """
+    order = scores.argsort(stable=True)
+    chosen = (order if len(order) <= 2 * kept else torch.cat([order[:kept], order[-kept:]])).tolist()
+    return [
+        Example(place, float(scores[place]), _row(parts, place), None if targets is None else targets[place].cpu())
+        for place in chosen
+    ]
+
+
+def _row(parts: Sequence[Inputs], place: int) -> Inputs:
+    """One row of consecutive parts, on the CPU, as a copy that does not keep them alive."""
+    for part in parts:
+        if place < rows_of(part):
+            return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, take_rows(part, [place]))
+        place -= rows_of(part)
+    raise IndexError(place)
+
+
+def _keep(points: dict[str, Points], label: str, parts: Sequence[Inputs], targets: Tensor | None = None) -> None:
+    """Keep some rows of a set, once, if they can be drawn in a plane."""
+    if label in points or not all(is_table(part) and part.shape[1] <= 2 for part in parts):
+        return
+    x = torch.cat([part for part in parts if isinstance(part, Tensor)]).cpu()
+    chosen = permutation(len(x), "points")[:POINTS].sort().values
+    points[label] = Points(x[chosen].float(), None if targets is None else targets.cpu()[chosen])
 
 
 def detection(familiar: Tensor, strange: Tensor, positive: str = "id") -> dict[str, float]:
@@ -84,24 +170,30 @@ def detection(familiar: Tensor, strange: Tensor, positive: str = "id") -> dict[s
     }
 
 
-def quality(guard: Guard, rows: Rows) -> dict[str, float]:
-    """Quality of a guard's predictions on familiar data, clipped and (prefix `wide_`) unclipped."""
+def quality(guard: Guard, rows: Rows) -> tuple[dict[str, float], Tensor, dict[str, Tensor]]:
+    """Quality of a guard's predictions on familiar data, clipped and (prefix `wide_`) unclipped; losses; reliability."""
+    own, wide = guard.predict(rows.inputs), guard.predict(rows.inputs, clip=None)
     result: dict[str, float] = {}
-    for prefix, clip in (("", guard.clip), ("wide_", None)):
-        prediction = guard.predict(rows.inputs, clip=clip)
+    for prefix, clip, prediction in (("", guard.clip, own), ("wide_", None, wide)):
         measured = {"nll": float(nll(guard, rows, clip=clip).mean())} | _fit_of(prediction, rows.targets)
         result |= {f"{prefix}{name}": value for name, value in measured.items()}
-    if guard.predict(rows.take(torch.arange(1, device=rows.targets.device)).inputs).mean is not None:
+    curves = {name: _reliability(said, rows.targets) for name, said in (("own", own), ("wide", wide))}
+    return result | _conformal(guard, rows, own), _losses(own, rows.targets).cpu(), curves
+
+
+def _conformal(guard: Guard, rows: Rows, own: Prediction) -> dict[str, float]:
+    """Coverage and mean width of conformal intervals or sets."""
+    if own.mean is not None:
         interval = guard.interval(rows.inputs, LEVEL)
         y = rows.targets.reshape(interval.lower.shape)
         inside = coverage(interval.lower.flatten(), interval.upper.flatten(), y.flatten())
         width = mean_width(interval.lower.flatten(), interval.upper.flatten())
-        return result | {"conformal_coverage": float(inside), "conformal_width": float(width)}
+        return {"conformal_coverage": float(inside), "conformal_width": float(width)}
     chosen = guard.prediction_set(rows.inputs, LEVEL)
     y = aligned(rows.targets, chosen[:, 0].shape).long()
     counted = y != IGNORED
     covered = chosen.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)[counted]
-    return result | {
+    return {
         "conformal_coverage": float(covered.float().mean()),
         "conformal_width": float(chosen.sum(1)[counted].float().mean()),
     }
@@ -118,12 +210,35 @@ def _fit_of(prediction: Prediction, y: Tensor) -> dict[str, float]:
             "coverage": float(coverage(mean - radius, mean + radius, flat)),
             "width": float(mean_width(mean - radius, mean + radius)),
         }
-    assert prediction.probs is not None
+    probs, flat = _classes(prediction, y)
     assert prediction.label is not None
-    counted = y.flatten() != IGNORED
-    probs = prediction.probs.movedim(1, -1).flatten(0, -2)[counted]
-    label, flat = prediction.label.flatten()[counted], y.flatten().long()[counted]
+    label = prediction.label.flatten()[y.flatten() != IGNORED]
     return {"accuracy": float((label == flat).float().mean()), "ece": float(expected_calibration_error(probs, flat))}
+
+
+def _classes(prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and labels of all positions that count."""
+    assert prediction.probs is not None
+    counted = y.flatten() != IGNORED
+    return prediction.probs.movedim(1, -1).flatten(0, -2)[counted], y.flatten().long()[counted]
+
+
+def _losses(prediction: Prediction, y: Tensor) -> Tensor:
+    """Mean squared error or share of wrong labels of every row, (n,); NaN for a row whose targets are all −100."""
+    if prediction.mean is not None:
+        error = (aligned(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
+        return error.unsqueeze(-1).flatten(1).mean(1)
+    assert prediction.label is not None
+    said = aligned(y, prediction.label.shape).long()
+    wrong = (prediction.label != said).double().masked_fill(said == IGNORED, torch.nan)
+    return wrong.unsqueeze(-1).flatten(1).nanmean(1)
+
+
+def _reliability(prediction: Prediction, y: Tensor) -> Tensor:
+    """Stated, seen, number: intervals of a regression by level, labels of a classification by confidence."""
+    if prediction.mean is not None and prediction.std is not None:
+        return coverage_curve(prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)).cpu()
+    return confidence_curve(*_classes(prediction, y)).cpu()
 
 
 def _inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:

@@ -3,39 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from offmap.errors import FileError
-from offmap.evaluation import evaluate
 from offmap.report import page
 from offmap.table import Table
 from pages import check_page
-
-
-class Norm:
-    """How far from the origin."""
-
-    def score(self, x):
-        return x.norm(dim=1)
-
-
-@pytest.fixture(scope="module")
-def evaluation():
-    noise = torch.Generator().manual_seed(0)
-    test = (torch.randn(40, 2, generator=noise), torch.zeros(40, dtype=torch.int64))
-    ood = {"far <away>": 4 + torch.randn(30, 2, generator=noise), "near": torch.randn(30, 2, generator=noise)}
-    return evaluate({"norm": Norm(), "again": Norm()}, test, ood)
-
-
-def test_a_page_of_an_evaluation_is_self_contained_and_described(evaluation, tmp_path):
-    path = page.write_page(evaluation, tmp_path / "page.html", title="A & B")
-    text = path.read_text(encoding="utf-8")
-    found = check_page(text)
-    assert len(found.labels) == 4  # two histograms, two ROC panels
-    assert "<title>A &amp; B</title>" in text
-    assert "far &lt;away&gt;" in text
-    assert "<away>" not in text
-    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_contents_lead_to_every_section():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import offmap
+from offmap._version import __version__
 from offmap.batches import batches, gather
 from offmap.bench.ground import READING, Fitted, Ground
 from offmap.bench.methods import METHODS
@@ -45,7 +45,7 @@ class Bench:
 
     def run(self, cell: Cell) -> Record:
         """The cell's record; whatever goes wrong is part of it."""
-        versions = {"offmap": offmap.__version__, "torch": str(torch.__version__)}
+        versions = {"offmap": __version__, "torch": str(torch.__version__)}
         record = Record(cell.told(), "failed", settings_of(cell), versions=versions, threads=torch.get_num_threads())
         with heard() as warnings:
             try:

@@ -20,7 +20,7 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
     >>> expected_calibration_error(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
     tensor(0.4000)
     """
-    p, y = _check_classes(probs, labels)
+    p, y = check_classes(probs, labels)
     count("bins", bins)
     confidence, predicted = p.max(1)
     # an edge belongs to the bin below, also after float32 has made 0.60000002 of 0.6
@@ -39,7 +39,7 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
     >>> brier(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     tensor(0.3700)
     """
-    p, y = _check_classes(probs, labels)
+    p, y = check_classes(probs, labels)
     truth = torch.nn.functional.one_hot(y, p.shape[1]).double()
     return like((p - truth).square().sum(1).mean(), probs)
 
@@ -56,7 +56,7 @@ def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
     >>> ence(torch.zeros(4), torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, -1.0, 3.0, 3.0]), bins=2)
     tensor(0.2500)
     """
-    error, scale = _check_gaussian(mean, std, y, scale_name="std")
+    error, scale = check_gaussian(mean, std, y, scale_name="std")
     if (scale == 0).any() or scale.isinf().any():
         raise DataError("Expected `std` to be positive and finite, since errors are divided by it; clamp it first.")
     order = scale.argsort(stable=True)
@@ -79,7 +79,7 @@ def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tens
     >>> quantile_ece(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor(0.)
     """
-    error, scale = _check_gaussian(mean, std, y, scale_name="std")
+    error, scale = check_gaussian(mean, std, y, scale_name="std")
     return like(_coverage_gap(error, scale, count("levels", levels)), mean, std, y)
 
 
@@ -95,7 +95,7 @@ def reference_ece(mean: Tensor, variance: Tensor, y: Tensor, levels: int = 10) -
     >>> reference_ece(torch.zeros(2), torch.full((2,), 0.25), torch.tensor([0.1, 0.3]), levels=1)
     tensor(0.)
     """
-    error, scale = _check_gaussian(mean, variance, y, scale_name="variance")
+    error, scale = check_gaussian(mean, variance, y, scale_name="variance")
     return like(_coverage_gap(error, scale, count("levels", levels)), mean, variance, y)
 
 
@@ -106,7 +106,7 @@ def _coverage_gap(error: Tensor, scale: Tensor, levels: int) -> Tensor:
     return (nominal - empirical).abs().mean()
 
 
-def _check_gaussian(mean: Tensor, scale: Tensor, y: Tensor, *, scale_name: str) -> tuple[Tensor, Tensor]:
+def check_gaussian(mean: Tensor, scale: Tensor, y: Tensor, *, scale_name: str) -> tuple[Tensor, Tensor]:
     """|y − mean| and the scale, in float64; an infinite scale is allowed."""
     m, s, t = vector("mean", mean, finite=True), vector(scale_name, scale), vector("y", y, finite=True)
     same_length(**{"mean": m, scale_name: s, "y": t})
@@ -115,7 +115,7 @@ def _check_gaussian(mean: Tensor, scale: Tensor, y: Tensor, *, scale_name: str) 
     return (t - m).abs(), s
 
 
-def _check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities in float64 and labels in int64, refused unless they are what they are called."""
     if probs.ndim != 2 or labels.shape != probs.shape[:1]:
         raise ShapeError(

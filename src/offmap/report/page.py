@@ -1,4 +1,4 @@
-"""One self-contained HTML page: no network, no scripts, readable on a phone and on a dark screen."""
+"""One self-contained HTML page: no network, readable on a phone and on a dark screen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -138,8 +137,20 @@ def roc_gallery(evaluation: Evaluation) -> str:
     return gallery(panels, legend=series_legend(list(evaluation.scores)), width="19rem")
 
 
-def render(title: str, lead: str, sections: Sequence[Section], *, foot: str = "") -> str:
-    """The whole page as text."""
+@dataclass(frozen=True)
+class Frame:
+    """HTML around the sections: in the head, above the heading, below the lead, and at the end."""
+
+    head: str = ""
+    above: str = ""
+    below: str = ""
+    end: str = ""
+
+
+def render(
+    title: str, lead: str, sections: Sequence[Section], *, foot: str = "", heading: str | None = None, frame: Frame = Frame()
+) -> str:
+    """The whole page as text; the heading is the title, unless there is another."""
     contents = "".join(f'<li><a href="#{s.anchor}">{html.escape(s.title)}</a></li>' for s in sections)
     body = "\n".join(
         f'<section id="{s.anchor}" aria-labelledby="{s.anchor}-h">\n'
@@ -152,16 +163,16 @@ def render(title: str, lead: str, sections: Sequence[Section], *, foot: str = ""
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title>
-<style>{style.stylesheet()}</style>
+<style>{style.stylesheet()}</style>{frame.head}
 </head>
 <body>
-<header><h1>{html.escape(title)}</h1>
-{paragraphs(lead, "lead")}
+<header>{frame.above}<h1>{html.escape(title if heading is None else heading)}</h1>
+{paragraphs(lead, "lead")}{frame.below}
 <nav aria-label="Contents"><ol>{contents}</ol></nav></header>
 <main>
 {body}
 </main>
-<footer>{paragraphs(foot)}</footer>
+<footer>{paragraphs(foot)}</footer>{frame.end}
 </body>
 </html>
 """
@@ -181,22 +192,5 @@ def check_path(path: Path) -> Path:
 
 def write(text: str, path: Path) -> Path:
     """Write a page atomically, and return its full path."""
-    write_whole(check_path(path), text.encode(), folders=False)
+    write_whole(check_path(path), text.encode(errors="replace"), folders=False)  # half a surrogate pair has no bytes
     return path.absolute()
-
-
-def write_page(evaluation: Evaluation, path: str | Path, *, title: str = "How strange is strange?") -> Path:
-    """An evaluation as one self-contained page: the table, the score histograms and the ROC curves."""
-    target = check_path(Path(path))
-    key = legend([("area", "var(--familiar)", "test data"), ("area", "var(--strange)", "strange data")])
-    rows = [{k: _number(v) for k, v in row.items()} for row in evaluation.rows]
-    sections = [
-        Section("Numbers", table(Table(rows))),
-        Section("Scores", gallery(score_panels(evaluation), legend=key)),
-        Section("ROC curves", roc_gallery(evaluation)),
-    ]
-    return write(render(title, "Scores are higher for stranger inputs.", sections), target)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

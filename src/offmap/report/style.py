@@ -84,7 +84,19 @@ def variables(dark: bool) -> str:
 
 
 def stylesheet() -> str:
-    """The page's CSS: its colours, then the rules in page.css beside this file."""
-    rules = files("offmap.report").joinpath("page.css").read_text(encoding="utf-8")
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(True)} }} }}"
-    return f":root {{ color-scheme: light dark; {variables(False)} }}\n{dark}\n{rules}"
+    """The page's CSS: its colours, then the rules in page.css beside this file.
+
+    The screen decides between light and dark, unless the page says `data-theme`.
+    """
+    dark = f"color-scheme: dark; {variables(True)}"
+    return "\n".join([
+        f":root {{ color-scheme: light; {variables(False)} }}",
+        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}",
+        f":root[data-theme=dark] {{ {dark} }}",
+        resource("page.css"),
+    ])  # fmt: skip
+
+
+def resource(name: str) -> str:
+    """The text of a file beside this one."""
+    return files("offmap.report").joinpath(name).read_text(encoding="utf-8")

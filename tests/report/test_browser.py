@@ -1,0 +1,299 @@
+"""The page of an evaluation in a real browser: what the reader moves, and what the numbers then say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import offmap
+from browsing import browser, opened, overlapping, skipped_levels
+from offmap.report.clips import CLIPS
+from trained import host
+
+HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>\"'&\u2028"
+
+
+class Norm:
+    """How far from the origin; no threshold, no prediction."""
+
+    def score(self, x: Tensor) -> Tensor:
+        return x.flatten(1).norm(dim=1)
+
+
+def line(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    noise = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, 1, generator=noise) - 0.5
+    return x, (3 * x).sin()[:, 0] + 0.1 * torch.randn(n, generator=noise)
+
+
+def plane(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 2, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+@pytest.fixture(scope="module")
+def regression() -> offmap.Evaluation:
+    x, y = line(200, 7)
+    net = host(x, y[:, None])
+    options: dict[str, Any] = {"steps": 60, "check_every": 10, "draws": 12, "risk_draws": 8, "score": "paper", "progress": False}
+    guard = offmap.fit(net, line(80, 0), line(60, 1), solver="sgd", rate=0.1, **options)
+    return offmap.evaluate(guard, line(150, 2), {"left": -1.5 + line(90, 3)[0], "far right of it": 2.5 + line(70, 4)[0]})
+
+
+@pytest.fixture(scope="module")
+def classification() -> offmap.Evaluation:
+    x, y = plane(200, 7)
+    net = host(x, 6.0 * torch.nn.functional.one_hot(y, 2), hidden=24)
+    guard = offmap.fit(net, plane(80, 0), plane(60, 1), solver="closed-form", draws=8, risk_draws=8)
+    return offmap.evaluate(
+        {HOSTILE: guard, "norm": Norm()}, plane(120, 2), {f"far {HOSTILE}": 6 * plane(90, 3)[0], "near": plane(50, 4)[0]}
+    )
+
+
+@pytest.fixture(scope="module")
+def pages(regression, classification, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    noise = torch.Generator().manual_seed(0)
+    images = torch.rand(30, 3, 9, 9, generator=noise)
+    pictures = offmap.evaluate({"norm": Norm()}, (images, torch.arange(30) % 3), {"bright": 2 * images})
+    return {
+        "regression": offmap.write_page(regression, folder / "regression.html"),
+        "classification": offmap.write_page(
+            classification, folder / "classification.html", title=HOSTILE, columns=[HOSTILE, "b"], classes=[HOSTILE, "other"]
+        ),
+        "pictures": offmap.write_page(pictures, folder / "pictures.html", classes=["a", "b", "c"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as running:
+        yield running
+
+
+def flagged(tab: Any) -> dict[str, tuple[int, int]]:
+    """Rows flagged and rows in all, by set, as the table says."""
+    rows = tab.evaluate("[...document.querySelectorAll('#flagged tbody tr')].map(r => [...r.children].map(c => c.textContent))")
+    counts = {name: tuple(map(int, words.split(" of "))) for name, _, words in rows}
+    assert [share for _, share, _ in rows] == [f"{100 * over / n:.1f}\u00a0%" for over, n in counts.values()]
+    return counts
+
+
+def study(tab: Any) -> dict[str, Any]:
+    return tab.evaluate("JSON.parse(document.getElementById('data').textContent).scorers[state.scorer]")
+
+
+def check_counts(tab: Any, scores: dict[str, Tensor]) -> None:
+    """The table's counts are those of the scores above the slider's threshold, which the page has in six digits."""
+    threshold = study(tab)["thresholds"][int(tab.get_by_role("slider", name="Threshold").input_value())]
+    margin = 1e-5 * abs(threshold)
+    for name, (over, rows) in flagged(tab).items():
+        assert rows == len(scores[name])
+        assert int((scores[name] > threshold + margin).sum()) <= over <= int((scores[name] > threshold - margin).sum())
+
+
+def test_the_threshold_starts_at_the_guards_own(chromium, pages, regression):
+    guard = regression.scorers["guard"]
+    with opened(chromium, pages["regression"]) as tab:
+        expected = {n: (int((s > guard.threshold).sum()), len(s)) for n, s in regression.scores["guard"].items()}
+        assert flagged(tab) == expected
+        words = tab.inner_text("#rates")
+        assert words.startswith(f"Threshold {float(f'{guard.threshold:.4g}'):g}, its own: false alarms on ")
+        over, rows = expected["left"]
+        assert f"{100 * over / rows:.1f}\u00a0% of left" in words
+
+
+def test_the_threshold_moves_by_keyboard(chromium, pages, regression):
+    scores = regression.scores["guard"]
+    with opened(chromium, pages["regression"]) as tab:
+        slider = tab.get_by_role("slider", name="Threshold")
+        slider.focus()
+        seen = [flagged(tab)]
+        for key in ("ArrowRight", "PageUp", "PageUp", "ArrowLeft", "PageDown", "ArrowLeft", "Home", "End"):
+            before = tab.inner_text("#rates")
+            slider.press(key)
+            check_counts(tab, scores)
+            assert tab.inner_text("#rates") != before
+            assert slider.get_attribute("aria-valuetext") in tab.inner_text("#rates")
+            seen.append(flagged(tab))
+        assert len({str(counts) for counts in seen}) > 2
+        assert all(over <= 0.01 * n + 1 for over, n in seen[-1].values())  # beyond the last tick there is next to nothing
+        tab.get_by_role("button", name="Back to its own").click()
+        assert flagged(tab) == seen[0]
+
+
+def test_the_threshold_moves_by_mouse(chromium, pages, regression):
+    with opened(chromium, pages["regression"]) as tab:
+        slider = tab.get_by_role("slider", name="Threshold")
+        slider.scroll_into_view_if_needed()
+        box, first = slider.bounding_box(), flagged(tab)
+        start = box["x"] + 10 + (box["width"] - 20) * int(slider.input_value()) / 400
+        tab.mouse.move(start, box["y"] + box["height"] / 2)
+        tab.mouse.down()
+        tab.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + box["height"] / 2, steps=5)
+        tab.mouse.up()
+        assert 300 < int(slider.input_value()) < 340
+        check_counts(tab, regression.scores["guard"])
+        assert flagged(tab) != first
+        picture = tab.locator("#plot-scores svg").bounding_box()
+        tab.mouse.move(picture["x"] + 0.75 * picture["width"], picture["y"] + 50)
+        tab.mouse.down()
+        tab.mouse.move(picture["x"] + 0.25 * picture["width"], picture["y"] + 50, steps=4)
+        tab.mouse.up()
+        assert 90 < int(slider.input_value()) < 110
+        check_counts(tab, regression.scores["guard"])
+
+
+def test_the_line_of_the_picture_stands_above_the_thumb(chromium, pages):
+    with opened(chromium, pages["regression"]) as tab:
+        slider = tab.get_by_role("slider", name="Threshold")
+        box = slider.bounding_box()
+        for key in ("Home", "End", "PageDown"):
+            slider.press(key)
+            thumb = box["x"] + 10 + (box["width"] - 20) * int(slider.input_value()) / 400
+            line_box = tab.locator("#plot-scores .threshold").bounding_box()
+            assert line_box["x"] + line_box["width"] / 2 == pytest.approx(thumb, abs=1.5)
+
+
+def test_curves_follow_the_threshold(chromium, pages, regression):
+    guard, (x, y) = regression.scorers["guard"], line(150, 2)
+    error = (guard.predict(x).mean - y).square()
+    scores = regression.scores["guard"]
+    with opened(chromium, pages["regression"]) as tab:
+        slider = tab.get_by_role("slider", name="Threshold")
+        slider.press("PageDown")
+        check_counts(tab, scores)
+        counts = flagged(tab)
+        kept = scores["test"].argsort()[: counts["test"][1] - counts["test"][0]]
+        words = re.search(r"At this threshold ([\d.]+)\u00a0% are answered, with RMSE ([\d.e−]+)\.", tab.inner_text("#plot-risk"))
+        assert float(words[1]) == pytest.approx(100 * len(kept) / 150, abs=0.05)
+        assert float(words[2]) == pytest.approx(error[kept].mean().sqrt().item(), rel=6e-3)
+        ends = tab.evaluate("[marks.roc[0].X(0), marks.roc[0].X(1), marks.roc[0].Y(0), marks.roc[0].Y(1)]")
+        for place, name in enumerate(("left", "far right of it")):
+            ring = tab.locator("#plot-roc circle").nth(place)
+            across = (float(ring.get_attribute("cx")) - ends[0]) / (ends[1] - ends[0])
+            up = (float(ring.get_attribute("cy")) - ends[2]) / (ends[3] - ends[2])
+            assert across == pytest.approx(counts["test"][0] / 150, abs=1e-6)
+            assert up == pytest.approx(counts[name][0] / counts[name][1], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pages, request):
+    evaluation = request.getfixturevalue(kind)
+    guard = next(iter(evaluation.scorers.values()))
+    clips = sorted({c for c in (*CLIPS, guard.clip) if c is not None}, reverse=True)
+    with opened(chromium, pages[kind]) as tab:
+        slider = tab.get_by_role("slider", name="Clip")
+        slider.press("Home")
+        drawn = []
+        for place, clip in enumerate([None, *clips]):
+            if place:
+                slider.press("ArrowRight")
+            words = tab.inner_text("#clipped")
+            assert words.startswith(
+                f"Clip {'∞' if clip is None else f'{clip:.3g}'}{', its own' if clip == guard.clip else ''}: median "
+            )
+            for name, points in evaluation.points.items():
+                said = guard.predict(points.inputs, clip=clip)
+                entropy = None if said.probs is None else -(said.probs * said.probs.clamp_min(1e-30).log()).sum(1)
+                value = (said.std if entropy is None else entropy).median().item()
+                told = words[: words.index(f" on {name}")].rsplit(" ", 1)[1].replace("−", "-")
+                assert float(told) == pytest.approx(value, rel=6e-3, abs=1e-9)
+            drawn.append(tab.evaluate("(clipFrame.area || clipFrame.image).getAttribute(clipFrame.area ? 'd' : 'href')"))
+        assert slider.input_value() == str(len(clips))
+        assert len(set(drawn)) > len(drawn) // 2
+        assert drawn[0] != drawn[-1]
+        slider.scroll_into_view_if_needed()
+        box = slider.bounding_box()
+        tab.mouse.click(box["x"] + 11, box["y"] + box["height"] / 2)
+        assert tab.inner_text("#clipped").startswith("Clip ∞")
+
+
+def test_another_scorer_is_chosen_and_what_it_lacks_is_said(chromium, pages, classification):
+    with opened(chromium, pages["classification"]) as tab:
+        for name in ("norm", HOSTILE, "norm"):
+            tab.get_by_role("combobox", name="Scorer").select_option(str(list(classification.scores).index(name)))
+            check_counts(tab, classification.scores[name])
+        assert "This scorer predicts nothing that could be wrong." in tab.inner_text("#risk-and-coverage")
+        assert "Only guards draw weights that can be clipped." in tab.inner_text("#clipping-the-weights")
+        assert not tab.get_by_role("slider", name="Clip").is_visible()
+        assert "95\u00a0% of familiar rows pass" in tab.inner_text("#rates")
+        over, rows = flagged(tab)["test"]
+        assert over <= 0.05 * rows < over + 1
+        assert tab.locator("h3:visible").first.inner_text() == "Familiar data: test"
+
+
+def test_hostile_names_are_words(chromium, pages):
+    with opened(chromium, pages["classification"]) as tab:
+        assert tab.evaluate("window.hit") is None
+        assert tab.evaluate("document.querySelectorAll('img').length") == 0
+        assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#scorer option')].map(o => o.textContent)")
+        assert f"far {HOSTILE}" in flagged(tab)
+        assert tab.title() == HOSTILE
+        assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#most-and-least-familiar th')].map(o => o.textContent)")
+
+
+def test_images_are_shown_with_words(chromium, pages):
+    with opened(chromium, pages["pictures"]) as tab:
+        images = tab.evaluate("[...document.querySelectorAll('.pictures img')].map(i => [i.alt, i.naturalWidth, i.complete])")
+        assert len(images) == 20
+        assert all(width == 9 and done for _, width, done in images)
+        assert re.fullmatch(r"Row \d+: score [\d.]+, is [abc]\.", images[0][0])
+        assert "Clipping the weights is left out: only guards" in tab.inner_text("footer")
+
+
+@pytest.mark.parametrize("name", ["regression", "classification", "pictures"])
+def test_pages_fit_every_screen_and_labels_stand_apart(name, chromium, pages):
+    for width in (1180, 390, 320):
+        with opened(chromium, pages[name], width=width) as tab:
+            tab.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert overlapping(tab) == []
+            assert skipped_levels(tab) == []
+
+
+def test_turning_the_phone_draws_anew(chromium, pages):
+    with opened(chromium, pages["regression"], width=390) as tab:
+        tab.set_viewport_size({"width": 844, "height": 390})
+        tab.wait_for_selector("#plot-scores svg[viewBox^='0 0 8']")
+        assert overlapping(tab) == []
+
+
+def test_dark_and_light_follow_the_screen_until_told_otherwise(chromium, pages):
+    def background(tab: Any) -> str:
+        return tab.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    light, dark = "rgb(253, 253, 252)", "rgb(20, 23, 28)"
+    for colours, first, second in (("light", light, dark), ("dark", dark, light)):
+        with opened(chromium, pages["regression"], colours=colours) as tab:
+            button = tab.get_by_role("button", name="Dark colours")
+            assert (background(tab), button.get_attribute("aria-pressed")) == (first, str(first == dark).lower())
+            button.click()
+            assert (background(tab), button.get_attribute("aria-pressed")) == (second, str(second == dark).lower())
+            tab.emulate_media(color_scheme="dark" if colours == "light" else "light")
+            assert background(tab) == second
+
+
+@pytest.mark.parametrize("name", ["regression", "classification", "pictures"])
+def test_everything_has_a_name_and_live_numbers_are_told(name, chromium, pages):
+    with opened(chromium, pages[name]) as tab:
+        unnamed = """[...document.querySelectorAll('[role=img], input, select, button, img')]
+            .filter(e => !(e.getAttribute('aria-label') || e.alt || e.textContent.trim() || (e.labels && e.labels.length)))
+            .map(e => e.outerHTML)"""
+        assert tab.evaluate(unnamed) == []
+        assert all(
+            len(words) > 15
+            for words in tab.evaluate("[...document.querySelectorAll('svg[role=img]')].map(e => e.getAttribute('aria-label'))")
+        )
+        assert tab.locator("output[aria-live=polite]").count() == (1 if name == "pictures" else 2)
+        order = []
+        for _ in range(30):
+            tab.keyboard.press("Tab")
+            order.append(tab.evaluate("document.activeElement.id"))
+        assert order.index("theme") < order.index("threshold") < order.index("back")
+        assert tab.evaluate("[...document.querySelectorAll('th')].every(h => h.scope)")

@@ -1,0 +1,272 @@
+"""The page of an evaluation as a file: self-contained, escaped, bounded, whole; and its words and numbers against slow counts."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import offmap
+from offmap.errors import FileError
+from offmap.report.axis import Axis
+from offmap.report.evaluated import embedded, write_page
+from offmap.report.measured import measured, risk, thinned
+from offmap.report.verdict import headline, verdict
+from pages import check_page
+from trained import classes, classifier, inputs, quick, regression, regressor
+
+HOSTILE = "</script><script>alert(1)</script><b>\"'&\u2028\u2029\ud800"
+
+
+class First:
+    """Scores by the first feature."""
+
+    def __init__(self, threshold: float | None = None) -> None:
+        self.threshold = threshold
+
+    def score(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+class Backwards(First):
+    """Familiar ones are strangest."""
+
+    def score(self, x: Tensor) -> Tensor:
+        return -x[:, 0]
+
+
+class LookedUp(First):
+    """Scores by row."""
+
+    def __init__(self, threshold: float | None, known: Tensor) -> None:
+        super().__init__(threshold)
+        self.known = known
+
+    def score(self, x: Tensor) -> Tensor:
+        return self.known[x[:, 0].long()]
+
+
+def column(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)[:, None]
+
+
+def numbers(text: str) -> dict:
+    """The page's data, read strictly."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(found[1], parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def guard() -> offmap.Guard:
+    return quick(regressor(), regression(60, 0), regression(60, 1), calibration=regression(99, 2))
+
+
+@pytest.fixture(scope="module")
+def evaluation(guard) -> offmap.Evaluation:
+    return offmap.evaluate(guard, regression(50, 3), {"far": 5 * inputs(30, 5), "near": inputs(40, 6)})
+
+
+def test_the_page_is_self_contained_and_whole(evaluation, tmp_path):
+    path = offmap.write_page(evaluation, tmp_path / "page.html", title="A & B", columns=["a", "b", "c"])
+    text = path.read_text(encoding="utf-8")
+    page = check_page(text, scripts=True)
+    assert page.tags["script"] == 2
+    assert "<title>A &amp; B</title>" in text
+    assert "Clipping the weights is left out: the inputs are more than two numbers" in text
+    assert {"scores-and-threshold", "risk-and-coverage", "reliability", "the-host-summarised"} <= set(page.ids)
+    assert "<td>gaussian</td>" not in text
+    assert '<th scope="row">0.weight</th>' in text
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_page_is_the_same_every_time(evaluation, tmp_path):
+    one, two = (write_page(evaluation, tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    assert one == two
+
+
+def test_hostile_words_do_not_leave_their_place(tmp_path):
+    data = (column(1, 2, 3, 4), torch.tensor([0, 1, 0, 1]))
+    made = offmap.evaluate({HOSTILE: First(), "b": First()}, data, {f"far {HOSTILE}": column(3, 5)})
+    path = write_page(made, tmp_path / "page.html", title=HOSTILE, columns=[HOSTILE], classes=[HOSTILE, "c"])
+    text = path.read_text(encoding="utf-8")
+    page = check_page(text, scripts=True)
+    assert page.tags["script"] == 2
+    assert page.tags["b"] == 0
+    assert numbers(text)["scorers"][0]["name"] == HOSTILE
+
+
+@given(st.text())
+def test_embedded_words_are_read_back(word):
+    text = embedded({"word": word})
+    assert json.loads(text) == {"word": word}
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+
+
+def test_what_json_has_no_word_for_is_refused():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        embedded([math.nan])
+
+
+@pytest.mark.parametrize(
+    ("familiar", "strange", "threshold"),
+    [
+        ((1, 1, 1), (1, 1), None),
+        ((1, 2, math.inf), (math.inf, math.inf), 1.5),
+        ((math.inf, math.inf), (math.inf,), math.inf),
+        ((-3e30, 0, 2), (1e-30, 5e35), 0.0),
+        ((1e-30, 1e-20, 1.0), (2.0,), 0.5),
+        ((0, 0, 0, 0), (1, 2), 0.0),
+        ((5,), (7,), -20.0),
+    ],
+)
+def test_scores_of_any_kind_make_a_page(familiar, strange, threshold, tmp_path):
+    # inputs must be finite, scores need not be: they are looked up
+    known, cut = torch.tensor([*familiar, *strange], dtype=torch.float32), len(familiar)
+    places = torch.arange(float(len(known)))[:, None]
+    made = offmap.evaluate(LookedUp(threshold, known), (places[:cut], torch.zeros(cut)), {"far": places[cut:]})
+    text = write_page(made, tmp_path / "page.html").read_text(encoding="utf-8")
+    (study,) = numbers(text)["scorers"]
+    for found, values in zip(study["sets"], (familiar, strange), strict=True):
+        assert sum(found["bins"]) == pytest.approx(1, abs=1e-3)
+        assert found["over"] == sorted(found["over"], reverse=True)
+        assert found["rows"] == len(values)
+    assert study["ticks"]
+    assert all(0 <= place <= 1 for place, _ in study["ticks"])
+    if threshold is not None and math.isfinite(threshold):
+        assert study["own"]
+        assert study["sets"][0]["over"][study["start"]] == sum(np.float32(v) > threshold for v in familiar)
+
+
+def test_a_million_rows_make_a_small_page(tmp_path):
+    noise = torch.Generator().manual_seed(0)
+    x = torch.randn(1_000_000, 1, generator=noise)
+    made = offmap.evaluate(First(2.0), (x, torch.zeros(len(x))), {"far": x + 3})
+    path = write_page(made, tmp_path / "page.html")
+    assert path.stat().st_size < 150_000
+    (study,) = numbers(path.read_text(encoding="utf-8"))["scorers"]
+    assert study["sets"][1]["over"][study["start"]] == int((x + 3 > 2).sum())
+
+
+def test_pictures_keep_to_their_budget(tmp_path):
+    images = torch.rand(20, 3, 200, 300, generator=torch.Generator().manual_seed(0))  # noise does not compress
+    scorers = {f"scorer {i}": _Flat() for i in range(4)}
+    made = offmap.evaluate(scorers, (images, torch.zeros(20)), {f"set {i}": images for i in range(5)})
+    assert write_page(made, tmp_path / "page.html").stat().st_size < 2_000_000
+
+
+class _Flat:
+    def score(self, x: Tensor) -> Tensor:
+        return x.flatten(1).mean(1)
+
+
+def test_thresholds_count_what_lies_above_them(evaluation):
+    study = measured(evaluation, "guard")
+    assert study["thresholds"] == sorted(study["thresholds"])
+    for found in study["sets"]:
+        scores = evaluation.scores["guard"][found["name"]].tolist()
+        for step in range(0, 401, 40):
+            t = study["thresholds"][step]
+            low, high = (sum(s > t + sign * 1e-5 * abs(t) for s in scores) for sign in (1, -1))
+            assert low <= found["over"][step] <= high
+
+
+def test_risk_at_a_threshold_is_the_error_of_what_is_answered():
+    scores, losses = np.array([3.0, 1.0, 2.0, 4.0]), np.array([1.0, 0.0, math.nan, 9.0])
+    found = risk(scores, losses, np.array([0.0, 1.0, 3.5, 9.0]), "regression")
+    assert found["at"] == [None, 0.0, pytest.approx(math.sqrt(0.5), abs=1e-4), pytest.approx(math.sqrt(10 / 3), abs=1e-3)]
+    assert found["answered"] == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=1e-6)
+    assert found["y"][-1] == found["at"][-1]
+    assert risk(scores, np.full(4, math.nan), scores, "regression") is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=400).map(sorted), st.integers(2, 50))
+def test_thinned_curves_are_short_and_keep_their_ends(along, count):
+    places = thinned(np.array(along), count)
+    assert places[0] == 0
+    assert places[-1] == len(along) - 1
+    assert len(places) <= max(count, 1) + 2
+    assert places == sorted(set(places))
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=40),
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40),
+)
+def test_an_axis_goes_there_and_back(familiar, strange):
+    axis = Axis.of(np.array(familiar), [np.array(strange)])
+    shares = np.linspace(0, 1, 11)
+    np.testing.assert_allclose(axis.place(axis.at(shares)), shares, atol=1e-6)
+    places = [place for place, _ in axis.ticks()]
+    assert places == sorted(places)
+    assert len({words for _, words in axis.ticks()}) == len(places)
+
+
+def test_a_verdict_says_what_was_seen(evaluation, guard):
+    words = verdict(evaluation, "guard")
+    scores = evaluation.scores["guard"]
+    shares = {name: 100 * float((s > guard.threshold).double().mean()) for name, s in scores.items()}
+    told = {name: float(value) for value, name in re.findall(r"\*\*([\d.]+)\s%\sof “?(far|near|familiar)", words)}
+    assert told == {"far": pytest.approx(shares["far"], abs=0.5), "near": pytest.approx(shares["near"], abs=0.5),
+                    "familiar": pytest.approx(shares["test"], abs=0.5)}  # fmt: skip
+    assert "The hardest to tell apart is “near”." in words
+    assert f"an RMSE of {evaluation.rows[0]['rmse']:.3g}" in words
+    assert headline(evaluation) == "This guard cannot tell “near” from familiar data."
+
+
+def test_a_verdict_over_several_scorers_names_the_best():
+    x = (column(1, 2, 3, 4), torch.zeros(4))
+    far = {"far": column(5, 6), "farther": column(7, 8)}
+    made = offmap.evaluate({"backwards": Backwards(), "first": First(2.0)}, x, far)
+    assert headline(made) == "Of 2 scorers, “first” does best: it tells both strange sets from familiar data reliably."
+    assert "**50\u00a0% of familiar rows** by mistake" in verdict(made, "first")
+    assert "no threshold of its own" in verdict(made, "backwards")
+
+
+def test_a_classifier_shows_names_of_classes(tmp_path):
+    sorter = quick(classifier(), classes(60, 0), classes(60, 1))
+    made = offmap.evaluate(sorter, classes(50, 3), {"far": 5 * inputs(30, 5)})
+    text = write_page(made, tmp_path / "page.html", classes=["ant", "bee", "cat"]).read_text(encoding="utf-8")
+    assert re.search(r"<td>(ant|bee|cat)</td><td>(ant|bee|cat) \(\d+\s%\)</td>", text)
+    assert numbers(text)["scorers"][0]["kind"] == "classification"
+
+
+def test_dicts_of_inputs_are_shown_by_key(tmp_path):
+    class Tokens:
+        def score(self, x):
+            return x["ids"].float().mean(1)
+
+    ids = torch.arange(24).reshape(4, 6)
+    made = offmap.evaluate(Tokens(), {"ids": ids, "labels": torch.tensor([0, 1, 0, 1])}, {"far": {"ids": ids + 50}})
+    text = write_page(made, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<td>18 19 20 21 22 23</td>" in text
+
+
+def test_a_pickled_evaluation_leaves_its_scorers_behind_and_still_makes_a_page(evaluation, tmp_path):
+    again = pickle.loads(pickle.dumps(evaluation))
+    assert again.scorers == {}
+    assert again.rows == evaluation.rows
+    text = write_page(again, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "nothing in a host was made random" in text
+    assert numbers(text)["scorers"][0]["risk"] == numbers(embedded_page(evaluation, tmp_path))["scorers"][0]["risk"]
+
+
+def embedded_page(evaluation, folder) -> str:
+    return write_page(evaluation, folder / "other.html").read_text(encoding="utf-8")
+
+
+def test_a_page_without_a_place_is_refused_before_any_work(tmp_path):
+    with pytest.raises(FileError, match="the folder .*/no does not exist. Create it"):
+        write_page(None, tmp_path / "no" / "page.html")
