@@ -43,8 +43,6 @@ def evaluate(
     """  # noqa: D301
     if report is not None:
         check_path(report)
-        if not hasattr(offmap, "write_page"):
-            raise Misuse("Expected no --report: this offmap cannot write pages.")
     sets = _sets(ood)
     with misused():
         for path in (test, *sets.values()):
@@ -56,8 +54,8 @@ def evaluate(
     strange = {name: schema.read(path, separator, targets=False, drop=drop or [])[0] for name, path in sets.items()}
     found = offmap.evaluate(loaded, familiar, strange)
     if report is not None:
-        names = {"columns": schema.inputs or (), "classes": schema.classes or ()}
-        getattr(offmap, "write_page")(found, report, title=f"How strange is {', '.join(sets)}?", **names)  # noqa: B009
+        title = f"How strange is {', '.join(sets)}?"
+        offmap.write_page(found, report, title=title, columns=schema.inputs or (), classes=schema.classes or ())
     flagged = {name: float((scores > loaded.threshold).float().mean()) for name, scores in found.scores["guard"].items()}
     quality, detection = _tables(found, flagged)
     if not as_json:
