@@ -19,6 +19,7 @@ from offmap import conformal
 from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, unlabelled
 from offmap.core.inputs import mark_shared, rows_of, take_rows
+from offmap.deploy.export import ExportInfo
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
 from offmap.guarding.familiar import Familiar, log_uncertainty
@@ -135,6 +136,28 @@ class Guard:
         from offmap.guarding.file import save
 
         save(self, path)
+
+    def export(
+        self,
+        path: str | Path,
+        example: Inputs,
+        *,
+        draws: int | None = None,
+        calibration: Data | None = None,
+        half: bool = False,
+    ) -> ExportInfo:
+        """Write one graph with frozen draws, for ONNX Runtime (`.onnx`) or torch alone (`.pt2`): inputs -> `mean` and `std`, or
+        `probs`; `score`; `ood`; any number of rows at once. It is run on the `example` first, and refused if it differs from the
+        guard by more than 1e-4.
+
+        `draws` None takes the guard's own where batched products run them (plain stacks of layers), else ten at most, for the
+        graph holds the host once for each, clipped and unclipped. Scores of other draws than the guard's need a threshold of
+        their own: it comes from `calibration` data, or moves with the example's scores, which is logged and told by `exact`.
+        `half` keeps the weights in half precision. With the scores "default" and "distance" the file holds training rows.
+        """
+        from offmap.guarding.exported import export_guard
+
+        return export_guard(self, path, example, draws, calibration, half)
 
     def to(self, device: str | torch.device) -> Guard:
         """The same guard on another device."""

@@ -1,0 +1,163 @@
+"""A guard as one graph: what `Guard.export` writes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from offmap._types import Data, Inputs
+from offmap.core.inputs import Shared, rows_of, take_rows
+from offmap.deploy.draws import Draws, Own, draws_of, own
+from offmap.deploy.export import ExportInfo, Sheet, check_path, export
+from offmap.deploy.graph import Answering, Joined, Measured
+from offmap.deploy.near import Layers, Near, Scaled
+from offmap.errors import ConfigError
+from offmap.guarding.answer import attended, reduced
+from offmap.guarding.familiar import Familiar, log_uncertainty
+from offmap.guarding.guard import Guard
+from offmap.guarding.space import FAMILIAR, Scale, Space
+from offmap.guarding.vectors import NARROW, directions, flat
+
+logger = logging.getLogger("offmap")
+
+FEW = 10
+"""Draws of a host that must be run once for each, unless said otherwise."""
+
+
+def export_guard(
+    guard: Guard, path: str | Path, example: Inputs, draws: int | None, calibration: Data | None, half: bool
+) -> ExportInfo:
+    """Write the guard as .onnx or .pt2: see `Guard.export`."""
+    path = check_path(path)
+    predictive = own(guard.predictive)
+    guard = replace(guard.to("cpu") if guard.place.device.type != "cpu" else guard, about={})
+    rows = next(iter(guard.blocks(example)))
+    rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
+    count = _draws(guard, predictive, draws)
+    told, exact = _with_draws(guard, count, rows, calibration)
+    answer = told(rows)
+    names = ("mean", "std", "probs", "score", "ood")
+    expected = {name: value for name in names if (value := getattr(answer, name)) is not None}
+    tensors = tuple(leaf for leaf in tree_leaves(rows) if isinstance(leaf, Tensor))
+    size = rows_of(rows)
+    sheet = Sheet(
+        graph_of(told, rows, half=half),
+        tuple(t.as_subclass(Tensor) for t in tensors),
+        _names(predictive.host.net, rows, len(tensors)),
+        tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
+        expected,
+        {"threshold": told.threshold, "draws": count, "score": told.score_with, "exact": exact, "half": half},
+    )
+    return export(sheet, path, draws=count, threshold=told.threshold, exact=exact, half=half)
+
+
+def graph_of(guard: Guard, example: Inputs, *, half: bool = False) -> Answering:
+    """The module that answers as the guard does."""
+    predictive = own(guard.predictive)
+    predicting = draws_of(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
+    same = guard.clip is None or (guard.familiar is not None and guard.score_with == "distance")
+    judging = None if same else draws_of(predictive, guard.draws, clip=None, seed=guard.seed, half=half)
+    precise = torch.promote_types(guard.place.dtype, torch.float32)
+    judge = _judge(guard, predictive, half)
+    return Answering(example, predicting, guard.likelihood.predictive, judging, judge, guard.threshold, precise).eval()
+
+
+def _judge(guard: Guard, predictive: Own, half: bool) -> nn.Module:
+    """The score as a module of inputs and unclipped outputs."""
+    familiar = guard.familiar
+    if familiar is None or guard.score_with not in ("default", "distance"):
+        return Measured(_measure(guard))
+    members = predictive.members
+
+    def uncertain(outputs: Tensor) -> Tensor:
+        return log_uncertainty(guard.likelihood, outputs, members)
+
+    return Joined(
+        uncertain if guard.score_with == "default" else None,
+        _scaled(familiar.disagreement),
+        flat,
+        None if familiar.inputs is None else _near(familiar.inputs),
+        _layers(predictive, familiar, half) if familiar.layers else None,
+        [_near(space) for space in familiar.hidden],
+    )
+
+
+def _measure(guard: Guard) -> Callable[[Inputs, Tensor], Tensor]:
+    """As `Guard.score_map`, positions reduced to their mean."""
+
+    def measure(inputs: Inputs, outputs: Tensor) -> Tensor:
+        scores = guard.scores(outputs)
+        kept = attended(inputs, scores) if outputs.ndim > scores.ndim + 1 else None
+        return reduced(scores if kept is None else scores.masked_fill(~kept, torch.nan), "mean")
+
+    return measure
+
+
+def _layers(predictive: Own, familiar: Familiar, half: bool) -> Layers:
+    plain: Draws = draws_of(predictive, 1, clip=0.0, seed=0, half=half)
+    parameters = dict(predictive.host.net.named_parameters())
+    widths = {name: parameters[name].shape[-1] * predictive.members for name in familiar.layers if parameters[name].ndim == 2}
+    dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
+    return Layers(plain, familiar.layers, {name: directions(w).to(dtype) for name, w in widths.items() if w > NARROW})
+
+
+def _near(space: Space) -> Near:
+    return Near({name: tensor for name, tensor in space.state().items() if name != "scale"}, _scaled(space.scale))
+
+
+def _scaled(scale: Scale) -> Scaled:
+    return Scaled(float(scale.centre), float(scale.spread), FAMILIAR)
+
+
+def _draws(guard: Guard, predictive: Own, draws: Any) -> int:
+    """All of the guard's draws where products batch them; else ten at most, for the graph holds the host once for each."""
+    if draws is None:
+        return guard.draws if predictive.host.layers else min(FEW, guard.draws)
+    try:
+        whole = operator.index(draws)
+    except TypeError:
+        whole = 0
+    if whole < 2:
+        raise ConfigError(f"Expected `draws` to be a whole number ≥ 2 or None, but got {draws!r}.")
+    return whole
+
+
+def _with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None) -> tuple[Guard, bool]:
+    """The guard with so many draws and a threshold for them, and whether that keeps its rate of false alarms.
+
+    Scores of other draws are other numbers. With `calibration` data the threshold is found anew; without, it moves as the
+    example's scores do in the median, which is said.
+    """
+    told = replace(guard, draws=draws)
+    if calibration is not None:
+        return told.calibrate(calibration, guard.calibration.false_alarms), True
+    drawless = guard.familiar is not None and guard.score_with == "distance"
+    if draws == guard.draws or drawless:
+        return told, True
+    moved = float((told.score(rows) - guard.score(rows)).nan_to_num(0.0, 0.0, 0.0).median())
+    logger.warning(
+        "The guard's threshold belongs to %d draws, the file has %d: it is moved by %.3g, as the example's scores are in the "
+        "median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` (familiar data, as to `calibrate`), "
+        "or draws=%d.", guard.draws, draws, moved, guard.calibration.false_alarms, guard.draws,
+    )  # fmt: skip
+    return replace(told, calibration=replace(guard.calibration, scores=guard.calibration.scores + moved)), False
+
+
+def _names(net: nn.Module, inputs: Inputs, count: int) -> tuple[str, ...]:
+    """Names of the graph's inputs: a dict's keys, the host's own for a tuple, "input" for a tensor alone."""
+    if isinstance(inputs, Tensor):
+        return ("input",)
+    if isinstance(inputs, dict):
+        names = [name for name, value in inputs.items() if isinstance(value, Tensor)]
+    else:
+        names = [name for name, p in inspect.signature(net.forward).parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    return tuple(names[:count]) if len(names) >= count else tuple(f"input_{i}" for i in range(count))
