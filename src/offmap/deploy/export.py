@@ -58,7 +58,7 @@ class ExportInfo:
 @dataclass(frozen=True)
 class Sheet:
     """What is exported: the module, the example's tensors with their names, which of them have a row per example, what the guard
-    answers to it, and facts to keep in the file.
+    answers to it, in which rows rounding decides the score, and facts to keep in the file.
     """
 
     module: nn.Module
@@ -66,6 +66,7 @@ class Sheet:
     names: tuple[str, ...]
     rows: tuple[bool, ...]
     expected: Mapping[str, Tensor]
+    undecided: Tensor | None
     facts: Mapping[str, Any]
 
     def take(self, count: int) -> list[Tensor]:
@@ -186,6 +187,8 @@ def _compare(sheet: Sheet, told: Mapping[str, Tensor], what: str, *, refuse: boo
     for name in (n for n in sheet.expected if n != "ood"):
         mine, other = sheet.expected[name].double().cpu(), told[name].double().cpu()
         apart = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
+        if name == "score" and sheet.undecided is not None:
+            apart = apart.masked_fill(sheet.undecided, 0.0)
         worst = float(apart.max())
         if refuse and worst > TOLERANCE:
             raise HostError(f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} "
@@ -193,6 +196,8 @@ def _compare(sheet: Sheet, told: Mapping[str, Tensor], what: str, *, refuse: boo
         largest = max(largest, worst)
     score, threshold = sheet.expected["score"].double().cpu(), float(sheet.facts["threshold"])
     clear = (score - threshold).abs() > (0.0 if not refuse else TOLERANCE * (1 + abs(threshold)))
+    if sheet.undecided is not None and refuse:
+        clear &= ~sheet.undecided
     changed = int(((sheet.expected["ood"].cpu() != told["ood"].cpu()) & clear).sum())
     if refuse and changed:
         raise HostError(f"Expected the verdicts of the guard, but {changed} of {what} differ.")

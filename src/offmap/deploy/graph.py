@@ -46,6 +46,13 @@ class Joined(nn.Module):
             parts.append(torch.stack(each).mean(0))
         return torch.stack(parts).mean(0).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
+    def undecided(self, inputs: Inputs) -> Tensor | None:
+        """Rows whose score hangs on rounding, (B,), if there may be any."""
+        found = [self.inputs.undecided(vectors)] if self.inputs and (vectors := self.vectors(inputs)) is not None else []
+        met = self.layers(inputs) if self.layers else {}
+        found += [near.undecided(each) for near, each in zip(self.hidden, met.values(), strict=True)]
+        return torch.stack(found).any(0) if found else None
+
 
 class Measured(nn.Module):
     """A score of the outputs alone, (B,)."""

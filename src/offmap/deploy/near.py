@@ -51,12 +51,24 @@ class Near(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """How strange rows (B, D) are here, (B,)."""
-        x = ((x.double() - self.centre) / self.unit).to(self.rows.dtype)
-        near = self.rows.float()
-        apart = near.square().sum(1) - 2 * (x.float() @ near.mT)
+        x, apart = self._apart(x)
         numbers = apart.topk(min(NEIGHBOURS, len(self.rows) - 1), dim=1, largest=False).indices
         distances = (self.rows[numbers].double() - x.double().unsqueeze(1)).square().sum(2).sqrt()
         return self.scale(relative(distances, numbers, self.spacings))
+
+    def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The scaled rows, and |x − row|² − |x|², (B, N)."""
+        x = ((x.double() - self.centre) / self.unit).to(self.rows.dtype)
+        near = self.rows.float()
+        return x, near.square().sum(1) - 2 * (x.float() @ near.mT)
+
+    def undecided(self, x: Tensor) -> Tensor:
+        """Rows (B, D) whose k-th and next neighbour are equally far up to rounding, (B,): either may count, on any machine."""
+        x, apart = self._apart(x)
+        count = min(NEIGHBOURS, len(self.rows) - 1)
+        last, after = apart.topk(count + 1, dim=1, largest=False).values[:, -2:].unbind(1)
+        size = x.float().square().sum(1) + self.rows.float().square().sum(1).amax()
+        return after - last <= 1e-5 * size
 
 
 class Layers(nn.Module):

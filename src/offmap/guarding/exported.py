@@ -49,13 +49,15 @@ def export_guard(
     expected = {name: value for name in names if (value := getattr(answer, name)) is not None}
     tensors = tuple(leaf for leaf in tree_leaves(rows) if isinstance(leaf, Tensor))
     size = rows_of(rows)
+    module = graph_of(told, rows, half=half)
     sheet = Sheet(
-        graph_of(told, rows, half=half),
+        module,
         tuple(t.as_subclass(Tensor) for t in tensors),
         _names(predictive.host.net, rows, len(tensors)),
         tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
         expected,
-        {"threshold": told.threshold, "draws": count, "score": told.score_with, "exact": exact, "half": half},
+        module.judge.undecided(rows) if isinstance(module.judge, Joined) else None,
+        _facts(told, exact, half),
     )
     return export(sheet, path, draws=count, threshold=told.threshold, exact=exact, half=half)
 
@@ -150,6 +152,18 @@ def _with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None
         "or draws=%d.", guard.draws, draws, moved, guard.calibration.false_alarms, guard.draws,
     )  # fmt: skip
     return replace(told, calibration=replace(guard.calibration, scores=guard.calibration.scores + moved)), False
+
+
+def _facts(guard: Guard, exact: bool, half: bool) -> dict[str, Any]:
+    """What whoever runs the file may want to know; `levels` split the scores of familiar data into ten equal parts."""
+    scores = guard.calibration.scores.double()
+    kept = scores[scores.isfinite()]
+    levels = kept.quantile(torch.linspace(0.1, 0.9, 9, dtype=torch.float64)).tolist() if len(kept) else []
+    return {
+        "threshold": guard.threshold, "false_alarms": guard.calibration.false_alarms, "exact": exact, "draws": guard.draws,
+        "members": guard.predictive.members, "half": half, "levels": " ".join(f"{level:.6g}" for level in levels),
+        "score": guard.score_with if isinstance(guard.score_with, str) else "own",
+    }  # fmt: skip
 
 
 def _names(net: nn.Module, inputs: Inputs, count: int) -> tuple[str, ...]:
