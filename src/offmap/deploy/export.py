@@ -152,8 +152,15 @@ def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, R
 
 
 def _rename(graph: Any, sheet: Sheet) -> None:
-    """Inputs and outputs by our names; the exporter calls what is in between after operators, one of which is `mean`."""
+    """Inputs and outputs by our names; the exporter calls what is in between after operators, one of which is `mean`.
+
+    Where in the sources a node comes from is left out: it names files of the machine that exports, and is long.
+    """
+    for node in graph:
+        node.metadata_props.clear()
+        node.doc_string = None
     for place, value in enumerate(value for node in graph for value in node.outputs):
+        value.metadata_props.clear()
         value.name = f"value_{place}"
     for values, names in ((graph.inputs, sheet.names), (graph.outputs, sheet.expected)):
         for value, name in zip(values, names, strict=True):
