@@ -84,7 +84,7 @@ model = trained(train)
 # The net is handed over as it is. `closed-form` takes no gradient steps; the default solver takes longer, and goes further.
 
 # %%
-guard = offmap.fit(model, train, valid, solver="closed-form", draws=10 if SMOKE else 50)
+guard = offmap.fit(model, train, valid, solver="closed-form", draws=10 if SMOKE else 50, risk_draws=10 if SMOKE else 50)
 
 # %%
 test = familiar(200)

@@ -66,7 +66,7 @@ for row in found.rows:
     if row["set"] != "test":
         print(f"{row['scorer']:17} {row['set']:8} {row['auroc']:6.1%}")
     else:
-        print(f"{row['scorer']:17} {row['set']:8} {row['rmse']:7.3f} RMSE, {row['coverage']:.0%} inside their interval")
+        print(f"{row['scorer']:17} {row['set']:8} {row['rmse']:7.3f} RMSE, {row['conformal_coverage']:.0%} inside their interval")
 
 # %% [markdown]
 # What only scores, such as a distance or a detector from another library, needs no stack: an object with `score(x)`, higher for

@@ -21,18 +21,18 @@ NOISE = ("ignore::FutureWarning", "ignore:The 'train_dataloader' does not", "ign
 
 def printed(name: str, folder: Path, **environment: str) -> str:
     """What a process of its own prints; warnings are errors there too."""
-    paths = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))}
     silent = [part for each in (NOISE if name == "lightning_callback" else ()) for part in ("-W", each)]
     result = subprocess.run(
         [sys.executable, "-W", "error", *silent, ROOT / "examples" / f"{name}.py"],
-        capture_output=True, text=True, cwd=folder, env=os.environ | {"PYTHONPATH": paths} | environment, check=False, timeout=600,
+        capture_output=True, text=True, cwd=folder, env=os.environ | environment | paths, check=False, timeout=600,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert not any(folder.iterdir()), "an example leaves no files behind"
     return result.stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "huggingface"])  # that one runs whole, below
 def test_an_example_runs_in_smoke_mode(name: str, tmp_path: Path) -> None:
     package = NEEDS.get(name, "sklearn")
     pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
