@@ -146,15 +146,22 @@ def test_every_public_name_is_in_the_api() -> None:
     assert [name for name in offmap.__all__ if name not in shown] == []
 
 
-@pytest.fixture(scope="module")
-def hooks() -> ModuleType:
-    pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'offmap[docs]'")
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+def module(name: str) -> ModuleType:
+    """A file of `docs/` that is code."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_docstrings_are_shown_with_their_doctests_as_code() -> None:
+    pytest.importorskip("griffe", reason="needs griffe: pip install 'offmap[docs]'")
+    rewritten = module("docstrings").rewritten
+    assert rewritten("Rows (B, *positions), a*b.") == "Rows (B, \\*positions), a*b."
+    text = "Twice.\n\n>>> x = [\n...     1]\n>>> x\n[1]\n\nThe end."
+    assert rewritten(text) == "Twice.\n\n```pycon\n>>> x = [\n...     1]\n>>> x\n[1]\n```\n\nThe end."
 
 
 @pytest.mark.parametrize(
@@ -168,8 +175,9 @@ def hooks() -> ModuleType:
         ('<a href="https://example.org">a link</a><img src="own.svg"><link rel="canonical" href="https://example.org/">', []),
     ],
 )  # fmt: skip
-def test_a_page_that_asks_other_hosts_is_found(hooks: ModuleType, html: str, foreign: list[str]) -> None:
-    assert hooks.asked(html) == foreign
+def test_a_page_that_asks_other_hosts_is_found(html: str, foreign: list[str]) -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'offmap[docs]'")
+    assert module("hooks").asked(html) == foreign
 
 
 def test_the_navigation_holds_every_page_and_every_example() -> None:
