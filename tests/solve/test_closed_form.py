@@ -14,7 +14,7 @@ import oracles
 from hosts import ZOO
 from offmap.core.construct import centre, observe
 from offmap.core.distribution import WeightDistribution
-from offmap.solve.closed_form import FLOOR, largest_factor, unit_scale
+from offmap.solve.closed_form import FLOOR, largest_factor, largest_factor_near, unit_scale
 
 
 def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, floor: float = 1e-4) -> dict[str, Tensor]:
@@ -140,3 +140,20 @@ def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do(
     factor = largest_factor(lambda c: torch.stack([c[0] * 0, c[1] * 0 + 1, c[2] * math.nan]), torch.full((3,), 0.5), halvings=20)
     assert float(factor[0]) == pytest.approx(100, rel=1e-3)
     assert factor[1:].tolist() == pytest.approx([1e-5, 1e-5])
+
+
+@given(st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4), st.floats(-2, 2))
+def test_a_rough_answer_shortens_the_search_where_it_is_right_and_does_no_harm_where_it_is_wrong(
+    exponents: list[float], off: float
+):
+    limit = 10 ** torch.tensor(exponents, dtype=torch.float64)
+    asked: list[Tensor] = []
+
+    def risk(c: Tensor) -> Tensor:
+        asked.append(c)
+        return c.square()
+
+    factor = largest_factor_near(limit * 2**off, risk, limit.square())
+    assert bool((factor <= limit * (1 + 1e-9)).all())
+    assert bool((factor * 1.05 >= limit).all())
+    assert len(asked) == 6 if abs(off) < 0.9 else len(asked) in (6, 16)

@@ -365,6 +365,16 @@ def test_fits_of_a_users_own_law_are_ranked_by_its_entropy():
     assert solve(hosts(), tradeoff=(1e-3, 50.0), **options)[0].history.chosen["tradeoff"] == 50.0
 
 
+@pytest.mark.parametrize("solver", ["closed-form", "refine"])
+def test_of_several_floors_the_closed_form_of_highest_entropy_wins(solver: str):
+    floors = (1e-4, 1e-1)
+    alone = {f: float(solve(hosts(), solver="closed-form", floor=f)[0].q.mean_log_square().mean()) for f in floors}
+    made = solve(hosts(), solver=solver, floor=floors)[0]
+    assert made.history.chosen["floor"] == pytest.approx(max(alone, key=lambda f: alone[f]))
+    if solver == "closed-form":
+        assert float(made.q.mean_log_square().mean()) == pytest.approx(max(alone.values()))
+
+
 def test_a_users_own_law_has_no_closed_form():
     for solver in ("closed-form", "refine"):
         with pytest.raises(ConfigError, match="A parameterization of your own has no closed form: pass `solver='sgd'`"):

@@ -51,6 +51,11 @@ def numbers(value: Any) -> bool:
     return (number(value) and value >= 0) or (isinstance(value, list) and bool(value) and all(map(numbers, value)))
 
 
+def above_zeros(value: Any) -> bool:
+    """A number above 0, or a list of such."""
+    return above_zero(value) or (isinstance(value, list) and bool(value) and all(map(above_zero, value)))
+
+
 def words(value: Any) -> bool:
     """A pattern, or a list of patterns."""
     return isinstance(value, str) or (isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value))
@@ -60,10 +65,11 @@ WHOLE, ABOVE, SHARE = "a whole number above 0", "a number above 0", "a number fr
 
 KINDS: dict[str, tuple[str, Test]] = {
     **dict.fromkeys(("steps", "check_every", "draws", "draws_per_step", "risk_draws", "batch_size", "k"), (WHOLE, whole)),
-    **dict.fromkeys(("rate", "adam_epsilon", "start", "floor"), (ABOVE, above_zero)),
+    **dict.fromkeys(("rate", "adam_epsilon", "start"), (ABOVE, above_zero)),
     **dict.fromkeys(("dropout", "shrinkage"), (SHARE, below_one)),
     **dict.fromkeys(("bounded", "widen", "standardise"), ("true or false", truth)),
     "tradeoff": ("a number of at least 0, or a list of such", numbers),
+    "floor": ("a number above 0, or a list of such", above_zeros),
     "where": ("a pattern of names of parameters, or a list of such", words),
     "hidden": ("a list of whole numbers above 0", wholes),
     "chunk_size": ('"auto" or a whole number above 0', lambda value: value == "auto" or whole(value)),

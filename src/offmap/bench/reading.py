@@ -17,7 +17,7 @@ from offmap.data.catalog import expand
 from offmap.errors import ConfigError, FileError, nearest
 
 PLAN_KEYS = ("name", "note", "figures", "seeds", "tasks", "defaults", "method", "quick")
-FIGURES = ("synthetic", "tradeoff", "day")
+FIGURES = ("synthetic", "moons", "tradeoff", "day")
 """Figures that need more than the numbers of records."""
 
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid")

@@ -53,7 +53,8 @@ class Config:
     initial_raw_scale: float | None = None  # sgd: u at the start; None: −5 for identity, −10 for svd
     start: float = 0.1  # refine: the share of the closed form's φ to start from
     fan_in_limit: int = 4096  # svd: one basis up to this fan-in, several smaller ones above
-    floor: float = 1e-4  # ε: amplitudes below this share of the largest count as that share
+    # ε: amplitudes below this share of the largest count as that share. Several: highest entropy below τ
+    floor: float | Sequence[float] = (1e-4, 1e-3)
     risk: str | RiskFn = "nll"
     threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
     slack: Literal["paper", "reference", "smoothed"] = "paper"  # 2·std/√n, 2·std/n, or 2·std/√n with one more row at chance
@@ -64,7 +65,9 @@ class Config:
     risk_draws: int = 50
 
 
-PAPER = Config(solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, bounded=False, check_every=100, patience=None, widen=False)
+PAPER = Config(
+    solver="sgd", tradeoff=10.0, steps=50_000, rate=1e-3, floor=1e-4, bounded=False, check_every=100, patience=None, widen=False
+)
 REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", slack="reference")
 CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
 
@@ -127,9 +130,8 @@ def fit(
     if config.bounded and config.threshold is None:
         validation = validation.bounded(at.mean | at.fixed)
     task = Task(at, host, train, likelihood, config, validation, seen, seed, runtime.progress)
-    tradeoffs = [config.tradeoff] if isinstance(config.tradeoff, int | float) else list(config.tradeoff)
     solver = SOLVERS[config.solver]
-    fits = [solver(replace(task, config=replace(config, tradeoff=float(t)))) for t in tradeoffs]
+    fits = [solver(replace(task, config=replace(config, tradeoff=t))) for t in several(config.tradeoff)]
     q, history = highest_entropy(fits, lambda f: _spread(f[0]), lambda f: f[1].ending != "diverged")
     q.requires_grad_(False)
     if any(risk > bound for risk, bound in zip(history.final_risk, history.threshold, strict=True)):
@@ -150,6 +152,11 @@ def _feed(train: Batches) -> Feed:
     return feed
 
 
+def several(setting: float | Sequence[float]) -> list[float]:
+    """The values to try of a setting that may have several."""
+    return [float(setting)] if isinstance(setting, int | float) else [float(value) for value in setting]
+
+
 def _spread(q: WeightDistribution) -> Tensor:
     """What fits are ranked by, (M,): the entropy of a user's own ω, else (1/d) Σ log φ², which Rademacher noise has too."""
     return q.entropy() if q.parameterization is not None else q.mean_log_square()
@@ -165,12 +172,26 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
 
 
 def _shaped(task: Task) -> tuple[WeightDistribution, History]:
-    """The closed form, at the largest c whose risk is at most τ."""
-    q = task.distribution(closed_form.unit_scale(task.at.mean, task.seen.bases, floor=task.config.floor))
-    threshold = task.threshold(q)
-    factor = closed_form.largest_factor(task.validation.along(q), threshold)
+    """The closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member: sought with a
+    fifth of the draws for every ε, then with all of them for the best.
+    """
+
+    def shape(floor: float | Tensor) -> WeightDistribution:
+        return task.distribution(closed_form.unit_scale(task.at.mean, task.seen.bases, floor=floor))
+
+    few = replace(task.validation, draws=max(2, task.validation.draws // 5))
+    floors = several(task.config.floor)
+    threshold = task.threshold(shape(floors[0]))
+    rough: list[tuple[Tensor, Tensor]] = []  # (entropy, c), (M,) each
+    for q in map(shape, floors):
+        about = closed_form.largest_factor(few.along(q), threshold)
+        rough.append((q.mean_log_square() + 2 * about.log(), about))
+    best = torch.stack([entropy for entropy, _ in rough]).argmax(0, keepdim=True)
+    floor = torch.tensor(floors, device=best.device)[best[0]]
+    q, about = shape(floor), torch.stack([c for _, c in rough]).gather(0, best)[0]
+    factor = closed_form.largest_factor_near(about, task.validation.along(q), threshold)
     q.widen(factor)
-    chosen = {"factor": float(factor.mean())}
+    chosen = {"factor": float(factor.mean()), "floor": float(floor.log().mean().exp())}
     return q, History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished", chosen=chosen)
 
 
@@ -246,11 +267,12 @@ def check(config: Config) -> None:
             raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
     if config.patience is not None and not (isinstance(config.patience, int) and config.patience > 0):
         raise ConfigError(f"Expected `patience` to be a whole number above 0 or None, but got {config.patience!r}.")
-    tradeoffs = list(config.tradeoff) if isinstance(config.tradeoff, list | tuple) and config.tradeoff else [config.tradeoff]
-    positive = [(name, getattr(config, name)) for name in ("rate", "adam_epsilon", "start", "floor")]
-    for name, value in [*positive, *(("tradeoff", t) for t in tradeoffs)]:
-        if not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")
+    for name in ("rate", "adam_epsilon", "start", "floor", "tradeoff"):
+        value = getattr(config, name)
+        grid = list(value) if name in ("floor", "tradeoff") and isinstance(value, list | tuple) and value else [value]
+        for each in grid:
+            if not (isinstance(each, int | float) and 0 < each < math.inf):
+                raise ConfigError(f"Expected `{name}` to be a number above 0, but got {each!r}.")
     for name in ("threshold", "initial_raw_scale"):
         value = getattr(config, name)
         if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):

@@ -132,7 +132,7 @@ def tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
 
 
 DRAWN: Mapping[str, Callable[[Results, Path, Say], Figures]] = {
-    "synthetic": synthetic.figures, "tradeoff": tradeoffs, "day": citycam.figures,
+    "synthetic": synthetic.figures, "moons": synthetic.maps, "tradeoff": tradeoffs, "day": citycam.figures,
 }  # fmt: skip
 
 

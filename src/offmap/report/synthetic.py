@@ -78,16 +78,25 @@ class Pictures:
 def figures(results: Results, folder: Path, say: Say) -> dict[str, list[Panel]]:
     """The paper's figures by name; a method that has not been run is left out."""
     pictures = Pictures(results, folder, say)
-    comparison = {
-        f"figure-{2 + place}-{task}": [
-            draw(task, pictures.looks(label, task)[0], label, task) for label in results.plan.labels if pictures.has(label, task)
-        ]
-        for place, task in enumerate(TASKS)
-    }
     return {
-        "figure-1-introduction": introduction(pictures), **comparison, "figure-4-clips": clips(pictures),
-        "figure-5-course": courses(pictures), "figure-6-amplitudes": amplitudes(pictures),
-    }  # fmt: skip
+        "figure-1-introduction": introduction(pictures),
+        "figure-2-regression": methods(pictures, "regression"),
+        "figure-3-moons": methods(pictures, "moons"),
+        "figure-4-clips": clips(pictures),
+        "figure-5-course": courses(pictures),
+        "figure-6-amplitudes": amplitudes(pictures),
+    }
+
+
+def maps(results: Results, folder: Path, say: Say) -> dict[str, list[Panel]]:
+    """What every method of a plan says around the two moons, as in the paper's table 8."""
+    return {"moons": methods(Pictures(results, folder, say), "moons")}
+
+
+def methods(pictures: Pictures, task: str) -> list[Panel]:
+    """Figures 2 and 3: a panel for every method that has been run."""
+    labels = [label for label in pictures.results.plan.labels if pictures.has(label, task)]
+    return [draw(task, pictures.looks(label, task)[0], label, task) for label in labels]
 
 
 def draw(task: str, seen: View, title: str, subtitle: str = "") -> Panel:

@@ -23,8 +23,8 @@ FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
 
 
-def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor: float) -> Callable[[str], Tensor]:
-    """φ at c = 1 of a parameter by name, (M, ...); `floor` is ε."""
+def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor: float | Tensor) -> Callable[[str], Tensor]:
+    """φ at c = 1 of a parameter by name, (M, ...); `floor` is ε, one or (M,)."""
     biases = {b.bias: b for b in bases.values() if b.bias is not None}
 
     def unit(name: str) -> Tensor:
@@ -40,12 +40,13 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor:
     return unit
 
 
-def _matrix(weight: Tensor, basis: Basis, floor: float) -> Tensor:
+def _matrix(weight: Tensor, basis: Basis, floor: float | Tensor) -> Tensor:
     """r_j / (√b·a_k) in the shape of the weight."""
     s = basis.amplitude
     largest = s.amax(-1, keepdim=True)
     # a block that met nothing but zeros has no scale to go by
-    a = torch.maximum(s, floor * torch.where(largest > 0, largest, torch.ones_like(largest)))
+    least = floor.view(-1, *[1] * (s.ndim - 1)).to(s) if isinstance(floor, Tensor) else floor
+    a = torch.maximum(s, least * torch.where(largest > 0, largest, torch.ones_like(largest)))
     dtype = torch.promote_types(weight.dtype, torch.float32)
     spread = basis.frame.per_row((basis.frame.fan_in**0.5 * a).to(dtype))
     ratio = _floored(basis.reach).to(dtype).unsqueeze(2) / spread  # (M, out, D)
@@ -77,6 +78,20 @@ def largest_factor(
         passed = risk(middle.exp()) <= threshold
         below, above = torch.where(passed, middle, below), torch.where(passed, above, middle)
     return below.exp()
+
+
+def largest_factor_near(
+    about: Tensor, risk: Callable[[Tensor], Tensor], threshold: Tensor, *, reach: float = 2.0, halvings: int = 6
+) -> Tensor:
+    """The same where a rough answer is known: sought within `reach` times of it, elsewhere for members without it.
+
+    >>> largest_factor_near(torch.tensor([1.7]), lambda c: c.square(), torch.tensor([4.0]), halvings=24)
+    tensor([2.0000])
+    """
+    share = largest_factor(lambda c: risk(about * c), threshold, low=1 / reach, high=reach, halvings=halvings)
+    edge = reach ** (1 - 2 ** (1 - halvings))  # what the last step leaves of the ends
+    inside = (share * reach > 1 + 1e-6) & (share < edge * (1 - 1e-6))
+    return about * share if bool(inside.all()) else torch.where(inside, about * share, largest_factor(risk, threshold))
 
 
 def calm(q: WeightDistribution, validation: Validation, threshold: Tensor) -> tuple[Tensor, Tensor] | None:
