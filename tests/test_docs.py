@@ -25,7 +25,7 @@ from offmap.bench.reading import parse
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
-LANGUAGES = {"python", "toml", "text", "sh", "console", "json", ""}
+LANGUAGES = {"python", "toml", "text", "sh", "bash", "console", "json", ""}
 VALUE = re.compile(r"^(\[|\(|\{|'|tensor\(|torch\.Size|True|False|-?\d)")
 
 
