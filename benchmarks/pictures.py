@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 LINES = 10
 TALL = 1.6
 CLIP = 0.1
-"""Of the middle panel: the one that validation data choose here is 0, which would show the net alone."""
+"""Of the middle panel, where it can be seen; the guard's own may be 0, which would show the net alone."""
 
 Draw = Callable[[Axes], None]
 
