@@ -8,10 +8,21 @@ deviations over familiar rows, each compared with the others only (leave-one-out
     layers         the same in what hidden matrices of all members meet, side by side; the mean over them
 
 Their mean is the score. Nothing is tuned, and familiar data are all it needs.
+
+Classifiers of images are told by four parts (`pictured`), in standard deviations over validation images, because their nets know
+the training images by heart:
+
+    disagreement   log u(x), as above
+    logits         −log Σ_c exp z_c of the plain members' logits, the energy
+    last layer     the log distance to the nearest directions of training images in what the last matrix meets
+    layers         log ratio(x) of directions in what convolutions meet, mean and deviation of every channel; the mean over them
+
+Their soft maximum, log mean exp, is the score: what one part finds strange is, and parts that tell nothing do little harm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +31,7 @@ from torch import Tensor
 
 from offmap._types import Inputs, Weights
 from offmap.core.inputs import rows_of, take_rows
+from offmap.core.weights import floating
 from offmap.errors import HostError, ShapeError
 from offmap.guarding.space import LEAST, Scale, Space
 from offmap.guarding.vectors import blocks, flat, hidden, layers_of, spread_out, whole
@@ -35,23 +47,28 @@ JUDGED = 1000
 LAYERS = 3
 """Hidden layers to compare in, spread over the depth, the last among them."""
 
+MAPS = 6
+"""For images: layers to compare in beside the last, spread over the depth."""
+
 
 @dataclass(frozen=True)
 class Familiar:
     """Familiar rows in the inputs (None: they are no vectors) and in some layers, and the scale of log u on them.
 
-    `layers` are names of matrices, in the order of `hidden`.
+    `layers` are names of matrices, in the order of `hidden`. For images there is the scale of the energy in `logits` as well.
     """
 
     inputs: Space | None
     hidden: tuple[Space, ...]
     layers: tuple[str, ...]
     disagreement: Scale
+    logits: Scale | None = None
 
     @property
     def parts(self) -> list[str]:
-        """Where distances are taken, in words."""
-        return [*(["inputs"] if self.inputs else []), *([f"layers ({', '.join(self.layers)})"] if self.layers else [])]
+        """What is looked at beside disagreement, in words."""
+        named = [f"layers ({', '.join(self.layers)})"] if self.layers else []
+        return [*(["logits"] if self.logits else []), *(["inputs"] if self.inputs else []), *named]
 
     @property
     def count(self) -> int:
@@ -60,17 +77,28 @@ class Familiar:
 
     def distance(self, predictive: Predictive, x: Inputs) -> Tensor:
         """The mean of the parts that are distances, (B,)."""
-        return _mean(self.distances(predictive, x))
+        return self._joined(self.distances(predictive, x))
 
-    def join(self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor) -> Tensor:
-        """The default score, (B,), from log u (B,)."""
-        return _mean({"disagreement": self.disagreement(log_uncertainty), **self.distances(predictive, x)})
+    def join(self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor, energy: Tensor | None = None) -> Tensor:
+        """The default score, (B,), from log u (B,) and, for images, the energy (B,)."""
+        told = {"disagreement": self.disagreement(log_uncertainty)}
+        if self.logits is not None and energy is not None:
+            told["logits"] = self.logits(energy)
+        return self._joined(told | self.distances(predictive, x))
+
+    def _joined(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The mean or, for images, the soft maximum of all parts, (B,); what is infinitely strange in one is so altogether."""
+        stacked = torch.stack(list(parts.values()))
+        whole = stacked.mean(0) if self.logits is None else stacked.logsumexp(0) - math.log(len(stacked))
+        return whole.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     @torch.no_grad()
     def distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
         """How strange examples are in the inputs and in the layers, (B,) each; one or the other if there is but one."""
         # room for all results first: short ones, left between the temporaries of later blocks, would scatter free memory
-        parts = [name for name, there in (("inputs", self.inputs), ("layers", self.hidden)) if there]
+        pictures = self.logits is not None
+        there = {"inputs": self.inputs, "last layer": pictures, "layers": len(self.hidden) > pictures}
+        parts = [name for name, compared in there.items() if compared]
         found = {part: self.disagreement.centre.new_empty(rows_of(x)) for part in parts}
         start = 0
         for block in blocks(predictive, x):
@@ -92,14 +120,18 @@ class Familiar:
                 )
             parts["inputs"] = self.inputs(vectors)
         if self.hidden:
-            met = layers_of(predictive, x, self.layers)
+            met = layers_of(predictive, x, self.layers, pictures=self.logits is not None)
             for name in self.layers:
                 if name not in met:
                     raise HostError(
                         f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
                         "Check their form, or fit with score='epistemic', which compares no layers."
                     )
-            parts["layers"] = torch.stack([s(met[n]) for s, n in zip(self.hidden, self.layers, strict=True)]).mean(0)
+            told = [s(met[n]) for s, n in zip(self.hidden, self.layers, strict=True)]
+            if self.logits is not None:
+                parts["last layer"] = told.pop()
+            if told:
+                parts["layers"] = torch.stack(told).mean(0)
         return parts
 
     def to(self, device: str | torch.device) -> Familiar:
@@ -111,7 +143,8 @@ class Familiar:
         spaces = [("inputs", self.inputs)] if self.inputs is not None else []
         spaces += [(f"hidden.{i}", space) for i, space in enumerate(self.hidden)]
         tensors = {f"{name}.{field}": tensor for name, space in spaces for field, tensor in space.state().items()}
-        return tensors | {"disagreement": self.disagreement.state()}
+        scales = {"disagreement": self.disagreement, "logits": self.logits}
+        return tensors | {name: scale.state() for name, scale in scales.items() if scale is not None}
 
     @staticmethod
     def from_state(layers: Sequence[str], tensors: Mapping[str, Tensor]) -> Familiar:
@@ -125,6 +158,7 @@ class Familiar:
             hidden=tuple(space(f"hidden.{i}") for i in range(len(layers))),
             layers=tuple(layers),
             disagreement=Scale(*tensors["disagreement"].unbind()),
+            logits=Scale(*tensors["logits"].unbind()) if "logits" in tensors else None,
         )
 
 
@@ -149,6 +183,49 @@ def familiar_of(predictive: Predictive, rows: Sequence[Inputs], log_uncertainty:
     return Familiar(inputs, tuple(kept[n] for n in layers), tuple(layers), Scale.of(torch.cat(uncertain)))
 
 
+def pictured(
+    predictive: Predictive,
+    rows: Sequence[Inputs],
+    seen: Inputs,
+    log_uncertainty: Callable[[Inputs], Tensor],
+    energy: Callable[[Inputs], Tensor],
+) -> Familiar | None:
+    """Where training images lie in some layers of a classifier, and the scales of all parts on images that it has not `seen` in
+    training; None if no convolution meets them, or they are too few.
+
+    The first convolution meets the image itself, whose colours tell little, and is left out.
+    """
+    if len(rows) != 1 or rows_of(rows[0]) < LEAST:
+        return None
+    few = take_rows(seen, slice(None, None, -(-rows_of(seen) // JUDGED)))
+    met = hidden(predictive, rows, None, pictures=True)
+    parameters = floating(predictive.host.net)  # pyright: ignore[reportAttributeAccessIssue]
+    maps = [name for name in met if parameters[name].ndim > 2]
+    if not maps:
+        return None
+    names = [name for name in met if name != maps[0]] or maps
+    names = [*spread_out(names[:-1], MAPS), names[-1]]
+    told = [layers_of(predictive, block, names, pictures=True) for block in blocks(predictive, few)]
+    spaces: dict[str, Space] = {}
+    for name in names:
+        space = Space.of(met[name], standardized=False, even=name == names[-1])
+        if space is not None:
+            spaces[name] = space.rescaled(torch.cat([block[name] for block in told]))
+    if names[-1] not in spaces:
+        return None
+    scales = Scale.of(log_uncertainty(few)), Scale.of(energy(few))
+    return Familiar(None, tuple(spaces.values()), tuple(spaces), *scales)
+
+
+def plain_energy(logits: Tensor, members: int) -> Tensor:
+    """−log Σ_c exp z_c of the mean logits of every member, the mean over members: (M·P, B, C) -> (B,), in float64.
+
+    >>> plain_energy(torch.tensor([[[0.0, 0.0]], [[2.0, 2.0]]]), members=2)
+    tensor([-1.6931], dtype=torch.float64)
+    """
+    return -logits.double().unflatten(0, (members, -1)).mean(1).logsumexp(2).mean(0)
+
+
 def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:
     """Log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's own disagreement.
 
@@ -161,8 +238,3 @@ def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Te
     parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
     each = torch.stack([(own or likelihood.score)(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
     return (each.clamp_min(1e-30).log() if own else each).mean(0)
-
-
-def _mean(parts: Mapping[str, Tensor]) -> Tensor:
-    """Of all parts, (B,); what is infinitely strange in one is so altogether."""
-    return torch.stack(list(parts.values())).mean(0).nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -1,0 +1,200 @@
+"""Image classifiers: the default guard beside the classic detectors, on the same nets and images.
+
+`python -m benchmarks.images run resnet20 resnet32 resnet56 lenet` measures into `benchmarks/records/images.json`, each net on its
+own (`--full`: all images instead of some thousands), `mixture` joins the guards of the three ResNets, `table` writes
+`docs/images.md`. Times are those of one thread of the processor, other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import offmap
+from offmap.data.images import images, setting_of
+from offmap.data.task import Task
+from offmap.data.weights import weights
+from offmap.files import cache_folder, write_whole
+from offmap.metrics import auroc
+from offmap.nets.lenet import lenet
+from offmap.nets.resnet import cifar_resnet
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "benchmarks" / "records" / "images.json"
+PAGE = ROOT / "docs" / "images.md"
+RESNETS = {"resnet20": 20, "resnet32": 32, "resnet56": 56}
+GUARD = "offmap.fit, the default"
+TRAIN, TEST, STRANGE = 5_000, 2_000, 1_000
+ROWS = {"cifar10": 5_000, "mnist": 12_000}
+TIMED = 500
+MEMBERS, EPOCHS = 5, 3
+
+Result = TypeVar("Result")
+
+
+def main() -> None:
+    """Measure what is asked for, then write the page."""
+    torch.set_num_threads(1)
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    kept: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    for name in words[1:] if words[:1] == ["run"] else []:
+        task = few("mnist" if name.startswith("lenet") else "cifar10", full="--full" in sys.argv)
+        kept[name] = measured(name, task)
+        keep(kept)
+    if words[:1] == ["mixture"]:
+        kept["mixture"] = mixture(few("cifar10", full="--full" in sys.argv))
+        keep(kept)
+    PAGE.write_text(page(kept), encoding="utf-8")
+    print(f"The page is {PAGE}")
+
+
+def keep(kept: Mapping[str, Any]) -> None:
+    """Write all that was measured."""
+    write_whole(RECORD, (json.dumps(kept, indent=1) + "\n").encode())
+
+
+def few(name: str, *, full: bool) -> Task:
+    """The task, or some thousands of its images, the first ones: classes are mixed in the files."""
+    task = images(name, rows=None if full else ROWS[name])
+    if full:
+        return task
+    (x, y), (v, w), (a, b) = task.train, task.valid, task.test
+    ood = {label: strange[:STRANGE] for label, strange in task.ood.items()}
+    return Task(task.name, (x[:TRAIN], y[:TRAIN]), (v[:TEST], w[:TEST]), (a[:TEST], b[:TEST]), ood, task.likelihood, task.outputs)
+
+
+def nets_of(name: str, task: Task) -> list[nn.Module]:
+    """The given ResNet, or LeNets trained here."""
+    if name in RESNETS:
+        net = cifar_resnet(RESNETS[name]).eval()
+        net.load_state_dict(weights(f"cifar10_{name}"))
+        return [net]
+    x, y = images("mnist").train
+    return [trained(lenet(seed=seed), x, y, seed) for seed in range(MEMBERS if name == "lenet x5" else 1)]
+
+
+def trained(net: nn.Module, x: Tensor, y: Tensor, seed: int) -> nn.Module:
+    """Adam at 1e-3 in batches of 128, some epochs."""
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(x), generator=order).split(128):
+            loss = F.cross_entropy(net(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return net.eval()
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What work gives, and its seconds on this thread."""
+    start = time.thread_time()
+    result = work()
+    return result, time.thread_time() - start
+
+
+def measured(name: str, task: Task) -> dict[str, Any]:
+    """AUROC of the guard and of all detectors of the first net on every strange set, accuracies and times."""
+    nets = nets_of(name, task)
+    x, y = task.test
+    guard, fitting = timed(lambda: offmap.fit(nets, task.train, task.valid, draws=10, progress=False))
+    print(f"{name}: fitted in {fitting:.0f} s", flush=True)
+    with torch.no_grad():
+        plain, passing = timed(lambda: [net(x[:TIMED]).softmax(1) for net in nets])
+    _, scoring = timed(lambda: guard.score(x[:TIMED]))
+    scores = {part: guard.score(rows) for part, rows in {"test": x, **task.ood}.items()}
+    torch.save(scores, scores_at(name))
+    found = {GUARD: against(scores)}
+    print(found, flush=True)
+    if len(nets) == 1:
+        detectors = offmap.detect_all(nets[0], task.train, task.valid)
+        for label, detector in detectors.items():
+            found[label] = against({part: detector.score(rows) for part, rows in {"test": x, **task.ood}.items()})
+            print(label, found[label], flush=True)
+    host = torch.stack(plain).mean(0).argmax(1)
+    return {
+        "auroc": found,
+        "near": list(setting_of(task.name.split("/")[1]).near),
+        "images": counts(task),
+        "accuracy": {
+            "host": float((host == y[:TIMED]).double().mean()),
+            "guard": float((guard.predict(x[:TIMED]).label == y[:TIMED]).double().mean()),
+        },
+        "seconds": {"fit": fitting, "plain pass": passing * 1000 / TIMED, "score": scoring * 1000 / TIMED},
+        "draws": guard.draws,
+    }  # fmt: skip
+
+
+def counts(task: Task) -> dict[str, int]:
+    """How many images there are of every part."""
+    parts = {"train": task.train[1], "valid": task.valid[1], "test": task.test[1], **task.ood}
+    return {part: len(rows) for part, rows in parts.items()}
+
+
+def scores_at(name: str) -> Path:
+    """Where the guard's scores of a net are kept between runs: the mixture needs those of all three."""
+    folder = cache_folder() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.pt"
+
+
+def against(scores: Mapping[str, Tensor]) -> dict[str, float]:
+    """AUROC of the test images against every strange set."""
+    return {part: round(float(auroc(scores["test"], s)), 5) for part, s in scores.items() if part != "test"}
+
+
+def mixture(task: Task) -> dict[str, Any]:
+    """The mean score of the three guards: all are in standard deviations over the same validation images."""
+    each = [torch.load(scores_at(name), weights_only=True) for name in RESNETS]
+    together = {part: torch.stack([scores[part] for scores in each]).mean(0) for part in each[0]}
+    return {"auroc": {GUARD: against(together)}, "near": list(setting_of("cifar10").near)}
+
+
+INTRODUCTION = """# Image classifiers
+
+Made by `python -m benchmarks.images` from `benchmarks/records/images.json`: AUROC, in per cent, of strange images against test
+images, for the guard that `offmap.fit(net, train, valid)` makes with ten draws and no setting, and for the classic detectors of
+`offmap.detect_all` on the same net and images. The ResNets are given ones that have seen all training images; validation images
+are the first 2,000 test images, results are on others. How the score was chosen, without these strange images, is told in
+[the choice](choice-images.md). Seconds are those of one thread.
+"""
+
+
+def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    """A section for every net."""
+    return "\n".join([INTRODUCTION, *(section(name, kept[name], kept) for name in kept)])
+
+
+def section(name: str, of: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> str:
+    """Every method by its mean, and what the guard costs."""
+    sets = list(next(iter(of["auroc"].values())))
+    near = [s for s in sets if s in of["near"]]
+    far = [s for s in sets if s not in of["near"]]
+    lines = [["", *sets, "near", "far", "mean"], ["---", *["---:"] * (len(sets) + 3)]]
+    for label, found in sorted(of["auroc"].items(), key=lambda item: -fmean(item[1].values())):
+        values = [*(found[s] for s in sets), *(fmean(found[s] for s in part) for part in (near, far, sets))]
+        shown = [f"{100 * v:.1f}" for v in values]
+        lines.append([f"**{label}**" if label == GUARD else label, *shown])
+    told = [f"## {name}", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
+    if "seconds" in of:
+        s, a = of["seconds"], of["accuracy"]
+        told.append(
+            f"Accuracy {100 * a['host']:.1f} of the host, {100 * a['guard']:.1f} of the guard ({TIMED} images). Fit "
+            f"{s['fit']:.0f} s; 1,000 images: a plain pass {s['plain pass']:.2f} s, scores {s['score']:.2f} s with {of['draws']} "
+            f"draws ({s['score'] / s['plain pass']:.1f} passes). Images: "
+            + ", ".join(f"{part} {count:,}" for part, count in of["images"].items()) + ".\n"
+        )  # fmt: skip
+    return "\n".join(told)
+
+
+if __name__ == "__main__":
+    main()
