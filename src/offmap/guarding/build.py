@@ -23,13 +23,13 @@ from offmap.core.forward import Select, first_tensor
 from offmap.core.inputs import take_rows
 from offmap.core.noise import generator
 from offmap.core.state import forget
-from offmap.core.weights import LAST_LAYER, Where, copy_host, one_device
-from offmap.detectors.form import is_image
+from offmap.core.weights import Where, copy_host, one_device
 from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
-from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty, pictured
+from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
 from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
-from offmap.likelihoods import Categorical, Likelihood, check_targets, resolve
+from offmap.guarding.pictures import are_pictures, for_pictures, pictured
+from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
 from offmap.methods.predictives import Remembered, Sampled
 from offmap.methods.protocol import Predictive, Runtime, override
@@ -75,7 +75,8 @@ def fit(
     parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
 
     `score` says what is strange. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
-    layers (`guarding/familiar.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is that alone,
+    layers (`guarding/familiar.py`; for classifiers of images with the energy of the logits and distances in layers alone,
+    `guarding/pictures.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is the distance alone,
     "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
     function of outputs, (M·P, B, ...) -> (B,). The first two keep up to 4,096 training rows in guard and file, others none.
 
@@ -104,8 +105,8 @@ def fit(
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
             _checked(familiar, law, plain)
-        if config == "default" and _pictures(law, held):
-            settings = _for_images(settings, trained=solver is not None or bool(options))
+        if config == "default" and are_pictures(law, held):
+            settings = for_pictures(settings, trained=solver is not None or bool(options))
         at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
@@ -159,20 +160,6 @@ def _own_order(seed: int) -> Generator[None]:
         yield
 
 
-def _pictures(law: Likelihood, held: Rows) -> bool:
-    """Whether these are images (B, channels, height, width) of one class each."""
-    return isinstance(law, Categorical) and is_image(held.inputs) and held.targets.ndim == 1
-
-
-def _for_images(settings: maxwent.Config, *, trained: bool) -> maxwent.Config:
-    """What is random in a classifier of images unless said otherwise: its last layer, by the closed form unless to be `trained`.
-
-    Draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest.
-    """
-    where = LAST_LAYER if settings.where is None else settings.where
-    return replace(settings, where=where, solver=settings.solver if trained or where != LAST_LAYER else "closed-form")
-
-
 def _compared(made: Guard, train: Batches, held: Rows) -> Guard:
     """The guard with the training rows that its score compares with, if it does and there is one score per example."""
     if made.score_with not in ("default", "distance"):
@@ -186,7 +173,7 @@ def _compared(made: Guard, train: Batches, held: Rows) -> Guard:
         return torch.cat([made.energy(block) for block in made.blocks(x)])
 
     rows, found = sample(train, ROWS, made.seed), None
-    if _pictures(made.likelihood, held) and hasattr(made.predictive, "plain"):
+    if are_pictures(made.likelihood, held) and hasattr(made.predictive, "plain"):
         found = pictured(made.predictive, rows, held.inputs, uncertain, energy)
     found = found or familiar_of(made.predictive, rows, uncertain)
     if found is None and made.score_with == "distance":

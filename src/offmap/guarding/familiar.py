@@ -9,15 +9,7 @@ deviations over familiar rows, each compared with the others only (leave-one-out
 
 Their mean is the score. Nothing is tuned, and familiar data are all it needs.
 
-Classifiers of images are told by four parts (`pictured`), in standard deviations over validation images, because their nets know
-the training images by heart:
-
-    disagreement   log u(x), as above
-    logits         −log Σ_c exp z_c of the plain members' logits, the energy
-    last layer     the log distance to the nearest directions of training images in what the last matrix meets
-    layers         log ratio(x) of directions in what convolutions meet, mean and deviation of every channel; the mean over them
-
-Their soft maximum, log mean exp, is the score: what one part finds strange is, and parts that tell nothing do little harm.
+Classifiers of images are told otherwise (`guarding/pictures.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +23,6 @@ from torch import Tensor
 
 from offmap._types import Inputs, Weights
 from offmap.core.inputs import rows_of, take_rows
-from offmap.core.weights import floating
 from offmap.errors import HostError, ShapeError
 from offmap.guarding.space import LEAST, Scale, Space
 from offmap.guarding.vectors import blocks, flat, hidden, layers_of, spread_out, whole
@@ -46,9 +37,6 @@ JUDGED = 1000
 
 LAYERS = 3
 """Hidden layers to compare in, spread over the depth, the last among them."""
-
-MAPS = 6
-"""For images: layers to compare in beside the last, spread over the depth."""
 
 
 @dataclass(frozen=True)
@@ -181,49 +169,6 @@ def familiar_of(predictive: Predictive, rows: Sequence[Inputs], log_uncertainty:
     if inputs is None and not layers:
         return None
     return Familiar(inputs, tuple(kept[n] for n in layers), tuple(layers), Scale.of(torch.cat(uncertain)))
-
-
-def pictured(
-    predictive: Predictive,
-    rows: Sequence[Inputs],
-    seen: Inputs,
-    log_uncertainty: Callable[[Inputs], Tensor],
-    energy: Callable[[Inputs], Tensor],
-) -> Familiar | None:
-    """Where training images lie in some layers of a classifier, and the scales of all parts on images that it has not `seen` in
-    training; None if no convolution meets them, or they are too few.
-
-    The first convolution meets the image itself, whose colours tell little, and is left out.
-    """
-    if len(rows) != 1 or rows_of(rows[0]) < LEAST:
-        return None
-    few = take_rows(seen, slice(None, None, -(-rows_of(seen) // JUDGED)))
-    met = hidden(predictive, rows, None, pictures=True)
-    parameters = floating(predictive.host.net)  # pyright: ignore[reportAttributeAccessIssue]
-    maps = [name for name in met if parameters[name].ndim > 2]
-    if not maps:
-        return None
-    names = [name for name in met if name != maps[0]] or maps
-    names = [*spread_out(names[:-1], MAPS), names[-1]]
-    told = [layers_of(predictive, block, names, pictures=True) for block in blocks(predictive, few)]
-    spaces: dict[str, Space] = {}
-    for name in names:
-        space = Space.of(met[name], standardized=False, even=name == names[-1])
-        if space is not None:
-            spaces[name] = space.rescaled(torch.cat([block[name] for block in told]))
-    if names[-1] not in spaces:
-        return None
-    scales = Scale.of(log_uncertainty(few)), Scale.of(energy(few))
-    return Familiar(None, tuple(spaces.values()), tuple(spaces), *scales)
-
-
-def plain_energy(logits: Tensor, members: int) -> Tensor:
-    """−log Σ_c exp z_c of the mean logits of every member, the mean over members: (M·P, B, C) -> (B,), in float64.
-
-    >>> plain_energy(torch.tensor([[[0.0, 0.0]], [[2.0, 2.0]]]), members=2)
-    tensor([-1.6931], dtype=torch.float64)
-    """
-    return -logits.double().unflatten(0, (members, -1)).mean(1).logsumexp(2).mean(0)
 
 
 def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:

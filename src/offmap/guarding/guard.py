@@ -22,7 +22,8 @@ from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
-from offmap.guarding.familiar import Familiar, log_uncertainty, plain_energy
+from offmap.guarding.familiar import Familiar, log_uncertainty
+from offmap.guarding.pictures import plain_energy
 from offmap.likelihoods import Likelihood, Prediction, check_counted, check_targets
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -53,7 +53,7 @@ def layers_of(predictive: Predictive, x: Inputs, names: Sequence[str], *, pictur
     """
     each = [_met(predictive, member, x, names, maps=pictures) for member in range(predictive.members)]
     if pictures:
-        each = [{name: F.normalize(rows, dim=1) for name, rows in met.items()} for met in each]
+        each = [{name: F.normalize(rows.double(), dim=1).float() for name, rows in met.items()} for met in each]
     return {name: narrowed(torch.cat([met[name] for met in each], 1)) for name in names if all(name in met for met in each)}
 
 
@@ -96,15 +96,17 @@ def blocks(predictive: Predictive, x: Inputs) -> Iterator[Inputs]:
 
 
 def hidden(
-    predictive: Predictive, rows: Sequence[Inputs], vectors: Tensor | None, *, pictures: bool = False
+    predictive: Predictive, rows: Sequence[Inputs], vectors: Tensor | None, pick: Callable[[list[str]], list[str]] | None = None
 ) -> dict[str, Tensor]:
     """What `layers_of` gives of these rows, (N, D) by name, for the matrices that meet the same in whatever company a row is, and
-    other than the inputs themselves, `vectors`.
+    other than the inputs themselves, `vectors`. With `pick` the rows are pictures, and it says which of the matrices are asked.
     """
+    pictures = pick is not None
     parts = [block for part in rows for block in blocks(predictive, part)]
     few, first = (_met(predictive, 0, x, maps=pictures) for x in (take_rows(rows[0], slice(0, 2)), parts[0]))
     names = [n for n in few if n in first and _alike(few[n], first[n][: len(few[n])]) and not _same(first[n], vectors)]
-    found = [layers_of(predictive, block, names, pictures=pictures) for block in parts]
+    names = pick(names) if pick else names
+    found = [layers_of(predictive, block, names, pictures=pictures) for block in parts] if names else []
     met = {name: whole([block.get(name) for block in found]) for name in names}
     return {name: m for name, m in met.items() if m is not None}
 
