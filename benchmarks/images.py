@@ -1,8 +1,9 @@
 """Image classifiers: the default guard beside the classic detectors, on the same nets and images.
 
 `python -m benchmarks.images run resnet20 resnet32 resnet56 lenet "lenet x5"` measures into `benchmarks/records/images.json`, each
-net on its own (`--full`: all images instead of some thousands; `--half`: half of those), `mixture` joins the guards of the three
-ResNets, `table` writes `docs/images.md`. Times are those of one thread: other work on the machine does not count.
+net on its own. With `--full` all images are used instead of some thousands, with `--half` half of those; `--guard` measures the
+guard anew and keeps what is known of the detectors. `mixture` joins the guards of the three ResNets, `table` writes
+`docs/images.md`. Times are those of one thread: other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     for name in words[1:] if words[:1] == ["run"] else []:
         task = few("mnist" if name.startswith("lenet") else "cifar10")
-        kept[name] = measured(name, task)
+        kept[name] = measured(name, task, kept.get(name, {}) if "--guard" in sys.argv else None)
         keep(kept)
     if words[:1] == ["mixture"]:
         kept["mixture"] = mixture()
@@ -106,20 +107,20 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
     return result, time.thread_time() - start
 
 
-def measured(name: str, task: Task) -> dict[str, Any]:
-    """AUROC of the guard and of all detectors of the first net on every strange set, accuracies and times."""
+def measured(name: str, task: Task, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """AUROC of the guard and of all detectors of the net, or those `known`, on every strange set, accuracies and times."""
     nets = nets_of(name, task)
     x, y = task.test
-    guard, fitting = timed(lambda: offmap.fit(nets, task.train, task.valid, draws=10, progress=False))
+    guard, fitting = timed(lambda: offmap.fit(nets, task.train, task.valid, progress=False))
     print(f"{name}: fitted in {fitting:.0f} s", flush=True)
     with torch.no_grad():
         _, passing = timed(lambda: [net(x[:TIMED]) for net in nets])
     _, scoring = timed(lambda: guard.score(x[:TIMED]))
     scores = {part: guard.score(rows) for part, rows in {"test": x, **task.ood}.items()}
     torch.save(scores, scores_at(name))
-    found = {GUARD: against(scores)}
-    print(found, flush=True)
-    if len(nets) == 1:
+    found = (known or {}).get("auroc", {}) | {GUARD: against(scores)}
+    print(found[GUARD], flush=True)
+    if len(nets) == 1 and known is None:
         kinds = [kind for kind in DETECTORS if kind not in (SLOW if "--half" in sys.argv else ())]
         detectors = offmap.detect_all(nets[0], task.train, task.valid, methods=kinds)
         for label, detector in detectors.items():
@@ -167,7 +168,7 @@ def mixture() -> dict[str, Any]:
 INTRODUCTION = """# Image classifiers
 
 Made by `python -m benchmarks.images` from `benchmarks/records/images.json`: AUROC, in per cent, of strange images against test
-images, for the guard that `offmap.fit(net, train, valid)` makes with ten draws and no setting, and for the classic detectors of
+images, for the guard that `offmap.fit(net, train, valid)` makes without any setting, and for the classic detectors of
 `offmap.detect_all` on the same net and images. The ResNets are given ones that have seen all training images; validation images
 are the first 2,000 test images, results are on others. How the score was chosen, without these strange images, is told in
 [the choice](choice-images.md). Seconds are those of one thread.
