@@ -85,7 +85,9 @@ def ending_of(
             output = call(net, weights | other, few, select)
         except HOST_ERRORS:
             return None
-        alone = found.outputs(net, (h,), {n: w.unsqueeze(0) for n, w in other.items()})[0] if h.ndim == 2 else None
-        near = alone is not None and alone.shape == output.shape
-        return found if near and torch.allclose(alone, output, rtol=1e-2, atol=1e-3 * float(output.abs().max())) else None
+        if h.ndim != 2:
+            return None
+        alone = found.outputs(net, (h,), {n: w.unsqueeze(0) for n, w in other.items()})[0]
+        near = 1e-3 * float(output.abs().max())
+        return found if alone.shape == output.shape and torch.allclose(alone, output, rtol=1e-2, atol=near) else None
     return None
