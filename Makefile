@@ -11,7 +11,7 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit slow format bench constraints clean
+.PHONY: help demo test lint types layers unit docs slow format bench constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ help:  ## list the targets
 demo: $(VENV)/demo.stamp  ## run the demo; it says where its page is
 	$(BIN)/offmap demo $(ARGS)
 
-test: lint types layers unit  ## lint, types, layers, unit
+test: lint types layers unit docs  ## lint, types, layers, unit, docs
 
 lint: $(VENV)/test.stamp  ## ruff: rules and format
 	$(BIN)/ruff check
@@ -35,6 +35,10 @@ layers: $(VENV)/test.stamp  ## import-linter: who may import whom
 unit slow: export OMP_NUM_THREADS := 1
 unit: $(VENV)/test.stamp  ## pytest and doctests; ARGS="-k auroc" narrows
 	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+
+# The variable silences a notice of the theme's makers; warnings of the build itself are errors.
+docs: $(VENV)/test.stamp  ## the documentation, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 slow: $(VENV)/test.stamp  ## the tests marked slow
 	$(PY) -m pytest -n $(WORKERS) -m slow $(ARGS)

@@ -1,12 +1,12 @@
-"""A guard around a Hugging Face net: which sentences is it being asked about that it never learned to read?
+# %% [markdown]
+# # A guard around a Hugging Face net
+#
+# Which sentences is it being asked about that it never learned to read? This runs in half a minute on one core and downloads
+# nothing: the net is a small BERT with random weights, trained here. With your own, only the last cells matter:
+# `offmap.fit(model, train, valid)` takes it as it comes, with batches from your tokenizer. Token classifiers and language models
+# work alike, and `guard(x).score_map` then has a score for every token.
 
-Runs in half a minute on one core and downloads nothing: the net is a small BERT with random weights, trained here. With your
-own, only `main` matters: `offmap.fit(model, train, valid)` takes it as it comes, with batches from your tokenizer. Token
-classifiers and language models work alike, and `guard(x).score_map` then has a score for every token.
-"""
-
-from __future__ import annotations
-
+# %%
 import os
 import random
 
@@ -18,6 +18,7 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 import offmap
 
+SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 ANIMALS, MACHINES = ["cat", "dog", "owl", "fox", "horse"], ["engine", "drill", "crane", "robot", "tractor"]
 LIFE, WORK = ["sleeps", "eats", "runs", "hides"], ["hums", "turns", "starts", "stops"]
 PLACES = ["barn", "yard", "field", "street", "garden", "shed"]
@@ -25,7 +26,11 @@ OTHERS = ["sonnet", "tensor", "quark", "madrigal", "isotope", "whispers", "integ
 VOCABULARY = ["[PAD]", "the", "old", "in", "near", *ANIMALS, *MACHINES, *LIFE, *WORK, *PLACES, *OTHERS]
 IDS = {word: number for number, word in enumerate(VOCABULARY)}
 
+# %% [markdown]
+# Sentences about animals and about machines.
 
+
+# %%
 def sentence(subjects: list[str], verbs: list[str], places: list[str]) -> str:
     """The (old) subject verb in/near the (old) place."""
     subject, place = (random.choice(["", "old "]) + random.choice(words) for words in (subjects, places))
@@ -38,6 +43,11 @@ def familiar(n: int) -> list[tuple[str, int]]:
     return [(sentence(*topics[i % 2], PLACES), i % 2) for i in range(n)]
 
 
+# %% [markdown]
+# Batches as a tokenizer and a collator give them, and a net trained on them.
+
+
+# %%
 def collate(rows: list[tuple[str, int]]) -> BatchEncoding:
     """What a tokenizer gives: numbers padded to the longest sentence of the batch, and a mask that tells padding."""
     words = [text.split() for text, _ in rows]
@@ -54,7 +64,7 @@ def trained(loader: DataLoader) -> BertForSequenceClassification:
     )  # fmt: skip
     model = BertForSequenceClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(6):
+    for _ in range(1 if SMOKE else 6):
         for batch in loader:
             loss = model(**batch).loss
             optimizer.zero_grad()
@@ -63,26 +73,26 @@ def trained(loader: DataLoader) -> BertForSequenceClassification:
     return model.eval()  # dropout off: a host must not draw random numbers of its own
 
 
-def main() -> None:
-    """Train, fit the guard, and ask it about familiar and strange sentences."""
-    torch.manual_seed(0)
-    random.seed(0)
-    train = DataLoader(familiar(2000), batch_size=32, shuffle=True, collate_fn=collate)
-    valid = DataLoader(familiar(200), batch_size=32, collate_fn=collate)
-    model = trained(train)
+# %%
+torch.manual_seed(0)
+random.seed(0)
+train = DataLoader(familiar(400 if SMOKE else 2000), batch_size=32, shuffle=True, collate_fn=collate)
+valid = DataLoader(familiar(200), batch_size=32, collate_fn=collate)
+model = trained(train)
 
-    guard = offmap.fit(model, train, valid, solver="closed-form")  # the default solver takes longer, and goes further
+# %% [markdown]
+# The net is handed over as it is. `closed-form` takes no gradient steps; the default solver takes longer, and goes further.
 
-    test = familiar(200)
-    shuffled = [(" ".join(random.sample(text.split(), len(text.split()))), y) for text, y in test]
-    strange = [(sentence(OTHERS[:5], OTHERS[5:9], OTHERS[9:]), 0) for _ in range(200)]
-    print("set             accuracy  score   called strange")
-    for name, rows in {"familiar": test, "shuffled words": shuffled, "unknown words": strange}.items():
-        answer = guard(DataLoader(rows, batch_size=64, collate_fn=collate))
-        right = (answer.label == torch.tensor([y for _, y in rows])).float().mean()
-        accuracy = f"{right:8.0%}" if name != "unknown words" else "       -"
-        print(f"{name:15} {accuracy}  {answer.score.mean():.3f}  {answer.ood.float().mean():8.0%}")
+# %%
+guard = offmap.fit(model, train, valid, solver="closed-form", draws=10 if SMOKE else 50, risk_draws=10 if SMOKE else 50)
 
-
-if __name__ == "__main__":
-    main()
+# %%
+test = familiar(200)
+shuffled = [(" ".join(random.sample(text.split(), len(text.split()))), y) for text, y in test]
+strange = [(sentence(OTHERS[:5], OTHERS[5:9], OTHERS[9:]), 0) for _ in range(200)]
+print("set             accuracy  score   called strange")
+for name, rows in {"familiar": test, "shuffled words": shuffled, "unknown words": strange}.items():
+    answer = guard(DataLoader(rows, batch_size=64, collate_fn=collate))
+    right = (answer.label == torch.tensor([y for _, y in rows])).float().mean()
+    accuracy = f"{right:8.0%}" if name != "unknown words" else "       -"
+    print(f"{name:15} {accuracy}  {answer.score.mean():.3f}  {answer.ood.float().mean():8.0%}")

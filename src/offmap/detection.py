@@ -18,11 +18,11 @@ from offmap._types import IGNORED, Data, Inputs
 from offmap.batches import Batches, Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, split, unlabelled
 from offmap.core.forward import Select
 from offmap.core.inputs import mark_shared, rows_of, take_rows
+from offmap.core.memory import Memory
 from offmap.core.noise import generator
 from offmap.detectors import catalog
 from offmap.detectors.form import Form, check_accuracy
 from offmap.detectors.known import Known, Rule, number
-from offmap.detectors.memory import Memory
 from offmap.detectors.penultimate import Classifier, Seen, classifier
 from offmap.errors import ConfigError, DataError, HostError
 from offmap.guarding.answer import Answer, gathered, joined, laid

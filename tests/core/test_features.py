@@ -90,3 +90,21 @@ def test_a_host_that_fails_is_named_with_the_shape_it_was_given() -> None:
     net, _, _ = HOSTS["mlp"]
     with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(4, 7\): .*Check that the data have the form"):
         features(net, weights(net), torch.zeros(4, 7))
+
+
+def test_maps_are_told_by_mean_and_deviation_of_every_channel() -> None:
+    net, x, _ = HOSTS["resnet"]
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        m.register_forward_pre_hook(lambda _, args, n=n: seen.setdefault(f"{n}.weight", args[0]))
+        for n, m in net.named_modules()
+        if isinstance(m, nn.Conv2d)
+    ]
+    found = features(net, weights(net), x, maps=True)
+    for hook in hooks:
+        hook.remove()
+    assert len(seen) > 10
+    for name, met in seen.items():
+        wanted = torch.cat([met.mean((2, 3)), met.var((2, 3), correction=0).sqrt()], 1)
+        torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5)
+    assert len(found) == len(seen) + 1  # and the head

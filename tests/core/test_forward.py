@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import oracles
 from hosts import ZOO, Through
 from offmap.core import forward as module
+from offmap.core.calls import replaced
 from offmap.core.construct import scaling
 from offmap.core.forward import Host, call, first_tensor, forward
 from offmap.core.inputs import mark_shared, rows_of, shared, take_rows
@@ -120,7 +121,7 @@ def test_a_host_without_one_output_per_row_is_refused():
 def test_a_tied_weight_is_replaced_in_all_its_places_and_given_back(given: str):
     net = copy_host(ZOO["tied"].build())
     own, other = net[0].weight, torch.randn(3, 3)
-    with suppress(KeyError), module.replaced(net, {given: other}):
+    with suppress(KeyError), replaced(net, {given: other}):
         assert net[0].weight is other
         assert net[2].weight is other
         raise KeyError

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import offmap
+from offmap.core.memory import Memory
 from offmap.detectors import catalog
-from offmap.detectors.memory import Memory
 from offmap.detectors.penultimate import ENDINGS, classifier
 from offmap.errors import ConfigError, HostError
 from offmap.nets.lenet import lenet
@@ -181,7 +181,7 @@ def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
 
 
 def test_a_memory_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offmap.detectors.memory.REMEMBERED", 100)
+    monkeypatch.setattr("offmap.core.memory.REMEMBERED", 100)
     memory = Memory()
     for value in range(10):
         memory.find(torch.full((2,), float(value)), lambda: (torch.zeros(10), torch.zeros(20)))

@@ -20,25 +20,29 @@ def features(
     select: Select = first_tensor,
     *,
     names: Collection[str] | None = None,
+    maps: bool = False,
 ) -> dict[str, Tensor]:
     """{parameter: (B, D)}, in order of execution: what each matrix meets that meets one row per example, at its first use.
 
-    Layers that meet every position of an example, as convolutions do, are left out: their rows are not examples.
+    Layers that meet every position of an example, as convolutions do, are left out: their rows are not examples. With `maps`,
+    convolutions are not: of what they meet, (B, C, *space), mean and standard deviation of every channel stand for the example.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> {name: tuple(h.shape) for name, h in features(net, dict(net.named_parameters()), torch.ones(4, 2)).items()}
     {'0.weight': (4, 2), '2.weight': (4, 3)}
     """
     if rows_of(x) == 1:  # in company: of one row, some operators make a vector, and whatever meets one row looks like it
-        found = features(net, weights, take_rows(x, [0, 0]), select, names=names)
+        found = features(net, weights, take_rows(x, [0, 0]), select, names=names, maps=maps)
         return {name: met[:1] for name, met in found.items()}
     batch, found = rows_of(x), dict[str, Tensor]()
 
     def visit(read: Read) -> None:
         met = read.meeting
-        if met is None or met.count != batch or met.groups != 1 or read.name in found:
+        if met is None or read.name in found or (names is not None and read.name not in names):
             return
-        if names is None or read.name in names:
+        if maps and met.map is not None and len(met.map) == batch:
+            found[read.name] = pooled(met.map)
+        elif met.count == batch and met.groups == 1:
             found[read.name] = torch.cat([block[0] for block in met.rows(None)])
 
     # in inference mode products are not taken apart, and nobody sees what they read
@@ -48,3 +52,14 @@ def features(
         except HOST_ERRORS as error:
             raise host_failed(net, x, error) from error
     return found
+
+
+def pooled(x: Tensor) -> Tensor:
+    """Mean and standard deviation of every channel over its places, (B, C, *space) -> (B, 2C).
+
+    >>> pooled(torch.tensor([[[1.0, 3.0], [5.0, 5.0]]]))
+    tensor([[2., 5., 1., 0.]])
+    """
+    flat = x.flatten(2)
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    return torch.cat([flat.mean(2), flat.std(2, correction=0)], 1)

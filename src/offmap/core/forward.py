@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,72 +15,21 @@ from torch.utils._pytree import tree_map
 
 from offmap._types import Inputs, Weights
 from offmap.core import dense
-from offmap.core.inputs import arguments, is_table, rows_of, take_rows
-from offmap.core.reads import ONE_AT_A_TIME, slow_attention
+from offmap.core.calls import HOST_ERRORS, Select, call, first_tensor
+from offmap.core.ending import Ending
+from offmap.core.inputs import is_table, rows_of, take_rows
+from offmap.core.reads import slow_attention
+from offmap.core.weights import at
 from offmap.errors import HostError
-
-Select: TypeAlias = Callable[[Any], Tensor]
-"""From what a host returns to the tensor that matters."""
 
 Draw: TypeAlias = Callable[[range], Weights]
 """Gives those draws of every member, {name: (M·p, ...)}."""
-
-HOST_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
-"""What a host may raise on inputs of a form that it does not know."""
 
 OUTPUT_NUMBERS = 1 << 24
 """Numbers in the stacked outputs of one block of rows (64 MB in float32)."""
 
 LOOP_NUMBERS = 1 << 21
 """Weights drawn at once for a host that is looped over (8 MB in float32): draws in company are cheaper than alone."""
-
-
-def first_tensor(output: Any) -> Tensor:
-    """The default `select`: a tensor itself, `.logits`, or the first entry."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(getattr(output, "logits", None), Tensor):
-        return output.logits
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-        return output[0]
-    raise HostError(
-        f"Expected a host that returns a tensor, an object with `.logits` or a tuple that starts with a tensor, "
-        f"but got {type(output).__name__}. Pass `select=` to pick the tensor."
-    )
-
-
-def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> Tensor:
-    """One plain call of the host with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
-    args, kwargs = arguments(inputs)
-    with replaced(net, weights):
-        return select(net(*args, **kwargs))
-
-
-@contextmanager
-def replaced(net: nn.Module, weights: Mapping[str, Tensor]) -> Generator[None]:
-    """Other weights in the host for a while, a tied one in all of its places, whichever of its names it is given under.
-
-    `functional_call` does the same, but takes several times as long to set up and trips over modules that are reachable by two
-    paths (pytorch issue 164759).
-    """
-    with ONE_AT_A_TIME:
-        found: list[tuple[dict[str, Any], str, str]] = []
-        given: dict[int, Tensor] = {}
-        for path, module in net.named_modules():
-            for table in (vars(module)["_parameters"], vars(module)["_buffers"]):
-                for leaf, own in table.items():
-                    name = f"{path}.{leaf}" if path else leaf
-                    found.append((table, leaf, name))
-                    if name in weights:
-                        given.setdefault(id(own), weights[name])
-        swaps = [(t, leaf, t[leaf], weights.get(name, given[id(t[leaf])])) for t, leaf, name in found if id(t[leaf]) in given]
-        try:
-            for table, leaf, _, other in swaps:
-                table[leaf] = other
-            yield
-        finally:
-            for table, leaf, own, _ in swaps:
-                table[leaf] = own
 
 
 def forward(
@@ -161,6 +110,7 @@ class Host:
     batch_size: int = 128
     output_numbers: int = 1
     output_axes: int | None = None  # of one row; None: not known
+    ending: Ending | None = None  # where the last layer alone is random
 
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Outputs of a stack of weights, {name: (S, ...)} -> (S, B, ...), in float32 at least; gradients flow."""
@@ -183,6 +133,8 @@ class Host:
         """Outputs of `draws` draws of every member, member-major: (M·P, B, ...). Weights exist one chunk at a time."""
         if draws < 1 or rows_of(inputs) < 1:
             raise HostError("Expected at least one draw and one row, but got none.")
+        if self.ending is not None:
+            return self._ended(self.ending, draw, draws, inputs, members)
         result: Tensor | None = None
         together = self.chunk_size
         if together == 1:
@@ -198,6 +150,21 @@ class Host:
                 result[:, start : span.stop, rows] = block.unflatten(0, (members, len(span)))
         assert result is not None
         return result.flatten(0, 1)
+
+    def _ended(self, ending: Ending, draw: Draw, draws: int, inputs: Inputs, members: int) -> Tensor:
+        """Outputs of draws that differ in the last layer alone: all before it runs once."""
+        plain = draw(range(1))
+        try:
+            met = ending.met(self.net, [at(plain, m) for m in range(members)], inputs, self.select, self.batch_size)
+        except HOST_ERRORS as error:
+            raise host_failed(self.net, inputs, error) from error
+        check_rows(self.net, met[0], inputs)
+        together = max(1, LOOP_NUMBERS // sum(w.numel() for w in plain.values()))
+        parts: list[Tensor] = []
+        for start in range(0, draws, together):
+            stacked = ending.outputs(self.net, met, draw(range(start, min(start + together, draws))))
+            parts.append(stacked.to(torch.promote_types(stacked.dtype, torch.float32)).unflatten(0, (members, -1)))
+        return torch.cat(parts, 1).flatten(0, 1)
 
     def _batches(self, weights: Weights, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Outputs of all weight sets for some rows, (S, b, ...); batched products choose their own rows."""

@@ -42,6 +42,7 @@ class Meeting:
     groups: int
     count: int
     rows: Rows
+    map: Tensor | None = None  # of a convolution: its input, (B, C, *space)
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _convolution(
     if transposed:  # (in, out/g, *kernel)
         frame = Frame((groups, shape[0] // groups, *shape[1:]), (0, 2), (1, *(t + 1 for t in taps)))
     met = Windows(x, shape[2:], tuple(result.shape[2:]), stride, padding, dilation, transposed)
-    meeting = Meeting(frame, 0, frame.outputs, groups, met.count, lambda chosen: met.rows(groups, chosen))
+    meeting = Meeting(frame, 0, frame.outputs, groups, met.count, lambda chosen: met.rows(groups, chosen), x)
     yield Read(name, owners.owns(bias), meeting)
 
 

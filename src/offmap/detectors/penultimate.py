@@ -17,9 +17,9 @@ from offmap._types import Inputs
 from offmap.batches import Place
 from offmap.core.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed
 from offmap.core.inputs import rows_of, take_rows
+from offmap.core.memory import Memory
 from offmap.core.reads import Read, ReadWatcher, open_attention
 from offmap.core.weights import copy_host, floating
-from offmap.detectors.memory import Memory
 from offmap.errors import ConfigError, HostError, nearest
 
 LOOKED_AT = 8

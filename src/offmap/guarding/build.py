@@ -28,6 +28,7 @@ from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
 from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
 from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
+from offmap.guarding.pictures import are_pictures, for_pictures, pictured
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
 from offmap.methods.predictives import Remembered, Sampled
@@ -69,11 +70,13 @@ def fit(
 
     `where` picks the random parameters: "all", "matrices" (two axes or more), "last-layer" (weight and bias of the last matrix
     product before the output), name patterns, or a function of (name, tensor). The default is "all": the paper makes every weight
-    random, hidden layers are where off-map inputs first look strange, and a parameter that stays fixed cannot disagree. Frozen
+    random, hidden layers are where off-map inputs first look strange, and a parameter that stays fixed cannot disagree. For
+    classifiers of images, (B, channels, height, width), it is "last-layer", without gradient steps. Frozen
     parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
 
     `score` says what is strange. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
-    layers (`guarding/familiar.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is that alone,
+    layers (`guarding/familiar.py`; for classifiers of images with the energy of the logits and distances in layers alone,
+    `guarding/pictures.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is the distance alone,
     "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
     function of outputs, (M·P, B, ...) -> (B,). The first two keep up to 4,096 training rows in guard and file, others none.
 
@@ -102,11 +105,13 @@ def fit(
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
             _checked(familiar, law, plain)
+        if config == "default" and are_pictures(law, held):
+            settings = for_pictures(settings, trained=solver is not None or bool(options))
         at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
         made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes)
-        return _calibrated(_compared(made, rows), held, familiar, "choose", 0.05)
+        return _calibrated(_compared(made, rows, held), held, familiar, "choose", 0.05)
 
 
 def guard(
@@ -140,7 +145,7 @@ def guard(
         measure(likelihood, score)
         made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
         if train is not None:
-            made = _compared(made, batches(train, place, name="train", target=target))
+            made = _compared(made, batches(train, place, name="train", target=target), held)
         familiar = held
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
@@ -155,7 +160,7 @@ def _own_order(seed: int) -> Generator[None]:
         yield
 
 
-def _compared(made: Guard, train: Batches) -> Guard:
+def _compared(made: Guard, train: Batches, held: Rows) -> Guard:
     """The guard with the training rows that its score compares with, if it does and there is one score per example."""
     if made.score_with not in ("default", "distance"):
         return made
@@ -164,7 +169,13 @@ def _compared(made: Guard, train: Batches) -> Guard:
         outputs = (made.outputs(block, None) for block in made.blocks(x))
         return torch.cat([log_uncertainty(made.likelihood, each, made.predictive.members) for each in outputs])
 
-    found = familiar_of(made.predictive, sample(train, ROWS, made.seed), uncertain)
+    def energy(x: Inputs) -> torch.Tensor:
+        return torch.cat([made.energy(block) for block in made.blocks(x)])
+
+    rows, found = sample(train, ROWS, made.seed), None
+    if are_pictures(made.likelihood, held) and hasattr(made.predictive, "plain"):
+        found = pictured(made.predictive, rows, held.inputs, uncertain, energy)
+    found = found or familiar_of(made.predictive, rows, uncertain)
     if found is None and made.score_with == "distance":
         raise ConfigError("Expected three or more training rows whose inputs or layers are one vector per example, and not all "
                           "the same, for score='distance', but there are none. Pass score='paper'.")  # fmt: skip

@@ -8,10 +8,13 @@ deviations over familiar rows, each compared with the others only (leave-one-out
     layers         the same in what hidden matrices of all members meet, side by side; the mean over them
 
 Their mean is the score. Nothing is tuned, and familiar data are all it needs.
+
+Classifiers of images are told otherwise (`guarding/pictures.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,18 +43,20 @@ LAYERS = 3
 class Familiar:
     """Familiar rows in the inputs (None: they are no vectors) and in some layers, and the scale of log u on them.
 
-    `layers` are names of matrices, in the order of `hidden`.
+    `layers` are names of matrices, in the order of `hidden`. For images there is the scale of the energy in `logits` as well.
     """
 
     inputs: Space | None
     hidden: tuple[Space, ...]
     layers: tuple[str, ...]
     disagreement: Scale
+    logits: Scale | None = None
 
     @property
     def parts(self) -> list[str]:
-        """Where distances are taken, in words."""
-        return [*(["inputs"] if self.inputs else []), *([f"layers ({', '.join(self.layers)})"] if self.layers else [])]
+        """What is looked at beside disagreement, in words."""
+        named = [f"layers ({', '.join(self.layers)})"] if self.layers else []
+        return [*(["logits"] if self.logits else []), *(["inputs"] if self.inputs else []), *named]
 
     @property
     def count(self) -> int:
@@ -60,17 +65,28 @@ class Familiar:
 
     def distance(self, predictive: Predictive, x: Inputs) -> Tensor:
         """The mean of the parts that are distances, (B,)."""
-        return _mean(self.distances(predictive, x))
+        return self._joined(self.distances(predictive, x))
 
-    def join(self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor) -> Tensor:
-        """The default score, (B,), from log u (B,)."""
-        return _mean({"disagreement": self.disagreement(log_uncertainty), **self.distances(predictive, x)})
+    def join(self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor, energy: Tensor | None = None) -> Tensor:
+        """The default score, (B,), from log u (B,) and, for images, the energy (B,)."""
+        told = {"disagreement": self.disagreement(log_uncertainty)}
+        if self.logits is not None and energy is not None:
+            told["logits"] = self.logits(energy)
+        return self._joined(told | self.distances(predictive, x))
+
+    def _joined(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The mean or, for images, the soft maximum of all parts, (B,); what is infinitely strange in one is so altogether."""
+        stacked = torch.stack(list(parts.values()))
+        whole = stacked.mean(0) if self.logits is None else stacked.logsumexp(0) - math.log(len(stacked))
+        return whole.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     @torch.no_grad()
     def distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
         """How strange examples are in the inputs and in the layers, (B,) each; one or the other if there is but one."""
         # room for all results first: short ones, left between the temporaries of later blocks, would scatter free memory
-        parts = [name for name, there in (("inputs", self.inputs), ("layers", self.hidden)) if there]
+        pictures = self.logits is not None
+        there = {"inputs": self.inputs, "last layer": pictures, "layers": len(self.hidden) > pictures}
+        parts = [name for name, compared in there.items() if compared]
         found = {part: self.disagreement.centre.new_empty(rows_of(x)) for part in parts}
         start = 0
         for block in blocks(predictive, x):
@@ -92,14 +108,18 @@ class Familiar:
                 )
             parts["inputs"] = self.inputs(vectors)
         if self.hidden:
-            met = layers_of(predictive, x, self.layers)
+            met = layers_of(predictive, x, self.layers, pictures=self.logits is not None)
             for name in self.layers:
                 if name not in met:
                     raise HostError(
                         f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
                         "Check their form, or fit with score='epistemic', which compares no layers."
                     )
-            parts["layers"] = torch.stack([s(met[n]) for s, n in zip(self.hidden, self.layers, strict=True)]).mean(0)
+            told = [s(met[n]) for s, n in zip(self.hidden, self.layers, strict=True)]
+            if self.logits is not None:
+                parts["last layer"] = told.pop()
+            if told:
+                parts["layers"] = torch.stack(told).mean(0)
         return parts
 
     def to(self, device: str | torch.device) -> Familiar:
@@ -111,7 +131,8 @@ class Familiar:
         spaces = [("inputs", self.inputs)] if self.inputs is not None else []
         spaces += [(f"hidden.{i}", space) for i, space in enumerate(self.hidden)]
         tensors = {f"{name}.{field}": tensor for name, space in spaces for field, tensor in space.state().items()}
-        return tensors | {"disagreement": self.disagreement.state()}
+        scales = {"disagreement": self.disagreement, "logits": self.logits}
+        return tensors | {name: scale.state() for name, scale in scales.items() if scale is not None}
 
     @staticmethod
     def from_state(layers: Sequence[str], tensors: Mapping[str, Tensor]) -> Familiar:
@@ -125,6 +146,7 @@ class Familiar:
             hidden=tuple(space(f"hidden.{i}") for i in range(len(layers))),
             layers=tuple(layers),
             disagreement=Scale(*tensors["disagreement"].unbind()),
+            logits=Scale(*tensors["logits"].unbind()) if "logits" in tensors else None,
         )
 
 
@@ -161,8 +183,3 @@ def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Te
     parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
     each = torch.stack([(own or likelihood.score)(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
     return (each.clamp_min(1e-30).log() if own else each).mean(0)
-
-
-def _mean(parts: Mapping[str, Tensor]) -> Tensor:
-    """Of all parts, (B,); what is infinitely strange in one is so altogether."""
-    return torch.stack(list(parts.values())).mean(0).nan_to_num(nan=torch.inf, posinf=torch.inf)

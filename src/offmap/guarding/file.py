@@ -18,6 +18,7 @@ from offmap._types import Weights
 from offmap.batches import Place
 from offmap.core.construct import centre
 from offmap.core.distribution import Rotation, WeightDistribution
+from offmap.core.ending import Ending
 from offmap.core.forward import Host, Select, first_tensor
 from offmap.core.frames import Frame
 from offmap.core.noise import NOISES, Noise, Uniform
@@ -32,7 +33,7 @@ from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.solve.monitors import History
 
-FORMAT = "offmap-guard-4"
+FORMAT = "offmap-guard-5"
 LIKELIHOODS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Categorical": Categorical, "Bernoulli": Bernoulli}
 
 
@@ -64,7 +65,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "noise": _noise_state(q.noise),
         "likelihood": law,
         "host": {"chunk_size": host.chunk_size, "batch_size": host.batch_size, "output_numbers": host.output_numbers,
-                 "output_axes": host.output_axes},
+                 "output_axes": host.output_axes, "ending": host.ending and host.ending.layer},
         "guard": {"clip": guard.clip, "score_with": guard.score_with, "draws": guard.draws, "seed": guard.seed,
                   "target": guard.target, "notes": guard.notes},
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
@@ -112,7 +113,8 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
         for name, tensor in q.raw_scale.items():
             tensor.copy_(raw[name])
     q.requires_grad_(False)
-    host = Host(at.net, select or first_tensor, **header["host"])
+    ending = header["host"].pop("ending")
+    host = Host(at.net, select or first_tensor, **header["host"], ending=None if ending is None else Ending(ending))
     calibration = Calibration(
         tensors["calibration.scores"].to(place.device),
         tensors["calibration.misses"].to(place.device),

@@ -18,11 +18,13 @@ from torch.utils.data import DataLoader
 from offmap import conformal
 from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, unlabelled
+from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.deploy.export import ExportInfo
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
 from offmap.guarding.familiar import Familiar, log_uncertainty
+from offmap.guarding.pictures import plain_energy
 from offmap.likelihoods import Likelihood, Prediction, check_counted, check_targets
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive
@@ -166,7 +168,9 @@ class Guard:
         place = Place(torch.device(device), self.place.dtype)
         host, q = self.predictive.host, self.predictive.q
         moved = replace(
-            self.predictive, host=replace(host, net=copy.deepcopy(host.net).to(device)), q=copy.deepcopy(q).to(device)
+            self.predictive,
+            host=replace(host, net=copy.deepcopy(host.net).to(device), ending=host.ending and Ending(host.ending.layer)),
+            q=copy.deepcopy(q).to(device),
         )
         calibration = replace(
             self.calibration, scores=self.calibration.scores.to(device), misses=self.calibration.misses.to(device)
@@ -192,11 +196,17 @@ class Guard:
         outputs = self.outputs(block, None)
         if self.familiar is not None and self.score_with == "default":
             uncertain = log_uncertainty(self.likelihood, outputs, self.predictive.members)
-            return self.familiar.join(self.predictive, block, uncertain).to(precise)
+            energy = self.energy(block) if self.familiar.logits is not None else None
+            return self.familiar.join(self.predictive, block, uncertain, energy).to(precise)
         scores = self.scores(outputs)
         # without a class axis, (B, T) may be T labels of one text
         kept = attended(block, scores) if outputs.ndim > scores.ndim + 1 else None
         return scores if kept is None else scores.masked_fill(~kept, torch.nan)
+
+    def energy(self, block: Inputs) -> Tensor:
+        """The energy of the plain members' logits, (B,): low for images whose classes are seen clearly."""
+        logits = self.likelihood.logits(self.outputs(block, 0.0))  # pyright: ignore[reportAttributeAccessIssue]
+        return plain_energy(logits, self.predictive.members)
 
     def _answer(self, block: Inputs) -> Answer:
         prediction = self.likelihood.predictive(self.outputs(block, self.clip))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,10 +65,11 @@ class Space:
     scale: Scale
 
     @staticmethod
-    def of(rows: Tensor, *, standardized: bool) -> Space | None:
+    def of(rows: Tensor, *, standardized: bool, even: bool = False) -> Space | None:
         """A space around the finite ones of these rows; None if they are too few or all the same.
 
-        `standardized` divides columns by their standard deviation, unless that is 0.
+        `standardized` divides columns by their standard deviation, unless that is 0. `even`: all rows count as equally far apart,
+        so that the plain distance is told.
         """
         kept = rows[rows.isfinite().all(1)].double()
         if len(kept) < LEAST or torch.equal(kept, kept[:1].expand_as(kept)):
@@ -80,6 +81,8 @@ class Space:
         scaled = ((kept - centre) / unit).to(torch.promote_types(rows.dtype, torch.float32))
         distances, numbers = nearest(scaled, scaled, itself=torch.arange(len(scaled), device=scaled.device))
         spacings = distances.mean(1)
+        if even:
+            spacings = spacings.mean().expand(len(spacings)).contiguous()
         return Space(scaled, centre, unit, spacings, Scale.of(relative(distances, numbers, spacings)))
 
     def state(self) -> Weights:
@@ -99,5 +102,13 @@ class Space:
 
     def __call__(self, x: Tensor) -> Tensor:
         """How strange rows (B, D) are here, (B,)."""
+        return self.scale(self.ratio(x))
+
+    def ratio(self, x: Tensor) -> Tensor:
+        """The log ratio of rows (B, D), as it is, (B,)."""
         scaled = ((x.double() - self.centre) / self.unit).to(self.rows.dtype)
-        return self.scale(relative(*nearest(self.rows, scaled), self.spacings))
+        return relative(*nearest(self.rows, scaled), self.spacings)
+
+    def rescaled(self, x: Tensor) -> Space:
+        """The same space, its scale from other familiar rows (B, D)."""
+        return replace(self, scale=Scale.of(self.ratio(x)))

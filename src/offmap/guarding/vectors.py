@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -13,6 +14,7 @@ from offmap._types import Inputs
 from offmap.core.features import features
 from offmap.core.inputs import Shared, is_table, rows_of, take_rows
 from offmap.core.noise import Normal, generator
+from offmap.core.weights import floating
 from offmap.methods.protocol import Predictive
 
 WIDEST = 4096
@@ -43,16 +45,27 @@ def flat(x: Inputs) -> Tensor | None:
     return torch.cat([t.reshape(size, -1) for t in floats], 1) if 0 < width <= WIDEST and not padded else None
 
 
-def layers_of(predictive: Predictive, x: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
-    """What these matrices of all plain members meet, side by side and no wider than NARROW, (B, D) each."""
-    each = [_met(predictive, member, x, names) for member in range(predictive.members)]
+def layers_of(predictive: Predictive, x: Inputs, names: Sequence[str], *, pictures: bool = False) -> dict[str, Tensor]:
+    """What these matrices of all plain members meet, side by side and no wider than NARROW, (B, D) each.
+
+    Of `pictures`, convolutions are asked too, and every member's vectors have length one: away from the training data features
+    shrink, and what is left of them is told by their direction.
+    """
+    each = [_met(predictive, member, x, names, maps=pictures) for member in range(predictive.members)]
+    if pictures:
+        each = [{name: F.normalize(rows.double(), dim=1).float() for name, rows in met.items()} for met in each]
     return {name: narrowed(torch.cat([met[name] for met in each], 1)) for name in names if all(name in met for met in each)}
 
 
-def _met(predictive: Predictive, member: int, x: Inputs, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+def _met(
+    predictive: Predictive, member: int, x: Inputs, names: Sequence[str] | None = None, *, maps: bool = False
+) -> dict[str, Tensor]:
     """What one member's matrices meet, (B, D) each; nothing for a Predictive that is no host of ours."""
     plain, host = getattr(predictive, "plain", None), getattr(predictive, "host", None)
-    return {} if plain is None or host is None else features(host.net, plain(member), x, host.select, names=names)
+    if plain is None or host is None:
+        return {}
+    # one member alone has its fixed weights in the host itself
+    return features(host.net, floating(host.net) | plain(member), x, host.select, names=names, maps=maps)
 
 
 def narrowed(rows: Tensor) -> Tensor:
@@ -82,14 +95,18 @@ def blocks(predictive: Predictive, x: Inputs) -> Iterator[Inputs]:
     return (take_rows(x, slice(start, start + step)) for start in range(0, rows_of(x), step))
 
 
-def hidden(predictive: Predictive, rows: Sequence[Inputs], vectors: Tensor | None) -> dict[str, Tensor]:
+def hidden(
+    predictive: Predictive, rows: Sequence[Inputs], vectors: Tensor | None, pick: Callable[[list[str]], list[str]] | None = None
+) -> dict[str, Tensor]:
     """What `layers_of` gives of these rows, (N, D) by name, for the matrices that meet the same in whatever company a row is, and
-    other than the inputs themselves, `vectors`.
+    other than the inputs themselves, `vectors`. With `pick` the rows are pictures, and it says which of the matrices are asked.
     """
+    pictures = pick is not None
     parts = [block for part in rows for block in blocks(predictive, part)]
-    few, first = _met(predictive, 0, take_rows(rows[0], slice(0, 2))), _met(predictive, 0, parts[0])
+    few, first = (_met(predictive, 0, x, maps=pictures) for x in (take_rows(rows[0], slice(0, 2)), parts[0]))
     names = [n for n in few if n in first and _alike(few[n], first[n][: len(few[n])]) and not _same(first[n], vectors)]
-    found = [layers_of(predictive, block, names) for block in parts]
+    names = pick(names) if pick else names
+    found = [layers_of(predictive, block, names, pictures=pictures) for block in parts] if names else []
     met = {name: whole([block.get(name) for block in found]) for name in names}
     return {name: m for name, m in met.items() if m is not None}
 

@@ -15,6 +15,7 @@ from offmap.batches import Batches, Rows
 from offmap.core.choice import choose
 from offmap.core.construct import Centre, Feed, Observed, centre, observe
 from offmap.core.distribution import Parameterization, WeightDistribution
+from offmap.core.ending import ending_of
 from offmap.core.forward import Host
 from offmap.core.noise import Noise, Uniform, as_noise
 from offmap.core.weights import Where
@@ -121,6 +122,7 @@ def fit(
     check(config)
     at = nets if isinstance(nets, Centre) else choose(centre(nets), valid.inputs, config.where, runtime.select)
     host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
+    host = replace(host, ending=ending_of(at.net, at.mean, at.weights(0), valid.inputs, runtime.select))
     needed = config.basis == "svd" or config.solver != "sgd"
     rotated = config.basis == "svd" and config.parameterization is None
     seen = Observed()

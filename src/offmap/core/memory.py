@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,14 +18,18 @@ REMEMBERED = 1 << 24
 """Numbers that a memory holds at most (64 MB in float32)."""
 
 
+Found = TypeVar("Found", bound=tuple[Tensor, ...])
+
+
 @dataclass
 class Memory:
-    """Features and logits of the last blocks of inputs, by their content: detectors that share it cost one pass together."""
+    """What was made of the last blocks of inputs, by their content: those who share it cost one pass together."""
 
-    kept: OrderedDict[bytes, tuple[Tensor, Tensor]] = field(default_factory=OrderedDict)
+    most: int | None = None  # numbers held; None: REMEMBERED
+    kept: OrderedDict[bytes, Any] = field(default_factory=OrderedDict)
     numbers: int = 0
 
-    def find(self, inputs: Inputs, look: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def find(self, inputs: Inputs, look: Callable[[], Found]) -> Found:
         """What was seen before on equal inputs, or what `look` sees now."""
         digest = hashlib.blake2b(digest_size=16)
         for leaf in tree_leaves(inputs):
@@ -38,6 +43,6 @@ class Memory:
             self.kept[key] = look()
             self.numbers += sum(t.numel() for t in self.kept[key])
         self.kept.move_to_end(key)
-        while self.numbers > REMEMBERED and len(self.kept) > 1:
+        while self.numbers > (self.most or REMEMBERED) and len(self.kept) > 1:
             self.numbers -= sum(t.numel() for t in self.kept.popitem(last=False)[1])
         return self.kept[key]

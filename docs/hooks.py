@@ -1,0 +1,42 @@
+"""What mkdocs does besides: examples become pages and notebooks, and a page that asks other hosts for anything is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from percent import markdown, notebook, scripts
+
+ASKS = re.compile(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\ssrc=[\"']?((?:https?:)?//[^\"'\s>]+)"
+                  r"|<link\b(?![^>]*\brel=[\"']?canonical)[^>]*?\shref=[\"']?((?:https?:)?//[^\"'\s>]+)"
+                  r"|(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", re.IGNORECASE)  # fmt: skip
+
+
+def asked(html: str) -> list[str]:
+    """Addresses on other hosts that a browser would fetch to show this page. Links that a reader may follow do not count."""
+    return ["".join(found) for found in ASKS.findall(html)]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page and a notebook for every example."""
+    for name, script in scripts().items():
+        files.append(File.generated(config, f"examples/{name}.md", content=markdown(script, name)))
+        made = json.dumps(notebook(script), indent=1, ensure_ascii=False)
+        files.append(File.generated(config, f"examples/{name}.ipynb", content=made))
+    return files
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that cannot be read offline."""
+    if foreign := asked(output):
+        raise PluginError(f"{page.file.src_uri} asks other hosts for {foreign}: put a copy into docs/assets.")
+    return output

@@ -1,0 +1,52 @@
+# %% [markdown]
+# # In a scikit-learn pipeline
+#
+# `OffmapRegressor`, `OffmapClassifier` and `OffmapDetector` train small nets on a table and guard them. They are ordinary
+# estimators: in pipelines, in grid searches, in pickles.
+
+# %%
+import os
+
+import numpy as np
+from sklearn.datasets import load_wine
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import QuantileTransformer
+
+from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector
+
+SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
+steps = 100 if SMOKE else None
+
+# %% [markdown]
+# Wines of three growers. The third is held back: the classifier learns to tell the other two apart, and is then given its wines.
+
+# %%
+X, y = load_wine(return_X_y=True)
+known = y < 2
+X_train, X_test, y_train, y_test = train_test_split(X[known], y[known], test_size=0.3, random_state=0)
+strange = X[~known]
+
+pipeline = make_pipeline(
+    QuantileTransformer(n_quantiles=30, output_distribution="normal", random_state=0),
+    OffmapClassifier(random_state=0, steps=steps),
+)
+search = GridSearchCV(pipeline, {"offmapclassifier__hidden": [(16,), (32, 32)]}, cv=2)
+search.fit(X_train, y_train)
+print(f"best: {search.best_params_['offmapclassifier__hidden']}, test accuracy {search.score(X_test, y_test):.0%}")
+
+# %% [markdown]
+# The last step of the pipeline holds the guard; rows pass the steps before it first.
+
+# %%
+before, classifier = search.best_estimator_[:-1], search.best_estimator_[-1]
+for name, rows in {"growers 1 and 2": X_test, "grower 3": strange}.items():
+    print(f"{name}: {classifier.off_map(before.transform(rows)).mean():.0%} of {len(rows)} off the map")
+
+# %% [markdown]
+# Without targets, `OffmapDetector` is an outlier detector with scikit-learn's sign: `score_samples` is higher for familiar rows,
+# and `predict` is 1 for them and −1 for outliers.
+
+# %%
+detector = OffmapDetector(random_state=0, steps=steps).fit(X_train)
+print("outliers among grower 3:", f"{np.mean(detector.predict(strange) == -1):.0%}")

@@ -1,0 +1,188 @@
+"""The pages are true: their code runs and prints what it says, their numbers are those of the records, nothing is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import offmap
+from benchmarks import blocks, options
+from citycams import Brightness, to_tensor, write_copy
+from offmap.bench.reading import parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+LANGUAGES = {"python", "toml", "text", "sh", "bash", "console", "json", ""}
+VALUE = re.compile(r"^(\[|\(|\{|'|tensor\(|torch\.Size|True|False|-?\d)")
+
+
+def fences(page: str, language: str) -> list[str]:
+    found = FENCE.finditer(PAGES[page].read_text(encoding="utf-8"))
+    return [match["body"] for match in found if match["language"].strip() == language]
+
+
+# ------------------------------------------------------------------------------------------------------- code
+
+
+def three_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the three lines of the front page take for granted."""
+    torch.manual_seed(0)
+    x = torch.randn(120, 2)
+    net = nn.Linear(2, 1)
+    return {"offmap": offmap, "net": net, "train": (x[:60], net(x[:60]).detach()), "valid": (x[60:], x[60:, :1]), "x": x[:3]}
+
+
+def tables_and_cameras(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The files that the page about data reads."""
+    rng = np.random.RandomState(0)
+    for name, count in (("cars", 120), ("trucks", 30)):
+        regions = rng.choice(["north", "south", "east", "west"], count)
+        rows = [f"{rng.randint(1, 200)},{rng.rand():.3f},{region},{rng.randint(500, 40_000) + 0.5}" for region in regions]
+        (folder / f"{name}.csv").write_text("\n".join(["power,wear,region,price", *rows]) + "\n", encoding="utf-8")
+    write_copy(folder / "data" / "citycam")
+    monkeypatch.setenv("OFFMAP_DATA", str(folder / "data"))
+    return {"net": Brightness(), "transform": to_tensor}
+
+
+BEFORE: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
+    "README.md": three_lines, "docs/index.md": three_lines, "docs/data.md": tables_and_cameras,
+}  # fmt: skip
+NEEDS = {"docs/sklearn.md": "sklearn", "docs/lightning.md": "lightning", "docs/guides/huggingface.md": "transformers"}
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:The '.*_dataloader' does not have many workers")
+@pytest.mark.parametrize("page", [page for page in PAGES if fences(page, "python")])
+def test_the_code_of_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = NEEDS.get(page, "sklearn")
+    pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code = "\n".join(fences(page, "python"))
+    names = {"__name__": "__main__"} | BEFORE.get(page, lambda *_: {})(tmp_path, monkeypatch)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]):
+        exec(compile(code, page, "exec"), names)
+    lines = iter(printed.getvalue().splitlines())
+    for claim in claims(code):
+        assert claim in lines, f"{page} says {claim!r}, but it prints\n{printed.getvalue()}"
+    for name in re.findall(r"guard\.save\(\"(.*)\"\)", code):
+        assert (tmp_path / name).exists()
+
+
+def claims(code: str) -> list[str]:
+    """What comments after a print say that it prints, where they look like a value."""
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
+    return [each for each in said if VALUE.match(each)]
+
+
+def test_claims_are_values_and_not_remarks() -> None:
+    code = "print(a)  # tensor([1])\nprint(b)  # a remark\n    print(c)  # True False\nx = 1  # 2\nprint(d)  # -3.5\n"
+    assert claims(code) == ["tensor([1])", "True False", "-3.5"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_is_of_a_language_that_is_checked_or_plain(page: str) -> None:
+    found = {match["language"].strip() for match in FENCE.finditer(PAGES[page].read_text(encoding="utf-8"))}
+    assert found <= LANGUAGES, f"{found - LANGUAGES}: Python is checked as `python`, what cannot run is `text`"
+    for body in fences(page, "text"):
+        assert not body.startswith(("import ", "from ")), "Python that could run is marked `python`"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if fences(page, "toml")])
+def test_a_plan_on_a_page_can_be_read(page: str, tmp_path: Path) -> None:
+    for body in fences(page, "toml"):
+        assert parse(body, "page").name
+
+
+# ------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("path", blocks.pages(), ids=lambda path: path.name)
+def test_quoted_numbers_are_those_of_the_pages_they_come_from(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert blocks.filled(text, path) == text, "run `python -m benchmarks.blocks`"
+
+
+def test_every_block_is_quoted_somewhere() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in blocks.pages())
+    assert [name for name in blocks.BLOCKS if f"<!-- {name} -->\n" not in texts] == []
+
+
+def test_a_block_is_filled_with_links_that_fit_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCKS", {"one": lambda: "1.5 ([UCI](uci.md))"})
+    text = "a\n<!-- one -->\nold\n<!-- /one -->\nb"
+    shown = {name: blocks.filled(text, path).splitlines()[2] for name, path in (
+        ("docs", blocks.DOCS / "a.md"), ("root", ROOT / "README.md"), ("changelog", ROOT / "CHANGELOG.md"))}  # fmt: skip
+    assert shown == {"docs": "1.5 ([UCI](uci.md))", "root": "1.5 ([UCI](docs/uci.md))", "changelog": "1.5 (UCI (`docs/uci.md`))"}
+
+
+def test_the_page_about_options_is_that_of_its_record() -> None:
+    tasks = json.loads(options.RECORD.read_text(encoding="utf-8"))["tasks"]
+    assert len(tasks) == len(options.TABLES) * len(options.MODES)
+    assert options.page(tasks) == options.PAGE.read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------- the site
+
+
+def test_every_public_name_is_in_the_api() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^::: offmap\.(\w+)$", text, flags=re.MULTILINE)
+    assert sorted(shown) == sorted(set(shown))
+    assert [name for name in offmap.__all__ if name not in shown and name != "__version__"] == []
+
+
+def module(name: str) -> ModuleType:
+    """A file of `docs/` that is code."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_docstrings_are_shown_with_their_doctests_as_code() -> None:
+    pytest.importorskip("griffe", reason="needs griffe: pip install 'offmap[docs]'")
+    rewritten = module("docstrings").rewritten
+    assert rewritten("Rows (B, *positions), a*b.") == "Rows (B, \\*positions), a*b."
+    text = "Twice.\n\n>>> x = [\n...     1]\n>>> x\n[1]\n\nThe end."
+    assert rewritten(text) == "Twice.\n\n```pycon\n>>> x = [\n...     1]\n>>> x\n[1]\n```\n\nThe end."
+
+
+@pytest.mark.parametrize(
+    ("html", "foreign"),
+    [
+        ('<script src="https://cdn.example/x.js"></script>', ["https://cdn.example/x.js"]),
+        ("<img alt='a' src='//host.example/a.png'>", ["//host.example/a.png"]),
+        ('<link rel="stylesheet" href="https://fonts.example/css">', ["https://fonts.example/css"]),
+        ("<style>@import 'https://a.example/b.css'; p { background: url(//c.example/d.png) }</style>",
+         ["https://a.example/b.css", "//c.example/d.png"]),
+        ('<a href="https://example.org">a link</a><img src="own.svg"><link rel="canonical" href="https://example.org/">', []),
+    ],
+)  # fmt: skip
+def test_a_page_that_asks_other_hosts_is_found(html: str, foreign: list[str]) -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'offmap[docs]'")
+    assert module("hooks").asked(html) == foreign
+
+
+def test_the_navigation_holds_every_page_and_every_example() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    made = {f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")}
+    assert made <= listed
+    assert listed <= written | made

@@ -1,0 +1,63 @@
+"""The files around the code agree with it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import offmap
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    cited = yaml.safe_load(text("CITATION.cff"))
+    assert cited["version"] == PROJECT["project"]["version"] == offmap.__version__
+    assert f"## {offmap.__version__}" in text("CHANGELOG.md")
+
+
+def test_the_licence_is_the_same_everywhere() -> None:
+    assert PROJECT["project"]["license"] == yaml.safe_load(text("CITATION.cff"))["license"] == "MIT"
+    assert text("LICENSE").startswith("MIT License")
+
+
+def test_the_paper_is_cited_alike() -> None:
+    paper = yaml.safe_load(text("CITATION.cff"))["preferred-citation"]
+    page = text("docs/citation.md")
+    assert paper["title"] in page
+    assert paper["url"] in page
+    for number in (f"volume  = {{{paper['volume']}}}", f"number  = {{{paper['issue']}}}", f"{paper['start']}--{paper['end']}"):
+        assert number in page
+
+
+def test_types_are_told_to_type_checkers() -> None:
+    assert (ROOT / "src" / "offmap" / "py.typed").exists()
+    assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/offmap"]
+
+
+def test_hooks_before_a_commit_are_local() -> None:
+    repositories = yaml.safe_load(text(".pre-commit-config.yaml"))["repos"]
+    assert [each["repo"] for each in repositories] == ["local"]
+    assert {hook["entry"].split()[0] for hook in repositories[0]["hooks"]} == {".venv/bin/ruff", ".venv/bin/lint-imports"}
+
+
+def test_contributing_fits_on_a_page() -> None:
+    assert len(text("CONTRIBUTING.md").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_links_and_targets_that_are_named_exist(name: str) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", text(name)):
+        assert (ROOT / target).exists(), f"{name} links to {target}"
+    rules = set(re.findall(r"^([a-z]+):", text("Makefile"), flags=re.MULTILINE)) | {"unit", "slow"}
+    for rule in re.findall(r"`make ([a-z]+)", text(name)):
+        assert rule in rules, f"{name} names `make {rule}`"
