@@ -103,28 +103,43 @@ def test_verdicts_of_strange_rows_are_the_guards_too() -> None:
 def test_a_row_between_two_neighbours_is_no_reason_to_refuse() -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
     rows = torch.cat([inputs(30, 5), torch.zeros(1, 3)])
-    judge = graph_of(guard, rows).judge
-    assert not judge.undecided(rows).any()
-    near = judge.inputs
+    module = graph_of(guard, rows)
+    assert not module.undecided(rows).any()
+    near = module.judge.inputs
     near.rows = torch.cat([near.rows[:1].expand(11, 3), near.rows[11:]])  # eleven neighbours at one place
     there = (near.rows[:1].double() * near.unit + near.centre).float()
     assert near.undecided(there).tolist() == [True]
 
 
-def test_lenet_exports_with_its_layers(tmp_path: Path) -> None:
+def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path: Path) -> None:
     x, y = labelled((1, 12, 12), 40)
-    guard = quick(lenet(3, side=12), (x, y), labelled((1, 12, 12), 40, 1), draws=2)
-    guard.export(tmp_path / "g.onnx", x[:3])
+    guard = quick(lenet(3, side=12), (x, y), labelled((1, 12, 12), 40, 1), draws=50)
+    info = guard.export(tmp_path / "g.onnx", x[:3])
+    assert info.draws == 50
+    graph = onnx.load(tmp_path / "g.onnx").graph
+    assert sum(node.op_type == "Conv" for node in graph.node) == 2  # LeNet has two
     x = mixed(x[:5])
     same(run(tmp_path / "g.onnx", x), guard(x))
 
 
+@pytest.mark.parametrize("score", ["default", "epistemic", "distance"])
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("where", [None, "matrices"])
+def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, where: str | None) -> None:
+    x, y = labelled((1, 12, 12), 40)
+    nets = [lenet(3, side=12, seed=seed) for seed in range(members)]
+    guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, where=where)
+    x = mixed(x[:5])
+    same(graph_of(guard, x)(x), guard(x))
+
+
 @pytest.mark.slow
-def test_resnet_20_exports_with_ten_draws(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"where": "all", "score": "epistemic", "draws": 10}])
+def test_resnet_20_exports(options: dict[str, Any], tmp_path: Path) -> None:
     x, y = labelled((3, 32, 32), 40)
-    guard = quick(resnet(3), (x, y), labelled((3, 32, 32), 40, 1), draws=10)
+    guard = quick(resnet(3), (x, y), labelled((3, 32, 32), 40, 1), **{"draws": 50, **options})
     info = guard.export(tmp_path / "g.onnx", x[:3])
-    assert info.draws == 10
+    assert info.draws == guard.draws
     x = mixed(x[:5])
     same(run(tmp_path / "g.onnx", x), guard(x))
 

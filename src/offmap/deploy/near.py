@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from offmap._types import Inputs, Weights
-from offmap.core.forward import call
-from offmap.deploy.draws import Draws
+from offmap._types import Weights
+from offmap.deploy.passes import Passed
 from offmap.distance import NEIGHBOURS, relative
-from offmap.errors import HostError
-
-REMEDY = "Fit with score='epistemic', which compares no layers."
 
 
 class Scaled(nn.Module):
@@ -74,60 +69,25 @@ class Near(nn.Module):
 class Layers(nn.Module):
     """What named matrices of all plain members meet, side by side: `directions` (D, NARROW) turn those that are wide.
 
-    Only `nn.Linear` tells what it meets while a graph is traced.
+    Of `pictures`, every member's vectors have length one.
     """
 
-    def __init__(self, plain: Draws, names: Sequence[str], directions: Weights) -> None:
+    def __init__(self, names: Sequence[str], directions: Weights, *, pictures: bool) -> None:
         super().__init__()
-        self.plain, self.names = plain, tuple(names)
-        self.wide = tuple(directions)
+        self.names, self.pictures, self.wide = tuple(names), pictures, tuple(directions)
         for place, name in enumerate(directions):
             self.register_buffer(f"directions{place}", directions[name].clone())
-        net, _ = plain.host[0]
-        self.owners = {name: _owners(net, name) for name in names}
 
-    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
-        """{name: (B, D)}."""
-        each = [self._met(member, inputs) for member in range(self.plain.members)]
-        met = {name: torch.cat([one[name] for one in each], 1) for name in self.names}
-        for place, name in enumerate(self.wide):
-            directions = getattr(self, f"directions{place}")
-            met[name] = met[name].to(directions.dtype) @ directions
-        return met
-
-    def _met(self, member: int, inputs: Inputs) -> dict[str, Tensor]:
-        """{name: (B, D)} of one member, at first use."""
-        net, select = self.plain.host[0]
-        found: dict[str, Tensor] = {}
-        hooks: list[RemovableHandle] = []
-
-        def watch(name: str) -> Callable[[nn.Module, Any], None]:
-            def keep(module: nn.Module, args: Any) -> None:
-                if name not in found:
-                    found[name] = args[0].flatten(0, -2)
-
-            return keep
-
-        try:
-            for name, owners in self.owners.items():
-                hooks += [owner.register_forward_pre_hook(watch(name)) for owner in owners]
-            call(net, self.plain.weights(member), inputs, select)
-        finally:
-            for hook in hooks:
-                hook.remove()
+    def forward(self, passed: Passed) -> list[Tensor]:
+        """(B, D) for each name."""
+        found: list[Tensor] = []
         for name in self.names:
-            if name not in found:
-                raise HostError(f"Expected `{name}` to be used by its own layer, but the host reads it elsewhere, which a traced "
-                                f"graph does not show. {REMEDY}")  # fmt: skip
+            each = [met[name] for met in passed.met]
+            if self.pictures:
+                each = [F.normalize(rows.double(), dim=1).float() for rows in each]
+            rows = torch.cat(each, 1)
+            if name in self.wide:
+                directions: Tensor = getattr(self, f"directions{self.wide.index(name)}")
+                rows = rows.to(directions.dtype) @ directions
+            found.append(rows)
         return found
-
-
-def _owners(net: nn.Module, name: str) -> list[nn.Module]:
-    """The layers that hold this parameter, refused unless all are `nn.Linear`."""
-    parameter = dict(net.named_parameters())[name]
-    owners = [m for m in net.modules() if any(p is parameter for p in vars(m)["_parameters"].values())]
-    other = [m for m in owners if not isinstance(m, nn.Linear)]
-    if other:
-        raise HostError(f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for export, but "
-                        f"it belongs to {type(other[0]).__name__}. {REMEDY}")  # fmt: skip
-    return owners

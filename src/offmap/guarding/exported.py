@@ -16,14 +16,17 @@ from torch.utils._pytree import tree_leaves
 
 from offmap._types import Data, Inputs
 from offmap.core.inputs import Shared, rows_of, take_rows
-from offmap.deploy.draws import Draws, Own, draws_of, own
+from offmap.core.weights import everything
+from offmap.deploy.draws import Own, draws_of, own, together
 from offmap.deploy.export import ExportInfo, Sheet, check_path, export
-from offmap.deploy.graph import Answering, Joined, Measured
+from offmap.deploy.graph import Answering, Joined, Measured, Told
 from offmap.deploy.near import Layers, Near, Scaled
+from offmap.deploy.passes import Passes
 from offmap.errors import ConfigError
 from offmap.guarding.answer import attended, reduced
 from offmap.guarding.familiar import Familiar, log_uncertainty
 from offmap.guarding.guard import Guard
+from offmap.guarding.pictures import plain_energy
 from offmap.guarding.space import FAMILIAR, Scale, Space
 from offmap.guarding.vectors import NARROW, directions, flat
 
@@ -38,8 +41,8 @@ def export_guard(
 ) -> ExportInfo:
     """Write the guard as .onnx or .pt2: see `Guard.export`."""
     path = check_path(path)
+    guard = guard if guard.place.device.type == "cpu" else guard.to("cpu")
     predictive = own(guard.predictive)
-    guard = replace(guard.to("cpu") if guard.place.device.type != "cpu" else guard, about={})
     rows = next(iter(guard.blocks(example)))
     rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
     count = _draws(guard, predictive, draws)
@@ -56,7 +59,7 @@ def export_guard(
         _names(predictive.host.net, rows, len(tensors)),
         tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
         expected,
-        module.judge.undecided(rows) if isinstance(module.judge, Joined) else None,
+        module.undecided(rows),
         _facts(told, exact, half),
     )
     return export(sheet, path, draws=count, threshold=told.threshold, exact=exact, half=half)
@@ -65,30 +68,54 @@ def export_guard(
 def graph_of(guard: Guard, example: Inputs, *, half: bool = False) -> Answering:
     """The module that answers as the guard does."""
     predictive = own(guard.predictive)
+    compared = guard.familiar if guard.score_with in ("default", "distance") else None
+    passes = _passes(predictive, compared, half)
     predicting = draws_of(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
-    same = guard.clip is None or (guard.familiar is not None and guard.score_with == "distance")
+    same = guard.clip is None or (compared is not None and guard.score_with == "distance")
     judging = None if same else draws_of(predictive, guard.draws, clip=None, seed=guard.seed, half=half)
+    judge = Measured(_measure(guard)) if compared is None else _joined(guard, compared, passes, example)
     precise = torch.promote_types(guard.place.dtype, torch.float32)
-    judge = _judge(guard, predictive, half)
-    return Answering(example, predicting, guard.likelihood.predictive, judging, judge, guard.threshold, precise).eval()
+    return Answering(
+        example, passes, predicting, guard.likelihood.predictive, judging, judge, guard.threshold, precise
+    ).eval()  # fmt: skip
 
 
-def _judge(guard: Guard, predictive: Own, half: bool) -> nn.Module:
-    """The score as a module of inputs and unclipped outputs."""
-    familiar = guard.familiar
-    if familiar is None or guard.score_with not in ("default", "distance"):
-        return Measured(_measure(guard))
-    members = predictive.members
+def _passes(predictive: Own, compared: Familiar | None, half: bool) -> Passes | None:
+    """The plain members, if the score compares layers or all draws share what comes before the last one."""
+    names = compared.layers if compared else ()
+    if not names and predictive.host.ending is None:
+        return None
+    net = predictive.host.net
+    own_ = everything(net)  # one member alone has its fixed weights in the host itself
+    members = [{**own_, **predictive.plain(member)} for member in range(predictive.members)]
+    pictures = compared is not None and compared.logits is not None
+    return Passes(predictive.host, members, names, pictures=pictures, half=half)
+
+
+def _joined(guard: Guard, familiar: Familiar, passes: Passes | None, example: Inputs) -> Joined:
+    """The score that compares with training rows."""
+    members, law = guard.predictive.members, guard.likelihood
+    default, pictures = guard.score_with == "default", familiar.logits is not None
 
     def uncertain(outputs: Tensor) -> Tensor:
-        return log_uncertainty(guard.likelihood, outputs, members)
+        return log_uncertainty(law, outputs, members)
 
+    def energy(outputs: Tensor) -> Tensor:
+        return plain_energy(law.logits(outputs), members)  # pyright: ignore[reportAttributeAccessIssue]
+
+    layers = None
+    if passes is not None and familiar.layers:
+        met = passes(take_rows(example, slice(0, 2))).met
+        widths = {name: sum(each[name].shape[1] for each in met) for name in familiar.layers}
+        precise = torch.promote_types(guard.place.dtype, torch.float32) if not pictures else torch.float32
+        wide = {name: directions(width).to(precise) for name, width in widths.items() if width > NARROW}
+        layers = Layers(familiar.layers, wide, pictures=pictures)
     return Joined(
-        uncertain if guard.score_with == "default" else None,
-        _scaled(familiar.disagreement),
+        Told(uncertain, _scaled(familiar.disagreement)) if default else None,
+        Told(energy, _scaled(familiar.logits)) if default and familiar.logits is not None else None,
         flat,
         None if familiar.inputs is None else _near(familiar.inputs),
-        _layers(predictive, familiar, half) if familiar.layers else None,
+        layers,
         [_near(space) for space in familiar.hidden],
     )
 
@@ -104,14 +131,6 @@ def _measure(guard: Guard) -> Callable[[Inputs, Tensor], Tensor]:
     return measure
 
 
-def _layers(predictive: Own, familiar: Familiar, half: bool) -> Layers:
-    plain: Draws = draws_of(predictive, 1, clip=0.0, seed=0, half=half)
-    parameters = dict(predictive.host.net.named_parameters())
-    widths = {name: parameters[name].shape[-1] * predictive.members for name in familiar.layers if parameters[name].ndim == 2}
-    dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-    return Layers(plain, familiar.layers, {name: directions(w).to(dtype) for name, w in widths.items() if w > NARROW})
-
-
 def _near(space: Space) -> Near:
     return Near({name: tensor for name, tensor in space.state().items() if name != "scale"}, _scaled(space.scale))
 
@@ -123,7 +142,7 @@ def _scaled(scale: Scale) -> Scaled:
 def _draws(guard: Guard, predictive: Own, draws: Any) -> int:
     """All of the guard's draws where products batch them; else ten at most, for the graph holds the host once for each."""
     if draws is None:
-        return guard.draws if predictive.host.layers else min(FEW, guard.draws)
+        return guard.draws if together(predictive.host) else min(FEW, guard.draws)
     try:
         whole = operator.index(draws)
     except TypeError:

@@ -152,7 +152,8 @@ class Guard:
         `probs`; `score`; `ood`; any number of rows at once. It is run on the `example` first, and refused if it differs from the
         guard by more than 1e-4.
 
-        `draws` None takes the guard's own where batched products run them (plain stacks of layers), else ten at most, for the
+        `draws` None takes the guard's own where a few products run all (plain stacks of layers, and hosts whose last
+        layer alone is random, as classifiers of images have by default), else ten at most, for the
         graph holds the host once for each, clipped and unclipped. Scores of other draws than the guard's need a threshold of
         their own: it comes from `calibration` data, or moves with the example's scores, which is logged and told by `exact`.
         `half` keeps the weights in half precision. With the scores "default" and "distance" the file holds training rows.
