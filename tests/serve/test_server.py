@@ -207,3 +207,6 @@ def test_the_schema_names_both_kinds_of_body(server: Server) -> None:
     score = server.client.get("/openapi.json").json()["paths"]["/score"]["post"]
     assert set(score["requestBody"]["content"]) == {"application/json", "application/x-npy"}
     assert set(score["responses"]) == {"200", "401", "408", "413", "415", "422", "500", "503"}
+    page = server.client.get("/docs").text
+    assert "<h2>POST /score</h2>" in page
+    assert "://" not in page + server.client.get("/").text  # they load nothing from elsewhere

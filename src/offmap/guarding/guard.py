@@ -140,23 +140,14 @@ class Guard:
         save(self, path)
 
     def export(
-        self,
-        path: str | Path,
-        example: Inputs,
-        *,
-        draws: int | None = None,
-        calibration: Data | None = None,
-        half: bool = False,
+        self, path: str | Path, example: Inputs, *, draws: int | None = None, calibration: Data | None = None, half: bool = False
     ) -> ExportInfo:
-        """Write one graph with frozen draws, for ONNX Runtime (`.onnx`) or torch alone (`.pt2`): inputs -> `mean` and `std`, or
-        `probs`; `score`; `ood`; any number of rows at once. It is run on the `example` first, and refused if it differs from the
-        guard by more than 1e-4.
+        """Write frozen draws, score and verdict as one graph, `.onnx` or `.pt2`: inputs -> `mean` and `std`, or `probs`; `score`;
+        `ood`; any number of rows. It is run on the `example` first, and refused unless it gives the guard's numbers to 1e-4.
 
-        `draws` None takes the guard's own where a few products run all (plain stacks of layers, and hosts whose last
-        layer alone is random, as classifiers of images have by default), else ten at most, for the
-        graph holds the host once for each, clipped and unclipped. Scores of other draws than the guard's need a threshold of
-        their own: it comes from `calibration` data, or moves with the example's scores, which is logged and told by `exact`.
-        `half` keeps the weights in half precision. With the scores "default" and "distance" the file holds training rows.
+        `draws` None takes all where a few products run them (plain stacks of layers, a last layer that alone is random), else ten
+        at most. Other draws than the guard's need another threshold: from `calibration` data, or moved with the example's scores,
+        which is logged. `half` keeps weights in half precision. The file holds training rows if the guard does.
         """
         from offmap.guarding.exported import export_guard
 

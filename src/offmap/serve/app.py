@@ -19,7 +19,7 @@ from offmap.serve.batching import Batcher
 from offmap.serve.body import Refused, arrays_of
 from offmap.serve.metrics import Seen
 from offmap.serve.model import Arrays, Model
-from offmap.serve.page import PAGE
+from offmap.serve.page import PAGE, documentation
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def application(model: Model, limits: Limits) -> FastAPI:
         task.cancel()
         batcher.close()
 
-    app = FastAPI(title="offmap", version=__version__, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(title="offmap", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
 
     @app.post("/score", responses=_responses(model), openapi_extra=_accepted(model))
     async def score(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -85,6 +85,11 @@ def application(model: Model, limits: Limits) -> FastAPI:
     async def page() -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
         """The live page."""
         return HTMLResponse(PAGE)
+
+    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+    async def docs() -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
+        """The API to read."""
+        return HTMLResponse(documentation(app.openapi()))
 
     return app
 
@@ -169,7 +174,9 @@ def _responses(model: Model) -> dict[int | str, dict[str, Any]]:
     lists["ood"] = {"type": "array", "items": {"type": "boolean"}}
     lists["score"] = {"type": "array", "items": {"type": ["number", "null"]}}
     answer = {"type": "object", "properties": lists, "required": list(model.outputs)}
-    good = {200: {"description": "A row per example of each.", "content": {"application/json": {"schema": answer}}}}
+    good: dict[int | str, dict[str, Any]] = {
+        200: {"description": "A row per example of each.", "content": {"application/json": {"schema": answer}}}
+    }
     return good | {code: {"description": reason, "content": DETAIL} for code, reason in REASONS.items()}
 
 

@@ -1,6 +1,15 @@
-"""The live page: the rolling share of off-map inputs, and the line above which something is wrong. No files but this one."""
+"""Pages that load nothing: the rolling share of off-map inputs, live, with the line above which is alarm; and the API."""
 
 from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+STYLE = """<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
+pre { background: #f4f4f4; padding: 1rem; overflow: auto } td { padding: 0 1rem 0 0; vertical-align: top }
+</style>"""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>offmap live</title>
@@ -44,3 +53,19 @@ look();
 </script></body></html>
 """
 """Asks `/live` once a second."""
+
+
+def documentation(schema: dict[str, Any]) -> str:
+    """The OpenAPI schema as a page to read; it loads nothing."""
+    told = [f"<h1>{html.escape(schema['info']['title'])} {html.escape(schema['info']['version'])}</h1>"]
+    told.append("<p>The same for machines: <a href='openapi.json'>openapi.json</a>. Live: <a href='.'>page</a>.</p>")
+    for path, methods in schema["paths"].items():
+        for method, each in methods.items():
+            told.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(each.get('description', ''))}</p>")
+            for kind, content in each.get("requestBody", {}).get("content", {}).items():
+                shown = html.escape(json.dumps(content["schema"], indent=1))
+                told.append(f"<p>Body, {html.escape(kind)}:</p><pre>{shown}</pre>")
+            rows = [f"<tr><td>{code}</td><td>{html.escape(a['description'])}</td></tr>" for code, a in each["responses"].items()]
+            told.append(f"<table>{''.join(rows)}</table>")
+    head = f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>offmap API</title>{STYLE}</head>"
+    return f"{head}<body>{''.join(told)}</body></html>"
