@@ -153,6 +153,33 @@ def test_a_pt2_file_answers_without_this_library(tmp_path: Path) -> None:
     assert info.milliseconds is None
 
 
+class Tagger(nn.Module):
+    """A class for every token, of ids and an attention mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(10, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        h = self.words(input_ids) * attention_mask.unsqueeze(-1)
+        return self.head(h + h.mean(1, keepdim=True)).movedim(-1, 1)
+
+
+def tagged(n: int, seed: int) -> dict[str, Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    mask = torch.arange(6) < torch.randint(2, 7, (n, 1), generator=chance)
+    return {"input_ids": torch.randint(0, 10, (n, 6), generator=chance), "attention_mask": mask.long()}
+
+
+def test_named_inputs_keep_their_names_and_padding_does_not_count(tmp_path: Path) -> None:
+    x, held = tagged(40, 0), tagged(40, 1)
+    guard = quick(Tagger(), (x, x["input_ids"] % 3), (held, held["input_ids"] % 3), draws=3)
+    info = guard.export(tmp_path / "g.onnx", tagged(5, 2))
+    assert info.inputs == ("input_ids", "attention_mask")
+    x = tagged(9, 3)
+    same(run(tmp_path / "g.onnx", *x.values()), guard(x))
+
+
 @pytest.mark.parametrize("batched", [True, False])
 def test_frozen_draws_are_the_draws(batched: bool) -> None:
     guard = quick([regressor(0), regressor(1)], regression(40), regression(40, 1), where="0.*", select=None if batched else _same)
@@ -208,6 +235,7 @@ class Unspoken(nn.Sequential):
 
 
 def test_hosts_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "g.onnx").write_text("before")
     for kind, said in (
         (Branching, "torch.export cannot trace this host: .*Avoid Python branches"),
         (Unspoken, "ONNX has no words for this host: .*bessel_j0.*export to .pt2"),
@@ -215,7 +243,7 @@ def test_hosts_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path
         guard = quick(kind(*regressor()), regression(40, 0), regression(40, 1), score="epistemic", draws=2, chunk_size=1)
         with pytest.raises(HostError, match=f"(?s){said}"):
             guard.export(tmp_path / "g.onnx", inputs(6, 2))
-    assert not list(tmp_path.iterdir())
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]  # nothing half-written, nothing lost
 
 
 class Elsewhere(nn.Module):

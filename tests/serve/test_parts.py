@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import socket
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from offmap.errors import ConfigError, FileError
 from offmap.serve.batching import Batcher
@@ -111,6 +115,35 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
     for name, said in (("none.onnx", "there is none"), ("words.onnx", "cannot read"), ("other.onnx", "is another ONNX model")):
         with pytest.raises(FileError, match=said):
             Model.open(tmp_path / name)
+
+
+def test_short_answers_are_not_held_back() -> None:
+    with listening("127.0.0.1", 0) as found:
+        assert found.proto == socket.IPPROTO_TCP  # asyncio asks for this before it sets TCP_NODELAY
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2))
+ROWS = st.lists(st.lists(st.floats(width=32) | st.integers() | NESTED, min_size=3, max_size=3), max_size=6)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    body=st.binary(max_size=80)
+    | st.binary(max_size=80).map(b"\x93NUMPY".__add__)
+    | NESTED.map(lambda value: json.dumps(value).encode())
+    | (ROWS | NESTED).map(lambda rows: json.dumps({"inputs": rows}).encode()),
+    kind=st.sampled_from(["application/json", "application/x-npy", "text/plain", ""]),
+)
+def test_whatever_comes_is_an_array_of_the_right_form_or_a_refusal(body: bytes, kind: str) -> None:
+    def told() -> tuple[object, ...]:
+        try:
+            made = arrays_of(kind, body, [Wanted("x", (3,), np.float32)], 4)["x"]
+        except Refused as refused:
+            return refused.status in (413, 415, 422), refused.reason.startswith("Expected")
+        return made.shape[1:] == (3,) and len(made) in range(1, 5), made.dtype == np.float32 and bool(np.isfinite(made).all())
+
+    assert told() == (True, True)
 
 
 def test_an_address_that_is_taken_is_told() -> None:
