@@ -15,8 +15,7 @@ from offmap.methods import bnn
 
 NAMES = [
     "bnn-ablation", "bnn-moons", "citycam", "synthetic", "tradeoff", "uci", "uci-bnn-short", "uci-budget", "uci-competitors",
-    "uci-competitors-short",
-    "uci-id", "uci-last", "uci-paper", "uci-tried",
+    "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-tried",
 ]  # fmt: skip
 
 TEXT = """
