@@ -22,6 +22,7 @@ THEMES = (
     "memory",
     "large",
     "command",
+    "serving",
 )
 
 

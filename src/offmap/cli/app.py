@@ -20,10 +20,11 @@ from offmap.cli.evaluate import evaluate
 from offmap.cli.fit import fit
 from offmap.cli.options import Misuse
 from offmap.cli.score import score
+from offmap.cli.serve import serve
 from offmap.errors import OffmapError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (demo, fit, score, evaluate, doctor):
+for command in (demo, fit, score, evaluate, serve, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -20,6 +20,7 @@ from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, unlabelled
 from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
+from offmap.deploy.export import ExportInfo
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
 from offmap.guarding.familiar import Familiar, log_uncertainty
@@ -137,6 +138,20 @@ class Guard:
         from offmap.guarding.file import save
 
         save(self, path)
+
+    def export(
+        self, path: str | Path, example: Inputs, *, draws: int | None = None, calibration: Data | None = None, half: bool = False
+    ) -> ExportInfo:
+        """Write frozen draws, score and verdict as one graph, `.onnx` or `.pt2`: inputs -> `mean` and `std`, or `probs`; `score`;
+        `ood`; any number of rows. It is run on the `example` first, and refused unless it gives the guard's numbers to 1e-4.
+
+        `draws` None takes all where a few products run them (plain stacks of layers, a last layer that alone is random), else ten
+        at most. Other draws than the guard's need another threshold: from `calibration` data, or moved with the example's scores,
+        which is logged. `half` keeps weights in half precision. The file holds training rows if the guard does.
+        """
+        from offmap.guarding.exported import export_guard
+
+        return export_guard(self, path, example, draws, calibration, half)
 
     def to(self, device: str | torch.device) -> Guard:
         """The same guard on another device."""

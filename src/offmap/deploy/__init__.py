@@ -1,0 +1,1 @@
+"""What leaves the library: frozen draws in one graph, for other runtimes."""

@@ -1,0 +1,1 @@
+"""An exported guard behind HTTP: scores, health, metrics and a live page."""

@@ -1,0 +1,212 @@
+"""A real server process on the loopback address: right answers, whatever others send."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import offmap
+from shells import ENVIRONMENT
+from trained import inputs, quick, regression, regressor
+
+TOKEN = "a-token"
+LIMITS = ["--most-rows", "64", "--most-bytes", "20000", "--body-seconds", "1", "--window", "50", "--alert", "0.3"]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server, the guard behind it, and who asks it."""
+
+    guard: offmap.Guard
+    url: str
+    client: httpx.Client
+    pid: int
+
+    def post(self, content: bytes, kind: str = "application/json", token: str = TOKEN) -> httpx.Response:
+        return self.client.post("/score", content=content, headers={"Content-Type": kind, "Authorization": f"Bearer {token}"})
+
+    def ask(self, rows: Tensor) -> dict[str, Tensor]:
+        answer = self.post(json.dumps({"inputs": rows.tolist()}).encode())
+        assert answer.status_code == 200, answer.text
+        return {name: torch.tensor(values) for name, values in answer.json().items()}
+
+    def get(self, path: str) -> httpx.Response:
+        return self.client.get(path, headers={"Authorization": f"Bearer {TOKEN}"})
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
+    path = tmp_path_factory.mktemp("served") / "g.onnx"
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
+    guard.export(path, inputs(4, 2))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "offmap", "serve", str(path), "--port", "0", *LIMITS],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | {"OFFMAP_TOKEN": TOKEN},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        found = re.search(r"http://\S+", said)
+        assert found, said
+        with httpx.Client(base_url=found[0], timeout=30) as client:
+            yield Server(guard, found[0], client, process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, complaints = process.communicate(timeout=30)
+    assert process.returncode == 0  # it ends well when told to
+    assert "Traceback" not in complaints
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_answers_are_the_guards(server: Server) -> None:
+    x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
+    answer, told = server.guard(x), server.ask(x)
+    assert list(told) == ["mean", "std", "score", "ood"]
+    for name, values in told.items():
+        torch.testing.assert_close(values, getattr(answer, name), rtol=1e-4, atol=1e-4)
+    assert told["ood"].any()
+    for array in (x.numpy(), np.asfortranarray(x.numpy()), x.double().numpy()):
+        again = server.post(npy(array), "application/x-npy; charset=binary").json()
+        torch.testing.assert_close(torch.tensor(again["score"]), told["score"], rtol=1e-5, atol=1e-6)
+    named = server.post(json.dumps({"inputs": {"input": x.tolist()}}).encode()).json()
+    assert named["ood"] == told["ood"].tolist()
+
+
+ROW = [[0.1, 0.2, 0.3]]
+BAD: dict[str, tuple[bytes, str, int, str]] = {
+    "no JSON": (b"{", "application/json", 422, "the body is none"),
+    "not UTF-8": (b"\xff\xfe\xfa", "application/json", 422, "the body is none"),
+    "nothing": (b"", "application/json", 422, "the body is none"),
+    "deep": (b'{"inputs":' + b"[" * 9000, "application/json", 422, "Expected"),
+    "deep and whole": (b'{"inputs":' + b"[" * 900 + b"]" * 900 + b"}", "application/json", 422, "Expected"),
+    "a list": (json.dumps(ROW).encode(), "application/json", 422, 'Expected {"inputs": [[…], …]}'),
+    "another name": (json.dumps({"rows": ROW}).encode(), "application/json", 422, "Expected"),
+    "NaN": (b'{"inputs": [[NaN, 1, 2]]}', "application/json", 422, "NaN is no JSON number"),
+    "too large a number": (b'{"inputs": [[1e300, 1, 2]]}', "application/json", 422, "finite float32"),
+    "words": (b'{"inputs": [["1", "2", "3"]]}', "application/json", 422, "Expected numbers"),
+    "truth values": (b'{"inputs": [[true, false, true]]}', "application/json", 422, "Expected numbers"),
+    "ragged": (b'{"inputs": [[1, 2, 3], [1, 2]]}', "application/json", 422, "rows of one length"),
+    "too wide": (b'{"inputs": [[1, 2, 3, 4]]}', "application/json", 422, "input (rows, 3), but got an array of shape (1, 4)"),
+    "no rows": (b'{"inputs": []}', "application/json", 422, "Expected"),
+    "too many rows": (json.dumps({"inputs": 65 * ROW}).encode(), "application/json", 413, "at most 64 rows, but got 65"),
+    "another type": (b"1,2,3", "text/csv", 415, "Content-Type application/json or application/x-npy, but got 'text/csv'"),
+    "JSON called NPY": (json.dumps({"inputs": ROW}).encode(), "application/x-npy", 422, "header cannot be read"),
+    "pickled": (npy(np.array([object()], dtype=object)), "application/x-npy", 422, "array of numbers, but got object"),
+    "cut short": (npy(np.zeros((9, 3), np.float32))[:-4], "application/x-npy", 422, "Expected 108 bytes after the header"),
+    "NPY with NaN": (npy(np.full((1, 3), np.nan)), "application/x-npy", 422, "finite"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bodies_that_make_no_sense_are_refused_with_the_reason(case: str, server: Server) -> None:
+    body, kind, status, said = BAD[case]
+    answer = server.post(body, kind)
+    assert answer.status_code == status
+    assert said in answer.json()["detail"]
+
+
+def test_a_header_that_promises_much_costs_nothing(server: Server) -> None:
+    body = npy(np.zeros((1, 3), np.float32)).replace(b"(1, 3), }" + b" " * 12, b"(99999999999, 3), }" + b" " * 2)
+    answer = server.post(body, "application/x-npy")
+    assert (answer.status_code, "bytes after the header" in answer.text) == (422, True)
+
+
+def test_who_has_no_token_gets_no_numbers(server: Server) -> None:
+    body = json.dumps({"inputs": ROW}).encode()
+    for token in ("x", "a-toke", "a-token2", "ä"):
+        answer = server.client.post(
+            "/score", content=body, headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}".encode()}
+        )
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert [server.client.get(path).status_code for path in ("/metrics", "/live", "/health", "/")] == [401, 401, 200, 200]
+
+
+def test_bodies_that_are_too_long_or_too_slow_are_cut_off(server: Server) -> None:
+    assert server.post(b" " * 20_001).status_code == 413
+    chunks = (b" " * 1000 for _ in range(30))
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+    with contextlib.suppress(httpx.TransportError):  # the server may hang up before all is sent
+        assert server.client.post("/score", content=chunks, headers=headers).status_code == 413
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as slow:
+        told = [
+            "POST /score HTTP/1.1",
+            "Host: x",
+            *(f"{name}: {value}" for name, value in headers.items()),
+            "Content-Length: 100",
+        ]
+        slow.sendall(("\r\n".join(told) + "\r\n\r\n{").encode())
+        assert server.ask(torch.tensor(ROW))["score"].shape == (1,)  # others do not wait
+        assert b" 408 " in slow.recv(4096).splitlines()[0]
+
+
+def test_many_at_once_get_each_their_own_answer(server: Server) -> None:
+    rows = [inputs(1 + i % 7, 100 + i) for i in range(60)]
+    before = server.metric("offmap_rows_total")
+    with ThreadPoolExecutor(12) as pool:
+        told = list(pool.map(server.ask, rows))
+    for x, each in zip(rows, told, strict=True):
+        torch.testing.assert_close(each["score"], server.guard.score(x), rtol=1e-4, atol=1e-4)
+    assert server.metric("offmap_rows_total") - before == sum(map(len, rows))
+
+
+def test_bad_requests_leave_no_memory_behind(server: Server) -> None:
+    def resident() -> int:
+        return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * 4096
+
+    bodies = [b'{"inputs":' + b"[" * 900 + b"]" * 900 + b"}", b"x" * 19_000, b"x" * 30_000]
+    for body in 10 * bodies:
+        server.post(body)
+    before = resident()
+    for body in 60 * bodies:
+        assert server.post(body).status_code in (413, 422)
+    assert resident() - before < 8_000_000
+
+
+def test_metrics_and_live_page_tell_the_rolling_share(server: Server) -> None:
+    server.ask(inputs(1, 4).expand(50, 3) * 0)
+    calm = server.get("/live").json()
+    flagged = server.metric("offmap_rows_flagged_total")
+    server.ask(20 + inputs(25, 4))
+    live = server.get("/live").json()
+    assert (calm["alarm"], live["alarm"], live["share"], live["window"], live["alert"]) == (False, True, 0.5, 50, 0.3)
+    assert server.metric("offmap_rows_flagged_total") - flagged == 25
+    assert (server.metric("offmap_share"), server.metric("offmap_alert")) == (0.5, 1)
+    assert server.metric("offmap_threshold") == server.guard.threshold
+    assert server.metric('offmap_score_bucket{le="+Inf"}') == server.metric("offmap_rows_total")
+    assert 'fetch("live"' in server.client.get("/").text
+
+
+def test_the_schema_names_both_kinds_of_body(server: Server) -> None:
+    score = server.client.get("/openapi.json").json()["paths"]["/score"]["post"]
+    assert set(score["requestBody"]["content"]) == {"application/json", "application/x-npy"}
+    assert set(score["responses"]) == {"200", "401", "408", "413", "415", "422", "500", "503"}
+    page = server.client.get("/docs").text
+    assert "<h2>POST /score</h2>" in page
+    assert "://" not in page + server.client.get("/").text  # they load nothing from elsewhere
