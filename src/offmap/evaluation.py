@@ -70,7 +70,7 @@ class Evaluation:
     """`rows`: one dict per scorer and data set (set "test" holds in-distribution quality, clipped and unclipped).
 
     `scores`: {scorer: {set: (n,)}}, higher = more OOD. The rest is what a page shows: `seen` of every scorer, `points` of every
-    set in a plane, and the `scorers` themselves, which a pickled evaluation leaves behind.
+    set in a plane, and the `scorers` themselves, which a copy on its way to another process leaves behind.
     """
 
     rows: list[dict[str, Any]]

@@ -144,7 +144,7 @@ class Asked:
     def outputs(self, x: Array) -> int:
         """How many numbers the first net gives for a row."""
         net = copy.deepcopy(self.nets[0])
-        first = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros(()))
+        first = next((p for p in net.parameters() if p.is_floating_point()), torch.zeros((), device="cpu"))
         try:
             with torch.no_grad():
                 output = first_tensor(net(torch.from_numpy(x[:2]).to(first)))
