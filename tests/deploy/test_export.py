@@ -257,6 +257,12 @@ def test_hosts_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path
     assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]  # nothing half-written, nothing lost
 
 
+def test_numbers_that_onnx_runtime_does_not_know_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    guard = quick(regressor().bfloat16(), regression(40, 0), regression(40, 1), score="epistemic", draws=2)
+    with pytest.raises(HostError, match=r"ONNX Runtime cannot run this host: .*Convert it with `net.float\(\)`"):
+        guard.export(tmp_path / "g.onnx", inputs(6, 2))
+
+
 class Elsewhere(nn.Module):
     """Reads its matrices without their layers."""
 
