@@ -25,6 +25,8 @@ EXTRAS = {
     "pytorch-lightning": "the same under its older name",
     "transformers": "Hugging Face nets",
     "pyarrow": "Parquet tables",
+    "onnxruntime": "exported guards",
+    "fastapi": "offmap serve",
 }
 """Optional packages, and what they are for."""
 

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import offmap
@@ -17,9 +18,10 @@ from offmap.core.forward import forward
 from offmap.deploy.draws import draws_of, own
 from offmap.errors import ConfigError, FileError, HostError
 from offmap.guarding.exported import graph_of
+from offmap.metrics.ood import auroc
 from offmap.nets.lenet import lenet
 from offmap.nets.resnet import resnet
-from trained import classes, classifier, inputs, quick, regression, regressor
+from trained import classes, classifier, host, inputs, quick, regression, regressor
 
 
 def run(path: Path, *arrays: Tensor) -> dict[str, Tensor]:
@@ -211,13 +213,22 @@ def test_other_draws_get_a_threshold_from_calibration_data(tmp_path: Path, caplo
     assert moved.threshold == pytest.approx(guard.threshold + float(shift), abs=1e-5)
 
 
-def test_half_precision_halves_the_weights_and_tells_what_it_costs(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(3, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 1))
-    guard = quick(net, regression(40, 0), regression(40, 1), score="epistemic")
-    half = guard.export(tmp_path / "half.onnx", inputs(30, 2), half=True)
-    numbers = sum(tensor.numel() for tensor in graph_of(guard, inputs(2, 2)).buffers())
-    assert half.size < 2.2 * numbers + 30_000  # bytes: two for a number, and the graph
-    assert 1e-6 < half.difference < 1e-2
+def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: Path) -> None:
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    known, strange = x[y < 8], x[y >= 8]  # eights and nines are off the map
+    y = y[y < 8]
+    net = host(known[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
+    guard = quick(net, (known[:600], y[:600]), (known[600:900], y[600:900]), score="epistemic")
+    info = guard.export(tmp_path / "half.onnx", known[:30], half=True)
+    numbers = sum(tensor.numel() for tensor in graph_of(guard, x[:2]).buffers())
+    assert info.size < 0.7 * 4 * numbers  # bytes in full precision
+    assert 1e-6 < info.difference < 1e-2
+    areas = [
+        auroc(score(known[900:]), score(strange)) for score in (guard.score, lambda x: run(tmp_path / "half.onnx", x)["score"])
+    ]
+    assert areas[0] > 0.8
+    assert abs(areas[0] - areas[1]) < 1e-3
 
 
 class Branching(nn.Sequential):
@@ -244,6 +255,12 @@ def test_hosts_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path
         with pytest.raises(HostError, match=f"(?s){said}"):
             guard.export(tmp_path / "g.onnx", inputs(6, 2))
     assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]  # nothing half-written, nothing lost
+
+
+def test_numbers_that_onnx_runtime_does_not_know_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    guard = quick(regressor().bfloat16(), regression(40, 0), regression(40, 1), score="epistemic", draws=2)
+    with pytest.raises(HostError, match=r"ONNX Runtime cannot run this host: .*Convert it with `net.float\(\)`"):
+        guard.export(tmp_path / "g.onnx", inputs(6, 2))
 
 
 class Elsewhere(nn.Module):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offmap import cli
 from offmap.errors import ConfigError, FileError
 from offmap.serve.batching import Batcher
 from offmap.serve.body import Refused, arrays_of
@@ -149,3 +151,11 @@ def test_whatever_comes_is_an_array_of_the_right_form_or_a_refusal(body: bytes, 
 def test_an_address_that_is_taken_is_told() -> None:
     with listening("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="Pass another --host or --port"):
         listening("127.0.0.1", taken.getsockname()[1])
+
+
+def test_the_command_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["offmap", "serve", "nothing.onnx"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "offmap: Expected a file that `Guard.export` wrote, but there is none at nothing.onnx.\n"

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 import offmap
+from browsing import browser
 from shells import ENVIRONMENT
 from trained import inputs, quick, regression, regressor
 
@@ -55,11 +57,9 @@ class Server:
         return float(found[1])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
-    path = tmp_path_factory.mktemp("served") / "g.onnx"
-    guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
-    guard.export(path, inputs(4, 2))
+@contextlib.contextmanager
+def started(path: Path) -> Generator[tuple[str, subprocess.Popen[str]]]:
+    """A server process and its address; it must end well when told to."""
     process = subprocess.Popen(
         [sys.executable, "-m", "offmap", "serve", str(path), "--port", "0", *LIMITS],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | {"OFFMAP_TOKEN": TOKEN},
@@ -69,13 +69,37 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server]:
         said = process.stdout.readline()
         found = re.search(r"http://\S+", said)
         assert found, said
-        with httpx.Client(base_url=found[0], timeout=30) as client:
-            yield Server(guard, found[0], client, process.pid)
+        yield found[0], process
     finally:
         process.send_signal(signal.SIGTERM)
         _, complaints = process.communicate(timeout=30)
-    assert process.returncode == 0  # it ends well when told to
+    assert process.returncode == 0
     assert "Traceback" not in complaints
+
+
+@pytest.fixture(scope="module")
+def guard() -> offmap.Guard:
+    return quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
+
+
+@pytest.fixture(scope="module")
+def exported(guard: offmap.Guard, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return guard.export(tmp_path_factory.mktemp("served") / "g.onnx", inputs(4, 2)).path
+
+
+@pytest.fixture(scope="module")
+def server(guard: offmap.Guard, exported: Path) -> Generator[Server]:
+    with started(exported) as (url, process), httpx.Client(base_url=url, timeout=30) as client:
+        yield Server(guard, url, client, process.pid)
+
+
+def slowly(url: str, body: bytes) -> socket.socket:
+    """A request whose body is still to come."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    told = ["POST /score HTTP/1.1", "Host: x", f"Authorization: Bearer {TOKEN}", "Content-Type: application/json"]
+    connection.sendall("\r\n".join([*told, f"Content-Length: {len(body)}", "", ""]).encode() + body[:1])
+    return connection
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -153,15 +177,7 @@ def test_bodies_that_are_too_long_or_too_slow_are_cut_off(server: Server) -> Non
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
     with contextlib.suppress(httpx.TransportError):  # the server may hang up before all is sent
         assert server.client.post("/score", content=chunks, headers=headers).status_code == 413
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as slow:
-        told = [
-            "POST /score HTTP/1.1",
-            "Host: x",
-            *(f"{name}: {value}" for name, value in headers.items()),
-            "Content-Length: 100",
-        ]
-        slow.sendall(("\r\n".join(told) + "\r\n\r\n{").encode())
+    with slowly(server.url, b"{" * 100) as slow:
         assert server.ask(torch.tensor(ROW))["score"].shape == (1,)  # others do not wait
         assert b" 408 " in slow.recv(4096).splitlines()[0]
 
@@ -210,3 +226,27 @@ def test_the_schema_names_both_kinds_of_body(server: Server) -> None:
     page = server.client.get("/docs").text
     assert "<h2>POST /score</h2>" in page
     assert "://" not in page + server.client.get("/").text  # they load nothing from elsewhere
+
+
+def test_answers_that_are_owed_are_given_before_the_server_ends(exported: Path) -> None:
+    body = json.dumps({"inputs": ROW}).encode()
+    with started(exported) as (url, process):
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        with slowly(url, body) as owed:
+            time.sleep(0.2)  # until the request is begun
+            process.send_signal(signal.SIGTERM)
+            owed.sendall(body[1:])
+            assert b" 200 " in owed.recv(4096).splitlines()[0]
+        process.wait(30)
+
+
+def test_the_live_page_gives_alarm_in_a_browser(server: Server) -> None:
+    server.ask(20 + inputs(50, 4))
+    with browser() as running:
+        tab = running.new_context().new_page()
+        tab.goto(server.url)
+        tab.wait_for_function("document.getElementById('state').textContent.includes('asks for a token')")
+        tab.fill("#token", TOKEN)
+        tab.wait_for_function("document.getElementById('state').textContent.startsWith('ALERT: 100.0 % of the latest 50 inputs')")
+        assert float(tab.get_attribute("#alert", "y1")) > 0
+        assert tab.get_attribute("#share", "points")

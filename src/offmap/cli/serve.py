@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from offmap.cli.options import Json, tell
 from offmap.extras import require
 
 
@@ -24,6 +26,7 @@ def serve(
     window: Annotated[int, typer.Option(min=1, help="Rows in the rolling share.")] = 1000,
     alert: Annotated[float, typer.Option(min=0, max=1, help="Rolling share of off-map rows above which is alarm.")] = 0.2,
     threads: Annotated[int, typer.Option(min=1, help="Of the model.")] = 1,
+    as_json: Json = False,
 ) -> None:
     """Serve an exported guard: POST /score, /health, Prometheus /metrics, a live page at /, OpenAPI at /docs.
 
@@ -38,5 +41,9 @@ def serve(
     from offmap.serve.app import Limits
     from offmap.serve.run import serve as run
 
+    def say(url: str) -> None:
+        tell(as_json, {"url": url, "file": file}, f"Serving {file} on {url} (page /, API /docs)")
+        sys.stdout.flush()
+
     limits = Limits(most_bytes, most_rows, body_seconds, together, window, alert, token or None)
-    run(file, host=host, port=port, limits=limits, threads=threads)
+    run(file, host=host, port=port, limits=limits, say=say, threads=threads)

@@ -156,7 +156,13 @@ def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, R
         content = model.SerializeToString()
     except ValueError as error:  # protobuf ends at 2 GB
         raise ConfigError("Expected a graph of less than 2 GB. Export fewer `draws`, with half=True, or to .pt2.") from error
-    session = opened(content)
+    try:
+        session = opened(content)
+    except Exception as error:
+        raise HostError(
+            f"ONNX Runtime cannot run this host: {str(error).strip().splitlines()[0]}. Convert it with `net.float()` before the "
+            "fit if its numbers are of a kind of their own, or export to .pt2."
+        ) from error
 
     def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         feed = {name: t.detach().cpu().numpy() for name, t in zip(sheet.names, tensors, strict=True)}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -17,19 +16,21 @@ GRACE = 10
 """Seconds for answers that are under way when the server is told to end."""
 
 
-def serve(path: Path, *, host: str, port: int, limits: Limits, threads: int = 1) -> None:
-    """Answer until SIGINT or SIGTERM."""
+def serve(path: Path, *, host: str, port: int, limits: Limits, say: Callable[[str], None], threads: int = 1) -> None:
+    """Answer until SIGINT or SIGTERM; `say` is told the address once it is listened on."""
     app = application(Model.open(path, threads), limits)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE, server_header=False,
         timeout_keep_alive=30,
     )  # fmt: skip
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again once it has ended well
-            signal.signal(number, lambda *_: None)
+    server = uvicorn.Server(config)
     with listening(host, port) as found:
-        print(f"Serving {path} on http://{host}:{found.getsockname()[1]} (page /, docs /docs)", flush=True)
-        uvicorn.Server(config).run(sockets=[found])
+        say(f"http://{f'[{host}]' if ':' in host else host}:{found.getsockname()[1]}")
+        try:
+            server.run(sockets=[found])
+        except (SystemExit, KeyboardInterrupt):  # uvicorn raises the signal again once it has ended well
+            if not server.started:
+                raise
 
 
 def listening(host: str, port: int) -> socket.socket:
