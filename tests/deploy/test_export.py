@@ -41,6 +41,12 @@ def same(told: dict[str, Tensor], answer: offmap.Answer, score: float = 1e-4) ->
         torch.testing.assert_close(told[name], getattr(answer, name), rtol=near, atol=near)
 
 
+@pytest.fixture(autouse=True)
+def _same_nets() -> None:
+    """A score beside the threshold may fall on either side of it in a file: which one must not depend on the day."""
+    torch.manual_seed(0)
+
+
 class Sequences(nn.Module):
     """A Transformer encoder layer over (B, T, 8), then a linear layer over the mean of its positions."""
 

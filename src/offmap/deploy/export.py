@@ -81,13 +81,13 @@ class Sheet:
     def take(self, count: int) -> list[Tensor]:
         """The example's first rows, again and again if there are fewer."""
         size = next(len(t) for t, row in zip(self.tensors, self.rows, strict=True) if row)
-        index = torch.arange(count) % size
+        index = torch.arange(count, device="cpu") % size
         return [t[index] if row else t for t, row in zip(self.tensors, self.rows, strict=True)]
 
 
 def _nudged(t: Tensor) -> Tensor:
     """Every other number one step up, the others one step down."""
-    steps = torch.ones(t.numel(), dtype=t.dtype)
+    steps = torch.ones(t.numel(), dtype=t.dtype, device=t.device)
     steps[1::2] = -1
     return t * (1 + torch.finfo(t.dtype).eps * steps.view(t.shape))
 

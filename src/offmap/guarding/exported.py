@@ -177,7 +177,7 @@ def _facts(guard: Guard, exact: bool, half: bool) -> dict[str, Any]:
     """What whoever runs the file may want to know; `levels` split the scores of familiar data into ten equal parts."""
     scores = guard.calibration.scores.double()
     kept = scores[scores.isfinite()]
-    levels = kept.quantile(torch.linspace(0.1, 0.9, 9, dtype=torch.float64)).tolist() if len(kept) else []
+    levels = kept.quantile(torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device=kept.device)).tolist() if len(kept) else []
     return {
         "threshold": guard.threshold, "false_alarms": guard.calibration.false_alarms, "exact": exact, "draws": guard.draws,
         "members": guard.predictive.members, "half": half, "levels": " ".join(f"{level:.6g}" for level in levels),
