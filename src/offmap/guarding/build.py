@@ -27,7 +27,7 @@ from offmap.core.weights import Where, copy_host, one_device
 from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
 from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
-from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, measure, nll
+from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, checked_draws, measure, nll
 from offmap.guarding.pictures import are_pictures, for_pictures, pictured
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
@@ -279,13 +279,7 @@ def _check_options(score: str | ScoreFn, draws: Any, seed: Any) -> tuple[int, in
         seed = operator.index(seed)
     except TypeError as error:
         raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.") from error
-    try:
-        whole = operator.index(draws)
-    except TypeError:
-        whole = 0
-    if whole < 2:
-        raise ConfigError(f"Expected `draws` to be a whole number ≥ 2, but got {draws!r}.")
-    return whole, seed
+    return checked_draws(draws), seed
 
 
 def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str) -> tuple[Batches, Rows]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,9 @@ from offmap.deploy.export import ExportInfo, Sheet, check_path, export
 from offmap.deploy.graph import Answering, Joined, Measured, Told
 from offmap.deploy.near import Layers, Near, Scaled
 from offmap.deploy.passes import Passes
-from offmap.errors import ConfigError
 from offmap.guarding.answer import attended, reduced
 from offmap.guarding.familiar import Familiar, log_uncertainty
-from offmap.guarding.guard import Guard
+from offmap.guarding.guard import Guard, checked_draws
 from offmap.guarding.pictures import plain_energy
 from offmap.guarding.space import FAMILIAR, Scale, Space
 from offmap.guarding.vectors import NARROW, directions, flat
@@ -143,13 +141,7 @@ def _draws(guard: Guard, predictive: Own, draws: Any) -> int:
     """All of the guard's draws where products batch them; else ten at most, for the graph holds the host once for each."""
     if draws is None:
         return guard.draws if together(predictive.host) else min(FEW, guard.draws)
-    try:
-        whole = operator.index(draws)
-    except TypeError:
-        whole = 0
-    if whole < 2:
-        raise ConfigError(f"Expected `draws` to be a whole number ≥ 2 or None, but got {draws!r}.")
-    return whole
+    return checked_draws(draws, " or None")
 
 
 def _with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None) -> tuple[Guard, bool]:

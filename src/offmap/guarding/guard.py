@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -259,6 +260,17 @@ def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:
         raise ConfigError(f"Expected a likelihood with `{SCORES[score]}` for score={score!r}, but {type(likelihood).__name__} "
                           "has none. Pass `score='paper'`.")  # fmt: skip
     return method
+
+
+def checked_draws(draws: Any, also: str = "") -> int:
+    """A plain whole number of at least 2, whatever library it comes from; `also` names what else is taken."""
+    try:
+        whole = operator.index(draws)
+    except TypeError:
+        whole = 0
+    if whole < 2:
+        raise ConfigError(f"Expected `draws` to be a whole number ≥ 2{also}, but got {draws!r}.")
+    return whole
 
 
 def checked_clip(clip: Any) -> float | None:
