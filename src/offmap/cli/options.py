@@ -18,11 +18,11 @@ class Misuse(ConfigError):
 
 
 @contextmanager
-def misused() -> Generator[None]:
+def misused(kind: type[ConfigError] = ConfigError) -> Generator[None]:
     """Options that a lower room refuses are the user's mistake."""
     try:
         yield
-    except ConfigError as error:
+    except kind as error:
         raise Misuse(str(error)) from error
 
 
