@@ -132,7 +132,8 @@ class Crew:
         if self.deaths[number] >= DEATHS:
             doing = "before it had work" if number is None else "in the middle of the same job"
             raise OffmapError(
-                f"A worker died {DEATHS} times {doing}: {_line(error)}. Has each machine enough memory, and the same offmap?"
+                f"A worker died {doing}, {DEATHS} of {DEATHS} times: {_line(error)}. Has each machine enough memory, and the "
+                "same offmap?"
             ) from error
         logger.warning("A worker died; its job is run again.")
         if number is not None:
@@ -161,7 +162,7 @@ def joined(ray: Any, workers: int, address: str | None) -> Generator[None]:
     with _silent(), redirect_stdout(sys.stderr):
         try:
             ray.init(address=address or "local", **({} if address else own), **QUIET)
-        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        except Exception as error:  # of many kinds, Exception itself among them
             raise _unreachable(address, error) from error
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray sets its own
@@ -192,17 +193,15 @@ def _unreachable(address: str | None, error: Exception) -> ConfigError:
 
 @contextmanager
 def _silent() -> Generator[None]:
-    """No statistics on use for the makers of Ray."""
-    name = "RAY_USAGE_STATS_ENABLED"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
+    """No statistics on use for the makers of Ray; and the environment as it was, for Ray writes there how it was started."""
+    before = {name: os.environ.get(name) for name in ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE")}
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 def _line(error: BaseException | None) -> str:
