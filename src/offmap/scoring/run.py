@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +79,21 @@ def score_folder(
     """What became of each piece. Blocks of rows are fixed by the files alone, so every pool writes the same scores to the bit."""
     prepare(order.data, order.out, folder.pieces, resume)
     try:
-        jobs = [(score_piece, (piece,)) for piece in folder.pieces]
+        jobs = [(score_piece, (piece, note_of(order.out, piece).exists())) for piece in folder.pieces]
         return pool.run_jobs(jobs, report=report, shared=(guard, order))
     finally:
         sweep(order.out)
 
 
-def score_piece(guard: Guard, order: Order, piece: Piece, *, report: Callable[[Progress], None]) -> Done:
-    """Score one piece with one thread, or find it done.
+def score_piece(guard: Guard, order: Order, piece: Piece, noted: bool, *, report: Callable[[Progress], None]) -> Done:
+    """Score one piece with one thread, or find it done: `noted` before the run, or by a worker that died right after.
 
     Files that cannot be read fail, and are told; a disk that cannot be written to is an error.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # another number may round otherwise
     try:
-        done = _done(guard, order, piece, report)
+        done = _done(guard, order, piece, noted, report)
     except FileError:
         raise
     except OffmapError as error:
@@ -104,11 +104,11 @@ def score_piece(guard: Guard, order: Order, piece: Piece, *, report: Callable[[P
     return done
 
 
-def _done(guard: Guard, order: Order, piece: Piece, report: Callable[[Progress], None]) -> Done:
+def _done(guard: Guard, order: Order, piece: Piece, noted: bool, report: Callable[[Progress], None]) -> Done:
     made = {"recipe": order.recipe, "inputs": {file: digest(order.data / file) for file in piece.files}}
     found = _finished(order, piece, made)
     if found is not None:
-        return found
+        return replace(found, before=noted)
     _forget(order, piece)
     done = _score(guard, order, piece, report)
     if not done.failed:
@@ -138,7 +138,7 @@ def _finished(order: Order, piece: Piece, made: dict[str, Any]) -> Done | None:
         note = json.loads(note_of(order.out, piece).read_text(encoding="utf-8"))
         if {name: note[name] for name in made} != made or note["scores"] != digest(order.out / piece.out):
             return None
-        return Done(note["rows"], note["off_map"], before=True)
+        return Done(note["rows"], note["off_map"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
