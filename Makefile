@@ -34,14 +34,14 @@ layers: $(VENV)/test.stamp  ## import-linter: who may import whom
 # The tensors of the tests are small: processes use the cores better than threads.
 unit slow: export OMP_NUM_THREADS := 1
 unit: $(VENV)/test.stamp  ## pytest and doctests; ARGS="-k auroc" narrows
-	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 # The variable silences a notice of the theme's makers; warnings of the build itself are errors.
 docs: $(VENV)/test.stamp  ## the documentation, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 slow: $(VENV)/test.stamp  ## the tests marked slow
-	$(PY) -m pytest -n $(WORKERS) -m slow $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup -m slow $(ARGS)
 
 format: $(VENV)/test.stamp  ## let ruff fix and format
 	$(BIN)/ruff check --fix
