@@ -26,8 +26,8 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
     """Distances (B, k) to the k nearest of `rows` (N, D), in float64, and their numbers.
 
     x_b is not compared with row `itself[b]`. Of N rows at most N − 1 are taken: as many as a row itself can see. A matrix
-    product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for the difference
-    of two numbers loses nothing to their size.
+    product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for a
+    difference of two numbers is rounded by its own size, not by theirs.
 
     >>> nearest(torch.tensor([[0.0], [3.0], [10.0]]), torch.tensor([[2.0]]), k=2)[1]
     tensor([[1, 0]])
