@@ -27,6 +27,7 @@ EXTRAS = {
     "pyarrow": "Parquet tables",
     "onnxruntime": "exported guards",
     "fastapi": "offmap serve",
+    "ray": "--engine ray",
 }
 """Optional packages, and what they are for."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,8 +14,8 @@ import torch
 
 from offmap.bench.cell import Bench
 from offmap.bench.plan import Cell
-from offmap.bench.store import read_all, set_aside, write
-from offmap.engine.local import run_jobs
+from offmap.bench.store import Stamp, read_all, set_aside, stamp, write, written_since
+from offmap.engine.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,15 @@ class Outcome:
         return sum(self.failures.values())
 
 
-def run(cells: Sequence[Cell], folder: Path, *, jobs: int = 1, report: Report = lambda event: None) -> Outcome:
-    """Run the cells whose record is missing, failed, damaged or made with other defaults.
+def run(
+    cells: Sequence[Cell], folder: Path, *, jobs: int = 1, pool: Pool | None = None, report: Report = lambda event: None
+) -> Outcome:
+    """Run the cells whose record is missing, failed, damaged or made with other defaults, by so many local jobs or by a pool.
 
     Cells of one task and seed go to one process: they share hosts, and some a fit. Every record is written as soon as its cell
     is done. A record that cannot be read is renamed, never deleted.
     """
+    pool, folder = pool or Pool(workers=jobs), folder.absolute()
     found = read_all(folder)
     lacking = [cell for cell in cells if found.state(cell) != "ok"]
     names = [f"{cell.hash}.json" for cell in lacking if found.state(cell) == "damaged"]
@@ -60,30 +63,50 @@ def run(cells: Sequence[Cell], folder: Path, *, jobs: int = 1, report: Report = 
     for cell in cells:
         if found.state(cell) == "ok":
             report(Event("before", cell))
-    if jobs <= 1:
+    if pool.here:
         reasons = [run_group(lacking, folder, report=report)]
     else:
-        groups = groupby(lacking, key=lambda cell: (cell.task, cell.seed))
-        work = [(run_group, (list(group), folder)) for _, group in groups]
-        reasons = run_jobs(work, workers=jobs, report=lambda number, event: report(event))
+        groups = [list(group) for _, group in groupby(lacking, key=lambda cell: (cell.task, cell.seed))]
+        work = [(run_group, (group, folder, {cell.hash: stamp(folder, cell) for cell in group})) for group in groups]
+        once = _once(report)
+        reasons = pool.run_jobs(work, report=lambda number, event: once(event))
     failures = dict(Counter(reason for group in reasons for reason in group))
     return Outcome(len(cells) - len(lacking), len(lacking) - sum(failures.values()), failures, damaged)
 
 
-def run_group(cells: Sequence[Cell], folder: Path, *, report: Report) -> list[str]:
-    """Cells one after another, with one thread: small tensors run slower on two. Returns why some failed."""
+def run_group(cells: Sequence[Cell], folder: Path, before: Mapping[str, Stamp] | None = None, *, report: Report) -> list[str]:
+    """Cells one after another, with one thread: small tensors run slower on two. Returns why some failed.
+
+    `before` is what there was of their records when the run began. Where there is another by now, a worker wrote it and died
+    later: that cell is done.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     bench, failures = Bench(), list[str]()
     try:
         for cell in cells:
-            report(Event("begin", cell))
+            record = written_since(folder, cell, before[cell.hash]) if before else None
             begin = time.perf_counter()
-            record = bench.run(cell)
-            write(folder, record)
+            if record is None:
+                report(Event("begin", cell))
+                record = bench.run(cell)
+                write(folder, record)
             if record.status == "failed":
                 failures.append(record.reason)
             report(Event("done" if record.status == "ok" else "failed", cell, time.perf_counter() - begin))
     finally:
         torch.set_num_threads(threads)
     return failures
+
+
+def _once(report: Report) -> Report:
+    """Tells the end of each cell once, also where a group was run again."""
+    ended = set[str]()
+
+    def tell(event: Event) -> None:
+        if event.cell.hash not in ended:
+            report(event)
+        if event.kind != "begin":
+            ended.add(event.cell.hash)
+
+    return tell

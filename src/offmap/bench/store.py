@@ -16,6 +16,7 @@ from offmap.files import write_whole
 
 SCHEMA = 1
 STATUSES = ("ok", "failed")
+Stamp = tuple[int, int] | None
 DIGITS = 6
 """Significant digits of a number in a record."""
 
@@ -107,6 +108,20 @@ def read(path: Path) -> Record:
     if digest(record.cell) != path.stem:
         raise FileError(f"Expected the record of cell {path.stem} at {path}, but it is of {digest(record.cell)}.")
     return record
+
+
+def stamp(folder: Path, cell: Cell) -> Stamp:
+    """What tells the record of a cell from one written later: file and time, or None where there is none."""
+    try:
+        status = (folder / f"{cell.hash}.json").stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def written_since(folder: Path, cell: Cell, before: Stamp) -> Record | None:
+    """The record of a cell if it is not the one that there was before."""
+    return None if stamp(folder, cell) == before else read(folder / f"{cell.hash}.json")
 
 
 def set_aside(path: Path) -> Path:

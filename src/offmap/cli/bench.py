@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.live import Live as RichLive
 
-from offmap.cli.options import Json, tell
+from offmap.cli.options import Address, EngineName, Jobs, Json, misused, tell
 
 bench = typer.Typer(no_args_is_help=True, help="Run and tabulate experiments that a plan describes.", rich_markup_mode=None)
 
@@ -27,27 +27,35 @@ def bench_run(
     plan: PlanName,
     quick: Quick = False,
     seeds: Annotated[list[int] | None, typer.Option(min=0, help="These seeds only; may be given several times.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")] = 1,
+    jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
     only: Annotated[str | None, typer.Option(help="Methods with this label only; * and ? match.")] = None,
     records: Records = None,
     as_json: Json = False,
 ) -> None:
     """Run the cells that have no record yet. Stop it at any time: what is done stays done.
 
-    Example: offmap bench run uci --quick --only "MaxWEnt*"
-    """
+    \b
+    Examples:
+      offmap bench run uci --quick --only "MaxWEnt*"
+      offmap bench run uci --engine ray --jobs 8 --address 10.0.0.1:6379
+    """  # noqa: D301
     from offmap.bench.plan import cells, narrowed
     from offmap.bench.reading import read_plan
     from offmap.bench.run import run
+    from offmap.engine.pool import Pool
     from offmap.report.live import Live
 
     whole = read_plan(plan, quick=quick)
     wanted = cells(narrowed(whole, label=only, seeds=seeds))
     folder = records or ROOM / whole.name
+    with misused():
+        pool = Pool(engine, jobs, address)
     live = Live(whole.name, wanted, jobs)
     screen = Console(stderr=True)
     with RichLive(live, console=screen, transient=True) if screen.is_terminal else nullcontext():
-        outcome = run(wanted, folder, jobs=jobs, report=live.hear)
+        outcome = run(wanted, folder, pool=pool, report=live.hear)
     for why in outcome.damaged.values():
         typer.echo(f"Warning: {why}", err=True)
     for reason, count in outcome.failures.items():

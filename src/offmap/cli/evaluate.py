@@ -12,8 +12,8 @@ from rich.console import Console
 import offmap
 from offmap.cli.guards import load_guard
 from offmap.cli.options import Drop, GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, misused, tell
-from offmap.cli.schema import Schema, columns_of
 from offmap.cli.show import drawn
+from offmap.data.schema import ColumnError, Schema, columns_of
 from offmap.data.stream.table import ending_of, opened
 from offmap.evaluation import Evaluation
 from offmap.guarding.guard import Guard
@@ -48,10 +48,11 @@ def evaluate(
         for path in (test, *sets.values()):
             ending_of(path)
     loaded, schema = load_guard(guard, net, weights, trust_net)
-    schema = _aimed(schema, test, target, separator)
-    x, columns = schema.read(test, separator, drop=drop or [])
+    with misused(ColumnError):
+        schema = _aimed(schema, test, target, separator)
+        x, columns = schema.read(test, separator, drop=drop or [])
+        strange = {name: schema.read(path, separator, targets=False, drop=drop or [])[0] for name, path in sets.items()}
     familiar = (x, schema.answers(columns, test, quantity=isinstance(loaded.likelihood, Gaussian)))
-    strange = {name: schema.read(path, separator, targets=False, drop=drop or [])[0] for name, path in sets.items()}
     found = offmap.evaluate(loaded, familiar, strange)
     if report is not None:
         title = f"How strange is {', '.join(sets)}?"

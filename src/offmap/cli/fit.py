@@ -18,9 +18,9 @@ from torch import nn
 import offmap
 from offmap.cli.host import nets_of
 from offmap.cli.options import Json, Misuse, NeededNet, Quiet, Separator, Weights, misused, tell
-from offmap.cli.schema import Array, Schema
 from offmap.core.forward import first_tensor
 from offmap.data.columns import Column
+from offmap.data.schema import Array, ColumnError, Schema
 from offmap.data.stream.table import ending_of, opened
 from offmap.errors import DataError, HostError, OffmapError, nearest
 from offmap.report.page import check_path
@@ -84,7 +84,7 @@ def fit(
             ending_of(path)
     nets = nets_of(net, weights or [])
     words = tuple(word.strip() for word in classes.split(",")) if classes else None
-    with opened(train, separator) as table:
+    with opened(train, separator) as table, misused(ColumnError):
         schema = Schema.choose(table, target or [], drop or [])
     schema, parts = Asked(nets, net, files, separator, likelihood, words).parts(schema)
     with misused():

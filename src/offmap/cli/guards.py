@@ -8,7 +8,7 @@ from pathlib import Path
 import offmap
 from offmap.cli.host import nets_of
 from offmap.cli.options import Misuse
-from offmap.cli.schema import Schema
+from offmap.data.schema import Schema
 from offmap.errors import FileError
 from offmap.guarding.file import about
 from offmap.guarding.guard import Guard

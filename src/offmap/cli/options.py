@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,11 +18,11 @@ class Misuse(ConfigError):
 
 
 @contextmanager
-def misused() -> Generator[None]:
+def misused(kind: type[ConfigError] = ConfigError) -> Generator[None]:
     """Options that a lower room refuses are the user's mistake."""
     try:
         yield
-    except ConfigError as error:
+    except kind as error:
         raise Misuse(str(error)) from error
 
 
@@ -65,6 +65,17 @@ Separator = Annotated[
 Drop = Annotated[
     list[str] | None,
     typer.Option(metavar="COLUMN", help="No input; for guards made in Python, which remember no columns. Repeatable."),
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")]
+EngineName = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--engine", help="Where they run: on this machine, or on Ray (pip install 'offmap[ray]')."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Of a Ray cluster to join; without it, `--engine ray` starts its own.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no notes.")]

@@ -1,34 +1,60 @@
-"""`offmap score`: a table of any length in, a table of scores out."""
+"""`offmap score`: a table of any length in, a table of scores out; or a folder of tables or images."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
-import torch
 import typer
-from numpy.typing import NDArray
-from torch import Tensor
 
 from offmap.cli.guards import load_guard
-from offmap.cli.options import Drop, GuardFile, Json, Misuse, Net, Quiet, Separator, TrustNet, Weights, misused, note, tell
-from offmap.cli.schema import Schema, columns_of
+from offmap.cli.options import (
+    Address,
+    Drop,
+    EngineName,
+    GuardFile,
+    Jobs,
+    Json,
+    Misuse,
+    Net,
+    Quiet,
+    Separator,
+    TrustNet,
+    Weights,
+    misused,
+    note,
+    tell,
+)
+from offmap.cli.scores import Ask, score_all
+from offmap.data.schema import ColumnError, Schema
 from offmap.data.stream import sink, table
 from offmap.data.stream.block import Table
-from offmap.errors import DataError
-from offmap.guarding.answer import Answer
+from offmap.engine.pool import Pool
 from offmap.guarding.guard import Guard
-from offmap.progress import Advance, bar
+from offmap.progress import bar
+from offmap.scoring.rows import choose, score_rows
 
 
 def score(
     guard: GuardFile,
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A table: .csv, .csv.gz, .parquet or .npz.", show_default=False)],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="A table: .csv, .csv.gz, .parquet or .npz; or a folder of them, or of images.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="A .parquet, .csv or .npz; - is CSV to standard output.", show_default=False)
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="A .parquet, .csv or .npz; - is CSV to standard output. For a folder, an empty folder.",
+            show_default=False,
+        ),
     ],
     net: Net = None,
     weights: Weights = None,
@@ -38,27 +64,53 @@ def score(
     ] = None,
     drop: Drop = None,
     separator: Separator = None,
+    engine: EngineName = "local",
+    jobs: Jobs = 1,
+    address: Address = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Folders: keep finished scores in --out, make the others.")] = False,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="CxHxW", help="Images: what the net takes, such as 3x32x32; they are resized.", show_default=False),
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(metavar="M,…", help="Images: taken from pixels of 0 to 1, one for each channel.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="S,…", help="Images: what is left is divided by it.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Score the rows of a table, however long, and write score, verdict, p-value and prediction of each.
 
-    Columns are found by the names of fit time, in any order. The output is written whole or not at all.
+    Columns are found by the names of fit time, in any order. The output is written whole or not at all. Of a folder, each table
+    has a file of scores in the folder --out; images have one for every 256, with their names.
 
     \b
     Examples:
       offmap score guard.safetensors new.parquet --net my_module:make_net -o scores.parquet
       offmap score guard.safetensors new.csv --net my_module:make_net --keep id -o - | sort -t, -k2 -g
+      offmap score guard.safetensors days/ --net my_module:make_net --engine ray --jobs 8 -o scores/
     """  # noqa: D301
+    with misused():
+        pool = Pool(engine, jobs, address)
+    ask = Ask(guard, net, tuple(weights or ()), trust_net, tuple(keep or ()), tuple(drop or ()), separator, quiet, as_json)
+    if data.is_dir():
+        score_all(ask, data, out, pool=pool, resume=resume, image=(image, mean, std))
+        return
+    if not pool.here or resume or image or mean or std:
+        raise Misuse(f"Expected --engine ray, --jobs, --resume, --image, --mean and --std with a folder, but {data} is none.")
+    _score_one(ask, data, out)
+
+
+def _score_one(ask: Ask, data: Path, out: Path) -> None:
     piped = str(out) == sink.STDOUT
     with misused():
         _ = (table.ending_of(data), piped or sink.ending_of(out))
     if not piped and out.exists() and data.exists() and out.samefile(data):
         raise Misuse(f"Expected --out to be another file than the data, but both are {out}.")
-    loaded, schema = load_guard(guard, net, weights, trust_net)
+    loaded, schema = load_guard(ask.guard, ask.net, ask.weights, ask.trust_net)
     start = time.perf_counter()
-    with table.opened(data, separator) as file:
-        rows, flagged = _scored(loaded, schema, file, out, keep or [], drop or [], quiet)
+    with table.opened(data, ask.separator) as file, misused(ColumnError):
+        rows, flagged = _scored(loaded, schema, file, out, ask.keep, ask.drop, ask.quiet)
     seconds = time.perf_counter() - start
     record = {
         "out": None if piped else out, "rows": rows, "off_map": flagged, "threshold": loaded.threshold, "seconds": seconds,
@@ -66,67 +118,24 @@ def score(
     }  # fmt: skip
     text = f"{rows:,} rows scored in {seconds:.1f} s, {flagged:,} ({flagged / rows:.1%}) off the map."
     if piped:
-        note(text, quiet)
+        note(text, ask.quiet)
     else:
-        tell(as_json, record, f"{text} The scores are at {out}")
+        tell(ask.as_json, record, f"{text} The scores are at {out}")
 
 
 def _scored(
     guard: Guard, schema: Schema, data: Table, out: Path, keep: Sequence[str], drop: Sequence[str], quiet: bool
 ) -> tuple[int, int]:
     """How many rows were written, and how many of them are off the map."""
-    inputs, unused = schema.found(data, drop)
-    kept = [each for name in keep for each in columns_of(data, name, "--keep")]
-    spare = [name for name in unused if name not in kept]
-    if spare:
-        note(f"{data.path} has columns that the guard does not use: {', '.join(spare[:8])}{', …' * (len(spare) > 8)}.", quiet)
-    rows = flagged = 0
+    chosen = choose(data, schema, keep, drop)
+    if chosen.spare:
+        more = ", …" * (len(chosen.spare) > 8)
+        note(f"{data.path} has columns that the guard does not use: {', '.join(chosen.spare[:8])}{more}.", quiet)
     with sink.sink(out) as write, bar("Scoring", data.rows(0), show=False if quiet else None) as advance:
         start = time.perf_counter()
-        for block in data.blocks(inputs, kept):
-            answer = guard(torch.from_numpy(block.x))
-            columns, copied = answered(answer, schema), {name: _raw(values) for name, values in block.raw.items()}
-            if columns.keys() & copied.keys():
-                raise Misuse(f"Expected --keep to name other columns than the output has already, {', '.join(columns)}.")
-            write(copied | columns)
-            rows, flagged = rows + len(block.x), flagged + int(answer.ood.sum())
-            _show(advance, rows, data.rows(rows), time.perf_counter() - start)
-        if not rows:
-            raise DataError(f"Expected rows in {data.path}, but there are none.")
-    return rows, flagged
 
+        def heard(rows: int) -> None:
+            speed = rows / max(time.perf_counter() - start, 1e-9)
+            advance(rows, f"{speed:,.0f} rows/s", total=data.rows(rows))
 
-def _show(advance: Advance, rows: int, total: int | None, seconds: float) -> None:
-    advance(rows, f"{rows / max(seconds, 1e-9):,.0f} rows/s", total=total)
-
-
-def answered(answer: Answer, schema: Schema) -> dict[str, NDArray[Any]]:
-    """Columns of the output, (n,) each: score, ood and p_value, then mean and std, or label and a probability for each class.
-
-    Several targets have a mean and a std each. Predictions at many positions are left out.
-    """
-    columns = {"score": _array(answer.score), "ood": _array(answer.ood), "p_value": _array(answer.p_value)}
-    if answer.mean is not None and answer.std is not None:
-        for name, values in (("mean", answer.mean), ("std", answer.std)):
-            if values.ndim == 1 or values.shape[1:] == (1,):
-                columns[name] = _array(values.reshape(-1))
-            elif values.ndim == 2:
-                labels = schema.targets if len(schema.targets) == values.shape[1] else range(values.shape[1])
-                columns |= {f"{name}_{label}": _array(each) for label, each in zip(labels, values.unbind(1), strict=True)}
-    if answer.probs is not None and answer.label is not None and answer.probs.ndim == 2:
-        labels = schema.classes or range(answer.probs.shape[1])
-        columns["label"] = _array(answer.label) if schema.classes is None else np.array(schema.classes)[_array(answer.label)]
-        columns |= {f"probability_{label}": _array(each) for label, each in zip(labels, answer.probs.unbind(1), strict=True)}
-    return columns
-
-
-def _array(values: Tensor) -> NDArray[Any]:
-    values = values.detach().cpu()
-    return (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).numpy()
-
-
-def _raw(values: list[Any]) -> NDArray[Any]:
-    """A copied column: numbers of one kind, else words."""
-    kinds = {type(value) for value in values}
-    plain = kinds <= {bool} or kinds <= {int} or kinds <= {int, float}
-    return np.array(values) if plain else np.array(["" if value is None else str(value) for value in values])
+        return score_rows(guard, schema, data, chosen, write, heard)

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.cli.options import Misuse
 from offmap.data.columns import Column, parsed, plain
 from offmap.data.stream.block import Table
 from offmap.data.stream.table import opened
-from offmap.errors import DataError, FileError, nearest
+from offmap.errors import ConfigError, DataError, FileError, nearest
 
 Array = NDArray[Any]
+
+
+class ColumnError(ConfigError):
+    """An option names a column that cannot be."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def columns_of(table: Table, name: str, option: str) -> list[str]:
     """The column of that name, or all of an NPZ array."""
     found = [each for each in table.names if each == name or each.startswith(f"{name}[")]
     if not found:
-        raise Misuse(f"Expected {option} to name a column of {table.path}, {nearest(name, table.names)}, but got {name!r}.")
+        raise ColumnError(f"Expected {option} to name a column of {table.path}, {nearest(name, table.names)}, but got {name!r}.")
     return found
 
 

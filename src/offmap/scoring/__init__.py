@@ -1,0 +1,1 @@
+"""Tables and folders in, scores out."""
