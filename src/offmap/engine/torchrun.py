@@ -32,6 +32,9 @@ ARRIVAL = timedelta(minutes=10)
 BUCKET = 1 << 20
 """Numbers of short tensors that are added in one exchange; longer ones go by themselves."""
 
+FIRST = 4096
+"""Bytes of a first exchange: mostly they are all."""
+
 REMEDY = "Look at that rank's own output; then start all ranks again: with `checkpoint=` the fit goes on from its last state."
 
 STOPPED = (
@@ -47,6 +50,7 @@ class Ranks:
         self.group, self.pulse = group, pulse
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
+    @torch.no_grad()
     def sum(self, *tensors: Tensor) -> None:
         """All-reduce: long tensors by themselves, short ones of a kind together."""
         short: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -61,6 +65,7 @@ class Ranks:
             for tensor, whole in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
                 tensor.copy_(whole.view(tensor.shape))
 
+    @torch.no_grad()
     def copy(self, *tensors: Tensor) -> None:
         """Broadcast from rank 0."""
         for tensor in tensors:
@@ -74,22 +79,30 @@ class Ranks:
         return [json.loads(bytes(said.tolist())) for said in self._bytes(_of(json.dumps(value).encode()))]
 
     def everyones(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """All-gather of bytes, after what they are."""
-        forms = self.tell([[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors])
-        sent = torch.cat([_as_bytes(t).cpu() for t in tensors]) if tensors else _of(b"")
+        """All-gather of bytes: what the tensors are, and then their numbers."""
+        forms = json.dumps([[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]).encode()
+        parts = [_of(len(forms).to_bytes(8, "little") + forms), *(_as_bytes(t).cpu() for t in tensors)]
         device = tensors[0].device if tensors else torch.device("cpu")
-        return [_apart(said, form, device) for said, form in zip(self._bytes(sent), forms, strict=True)]
+        return [_apart(said, device) for said in self._bytes(torch.cat(parts))]
 
     def _bytes(self, own: Tensor) -> list[Tensor]:
-        """Bytes (n,) of every rank, n as it may be."""
-        sizes = torch.zeros(self.size, dtype=torch.int64, device="cpu")
-        sizes[self.rank] = len(own)
-        self._wait(dist.all_reduce(sizes, group=self.group, async_op=True))
-        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device="cpu")
+        """Bytes (n,) of every rank: short ones in one exchange, behind their number; long ones in a second."""
+        first = torch.zeros(FIRST, dtype=torch.uint8, device="cpu")
+        first[:8] = _of(len(own).to_bytes(8, "little"))
+        if len(own) <= FIRST - 8:
+            first[8 : 8 + len(own)] = own
+        heard = self._gathered(first)
+        sizes = [int.from_bytes(bytes(each[:8].tolist()), "little") for each in heard]
+        if max(sizes) <= FIRST - 8:
+            return [each[8 : 8 + size] for each, size in zip(heard, sizes, strict=True)]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         padded[: len(own)] = own
-        heard = [torch.empty_like(padded) for _ in range(self.size)]
-        self._wait(dist.all_gather(heard, padded, group=self.group, async_op=True))
-        return [each[:size] for each, size in zip(heard, sizes.tolist(), strict=True)]
+        return [each[:size] for each, size in zip(self._gathered(padded), sizes, strict=True)]
+
+    def _gathered(self, own: Tensor) -> list[Tensor]:
+        heard = [torch.empty_like(own) for _ in range(self.size)]
+        self._wait(dist.all_gather(heard, own, group=self.group, async_op=True))
+        return heard
 
     def _wait(self, work: Any) -> None:
         """Until the exchange is done, or a rank is known to be gone."""
@@ -115,11 +128,12 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _apart(said: Tensor, forms: list[Any], device: torch.device) -> list[Tensor]:
-    dtypes = [getattr(torch, name) for name, _ in forms]
-    sizes = [math.prod(shape) * dtype.itemsize for dtype, (_, shape) in zip(dtypes, forms, strict=True)]
-    pieces = zip(said.split(sizes) if sizes else (), dtypes, forms, strict=True)
-    return [piece.clone().view(dtype).view(shape).to(device) for piece, dtype, (_, shape) in pieces]
+def _apart(said: Tensor, device: torch.device) -> list[Tensor]:
+    """The tensors in what one rank sent."""
+    start = 8 + int.from_bytes(bytes(said[:8].tolist()), "little")
+    forms = [(getattr(torch, name), shape) for name, shape in json.loads(bytes(said[8:start].tolist()))]
+    pieces = said[start:].split([math.prod(shape) * dtype.itemsize for dtype, shape in forms]) if forms else ()
+    return [piece.clone().view(dtype).view(shape).to(device) for piece, (dtype, shape) in zip(pieces, forms, strict=True)]
 
 
 def launched() -> bool:
@@ -140,7 +154,7 @@ def together(*, alone: bool = False) -> Generator[Group]:
     if alone or not launched():
         yield ALONE
         return
-    group, pulse = _gathered()
+    group, pulse = _joined()
     quiet = _Quiet()
     logger = logging.getLogger("offmap")
     if dist.get_rank(group):
@@ -159,7 +173,7 @@ def together(*, alone: bool = False) -> Generator[Group]:
         logger.removeFilter(quiet)
 
 
-def _gathered() -> tuple[Any, Pulse]:
+def _joined() -> tuple[Any, Pulse]:
     """Our own groups over all ranks, with our own patience; the user's group is left alone."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
