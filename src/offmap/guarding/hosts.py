@@ -19,8 +19,8 @@ WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 SHARDED = (
     "Expected a host whose parameters are whole in every process, but those of {kind} are divided among them. Gather them: "
-    "`state = torch.distributed.checkpoint.state_dict.get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, "
-    "broadcast_from_rank0=True))` on every rank, then pass a plain copy of the net with `load_state_dict(state)`."
+    "`state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))` of `torch.distributed.checkpoint."
+    "state_dict` on every rank, then pass a net built anew with `plain.load_state_dict(state)`."
 )
 
 

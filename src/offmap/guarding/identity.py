@@ -33,10 +33,11 @@ REMEDIES: dict[str, tuple[type[OffmapError], str]] = {
 def identity(at: Centre, data: Mapping[str, Batches | None], settings: Any, **options: Any) -> dict[str, str]:
     """Hosts, data and settings by name, each as a few words; equal words for equal things, in every process."""
     weights = at.mean | at.fixed | dict(at.net.named_buffers())
-    words = {HOSTS: _short([[name, *digest(tensor)] for name, tensor in sorted(weights.items())])}
-    words |= {f"`{name}`": _data(each) for name, each in data.items() if each is not None}
+    # settings first: another seed shuffles otherwise, and then data look different too
+    words = {f"`{name}`": _said(value) for name, value in options.items()}
     words |= {f"`{f.name}`": _said(getattr(settings, f.name)) for f in fields(settings)}
-    return words | {f"`{name}`": _said(value) for name, value in options.items()}
+    words |= {HOSTS: _short([[name, *digest(tensor)] for name, tensor in sorted(weights.items())])}
+    return words | {f"`{name}`": _data(each) for name, each in data.items() if each is not None}
 
 
 def same_on_all(words: Mapping[str, str], group: Group) -> None:

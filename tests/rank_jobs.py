@@ -1,17 +1,19 @@
 """What the processes of these tests do: each job runs alone in pytest, and in every rank that `torchrun` starts.
 
-    python tests/dist/jobs.py FOLDER JOB...    writes FOLDER/JOB-RANK.safetensors, and what was raised to FOLDER/JOB-RANK.txt
+python tests/rank_jobs.py FOLDER JOB...    writes FOLDER/JOB-RANK.safetensors, and what was raised to FOLDER/JOB-RANK.txt
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ import offmap
 from offmap.batches import Place, batches
 from offmap.core.construct import centre, observe
 from offmap.engine.torchrun import together
-from offmap.errors import OffmapError
+from offmap.errors import HostError, OffmapError
 from offmap.solve.feeding import dealt_among, feed_of
 
 Tensors = dict[str, Tensor]
@@ -126,18 +128,26 @@ def one_fails() -> Tensors:
 
 
 def sharded_host(kind: str) -> Tensors:
-    """A host whose parameters are divided among processes."""
+    """A host whose parameters are divided among processes is refused; the remedy that the error names works."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    net = mlp()
+    net, plain = mlp(), mlp()
     if kind == "fsdp":
-        net = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+        net = FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True)
     else:
         fully_shard(net, mesh=init_device_mesh("cpu", (SIZE,)))
-    return fitted(net, rows(300), rows(90, 11))
+    remedy = re.escape("get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))")
+    with pytest.raises(HostError, match=remedy):
+        offmap.fit(net, *TWO, **OPTIONS)
+    for p in plain.parameters():
+        nn.init.zeros_(p)
+    plain.load_state_dict(get_model_state_dict(net, options=StateDictOptions(full_state_dict=True)))
+    return fitted(plain, *TWO, solver="closed-form")
 
 
+TWO = rows(300), rows(90, 11)
 FLOAT64 = torch.float64
 JOBS: dict[str, Callable[[], Tensors]] = {
     "moments": moments,
@@ -156,7 +166,7 @@ JOBS: dict[str, Callable[[], Tensors]] = {
         mlp(), own_half(rows(601)), own_half(rows(121, 11)), solver="closed-form", ranks="sharded", score="epistemic"
     ),
     "sampler": lambda: fitted(mlp(), by_sampler(rows(600)), rows(121, 11), solver="closed-form", score="epistemic"),
-    "wrapped": lambda: fitted(wrapped(mlp()), rows(300), rows(90, 11), solver="closed-form"),
+    "wrapped": lambda: fitted(wrapped(mlp()), *TWO, solver="closed-form"),
     "other-rows": other_rows,
     "one-fails": one_fails,
     "fsdp": lambda: sharded_host("fsdp"),
@@ -164,36 +174,45 @@ JOBS: dict[str, Callable[[], Tensors]] = {
 }  # fmt: skip
 
 
-class KilledAfter:
-    """A `select` that kills its process, without a last word, some calls after a file has come."""
+class EndsAfter:
+    """A `select` that ends the fit a few calls after its state tells of a part: without a last word, or by an error."""
 
-    def __init__(self, file: Path, calls: int) -> None:
-        self.file, self.calls = file, calls
+    def __init__(self, file: Path, part: str, end: Callable[[], Any]) -> None:
+        self.file, self.part, self.end, self.calls = file, part.encode(), end, 5
+        self.seen = 0
 
     def __call__(self, output: Tensor) -> Tensor:
-        if self.file.exists():
+        self.seen += 1
+        if self.file.exists() and self.part in self.file.read_bytes():
             self.calls -= 1
         if self.calls == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.end()
         return output
 
 
-def resumed(checkpoint: Path | None, killed: bool = False, **options: Any) -> Tensors:
-    """A fit of several hundred calls of the host; `killed` in the middle, on the last rank."""
-    last = killed and RANK == SIZE - 1
-    select = KilledAfter(checkpoint, 23) if last and checkpoint else KilledAfter(Path("/nowhere"), 1)
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stepped(checkpoint: Path | None = None, end: EndsAfter | None = None, **options: Any) -> Tensors:
+    """A fit with a basis, a closed form, and 40 steps over a DataLoader that shuffles, checked four times."""
+    select = end or EndsAfter(Path("nowhere"), "", kill)
     train = DataLoader(TensorDataset(*rows(301)), batch_size=32, shuffle=True)
     chosen: dict[str, Any] = {"steps": 40, "check_every": 10, "patience": None, "chunk_size": 4, "seed": 5} | options
     return fitted(mlp(), train, rows(60, 11), select=select, checkpoint=checkpoint, **chosen)
 
 
+def killed(file: Path) -> Tensors:
+    """The last rank dies in the middle of the steps."""
+    return stepped(file, EndsAfter(file, "steps.", kill) if RANK == SIZE - 1 else None)
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, file = Path(sys.argv[1]), Path(sys.argv[1]) / "fit.state"
+    ended = {"killed": lambda: killed(file), "resumed": lambda: stepped(file)}
     torch.set_num_threads(1)
     for job in sys.argv[2:]:
-        kept = folder / "fit.state"
-        work = JOBS.get(job) or {"killed": lambda: resumed(kept, killed=True), "resumed": lambda: resumed(kept)}[job]
         try:
-            save_file({n: t.contiguous() for n, t in work().items()}, folder / f"{job}-{RANK}.safetensors")
+            save_file({n: t.contiguous() for n, t in (JOBS | ended)[job]().items()}, folder / f"{job}-{RANK}.safetensors")
         except (OffmapError, KeyError) as error:
             (folder / f"{job}-{RANK}.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
