@@ -19,7 +19,7 @@ import offmap
 from offmap.errors import ConfigError
 
 CHILD = Path(jobs.__file__)
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", str(CHILD)]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(CHILD)]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
