@@ -17,7 +17,7 @@ def digest(tensor: Tensor) -> list[Any]:
     >>> digest(torch.zeros(2))[:2]
     [[2], 'torch.float32']
     """
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
 
 

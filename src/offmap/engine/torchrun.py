@@ -186,7 +186,7 @@ def _joined() -> tuple[Any, Pulse]:
             f"Expected all ranks to call `offmap.fit`, but they did not within {ARRIVAL.seconds // 60} minutes, or cannot reach "
             f"each other: {(str(error).splitlines() or [''])[0]}. Call it on every rank, or pass `ranks='alone'`."
         ) from error
-    return working, Pulse(beating, dist.get_rank(beating))
+    return working, Pulse(beating, dist.get_rank())
 
 
 class _Quiet(logging.Filter):
