@@ -26,7 +26,8 @@ from offmap.detectors.known import Known, Rule, number
 from offmap.detectors.penultimate import Classifier, Seen, classifier
 from offmap.errors import ConfigError, DataError, HostError
 from offmap.guarding.answer import Answer, gathered, joined, laid
-from offmap.guarding.build import VALID_SHARE, hosts_of
+from offmap.guarding.build import VALID_SHARE
+from offmap.guarding.hosts import hosts_of
 from offmap.likelihoods import Categorical, Prediction, check_targets
 
 logger = logging.getLogger("offmap")

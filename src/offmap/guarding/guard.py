@@ -23,6 +23,7 @@ from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.deploy.export import ExportInfo
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
+from offmap.group import ALONE, Group
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
 from offmap.guarding.familiar import Familiar, log_uncertainty
 from offmap.guarding.pictures import plain_energy
@@ -287,13 +288,17 @@ def check_familiar(guard: Guard, rows: Rows) -> None:
     check_counted(rows.targets, rows.name)
 
 
-def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool) -> Calibration:
-    """Scores and misses of the guard on familiar data; an infinite threshold is said so."""
+def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = ALONE) -> Calibration:
+    """Scores and misses of the guard on familiar data, each process of a `group` on some rows; an infinite threshold is said
+    so.
+    """
+    from offmap.guarding.spread import predicted, spread
+
     if not 0 < false_alarms < 1:
         raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
     check_familiar(guard, rows)
-    missed = misses(guard.likelihood, guard.predict(rows.inputs), rows.targets)
-    made = Calibration(guard.score(rows.inputs), missed, false_alarms, exact)
+    missed = misses(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
+    made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
     needed = math.ceil(1 / false_alarms * (1 - 1e-12)) - 1
     if rows.rows < needed:
         logger.warning(
