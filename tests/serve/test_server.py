@@ -182,6 +182,37 @@ def test_bodies_that_are_too_long_or_too_slow_are_cut_off(server: Server) -> Non
         assert b" 408 " in slow.recv(4096).splitlines()[0]
 
 
+def test_headers_that_come_too_slowly_are_cut_off(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    def opened() -> socket.socket:
+        return socket.create_connection((host, int(port)), timeout=20)
+
+    with opened() as silent, opened() as dripping, opened() as second:
+        for byte in (whole[:6], whole[6:8], whole[8:9]):
+            dripping.sendall(byte)
+            time.sleep(0.2)  # bytes now and then do not win more time
+        second.sendall(whole)
+        assert b" 200 " in second.recv(4096).splitlines()[0]
+        second.sendall(whole[:5])  # the next request of a kept connection has its own clock
+        assert server.ask(torch.tensor(ROW))["score"].shape == (1,)  # others do not wait
+        for slow in (silent, dripping, second):
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+            assert slow.recv(4096) == b""
+
+
+def test_requests_in_time_are_answered_one_after_another(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+            time.sleep(0.5)
+            connection.sendall(b"\r\n")
+            assert b" 200 " in connection.recv(4096).splitlines()[0]
+            time.sleep(0.7)  # rest is no slowness: all three take longer than a header may
+
+
 def test_many_at_once_get_each_their_own_answer(server: Server) -> None:
     rows = [inputs(1 + i % 7, 100 + i) for i in range(60)]
     before = server.metric("offmap_rows_total")
