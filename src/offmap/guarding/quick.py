@@ -72,8 +72,9 @@ class OnePass:
         """Write pass, score and verdict as one graph, `.onnx` or `.pt2`, with the outputs and checks of `Guard.export`."""
         path = check_path(path)
         if self.guard.place.device.type != "cpu":
-            raise ConfigError(f"Expected a guard on the CPU for export, but it is on {self.guard.place.device}. Make the one-pass "
-                              "scorer from `guard.to('cpu')`.")  # fmt: skip
+            raise ConfigError(
+                f"Expected a guard on the CPU for export, but it is on {self.guard.place.device}. Make this from `guard.to('cpu')`."
+            )
         rows = next(self._blocks(example))
         rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
         precise = torch.promote_types(self.guard.place.dtype, torch.float32)
