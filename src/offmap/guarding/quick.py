@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,8 @@ from offmap.guarding.familiar import LAYERS, ROWS
 from offmap.guarding.guard import Guard
 from offmap.guarding.vectors import NARROW, WIDEST, blocks, directions, spread_out
 from offmap.likelihoods import Prediction
+
+logger = logging.getLogger("offmap")
 
 LEAST = 20
 """Familiar rows that strange ones can be made of."""
@@ -66,14 +70,20 @@ class OnePass:
         if not 0 < false_alarms < 1:
             raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
         rows = gather(batches(valid, self.guard.place, name="valid", target=self.guard.target), least=2)
-        return replace(self, calibration=self.score(rows.inputs), false_alarms=false_alarms)
+        made = replace(self, calibration=self.score(rows.inputs), false_alarms=false_alarms)
+        if made.threshold == torch.inf:
+            logger.warning(
+                "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate "
+                "of %g. Pass at least %d.", rows.rows, false_alarms, math.ceil(1 / false_alarms * (1 - 1e-12)) - 1,
+            )  # fmt: skip
+        return made
 
     def export(self, path: str | Path, example: Inputs) -> ExportInfo:
         """Write pass, score and verdict as one graph, `.onnx` or `.pt2`, with the outputs and checks of `Guard.export`."""
         path = check_path(path)
         if self.guard.place.device.type != "cpu":
             raise ConfigError(
-                f"Expected a guard on the CPU for export, but it is on {self.guard.place.device}. Make this from `guard.to('cpu')`."
+                f"Expected a guard on the CPU for export, but it is on {self.guard.place.device}. Start from `guard.to('cpu')`."
             )
         rows = next(self._blocks(example))
         rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
@@ -185,9 +195,5 @@ def _shown(net: nn.Module, name: str) -> bool:
 def _levels(scores: Tensor) -> str:
     """What splits the scores of familiar data into ten equal parts."""
     kept = scores[scores.isfinite()].double()
-    if not len(kept):
-        return ""
-    return " ".join(
-        f"{level:.6g}"
-        for level in kept.quantile(torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device="cpu").to(kept)).tolist()
-    )
+    shares = torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device=kept.device)
+    return " ".join(f"{level:.6g}" for level in kept.quantile(shares).tolist()) if len(kept) else ""
