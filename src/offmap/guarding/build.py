@@ -28,7 +28,7 @@ from offmap.errors import ConfigError, DataError, HostError, nearest
 from offmap.guarding.answer import Calibration
 from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
 from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, checked_draws, measure, nll
-from offmap.guarding.pictures import are_pictures, for_pictures, pictured
+from offmap.guarding.pictures import are_pictures, for_pictures, form_of, pictured
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
 from offmap.methods.predictives import Remembered, Sampled
@@ -101,6 +101,7 @@ def fit(
         law = likelihood_of(plain, rows, held, likelihood)
         measure(law, score)
         rows = _checked(rows, law, plain)
+        form = form_of(law, rows, held, lambda x: plain.outputs(x, 1)[0])
         familiar = held
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
@@ -110,7 +111,7 @@ def fit(
         at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
-        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes)
+        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, form=form)
         return _calibrated(_compared(made, rows, held), held, familiar, "choose", 0.05)
 
 
