@@ -136,8 +136,8 @@ def accuracy(scorer: Scorer, rows: tuple[Tensor, Tensor]) -> float | None:
 
 
 DETECTOR_KEYS = HOST | {"method"} | {option for each in DETECTORS.values() for option in each.options}
-GUARD_KEYS = HOST | {"members", "rows", "config", "score", "draws", "chunk_size"}
-GUARD_KEYS |= {f.name for f in fields(maxwent.Config)} - {"parameterization"}
+MAXWENT_KEYS = {f.name for f in fields(maxwent.Config)} - {"parameterization"}
+GUARD_KEYS = HOST | MAXWENT_KEYS | {"members", "rows", "config", "score", "draws", "chunk_size"}
 WAY_KEYS = frozenset({"way", "members"} | {f.name for way in WAYS.values() for f in fields(way.config)})
 
 PICTURES: dict[str, Method] = {

@@ -131,7 +131,12 @@ def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str]
         if len(averages) > 1:
             row.append(percent(mean[label]) if label in mean else NOTHING)
         rows.append(row + (spent(board, label, tasks) if costs else []))
-    head = ["method", *averages, *["mean"][: len(averages) - 1], *(("accuracy", "s to fit", "s for 1,000 images") if costs else ())]
+    head = [
+        "method",
+        *averages,
+        *["mean"][: len(averages) - 1],
+        *(("accuracy", "s to fit", "s for 1,000 images") if costs else ()),
+    ]
     told = [f"## {title}", table(head, rows), *verdict(board.results.plan, mean)] if rows else [f"## {title}", "No records yet."]
     if any(row[0].endswith(FEWER) for row in rows):
         told.append(f"{FEWER} not all seeds.")

@@ -28,7 +28,7 @@ class Drawn(nn.Module):
         body, head = body_and_head(net)
         for module in body.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
-                module.bias = None
+                module.register_parameter("bias", None)
         self.body = nn.Sequential(*body, nn.Linear(head.in_features, width, bias=False))
         self.centre: Tensor
         self.register_buffer("centre", torch.zeros(width))
@@ -41,8 +41,7 @@ class Drawn(nn.Module):
 @torch.no_grad()
 def begin(net: Drawn, x: Tensor, y: Tensor, config: Config) -> None:
     """The centre is the mean of what the untrained net gives."""
-    centre = sum(net.body(part).sum(0) for part in x.split(BLOCK)) / len(x)
-    assert isinstance(centre, Tensor)
+    centre = torch.stack([net.body(part).sum(0) for part in x.split(BLOCK)]).sum(0) / len(x)
     away = centre.abs().clamp_min(LEAST)
     net.centre.copy_(torch.where(centre < 0, -away, away))
 

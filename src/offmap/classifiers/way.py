@@ -111,9 +111,10 @@ class Learned:
 
 def body_and_head(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
     """What makes features, (B, D), and the last matrix, which makes logits of them."""
-    if not isinstance(net, nn.Sequential) or not len(net) or not isinstance(net[-1], nn.Linear):
+    layers = list(net) if isinstance(net, nn.Sequential) else []
+    if not layers or not isinstance(layers[-1], nn.Linear):
         raise HostError(f"Expected a torch.nn.Sequential whose last layer is a Linear, but got {type(net).__name__}.")
-    return net[:-1], net[-1]
+    return nn.Sequential(*layers[:-1]), layers[-1]
 
 
 def train(way: Way, net: nn.Module, data: Pair, valid: Pair, *, config: Any, seed: int = 0) -> None:
