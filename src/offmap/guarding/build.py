@@ -34,7 +34,7 @@ from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
 from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, checked_draws, measure, nll
 from offmap.guarding.hosts import hosts_of, same_function
 from offmap.guarding.identity import identity, same_on_all, take_from_rank_0
-from offmap.guarding.pictures import are_pictures, for_pictures, pictured
+from offmap.guarding.pictures import are_pictures, for_pictures, form_of, pictured
 from offmap.guarding.spread import same_everywhere, spread
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
@@ -134,6 +134,7 @@ def fit(
         law = likelihood_of(plain, rows, held, likelihood)
         measure(law, score)
         rows = _checked(rows, law, plain)
+        form = form_of(law, rows, held, lambda x: plain.outputs(x, 1)[0])
         familiar = held
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
@@ -144,7 +145,7 @@ def fit(
         at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
-        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes)
+        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, form=form)
         made = _compared(made, rows, held, group, sharded=sharded)
         made = same_everywhere(_calibrated(made, held, familiar, "choose", 0.05, group), group)
         kept.done()

@@ -23,6 +23,7 @@ from offmap.core.forward import Host, Select, first_tensor
 from offmap.core.frames import Frame
 from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.core.state import forget, forgotten
+from offmap.detectors.form import Form
 from offmap.errors import ConfigError, FileError
 from offmap.files import write_whole
 from offmap.guarding.answer import Calibration
@@ -71,7 +72,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
         "history": asdict(predictive.history),
         "own_select": host.select is not first_tensor,
-    } | ({"about": dict(guard.about)} if guard.about else {})  # fmt: skip
+    } | ({"about": dict(guard.about)} if guard.about else {}) | ({"form": asdict(guard.form)} if guard.form else {})  # fmt: skip
     tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
     try:
         text = json.dumps(header)
@@ -125,6 +126,8 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
         familiar = Familiar.from_state(header["familiar"], _part(tensors, "familiar.")).to(place.device)
     options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "familiar": familiar}
     options["about"] = header.get("about", {})
+    form = header.get("form")
+    options["form"] = None if form is None else Form(**form | {"image": tuple(form["image"])})
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
     return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
 

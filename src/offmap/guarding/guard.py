@@ -22,6 +22,7 @@ from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gat
 from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.deploy.export import ExportInfo
+from offmap.detectors.form import Form
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
 from offmap.group import ALONE, Group
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
@@ -62,6 +63,7 @@ class Guard:
     target: str = "labels"
     notes: tuple[str, ...] = ()
     familiar: Familiar | None = None  # what the scores "default" and "distance" compare with
+    form: Form | None = None  # of images: those of another shape are refused, numbers of another range are said
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # plain values to keep in the file, such as names of columns
 
     @property
@@ -233,6 +235,9 @@ class Guard:
             inputs = tree_map(self.place.put, source)
             check_inputs(inputs, "the guard")
             check_finite(inputs, None, "the inputs")
+            if self.form is not None:
+                self.form.check(inputs, "the inputs")
+                self.form.compare(inputs, "the inputs")
             inputs = mark_shared(inputs)
             host = getattr(self.predictive, "host", None)
             numbers = (host.output_numbers if host else 1) * self.predictive.members * (draws or self.draws)
