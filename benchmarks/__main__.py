@@ -11,6 +11,7 @@ from benchmarks import page, record
 
 THEMES = (
     "scoring",
+    "throughput",
     "architectures",
     "basis",
     "fitting",

@@ -174,8 +174,9 @@ are the first 2,000 test images, results are on others. How the score was chosen
 [the choice](choice-images.md). Seconds are those of one thread. Of ResNet-32 and -56 half as many images were taken, and Gram
 matrices, the slowest detector, left out; the run of ResNet-56 was cut short: its detectors of features and its times are missing.
 The accuracy of ResNet-20 is of 500 images and ten draws. The mixture is the mean score of the three ResNets' guards, beside each
-alone on the same images. LeNets are trained here on the training images that are named. Absent: trained competitors other than
-ensembles, and strange sets that were not at hand (CIFAR-100, SVHN, Places365).
+alone on the same images. LeNets are trained here on the training images that are named. Trained competitors, open sets and ranks
+are on [another page](openood.md), made by `offmap bench run openood` with all images. Absent are strange sets that were not at
+hand (CIFAR-100, SVHN, Places365); [the loader](data.md) takes them from a folder of yours.
 """
 
 

@@ -22,7 +22,7 @@ class Measurement:
     """The best and the middle of several turns; `wall` is the best on the wall clock."""
 
     what: str
-    unit: Literal["s", "ms", "MB"]
+    unit: Literal["s", "ms", "MB", "rows/s"]
     best: float
     median: float
     wall: float | None = None

@@ -14,6 +14,7 @@ from offmap.guarding.answer import Answer, Interval
 from offmap.guarding.build import fit, guard
 from offmap.guarding.file import load
 from offmap.guarding.guard import Guard
+from offmap.guarding.quick import OnePass, one_pass
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
 from offmap.methods.maxwent import Config
 from offmap.methods.protocol import Predictive, Scorer
@@ -32,6 +33,7 @@ __all__ = [
     "Interval",
     "Likelihood",
     "OffmapError",
+    "OnePass",
     "Parameterization",
     "Prediction",
     "Predictive",
@@ -46,6 +48,7 @@ __all__ = [
     "fit",
     "guard",
     "load",
+    "one_pass",
     "shared",
     "write_page",
 ]

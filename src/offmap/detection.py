@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,8 @@ from offmap.detectors.known import Known, Rule, number
 from offmap.detectors.penultimate import Classifier, Seen, classifier
 from offmap.errors import ConfigError, DataError, HostError
 from offmap.guarding.answer import Answer, gathered, joined, laid
-from offmap.guarding.build import VALID_SHARE, hosts_of
+from offmap.guarding.build import VALID_SHARE
+from offmap.guarding.hosts import hosts_of
 from offmap.likelihoods import Categorical, Prediction, check_targets
 
 logger = logging.getLogger("offmap")
@@ -152,20 +154,63 @@ def detect_all(
     """
     names = [methods] if isinstance(methods, str) else methods or catalog.DETECTORS
     asked = methods if isinstance(methods, dict) else {name: {} for name in names}
-    number("rows", rows, 1, 1e12, whole=True)
     for name, options in asked.items():
         catalog.kind(name, options)
+    seen = look(
+        net, train, valid, features=features, select=select, target=target, rows=rows, batch_size=batch_size, seed=seed,
+        remember=remember,
+    )  # fmt: skip
+    if methods is None:
+        asked = {name: options for name, options in asked.items() if _allowed(name, seen.known.classifier)}
+    for name in asked:
+        catalog.check(name, seen.known.classifier)
+    return {name: seen.detector(name, false_alarms=false_alarms, **options) for name, options in asked.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """Training and validation data as a classifier sees them: one pass for any number of detectors."""
+
+    known: Known
+    form: Form
+    target: str = "labels"
+    seed: int = 0
+
+    def detector(self, method: str, *, false_alarms: float = 0.05, **options: Any) -> Detector:
+        """The detector of that name, fitted, with its threshold."""
+        with _own_order(self.seed):
+            return _made(method, self.known, self.form, options, false_alarms, self.target)
+
+
+def look(
+    net: nn.Module,
+    train: Data,
+    valid: Data | None = None,
+    *,
+    features: str | None = None,
+    select: Select | None = None,
+    target: str = "labels",
+    rows: int = 20_000,
+    batch_size: int = 128,
+    seed: int = 0,
+    remember: bool = True,
+) -> Sight:
+    """What `detect_all` fits its detectors on, for those who want them one after another."""
+    number("rows", rows, 1, 1e12, whole=True)
     if not isinstance(net, nn.Module):
         raise HostError(f"Expected one trained torch.nn.Module, but got {type(net).__name__}.")
-    # a shuffling DataLoader draws from the global generator: here it repeats, and the user's random state is left alone
+    with _own_order(seed):
+        memory = Memory() if remember else None
+        known, form = _look(net, train, valid, features, select, (target, rows, batch_size, seed), memory)
+    return Sight(known, form, target, seed)
+
+
+@contextmanager
+def _own_order(seed: int) -> Generator[None]:
+    """A shuffling DataLoader draws from the global generator: here it repeats, and the user's random state is left alone."""
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
-        known, form = _look(net, train, valid, features, select, (target, rows, batch_size, seed), Memory() if remember else None)
-        if methods is None:
-            asked = {name: options for name, options in asked.items() if _allowed(name, known.classifier)}
-        for name in asked:
-            catalog.check(name, known.classifier)
-        return {name: _made(name, known, form, options, false_alarms, target) for name, options in asked.items()}
+        yield
 
 
 def _made(name: str, known: Known, form: Form, options: dict[str, Any], false_alarms: float, target: str) -> Detector:

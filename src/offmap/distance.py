@@ -26,7 +26,8 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
     """Distances (B, k) to the k nearest of `rows` (N, D), in float64, and their numbers.
 
     x_b is not compared with row `itself[b]`. Of N rows at most N − 1 are taken: as many as a row itself can see. A matrix
-    product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact.
+    product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for a
+    difference of two numbers is rounded by its own size, not by theirs.
 
     >>> nearest(torch.tensor([[0.0], [3.0], [10.0]]), torch.tensor([[2.0]]), k=2)[1]
     tensor([[1, 0]])
@@ -41,8 +42,9 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
         if itself is not None:
             apart.scatter_(1, itself[block, None].to(apart.device), torch.inf)
         numbers[block] = found = apart.topk(k, dim=1, largest=False).indices
-        distances[block] = (rows[found].double() - x[block].double().unsqueeze(1)).square().sum(2)
-    return distances.sqrt_(), numbers
+        apart = rows[found] - x[block].unsqueeze(1)
+        distances[block] = torch.linalg.vector_norm(apart, dim=2, dtype=torch.float64)
+    return distances, numbers
 
 
 def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:

@@ -30,6 +30,10 @@ class FileError(OffmapError):
     """A file is missing, damaged, or belongs to something else."""
 
 
+class RankError(OffmapError):
+    """Of several processes that fit together one died, failed or never came."""
+
+
 class NotFittedError(OffmapError):
     """Something was asked of an object before it was fitted."""
 

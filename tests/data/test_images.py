@@ -9,25 +9,28 @@ import pytest
 import torch
 
 from offmap.data.catalog import task
-from offmap.data.images import SETTINGS, SOURCES, array, images, open_set, pair, setting_of, shaped
+from offmap.data.images import SETTINGS, few, images, open_set, setting_of
+from offmap.data.pixels import OPENOOD, SOURCES, array, pair, shaped
 from offmap.data.weights import weights
 from offmap.errors import ConfigError, DataError, FileError
 from offmap.nets.resnet import cifar_resnet
 
 GREY = ("mnist", "fashion_mnist", "notmnist_test", "omniglot_small_28")
+MANY = {"cifar100_train": 100, "cifar100_test": 100, "tinyimagenet_train": 200, "tinyimagenet_test": 200}
 ROWS = 40
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Every file of the layout, with random images, 40 of each kind."""
+    """Every file of the layout, with random images, 40 of each kind; 200 where a task knows more than ten classes."""
     random = np.random.RandomState(0)
     arrays: dict[str, dict[str, object]] = {}
-    for source in SOURCES.values():
+    for source in (SOURCES | OPENOOD).values():
         side = (28, 28) if source.file in GREY else (32, 32, 3)
         file = arrays.setdefault(source.file, {})
-        file[source.x] = random.randint(0, 256, (ROWS, *side)).astype(np.uint8)
-        file[source.y] = np.arange(ROWS).astype(np.uint8) % 10
+        rows, classes = (ROWS, 10) if source.file not in MANY else (2 * MANY[source.file], MANY[source.file])
+        file[source.x] = random.randint(0, 256, (rows, *side)).astype(np.uint8)
+        file[source.y] = np.arange(rows).astype(np.uint8) % classes
         if source.without:
             file[source.without] = np.arange(10) < 3
     for name, file in arrays.items():
@@ -35,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.near])
 def test_all_images_have_the_form_of_the_familiar_ones(name: str, folder: Path) -> None:
     made, setting = images(name, folder=folder), setting_of(name)
     assert made.name == f"images/{name}"
@@ -74,6 +77,55 @@ def test_an_open_set_hides_four_classes(seed: int, folder: Path) -> None:
         shown = made.test[0][made.test[1] == number]
         old = {int(whole.test[1][(whole.test[0] == x).flatten(1).all(1)][0]) for x in shown}
         assert len(old) == 1
+
+
+@pytest.mark.parametrize(("name", "known", "unknown"), [("openood-cifar100", 50, 50), ("openood-tin", 20, 180)])
+def test_the_open_sets_of_openood_show_so_many_classes(name: str, known: int, unknown: int, folder: Path) -> None:
+    made = open_set(name, 1, folder)
+    assert made.outputs == known
+    assert sorted(set(made.train[1].tolist())) == list(range(known))
+    rows = len(made.valid[1]) + len(made.test[1]) + len(made.ood["unknown classes"])
+    assert rows == pytest.approx(2 * (known + unknown), abs=unknown)  # strange images of the validation part are left out
+    assert made.test[0].shape[1:] == setting_of(name).form
+
+
+def test_pictures_in_folders_are_read_as_arrays_are(folder: Path, tmp_path: Path) -> None:
+    picture = pytest.importorskip("PIL.Image")
+    (folder / "svhn_test.npz").unlink()
+    random = np.random.RandomState(1)
+    wide = random.randint(0, 256, (32, 48, 3)).astype(np.uint8)
+    for place in ("7/b.png", "7/deep/a.jpg", "3/c.PNG", "3/notes.txt"):
+        path = folder / "svhn_test" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".txt":
+            path.write_text("no picture")
+        else:
+            picture.fromarray(wide).save(path)
+    x, y = pair("svhn", (3, 32, 32), folder)
+    assert y.tolist() == [0, 1, 1]  # classes are numbered by name
+    torch.testing.assert_close(x[0], torch.from_numpy(wide[:, 8:40]).movedim(2, 0).float() / 255)  # the middle square
+    torch.testing.assert_close(x[1], x[0])
+    assert torch.equal(pair("svhn", (3, 32, 32), folder, rows=2)[0], x[[0, 1]])
+    assert torch.equal(images("openood-cifar10", folder=folder).ood["svhn"], x)
+    (folder / "svhn_test" / "3" / "c.PNG").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"Expected a picture at .*c.PNG, but it cannot be read .*Replace or remove it"):
+        pair("svhn", (3, 32, 32), folder)
+    (folder / "dtd.npz").unlink()
+    (folder / "dtd").mkdir()
+    with pytest.raises(DataError, match=r"Expected pictures at .*dtd/<class>/<name>.png or .jpg, but there are none"):
+        pair("dtd", (3, 32, 32), folder)
+
+
+def test_a_small_task_has_some_images_of_every_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offmap.data.images.FEW", {"train": 7, "valid": 500, "test": 4, "strange": 5})
+    whole = images("mnist", folder=folder)
+    made = few(lambda seed: whole)
+    assert made.name == "images/mnist/few"
+    assert torch.equal(made.test[0], whole.test[0][[0, 10, 20, 30]])
+    assert torch.equal(made.test[1], whole.test[1][[0, 10, 20, 30]])
+    assert len(made.train[1]) == 7
+    assert torch.equal(made.valid[0], whole.valid[0])
+    assert {name: len(x) for name, x in made.ood.items()} == dict.fromkeys(whole.ood, 5)
 
 
 def test_the_first_rows_are_those_of_the_whole_file(folder: Path) -> None:

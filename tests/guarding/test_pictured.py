@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import offmap
+from offmap.errors import DataError, ShapeError
 from offmap.guarding.familiar import log_uncertainty
 from offmap.metrics import auroc
 
@@ -138,3 +139,56 @@ def test_score_distance_leaves_logits_and_draws_out() -> None:
     assert set(parts) == {"last layer", "layers"}
     wanted = torch.stack(list(parts.values())).logsumexp(0) - math.log(2)
     torch.testing.assert_close(guard.score(TEST[0]), wanted.float())
+
+
+def test_images_of_another_form_are_refused(guard: offmap.Guard) -> None:
+    for x, message in (
+        (torch.rand(4, 8, 8, 1), r"images of shape \(1, 8, 8\).*but the inputs have \(8, 8, 1\). Channels come first"),
+        (torch.rand(4, 3, 8, 8), r"have \(3, 8, 8\). Bring them to 1 channels"),
+        (torch.rand(4, 1, 16, 16), r"have \(1, 16, 16\). Resize them"),
+        (torch.rand(8, 8), r"have \(8,\). Pass a batch of images"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            guard(x)
+    with pytest.raises(DataError, match=r"but the inputs are torch.uint8. Scale them alike, for example with `x.float"):
+        guard.score(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match=r"but the training inputs have \(1, 9, 9\). Resize them"):
+        offmap.fit(striped(), (torch.rand(9, 1, 9, 9), torch.zeros(9).long()), VALID)
+
+
+def test_numbers_of_another_range_are_noticed(guard: offmap.Guard, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard.save(tmp_path / "guard.safetensors")
+    for made in (guard, offmap.load(tmp_path / "guard.safetensors", striped())):
+        caplog.clear()
+        made.score(TEST[0])
+        made.score(torch.zeros(2, 1, 8, 8))
+        assert caplog.text == ""
+        made.score(255 * TEST[0])
+        assert "The inputs range from" in caplog.text
+        assert "were they scaled alike? Else scores mean little." in caplog.text
+    caplog.clear()
+    offmap.fit(striped(), (255 * TRAIN[0], TRAIN[1]), VALID, draws=8)
+    assert "The training inputs range from" in caplog.text
+
+
+def test_a_net_that_only_guesses_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    offmap.fit(striped(), TRAIN, (VALID[0], (VALID[1] + 1) % 3), draws=8)
+    assert "% of the validation rows, the most frequent class makes up" in caplog.text
+    assert "were they scaled so in training?" in caplog.text
+
+
+def test_a_net_that_takes_bytes_itself_is_given_them(caplog: pytest.LogCaptureFixture) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = striped()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.float() / 32 - 4)
+
+    def raw(x: Tensor) -> Tensor:
+        return ((x + 4) * 32).round().clamp(0, 255).to(torch.uint8)
+
+    made = offmap.fit(Scaled(), (raw(TRAIN[0]), TRAIN[1]), (raw(VALID[0]), VALID[1]), draws=8)
+    assert made.form is None
+    assert float(auroc(made.score(raw(TEST[0])), made.score(raw(NOISE)))) > 0.8

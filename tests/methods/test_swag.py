@@ -132,15 +132,24 @@ def test_the_users_nets_are_untouched_and_a_guard_gives_verdicts() -> None:
     assert guard.score(20 * trained.inputs(40, 5)).median() > guard.score(trained.inputs(40, 5)).median()
 
 
-def test_divergence_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match=r"SWAG diverged before two states were noted: lower `rate`, which is 1e\+20"):
-        fitted(host(), rate=1e20)
+def test_after_a_divergence_it_wanders_at_a_tenth_of_the_rate(caplog: pytest.LogCaptureFixture) -> None:
     train, valid = rows(trained.regression(60)), rows(trained.regression(30, 1), "valid")
     law = offmap.Gaussian(noise=torch.tensor([0.01]))
-    fit(trained.regressor(), train, valid, likelihood=law, config=Config(rate=1.0, steps=200, collect_every=1))
-    (said,) = caplog.messages
-    assert said.startswith("SWAG diverged (the loss is not finite); it keeps the ")
-    assert said.endswith(" states noted so far. Lower `rate`.")
+
+    def at(rate: float) -> torch.Tensor:
+        config = Config(rate=rate, steps=200, collect_every=1)
+        return fit(trained.regressor(), train, valid, likelihood=law, config=config).outputs(valid.inputs, 5)
+
+    fast = at(1.0)
+    lost = [message for message in caplog.messages if message.startswith("SWAG diverged at rate ")]
+    assert lost
+    assert torch.equal(fast, at(10.0 ** -len(lost)))
+    assert len(caplog.messages) == len(lost)  # the second went well
+
+
+def test_divergence_at_every_rate_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"SWAG diverged at rates from 1e\+20 down to 1e\+17: lower `rate`"):
+        fitted(host(), rate=1e20)
 
 
 BAD = {

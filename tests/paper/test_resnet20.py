@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import offmap
-from offmap.data.images import pair
+from offmap.data.pixels import pair
 from offmap.data.weights import weights
 from offmap.nets.resnet import cifar_resnet
 

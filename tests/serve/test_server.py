@@ -19,7 +19,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import schemathesis
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.checks import positive_data_acceptance
 from torch import Tensor
 
 import offmap
@@ -118,6 +122,8 @@ def test_answers_are_the_guards(server: Server) -> None:
     for array in (x.numpy(), np.asfortranarray(x.numpy()), x.double().numpy()):
         again = server.post(npy(array), "application/x-npy; charset=binary").json()
         torch.testing.assert_close(torch.tensor(again["score"]), told["score"], rtol=1e-5, atol=1e-6)
+    large = server.post(b'{"inputs": [[1' + b"0" * 30 + b", 0, 1]]}").json()  # a whole number that 64 bits do not hold
+    assert large["ood"] == [True]
     named = server.post(json.dumps({"inputs": {"input": x.tolist()}}).encode()).json()
     assert named["ood"] == told["ood"].tolist()
 
@@ -182,6 +188,37 @@ def test_bodies_that_are_too_long_or_too_slow_are_cut_off(server: Server) -> Non
         assert b" 408 " in slow.recv(4096).splitlines()[0]
 
 
+def test_headers_that_come_too_slowly_are_cut_off(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    def opened() -> socket.socket:
+        return socket.create_connection((host, int(port)), timeout=20)
+
+    with opened() as silent, opened() as dripping, opened() as second:
+        for byte in (whole[:6], whole[6:8], whole[8:9]):
+            dripping.sendall(byte)
+            time.sleep(0.2)  # bytes now and then do not win more time
+        second.sendall(whole)
+        assert b" 200 " in second.recv(4096).splitlines()[0]
+        second.sendall(whole[:5])  # the next request of a kept connection has its own clock
+        assert server.ask(torch.tensor(ROW))["score"].shape == (1,)  # others do not wait
+        for slow in (silent, dripping, second):
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+            assert slow.recv(4096) == b""
+
+
+def test_requests_in_time_are_answered_one_after_another(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+            time.sleep(0.5)
+            connection.sendall(b"\r\n")
+            assert b" 200 " in connection.recv(4096).splitlines()[0]
+            time.sleep(0.7)  # rest is no slowness: all three take longer than a header may
+
+
 def test_many_at_once_get_each_their_own_answer(server: Server) -> None:
     rows = [inputs(1 + i % 7, 100 + i) for i in range(60)]
     before = server.metric("offmap_rows_total")
@@ -226,6 +263,34 @@ def test_the_schema_names_both_kinds_of_body(server: Server) -> None:
     page = server.client.get("/docs").text
     assert "<h2>POST /score</h2>" in page
     assert "://" not in page + server.client.get("/").text  # they load nothing from elsewhere
+
+
+OPERATIONS = (("/score", "POST"), ("/health", "GET"), ("/metrics", "GET"), ("/live", "GET"))
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_whatever_the_schema_allows_or_forbids_gets_an_answer_that_it_names(
+    path: str, method: str, mode: str, server: Server
+) -> None:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    assert {(p, m.upper()) for p, methods in schema.raw_schema["paths"].items() for m in methods} == set(OPERATIONS)
+    answered: set[int] = set()
+
+    @settings(max_examples=30, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(schema[path][method].as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
+    def ask(case: schemathesis.Case) -> None:
+        response = case.call(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
+        # a schema has no words for what bytes are an NPY file
+        bytes_ = [positive_data_acceptance] if case.media_type == "application/x-npy" else []
+        case.validate_response(response, excluded_checks=bytes_)
+        answered.add(response.status_code)
+
+    try:
+        ask()
+    except Unsatisfiable:  # what takes no body and no parameter cannot be asked wrongly
+        assert (method, mode) == ("GET", "negative")
+    assert 200 in answered or mode == "negative"
 
 
 def test_answers_that_are_owed_are_given_before_the_server_ends(exported: Path) -> None:

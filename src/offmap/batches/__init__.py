@@ -6,9 +6,11 @@ are padded to the longest: that takes an `attention_mask` among the inputs, by w
 
 from offmap.batches.forms import Batch, Place, check_finite, check_inputs, divide, is_mapping, unlabelled
 from offmap.batches.join import join, lay
+from offmap.batches.pooling import pooled, sample_together
+from offmap.batches.shares import Share, is_sharded
 from offmap.batches.streams import Batches, Rows, Stream, batches, gather, sample, split
 
 __all__ = [
-    "Batch", "Batches", "Place", "Rows", "Stream", "batches", "check_finite", "check_inputs", "divide", "gather", "is_mapping",
-    "join", "lay", "sample", "split", "unlabelled",
+    "Batch", "Batches", "Place", "Rows", "Share", "Stream", "batches", "check_finite", "check_inputs", "divide", "gather",
+    "is_mapping", "is_sharded", "join", "lay", "pooled", "sample", "sample_together", "split", "unlabelled",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from offmap._types import Data, Inputs
 from offmap.batches.forms import Batch, Place, read
 from offmap.batches.join import join
+from offmap.batches.shares import Share
 from offmap.core.inputs import Shared, take_rows
 from offmap.core.noise import generator, permutation
 from offmap.errors import DataError, ShapeError
@@ -29,6 +30,7 @@ class Rows:
     targets: Tensor
     batch_size: int
     name: str
+    share: Share | None = None  # of several ranks: what of every pass is this one's
 
     @property
     def rows(self) -> int:
@@ -36,6 +38,14 @@ class Rows:
         return self.targets.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._all() if self.share is None else self.share.batches(self._all())
+
+    @property
+    def usual_rows(self) -> int:
+        """Rows of every batch but the last."""
+        return self.batch_size
+
+    def _all(self) -> Iterator[Batch]:
         for start in range(0, self.rows, self.batch_size):
             rows = slice(start, start + self.batch_size)
             yield take_rows(self.inputs, rows), self.targets[rows]
@@ -60,6 +70,7 @@ class Stream:
     name: str
     indexed: bool
     check: Callable[[Tensor], None] | None = None
+    share: Share | None = None  # of several ranks: what of every pass is this one's
 
     @property
     def rows(self) -> int:
@@ -67,7 +78,18 @@ class Stream:
         return len(cast(Sized, self.source.dataset))
 
     def __iter__(self) -> Iterator[Batch]:
-        for position, batch in enumerate(self.source):
+        if self.share is None:
+            return self._all(self.source)
+        own = self.share.loader(self.source)
+        return self.share.batches(self._all(self.source)) if own is None else self._all(own)
+
+    @property
+    def usual_rows(self) -> int:
+        """Rows of every batch but the last, 0 if the user's own sampler decides."""
+        return self.source.batch_size or 0
+
+    def _all(self, source: DataLoader[Any]) -> Iterator[Batch]:
+        for position, batch in enumerate(source):
             inputs, targets = read(batch, self.place, self.target, self.name, f"batch {position} of `{self.name}`")
             if self.check is not None:
                 self.check(targets)
@@ -128,12 +150,13 @@ def sample(data: Batches, size: int, seed: int) -> list[Inputs]:
     """
     source = generator(seed, "sample")
     if isinstance(data, Stream) and not data.indexed:
-        return _by_shape(_lowest(data, size, source))
+        rows = sorted(lowest_of(data, size, source), key=itemgetter(1))
+        return by_shape([inputs for _, _, inputs in rows])
     chosen = _keys(data.rows, source).argsort()[:size].sort().values
     if isinstance(data, Rows):
         return [take_rows(data.inputs, chosen.to(data.targets.device))]
     picked = replace(data, source=_reordered(data.source, chosen.tolist(), data.source.batch_size))
-    return _by_shape([inputs for inputs, _ in picked])
+    return by_shape([inputs for inputs, _ in picked])
 
 
 def _keys(count: int, source: torch.Generator) -> Tensor:
@@ -141,11 +164,17 @@ def _keys(count: int, source: torch.Generator) -> Tensor:
     return torch.rand(count, generator=source, dtype=torch.float64, device="cpu")
 
 
-def _lowest(data: Stream, size: int, source: torch.Generator) -> list[Inputs]:
-    """The rows of a stream with the lowest keys, one by one, in their order."""
+def lowest_of(data: Batches, size: int, source: torch.Generator, skip: Share | None = None) -> list[tuple[float, int, Inputs]]:
+    """The rows with the lowest keys, one by one, with key and number. With `skip`, others read the batches in between."""
     kept: list[tuple[float, int, Inputs]] = []  # a heap with the highest key on top
-    start, bound = 0, torch.inf
-    for inputs, targets in data:
+    start, bound, usual = 0, torch.inf, data.usual_rows
+    group = None if skip is None else skip.group
+    for turn, (inputs, targets) in enumerate(data):
+        usual = usual or targets.shape[0]
+        if group is not None:  # the keys of rows that come before, and belong to others
+            passed = usual * (group.rank if turn == 0 else group.size - 1)
+            _keys(passed, source)
+            start += passed
         keys = _keys(targets.shape[0], source)
         for row in (keys < bound).nonzero().flatten().tolist():
             alone = take_rows(inputs, [row])  # a copy: a slice would keep its batch in memory
@@ -153,10 +182,10 @@ def _lowest(data: Stream, size: int, source: torch.Generator) -> list[Inputs]:
             if len(kept) > size:
                 heappop(kept)
         start, bound = start + targets.shape[0], -kept[0][0] if len(kept) == size else bound
-    return [inputs for _, _, inputs in sorted(kept, key=itemgetter(1))]
+    return [(-key, number, inputs) for key, number, inputs in kept]
 
 
-def _by_shape(parts: Sequence[Inputs]) -> list[Inputs]:
+def by_shape(parts: Sequence[Inputs]) -> list[Inputs]:
     """Rows of equal shapes that share the same tensors as one, in order of the first of them."""
     groups: dict[Any, list[Inputs]] = {}
     for part in parts:

@@ -17,6 +17,7 @@ from offmap._version import __version__
 from offmap.batches import batches, gather
 from offmap.bench.ground import READING, Fitted, Ground
 from offmap.bench.methods import METHODS
+from offmap.bench.pictures import accuracy
 from offmap.bench.plan import Cell, Settings
 from offmap.bench.quality import regression_measures
 from offmap.bench.store import Record, settings_of
@@ -54,6 +55,7 @@ class Bench:
                 begin = time.perf_counter()
                 metrics, chosen = measured(cell, task, fitted)
                 seconds = {"fit": fitted.seconds, "score": time.perf_counter() - begin}
+                seconds |= {} if fitted.thousand is None else {"thousand": fitted.thousand}
             except Exception as error:  # one cell never loses the others
                 return replace(record, warnings=warnings, traceback="".join(traceback.format_exception(error)))
         return replace(
@@ -152,6 +154,8 @@ def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
             metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
         metrics["test"] |= regression_measures(scorer, task)
         metrics["valid"] = {"nll": valid_nll(scorer, task)}
+    elif (right := accuracy(scorer, task.test)) is not None:
+        metrics["test"]["accuracy"] = right
     return metrics
 
 

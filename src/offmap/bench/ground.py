@@ -35,6 +35,7 @@ class Fitted:
     likelihood: Likelihood | None = None
     scorer: Scorer | None = None
     seconds: float = 0.0
+    thousand: float | None = None  # seconds to score so many images, where that was measured
     steps: int = 0
     chosen: dict[str, Any] = field(default_factory=dict[str, Any])
 

@@ -24,6 +24,7 @@ from offmap.bench.ground import (
 )
 from offmap.bench.hosted import around_hosts, bnn_config, filled, fit_bnn, fit_maxwent, maxwent_settings, stated
 from offmap.bench.hosts import Recipe, plain, trained
+from offmap.bench.pictures import PICTURES
 from offmap.detectors.gaussian_process import gaussian_process
 from offmap.detectors.isolation_forest import isolation_forest
 from offmap.detectors.mahalanobis import hidden_mahalanobis, mahalanobis
@@ -101,4 +102,5 @@ METHODS: dict[str, Method] = {
     ),
     "gaussian_process": detector(lambda ground, **s: gaussian_process(*ground.task.train, seed=ground.seed, **s), "rows"),
     "isolation_forest": detector(lambda ground, **s: isolation_forest(ground.task.train[0], seed=ground.seed, **s), "trees"),
+    **PICTURES,
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -58,7 +58,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Entry:
-    """One [[method]] of a plan; `source` is the method and config of the nets that it starts from."""
+    """One [[method]] of a plan; `source` is the method and config of the nets that it starts from, `tasks` are patterns of those
+    it is run on: all, if there are none.
+    """
 
     name: str
     label: str
@@ -66,11 +68,15 @@ class Entry:
     config: Settings
     grid: Settings
     source: Settings | None
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every entry on every task with every seed; `note` is Markdown for its page, `figures` what else is drawn of it."""
+    """Every entry on every task with every seed; `note` is Markdown for its page, `figures` what else is drawn of it.
+
+    `seeds_of` are the seeds of tasks that need fewer, by patterns; `page` is how its records are tabulated.
+    """
 
     name: str
     seeds: tuple[int, ...]
@@ -78,6 +84,13 @@ class Plan:
     entries: tuple[Entry, ...]
     note: str = ""
     figures: tuple[str, ...] = ()
+    seeds_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    page: str = "means"
+
+    def wants(self, entry: Entry, task: str, seed: int) -> bool:
+        """Whether this cell is part of the plan."""
+        fits = not entry.tasks or any(fnmatchcase(task, pattern) for pattern in entry.tasks)
+        return fits and all(seed in seeds for pattern, seeds in self.seeds_of.items() if fnmatchcase(task, pattern))
 
     @property
     def labels(self) -> list[str]:
@@ -92,6 +105,7 @@ def cells(plan: Plan) -> list[Cell]:
         for seed in plan.seeds
         for task in plan.tasks
         for entry in plan.entries
+        if plan.wants(entry, task, seed)
     ]
     first: dict[tuple[int, str, str], int] = {}
     for number, cell in enumerate(made):

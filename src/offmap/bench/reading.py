@@ -16,11 +16,14 @@ from offmap.bench.plan import Entry, Plan, Settings
 from offmap.data.catalog import expand
 from offmap.errors import ConfigError, FileError, nearest
 
-PLAN_KEYS = ("name", "note", "figures", "seeds", "tasks", "defaults", "method", "quick")
+PLAN_KEYS = ("name", "note", "figures", "page", "seeds", "seeds_of", "tasks", "defaults", "method", "quick")
 FIGURES = ("synthetic", "moons", "tradeoff", "day")
 """Figures that need more than the numbers of records."""
 
-METHOD_KEYS = ("name", "label", "members", "from", "config", "grid")
+PAGES = ("means", "ranks")
+"""How records are tabulated: means over tasks, or ranks among methods on near, far and open-set images."""
+
+METHOD_KEYS = ("name", "label", "members", "from", "config", "grid", "tasks")
 QUICK_KEYS = ("seeds", "tasks")
 
 
@@ -81,8 +84,12 @@ class Reader:
         ]
         top = {**told, **{key: hurry[key] for key in QUICK_KEYS if quick and key in hurry}}
         name, note = told["name"] + "-quick" * quick, told.get("note", "").strip()
-        figures = self.figures(told.get("figures", []))
-        return Plan(name, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries), note, figures)
+        page = told.get("page", PAGES[0])
+        if page not in PAGES:
+            raise self.wrong(f"`page` to be {nearest(str(page), PAGES)}, but got {page!r}")
+        fewer = {pattern: self.seeds(seeds) for pattern, seeds in self.table(told.get("seeds_of", {}), "seeds_of").items()}
+        figures, tasks = self.figures(told.get("figures", [])), self.tasks(top["tasks"])
+        return Plan(name, self.seeds(top["seeds"]), tasks, tuple(entries), note, figures, fewer, page)
 
     def entry(self, told: Any, defaults: Settings, hurry: Settings) -> Entry:
         """One [[method]]: its own config over the defaults, and under what is quick."""
@@ -113,7 +120,7 @@ class Reader:
         for key, values in grid.items():
             for value in values:
                 self.possible(name, "grid", {**config, key: value})
-        return Entry(name, told.get("label", name), members, config, grid, None)
+        return Entry(name, told.get("label", name), members, config, grid, None, self.patterns(told.get("tasks", [])))
 
     def possible(self, name: str, where: str, config: Settings) -> None:
         """Refuse settings that the method cannot work with."""
@@ -149,8 +156,16 @@ class Reader:
             else:
                 self.keys({key: value}, {*valid, *names, *also}, f"[{where}]")
 
-    def seeds(self, told: list[Any]) -> tuple[int, ...]:
+    def patterns(self, told: Any) -> tuple[str, ...]:
+        """Patterns of tasks, each of which must fit some task there is."""
+        self.kind(told, list, "tasks")
+        if told:
+            self.tasks(told)
+        return tuple(told)
+
+    def seeds(self, told: Any) -> tuple[int, ...]:
         """Whole numbers."""
+        self.kind(told, list, "seeds")
         if not told or not all(type(seed) is int and seed >= 0 for seed in told):
             raise self.wrong(f"`seeds` to be whole numbers ≥ 0, but got {told!r}")
         return tuple(dict.fromkeys(told))

@@ -80,7 +80,7 @@ def course(
     )
     if config.bounded and config.threshold is None:
         validation = validation.bounded(at.mean | at.fixed)
-    prepared = maxwent.Task(at, host, train, law, config, validation, seen, seed, False)
+    prepared = maxwent.Task(at, host, train, law, config, validation, seen, seed, runtime)
     q, history = maxwent.SOLVERS[config.solver](prepared)
     q.requires_grad_(False)
     # the start may have been looked at several times, every check once

@@ -79,6 +79,7 @@ def bench_table(
 
     Example: offmap bench table uci
     """
+    from offmap.bench.ranks import ranks_markdown
     from offmap.bench.reading import read_plan
     from offmap.bench.store import read_all
     from offmap.bench.table import markdown
@@ -86,7 +87,8 @@ def bench_table(
 
     whole = read_plan(plan, quick=quick)
     page = out or Path("docs") / f"{whole.name}.md"
-    write_whole(page, markdown(whole, read_all(records or ROOM / whole.name)).encode())
+    written = {"means": markdown, "ranks": ranks_markdown}[whole.page]
+    write_whole(page, written(whole, read_all(records or ROOM / whole.name)).encode())
     tell(as_json, {"page": page}, f"The tables are at {page}")
 
 

@@ -21,7 +21,7 @@ def serve(
     ] = None,
     most_bytes: Annotated[int, typer.Option(min=1, help="Of one request's body.")] = 8_000_000,
     most_rows: Annotated[int, typer.Option(min=1, help="Of one request.")] = 4096,
-    body_seconds: Annotated[float, typer.Option(min=0.1, help="In which a body must have come.")] = 10.0,
+    body_seconds: Annotated[float, typer.Option(min=0.1, help="In which a header, and then its body, must have come.")] = 10.0,
     together: Annotated[int, typer.Option(min=1, help="Rows of waiting requests that are run in one call.")] = 256,
     window: Annotated[int, typer.Option(min=1, help="Rows in the rolling share.")] = 1000,
     alert: Annotated[float, typer.Option(min=0, max=1, help="Rolling share of off-map rows above which is alarm.")] = 0.2,

@@ -52,8 +52,8 @@ class Moment:
     why: str = ""
     final: bool = False
 
-    def add(self, read: Read) -> None:
-        """Count the inputs of one read; a parameter met along two sets of axes cannot be rotated."""
+    def add(self, read: Read, others: int = 0) -> None:
+        """Count the inputs of one read, after so many of `others`; a parameter met along two sets of axes cannot be rotated."""
         met = read.meeting
         clash = met is not None and self.frame is not None and self.frame != met.frame
         if clash or read.final:
@@ -66,13 +66,13 @@ class Moment:
                 self.counts = seen if self.counts is None else seen + F.pad(self.counts, (0, len(seen) - len(self.counts)))
             return
         self.frame, self.bias, self.why = met.frame, self.bias or read.bias, ""
-        self._count(met, read.name)
+        self._count(met, read.name, others)
 
-    def _count(self, met: Meeting, name: str) -> None:
+    def _count(self, met: Meeting, name: str, others: int) -> None:
         pieces = -(-met.frame.fan_in // self.limit)
         key = (met.start, met.stop, met.groups)
         total = self.totals.get(key)
-        chosen = _sample(met, name, 0 if total is None else total.rows)
+        chosen = _sample(met, name, others + (0 if total is None else total.rows))
         weight = 1.0 if chosen is None else met.count / len(chosen)
         for block in met.rows(chosen):
             rows = in_pieces(block.double(), pieces).transpose(1, 2).flatten(0, 1)  # (groups·pieces, n, d)
@@ -146,11 +146,12 @@ def second_moments(
     names: Collection[str] | None = None,
     among: Collection[str] | None = None,
     limit: int = LIMIT,
+    others: Callable[[Read], int] | None = None,
 ) -> list[dict[str, Moment]]:
     """One pass of the plain hosts over the data: per member, the second moment of every parameter's inputs.
 
     `call(net, weights, x)` runs the host with one member's weights; `names` are the parameters to look at `among` those that
-    are random, None for all.
+    are random, None for all. `others` tells how many rows other processes met before, in batches of their own.
     """
     moments: list[dict[str, Moment]] = [{} for _ in members]
     with open_attention():
@@ -159,7 +160,7 @@ def second_moments(
 
                 def visit(read: Read, found: dict[str, Moment] = found) -> None:
                     if names is None or read.name in names:
-                        found.setdefault(read.name, Moment(limit)).add(read)
+                        found.setdefault(read.name, Moment(limit)).add(read, others(read) if others else 0)
 
                 known = {n: w for n, w in weights.items() if among is None or n in among}
                 with ReadWatcher(known, visit):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -11,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Weights
-from offmap.core.basis import BIAS, LIMIT, Basis, build, second_moments
+from offmap.core.basis import BIAS, LIMIT, Basis, second_moments
 from offmap.core.distribution import Rotation, WeightDistribution
 from offmap.core.forward import Select, call, first_tensor
 from offmap.core.inputs import rows_of
 from offmap.core.noise import Noise, as_noise
+from offmap.core.pooling import Dealt, build_together, pool
 from offmap.core.reads import Read, ReadWatcher, open_attention
 from offmap.core.state import attributes, forget
 from offmap.core.weights import Where, at, copy_host, remainder, same_architecture, select, stack
+from offmap.group import ALONE
 
 logger = logging.getLogger("offmap")
 
@@ -45,6 +48,11 @@ class Centre:
     def members(self) -> int:
         """M."""
         return next(iter(self.mean.values())).shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the members live."""
+        return next(iter(self.mean.values())).device
 
     def weights(self, member: int) -> Weights:
         """All that one member needs to be called through the private host."""
@@ -89,22 +97,27 @@ def observe(
     along: Mapping[str, Tensor] | None = None,
     pick: Select = first_tensor,
     limit: int = LIMIT,
+    dealt: Dealt | None = None,
 ) -> Observed:
     """Pass the data through every member: how large each parameter's inputs are, and along which directions.
 
     These are their eigenvectors if `rotated`, else the columns of `along` (M, G, N, d, d) by name, else the parameter's axes.
-    The data are gone through once per group of parameters whose second moments are held at a time; mostly that is once.
+    The data are gone through once per group of parameters whose second moments are held at a time; mostly that is once. Several
+    processes each go through the batches `dealt` to them, and all see the same in the end.
     """
+    group = ALONE if dealt is None else dealt.group
 
     def run(net: nn.Module, weights: Weights, x: Any) -> Any:
         return call(net, weights, x, pick)
 
     members = [at.weights(m) for m in range(at.members)]
     seen = Observed()
-    groups, rows = _plan(at, members, next(iter(feed(1))), run, limit)
-    for group in groups:
-        moments = second_moments(at.net, members, feed(rows), run, names=group, among=at.mean, limit=limit)
-        bases, why = build(moments, {n: at.mean[n] for n in group}, rotated=rotated, along=along)
+    plan = _plan(at, members, next(iter(feed(1))), run, limit)
+    for names in group.tell(plan.names)[0]:
+        inputs, others = (feed(plan.rows), None) if dealt is None else _own(dealt, plan)
+        moments = second_moments(at.net, members, inputs, run, names=names, among=at.mean, limit=limit, others=others)
+        pool(moments, group, at.device)
+        bases, why = build_together(moments, {n: at.mean[n] for n in names}, group, rotated=rotated, along=along)
         seen.bases.update(bases)
         seen.why.update(why)
     seen.why.update({b.bias: BIAS for b in seen.bases.values() if b.bias in seen.why})
@@ -116,15 +129,28 @@ def observe(
     return seen
 
 
-def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int) -> tuple[list[list[str]], int]:
-    """Groups of parameters, largest first, whose moments fit in memory together; rows whose activations stay small."""
+@dataclass(frozen=True)
+class Plan:
+    """How the data are gone through: groups of parameters, largest first, whose moments fit in memory together; rows whose
+    activations stay small; and how often each row of the data is met by part of a parameter.
+    """
+
+    names: list[list[str]]
+    rows: int
+    rates: dict[tuple[str, int, int, int], float]
+
+
+def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int) -> Plan:
+    """What one batch tells."""
     sizes = dict.fromkeys(at.mean, 0)
+    met: Counter[tuple[str, int, int, int]] = Counter()
 
     def visit(read: Read) -> None:
         if read.meeting is not None and read.name in sizes:
             frame = read.meeting.frame
             blocks = read.meeting.groups * -(-frame.fan_in // limit)
             sizes[read.name] = max(sizes[read.name], blocks * min(frame.fan_in, limit) ** 2 * len(members))
+            met[_place(read)] += read.meeting.count
 
     with torch.no_grad(), open_attention(), ReadWatcher({n: members[0][n] for n in at.mean}, visit) as watch:
         run(at.net, members[0], first)
@@ -136,7 +162,26 @@ def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[...,
             room = MOMENT_NUMBERS
         groups[-1].append(name)
         room -= sizes[name]
-    return groups, min(MOST_ROWS, ACTIVATIONS * rows_of(first) // max(1, watch.widest))
+    rows = min(MOST_ROWS, ACTIVATIONS * rows_of(first) // max(1, watch.widest))
+    return Plan(groups, rows, {place: count / rows_of(first) for place, count in met.items()})
+
+
+def _place(read: Read) -> tuple[str, int, int, int]:
+    """The part of a parameter that a read met."""
+    assert read.meeting is not None
+    return (read.name, read.meeting.start, read.meeting.stop, read.meeting.groups)
+
+
+def _own(dealt: Dealt, plan: Plan) -> tuple[Iterator[Any], Callable[[Read], int]]:
+    """This process's batches, and how many rows of a read the others met before: so it samples those that one alone would."""
+    before = 0
+
+    def inputs() -> Iterator[Any]:
+        nonlocal before
+        for x, before in dealt.feed(plan.rows):  # noqa: B007
+            yield x
+
+    return inputs(), lambda read: round(before * plan.rates.get(_place(read), 0.0)) if read.meeting else 0
 
 
 def _report(seen: Observed, limit: int) -> None:

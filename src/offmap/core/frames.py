@@ -84,6 +84,9 @@ def rotate(delta: Tensor, matrix: Tensor, frame: Frame) -> Tensor:
     # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. A draw must not depend on its company to the bit:
     # one product over many draws rounds by their number, and one with a transposed view by where the draw lies in memory
     backs = matrix.mT.contiguous()
+    if delta.requires_grad and backs.shape[1:3] == (1, 1):  # a step of a fit, always in the same company: one product is faster
+        together = torch.bmm(flat.flatten(1, 2), backs[:, 0, 0])
+        return frame.back(together.view(members * draws, *flat.shape[2:]), shape).unflatten(0, (members, draws))
     turned = [_turn(draw, back, frame.blocks) for member, back in zip(flat, backs, strict=True) for draw in member]
     stacked = turned[0].unsqueeze(0) if len(turned) == 1 else torch.stack(turned)  # large hosts draw one at a time: no copy
     return frame.back(stacked, shape).unflatten(0, (members, draws))

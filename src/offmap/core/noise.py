@@ -52,6 +52,11 @@ class Uniform:
         """Log 2h."""
         return math.log(2.0 * self.half_width)
 
+    def inside(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """P(|z| < t), and what that range has of the entropy."""
+        p = (t / self.half_width).clamp_max(1.0)
+        return p, p * self.entropy()
+
     def variance(self) -> float:
         """h²/3."""
         return self.half_width**2 / 3.0
@@ -68,6 +73,12 @@ class Normal:
     def entropy(self) -> float:
         """½ log 2πe."""
         return 0.5 * math.log(2.0 * math.pi * math.e)
+
+    def inside(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """P(|z| < t), and what that range has of the entropy: ½ log 2π · p + ½ E[z²; |z| < t]."""
+        p = torch.erf(t / math.sqrt(2.0))
+        edge = 2 * t * torch.exp(-t.square() / 2) / math.sqrt(2.0 * math.pi)
+        return p, 0.5 * (math.log(2.0 * math.pi) * p + p - torch.where(t.isinf(), 0.0, edge))
 
     def variance(self) -> float:
         """1."""

@@ -8,20 +8,31 @@ from functools import partial
 
 from offmap.data.citycam import SHIFTS, citycam
 from offmap.data.digits import digits
-from offmap.data.images import SETTINGS, images, open_set
+from offmap.data.images import SETTINGS, few, images, open_set, renamed
 from offmap.data.synthetic import moons, regression
 from offmap.data.tabular import PREFIX, named
 from offmap.data.task import Task
 from offmap.data.uci import MODES, SETS, uci
+from offmap.data.weights import WEIGHTS
 from offmap.errors import ConfigError, nearest
+
+PICTURES: dict[str, Callable[[int], Task]] = {
+    **{f"images/{name}": partial(images, name) for name, setting in SETTINGS.items() if setting.near},
+    **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
+    **{
+        f"images/cifar10/resnet{depth}": partial(renamed, partial(images, "cifar10"), f"images/cifar10/resnet{depth}")
+        for depth in WEIGHTS.values()
+    },
+}
+"""Tasks of images; some name the given net that belongs to them."""
 
 TASKS: dict[str, Callable[[int], Task]] = {
     "regression": lambda seed: regression(),  # the authors' points, whatever the seed
     "moons": lambda seed: moons(),
     "digits": lambda seed: digits(seed=seed),
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
-    **{f"images/{name}": partial(images, name) for name in SETTINGS},
-    **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
+    **PICTURES,
+    **{f"{name}/few": partial(few, whole) for name, whole in PICTURES.items()},
     **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }
 
@@ -30,7 +41,7 @@ def names() -> list[str]:
     """The names of all tasks.
 
     >>> len(names()), names()[3]
-    (26, 'uci/yacht/extrapolation')
+    (50, 'uci/yacht/extrapolation')
     """
     return list(TASKS)
 

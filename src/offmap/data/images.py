@@ -1,60 +1,31 @@
-"""Image classification with strange images near and far: MNIST and CIFAR-10, pixels from 0 to 1, (N, channels, side, side).
+"""Image classification with strange images near and far, pixels from 0 to 1, (N, channels, side, side).
 
-A folder holds `<file>.npz`, arrays of bytes: grey images (N, H, W), colour images (N, H, W, 3), and classes (N,). Strange images
-are brought to the form of the familiar ones: resized (bilinear, antialiased), grey ones repeated in every channel, coloured ones
-weighed into one (ITU-R 601).
+A folder holds `<file>.npz`, arrays of bytes: grey images (N, H, W), colour images (N, H, W, 3), and classes (N,); or a folder
+`<file>` of pictures (`data/pixels.py`). Strange images are brought to the form of the familiar ones: resized (bilinear,
+antialiased), grey ones repeated in every channel, coloured ones weighed into one (ITU-R 601).
 """
 
 from __future__ import annotations
 
-import os
-import zipfile
-from dataclasses import dataclass
-from lzma import LZMAError
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-from zlib import error as ZlibError
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
+from offmap.data.pixels import pair
 from offmap.data.task import Pair, Task
-from offmap.errors import ConfigError, DataError, nearest
-
-GREY = (0.299, 0.587, 0.114)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where images are: a file, the names of its arrays, and one, if any, that marks classes to leave out."""
-
-    file: str
-    x: str = "x"
-    y: str = "y"
-    without: str | None = None
-
-
-SOURCES = {
-    "mnist train": Source("mnist", "x_train", "y_train"),
-    "mnist": Source("mnist", "x_test", "y_test"),
-    "fashion": Source("fashion_mnist", "x_test", "y_test"),
-    "notmnist": Source("notmnist_test"),
-    "omniglot": Source("omniglot_small_28"),
-    "cifar10 train": Source("cifar10_train20k"),
-    "cifar10": Source("cifar10_test"),
-    "tinyimagenet": Source("tinyimagenet_val5k_32"),
-    "tinyimagenet apart": Source("tinyimagenet_val5k_32", without="cifar10_overlap"),
-    "textures": Source("dtd10_32"),
-    "scenes": Source("scenes_intel_test_32"),
-}
+from offmap.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Familiar images and the strange ones beside them: {name: source}. `valid` images are kept from training or test ones."""
+    """Familiar images and the strange ones beside them: {name: source}. `valid` images are kept from training or test ones.
+
+    Of the `classes`, an open-set task shows `known` in training; the others are strange.
+    """
 
     form: tuple[int, int, int]
     train: str
@@ -63,7 +34,11 @@ class Setting:
     far: dict[str, str]
     valid: int
     valid_from: str
+    classes: int = 10
+    known: int = 6
 
+
+FAR = {"mnist": "mnist", "svhn": "svhn", "textures": "dtd", "places365": "places365"}
 
 SETTINGS = {
     "mnist": Setting(
@@ -78,13 +53,25 @@ SETTINGS = {
         {"mnist": "mnist", "textures": "textures", "scenes": "scenes"},
         2_000, "test",
     ),
+    "openood-mnist": Setting(
+        (1, 28, 28), "mnist train", "mnist",
+        {"notmnist": "notmnist", "fashion": "fashion"},
+        {"cifar10": "cifar10", "tin": "tin", "textures": "dtd", "places365": "places365"},
+        5_000, "train",
+    ),
+    "openood-cifar10": Setting((3, 32, 32), "cifar10 all", "cifar10", {"cifar100": "cifar100", "tin": "tin"}, FAR, 1_000, "test"),
+    "openood-cifar100": Setting(
+        (3, 32, 32), "cifar100 train", "cifar100", {"cifar10": "cifar10", "tin": "tin"}, FAR, 1_000, "test", 100, 50
+    ),
+    "openood-tin": Setting((3, 64, 64), "tin train", "tin", {}, {}, 1_000, "test", 200, 20),
 }  # fmt: skip
-CLASSES = 10
-KNOWN = 6
-"""Classes that an open-set task shows in training; the other four are strange."""
+"""Tasks by name; those of OpenOOD need files that a user puts there, and the last is an open-set task only."""
+
+FEW = {"train": 5_000, "valid": 500, "test": 500, "strange": 500}
+"""Images of each part of a small task."""
 
 
-def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None) -> Task:
+def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None, strange: bool = True) -> Task:
     """MNIST (validation: 5,000 training images, at random by `seed`) or CIFAR-10 (20,000 training images; validation: the first
     2,000 test images, because given nets have seen all training ones; testing: the other 8,000), with near and far strange ones.
 
@@ -99,26 +86,27 @@ def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: 
     if setting.valid_from == "train":
         order = torch.from_numpy(np.random.RandomState(seed).permutation(len(order)))
     valid, rest = (tuple(t[part] for t in kept) for part in (order[:cut], order[cut:].sort().values))
-    strange = {label: pair(source, setting.form, folder, rows)[0] for label, source in (setting.near | setting.far).items()}
+    others = setting.near | setting.far if strange else {}
+    ood = {label: pair(source, setting.form, folder, rows)[0] for label, source in others.items()}
     return Task(
         name=f"images/{name}",
         train=rest if setting.valid_from == "train" else train,  # pyright: ignore[reportArgumentType]
         valid=valid,  # pyright: ignore[reportArgumentType]
         test=rest if setting.valid_from == "test" else test,  # pyright: ignore[reportArgumentType]
-        ood=strange,
+        ood=ood,
         likelihood="categorical",
-        outputs=CLASSES,
+        outputs=setting.classes,
     )
 
 
 def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None) -> Task:
-    """Six of the ten classes of `images(name)`, at random by `seed` and numbered anew, are familiar; test images of the other
-    four are strange.
+    """Some of the classes of `images(name)` (six of ten), at random by `seed` and numbered anew, are familiar; test images of the
+    others are strange.
     """
-    whole = images(name, seed, folder, rows=rows)
-    known = np.sort(np.random.RandomState(seed).permutation(CLASSES)[:KNOWN])
-    number = torch.full((CLASSES,), -1)
-    number[torch.from_numpy(known)] = torch.arange(KNOWN)
+    setting, whole = setting_of(name), images(name, seed, folder, rows=rows, strange=False)
+    known = np.sort(np.random.RandomState(seed).permutation(setting.classes)[: setting.known])
+    number = torch.full((setting.classes,), -1)
+    number[torch.from_numpy(known)] = torch.arange(setting.known)
 
     def familiar(part: Pair) -> Pair:
         x, y = part[0], number[part[1]]
@@ -131,8 +119,28 @@ def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows
         test=familiar(whole.test),
         ood={"unknown classes": whole.test[0][number[whole.test[1]] < 0]},
         likelihood="categorical",
-        outputs=KNOWN,
+        outputs=setting.known,
     )
+
+
+def few(whole: Callable[[int], Task], seed: int = 0) -> Task:
+    """Some images of every part of a task, at even distances."""
+    task = whole(seed)
+
+    def some(part: str, x: Tensor) -> Tensor:
+        return x[torch.arange(min(FEW[part], len(x))) * len(x) // min(FEW[part], len(x))]
+
+    def both(part: str, rows: Pair) -> Pair:
+        return some(part, rows[0]), some(part, rows[1])
+
+    parts = {part: both(part, rows) for part, rows in (("train", task.train), ("valid", task.valid), ("test", task.test))}
+    strange = {label: some("strange", x) for label, x in task.ood.items()}
+    return replace(task, name=f"{task.name}/few", ood=strange, **parts)
+
+
+def renamed(whole: Callable[[int], Task], name: str, seed: int = 0) -> Task:
+    """The same task under another name, which may say more, such as whose net is to be used."""
+    return replace(whole(seed), name=name)
 
 
 def setting_of(name: str) -> Setting:
@@ -140,77 +148,3 @@ def setting_of(name: str) -> Setting:
     if name not in SETTINGS:
         raise ConfigError(f"Expected the name of an image task to be {nearest(name, SETTINGS)}, but got {name!r}.")
     return SETTINGS[name]
-
-
-def pair(source: str, form: tuple[int, int, int], folder: str | Path | None = None, rows: int | None = None) -> Pair:
-    """Images of a source in the form (channels, height, width), and their classes."""
-    at = SOURCES[source]
-    path = image_folder(folder) / f"{at.file}.npz"
-    x, y = array(path, at.x, rows), array(path, at.y, rows)
-    if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] != 3) or y.shape != x.shape[:1]:
-        raise DataError(
-            f"Expected images (N, H, W) or (N, H, W, 3) of dtype uint8 and N classes at {path}, but `{at.x}` is {x.shape} of "
-            f"dtype {x.dtype} and `{at.y}` is {y.shape}."
-        )
-    if at.without is not None:
-        kept = ~array(path, at.without)[y]
-        x, y = x[kept], y[kept]
-    return shaped(torch.from_numpy(x), form), torch.from_numpy(y.astype(np.int64))
-
-
-def shaped(x: Tensor, form: tuple[int, int, int], step: int = 1024) -> Tensor:
-    """Bytes (N, H, W) or (N, H, W, 3) as float32 from 0 to 1 in the form (channels, height, width): (N, *form).
-
-    >>> shaped(torch.full((2, 4, 4, 3), 255, dtype=torch.uint8), (1, 2, 2)).flatten()
-    tensor([1., 1., 1., 1., 1., 1., 1., 1.])
-    """
-    whole = torch.empty((len(x), *form))
-    for start in range(0, len(x), step):
-        part = x[start : start + step].float() / 255
-        part = part.unsqueeze(1) if part.ndim == 3 else part.movedim(3, 1)
-        if part.shape[1] != form[0]:
-            part = (part * torch.tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True) if form[0] == 1 else part
-        if part.shape[2:] != form[1:]:
-            part = F.interpolate(part, form[1:], mode="bilinear", antialias=True)
-        whole[start : start + step] = part.expand(-1, *form)
-    return whole
-
-
-def array(path: Path, name: str, rows: int | None = None) -> NDArray[Any]:
-    """One array of an npz file, or its first rows: the rest is not even unpacked."""
-    try:
-        with zipfile.ZipFile(path) as file, file.open(f"{name}.npy") as stream:
-            if rows is None:
-                return np.lib.format.read_array(stream, allow_pickle=False)
-            version = np.lib.format.read_magic(stream)
-            head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, columns, dtype = head(stream)
-            if columns or dtype.hasobject:
-                raise ValueError(f"`{name}` is not a plain array in rows")
-            shape = (min(rows, shape[0]), *shape[1:])
-            return np.frombuffer(stream.read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape).copy()
-    except FileNotFoundError as error:
-        raise DataError(
-            f"Expected images at {path}, but there is no such file. Put it there, or set OFFMAP_DATA to the folder that has it "
-            "in its folder `images`."
-        ) from error
-    except KeyError as error:
-        raise DataError(f"Expected an array `{name}` at {path}, but it has none.") from error
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, LZMAError, ZlibError) as error:
-        raise DataError(f"Expected an npz file with an array `{name}` at {path}, but it cannot be read: {error}.") from error
-
-
-def image_folder(folder: str | Path | None) -> Path:
-    """The given folder, or `images` below OFFMAP_DATA."""
-    return Path(folder) if folder is not None else data_root("images/<file>.npz") / "images"
-
-
-def data_root(holds: str) -> Path:
-    """The folder that OFFMAP_DATA names."""
-    root = os.environ.get("OFFMAP_DATA")
-    if not root:
-        raise DataError(
-            f"Expected OFFMAP_DATA to name the folder of downloaded data sets, but it is not set. Set it to a folder that holds "
-            f"`{holds}`, or pass `folder=`."
-        )
-    return Path(root)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from offmap.data.images import data_root
+from offmap.data.pixels import data_root
 from offmap.errors import ConfigError, FileError, nearest
 
 WEIGHTS = {f"cifar10_resnet{depth}": depth for depth in (20, 32, 56)}

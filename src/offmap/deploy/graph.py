@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from offmap._types import Inputs, ScoreFn
 from offmap.deploy.draws import Draws
 from offmap.deploy.near import Layers, Near, Scaled
+from offmap.deploy.one_pass import Distilled, Plain
 from offmap.deploy.passes import Passed, Passes
 from offmap.likelihoods import Prediction
 
@@ -100,10 +101,10 @@ class Answering(nn.Module):
         self,
         example: Inputs,
         passes: Passes | None,
-        predicting: Draws,
+        predicting: Draws | Plain,
         predict: Callable[[Tensor], Prediction],
         judging: Draws | None,
-        judge: Joined | Measured,
+        judge: Joined | Measured | Distilled,
         threshold: float,
         dtype: torch.dtype,
     ) -> None:

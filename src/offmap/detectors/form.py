@@ -92,16 +92,16 @@ def is_image(x: Inputs) -> bool:
     return isinstance(x, Tensor) and x.ndim == 4
 
 
-def check_accuracy(form: Form, logits: Tensor, labels: Tensor) -> None:
-    """Say so if the net does no better on training rows than guessing, or little better on what look like raw bytes."""
+def check_accuracy(form: Form, logits: Tensor, labels: Tensor, whose: str = "training") -> None:
+    """Say so if the net does no better on familiar rows than guessing, or little better on what look like raw bytes."""
     right = float((logits.argmax(1) == labels).float().mean())
     guessing = float(torch.bincount(labels).max() / len(labels))
     raw = form.image is not None and form.whole and form.low >= 0 and 1 < form.high <= 255
     if len(labels) >= 2 * logits.shape[1] and (right <= guessing or (raw and right < 0.5)):
         scaled = f" Inputs range from {form.low:.3g} to {form.high:.3g}: were they scaled so in training?" if form.span else ""
         logger.warning(
-            "The net is right on %.1f %% of the training rows, the most frequent class makes up %.1f %%.%s Are the classes "
-            "numbered as the net's outputs?", 100 * right, 100 * guessing, scaled,
+            "The net is right on %.1f %% of the %s rows, the most frequent class makes up %.1f %%.%s Are the classes "
+            "numbered as the net's outputs?", 100 * right, whose, 100 * guessing, scaled,
         )  # fmt: skip
 
 

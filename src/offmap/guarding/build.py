@@ -8,13 +8,15 @@ import operator
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from offmap._types import Data, Inputs, ScoreFn
-from offmap.batches import Batches, Place, Rows, Stream, batches, gather, sample, split
+from offmap.batches import Batches, Place, Rows, Stream, batches, gather, is_sharded, pooled, sample_together, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
 from offmap.core.distribution import REMEMBERED
@@ -23,21 +25,30 @@ from offmap.core.forward import Select, first_tensor
 from offmap.core.inputs import take_rows
 from offmap.core.noise import generator
 from offmap.core.state import forget
-from offmap.core.weights import Where, copy_host, one_device
+from offmap.core.weights import Where
+from offmap.engine.torchrun import together
 from offmap.errors import ConfigError, DataError, HostError, nearest
+from offmap.group import ALONE, Group, joined, part
 from offmap.guarding.answer import Calibration
 from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
 from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, checked_draws, measure, nll
-from offmap.guarding.pictures import are_pictures, for_pictures, pictured
+from offmap.guarding.hosts import hosts_of, same_function
+from offmap.guarding.identity import identity, same_on_all, take_from_rank_0
+from offmap.guarding.pictures import are_pictures, for_pictures, form_of, pictured
+from offmap.guarding.spread import same_everywhere, spread
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
 from offmap.methods.predictives import Remembered, Sampled
 from offmap.methods.protocol import Predictive, Runtime, override
+from offmap.solve.checkpoint import Checkpoint
 from offmap.solve.select import CLIPS, lowest
 
 logger = logging.getLogger("offmap")
 
 VALID_SHARE = 0.1
+ENOUGH = 50
+"""Sampled nets, of all members together, by which clips are compared."""
+RANKS = ("same", "sharded", "alone")
 EMPTY = Calibration(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"))
 
 
@@ -59,6 +70,8 @@ def fit(
     batch_size: int = 128,
     config: maxwent.Config | str = "default",
     seed: int = 0,
+    checkpoint: str | Path | None = None,
+    ranks: Literal["same", "sharded", "alone"] = "same",
     progress: bool | None = None,
     **options: Any,
 ) -> Guard:
@@ -82,36 +95,61 @@ def fit(
 
     The host is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
     devices is refused; what can be borne is logged, and stands below `guard.summary()`.
+
+    With `checkpoint` the fit keeps its state in that file now and then. Killed and called again with the same arguments, it goes
+    on from there, and gives the same guard; at the end the file is removed.
+
+    Under `torchrun`, or in a process group of yours, all ranks call `fit` and share its work; each returns the same guard.
+    `ranks` says what they pass: the "same" data, which are divided here, or rows of their own, "sharded" (a DataLoader with a
+    DistributedSampler is taken so anyway); or that this process fits "alone".
     """
     settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
     draws, seed = _check_options(score, draws, seed)
+    if ranks not in RANKS:
+        raise ConfigError(f"Expected `ranks` to be {nearest(str(ranks), RANKS)}, but got {ranks!r}.")
     runtime = Runtime(select or first_tensor, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
-    with torch.inference_mode(False), _own_order(seed):
+    with together(alone=ranks == "alone") as group, torch.inference_mode(False), _own_order(seed):
         hosts = hosts_of(nets)
         place = Place.of(hosts[0])
+        apart = partial(_apart, given=ranks == "sharded", group=group)
         rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+        sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
+        held = pooled(held, group) if (sharded if valid is None else apart(valid)) else held
         at = centre(hosts)
+        take_from_rank_0(at, group)
+        kept = Checkpoint()
+        if checkpoint is not None or group.size > 1:
+            data = {"train": None if sharded else rows, "valid": held}
+            words = identity(at, data, settings, seed=seed, batch_size=batch_size, likelihood=likelihood, select=select)
+            same_on_all(words, group)
+            kept = Checkpoint(None if checkpoint is None else Path(checkpoint), words, group)
+        runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
         findings = examine(at.net, held.inputs, runtime.select)
         for note in findings.notes:
             logger.warning(note)
         forget(at.net, findings.changing)
         plain = Sampled(runtime.host(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
-        _same_function(hosts, plain, held)
+        same_function(hosts, plain, held)
         law = likelihood_of(plain, rows, held, likelihood)
         measure(law, score)
         rows = _checked(rows, law, plain)
+        form = form_of(law, rows, held, lambda x: plain.outputs(x, 1)[0])
         familiar = held
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
+            familiar = pooled(familiar, group) if apart(calibration) else familiar
             _checked(familiar, law, plain)
         if config == "default" and are_pictures(law, held):
             settings = for_pictures(settings, trained=solver is not None or bool(options))
         at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
-        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes)
-        return _calibrated(_compared(made, rows, held), held, familiar, "choose", 0.05)
+        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, form=form)
+        made = _compared(made, rows, held, group, sharded=sharded)
+        made = same_everywhere(_calibrated(made, held, familiar, "choose", 0.05, group), group)
+        kept.done()
+        return made
 
 
 def guard(
@@ -160,19 +198,25 @@ def _own_order(seed: int) -> Generator[None]:
         yield
 
 
-def _compared(made: Guard, train: Batches, held: Rows) -> Guard:
+def _apart(data: Data, *, given: bool, group: Group) -> bool:
+    """Whether each rank passed rows of its own."""
+    return group.size > 1 and (given or is_sharded(data))
+
+
+def _compared(made: Guard, train: Batches, held: Rows, group: Group = ALONE, *, sharded: bool = False) -> Guard:
     """The guard with the training rows that its score compares with, if it does and there is one score per example."""
     if made.score_with not in ("default", "distance"):
         return made
 
-    def uncertain(x: Inputs) -> torch.Tensor:
+    def log_u(x: Inputs) -> torch.Tensor:
         outputs = (made.outputs(block, None) for block in made.blocks(x))
         return torch.cat([log_uncertainty(made.likelihood, each, made.predictive.members) for each in outputs])
 
-    def energy(x: Inputs) -> torch.Tensor:
+    def plain_energy(x: Inputs) -> torch.Tensor:
         return torch.cat([made.energy(block) for block in made.blocks(x)])
 
-    rows, found = sample(train, ROWS, made.seed), None
+    uncertain, energy = spread(log_u, group), spread(plain_energy, group)
+    rows, found = sample_together(train, ROWS, made.seed, group, apart=sharded), None
     if are_pictures(made.likelihood, held) and hasattr(made.predictive, "plain"):
         found = pictured(made.predictive, rows, held.inputs, uncertain, energy)
     found = found or familiar_of(made.predictive, rows, uncertain)
@@ -182,19 +226,24 @@ def _compared(made: Guard, train: Batches, held: Rows) -> Guard:
     return replace(made, familiar=found)
 
 
-def _calibrated(made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float) -> Guard:
+def _calibrated(
+    made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float, group: Group = ALONE
+) -> Guard:
     """The guard with its clip chosen on `held`, and threshold and intervals from `familiar`."""
     asked = replace(made, predictive=Remembered(made.predictive, REMEMBERED))  # clip, threshold and intervals ask for the same
-    asked = replace(asked, clip=choose_clip(asked, held) if clip == "choose" else checked_clip(clip))
-    calibration = calibration_of(asked, familiar, false_alarms, exact=familiar is not held)
+    asked = replace(asked, clip=choose_clip(asked, held, group) if clip == "choose" else checked_clip(clip))
+    calibration = calibration_of(asked, familiar, false_alarms, exact=familiar is not held, group=group)
     return replace(made, clip=asked.clip, calibration=calibration)
 
 
-def choose_clip(made: Guard, held: Rows) -> float | None:
-    """The clip of the paper's grid with the lowest validation NLL; None stands for no clip."""
+def choose_clip(made: Guard, held: Rows, group: Group = ALONE) -> float | None:
+    """The clip of the paper's grid with the lowest validation NLL; None stands for no clip. ENOUGH nets in all tell."""
+    few = replace(made, draws=min(made.draws, -(-ENOUGH // made.predictive.members)))
+    own = part(group, held.rows)
+    mine = replace(held, inputs=take_rows(held.inputs, own), targets=held.targets[own])
 
     def risk(clip: float) -> float:
-        return float(nll(made, held, clip=clip).mean())
+        return float(joined(group, nll(few, mine, clip=clip) if mine.rows else None).mean())
 
     best, _ = lowest(CLIPS, risk)
     return None if best == float("inf") else best
@@ -217,38 +266,6 @@ def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str |
     else:
         raise DataError("Expected at least one example in `train`, but it is empty.")
     return law
-
-
-def _same_function(hosts: Sequence[nn.Module], plain: Sampled, valid: Rows) -> None:
-    """Refuse members that differ in more than weights and buffers: stacking would quietly run all of them as the first."""
-    if len(hosts) == 1:
-        return
-    few = valid.take(torch.arange(min(4, valid.rows), device=valid.targets.device)).inputs
-    together = plain.outputs(few, 1)
-    for member, host in enumerate(hosts):
-        weights = {n: w[member : member + 1] for n, w in plain.weights.items()}
-        own = Sampled(replace(plain.host, net=copy_host(host, share=True)), weights).outputs(few, 1)[0]
-        if not torch.allclose(own, together[member], rtol=1e-3, atol=1e-4 * float(own.abs().max()) + 1e-6):
-            raise HostError(
-                f"Expected members that differ in weights and buffers alone, but member {member} computes something else than "
-                "member 0 with its weights. Keep what differs in buffers, or fit the members apart."
-            )
-
-
-def hosts_of(nets: Any) -> list[nn.Module]:
-    """One host or several as a list, refused unless they are modules with finite floating-point parameters."""
-    several = isinstance(nets, list | tuple | nn.ModuleList)
-    hosts: list[Any] = list(nets) if several else [nets]
-    if not hosts or not all(isinstance(h, nn.Module) for h in hosts):
-        raise HostError(f"Expected a torch.nn.Module or a list of them, but got {type(nets).__name__}.")
-    for host in hosts:
-        if not any(p.is_floating_point() for p in host.parameters()):
-            raise HostError(f"Expected a host with floating-point parameters, but {type(host).__name__} has none.")
-        one_device(host)
-        for name, p in host.named_parameters():
-            if not bool(p.detach().isfinite().all()):
-                raise HostError(f"Expected a trained host with finite weights, but `{name}` holds NaN or infinite values.")
-    return hosts
 
 
 def _settings(config: maxwent.Config | str, named: dict[str, Any], options: dict[str, Any]) -> maxwent.Config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,18 +16,20 @@ from torch import Tensor, nn
 from offmap._types import Weights
 from offmap.batches import Place
 from offmap.core.construct import centre
+from offmap.core.digest import checksum, digest
 from offmap.core.distribution import Rotation, WeightDistribution
 from offmap.core.ending import Ending
 from offmap.core.forward import Host, Select, first_tensor
 from offmap.core.frames import Frame
 from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.core.state import forget, forgotten
+from offmap.detectors.form import Form
 from offmap.errors import ConfigError, FileError
 from offmap.files import write_whole
 from offmap.guarding.answer import Calibration
-from offmap.guarding.build import hosts_of
 from offmap.guarding.familiar import Familiar
 from offmap.guarding.guard import Guard
+from offmap.guarding.hosts import hosts_of
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.solve.monitors import History
@@ -71,7 +72,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
         "history": asdict(predictive.history),
         "own_select": host.select is not first_tensor,
-    } | ({"about": dict(guard.about)} if guard.about else {})  # fmt: skip
+    } | ({"about": dict(guard.about)} if guard.about else {}) | ({"form": asdict(guard.form)} if guard.form else {})  # fmt: skip
     tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
     try:
         text = json.dumps(header)
@@ -125,6 +126,8 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
         familiar = Familiar.from_state(header["familiar"], _part(tensors, "familiar.")).to(place.device)
     options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "familiar": familiar}
     options["about"] = header.get("about", {})
+    form = header.get("form")
+    options["form"] = None if form is None else Form(**form | {"image": tuple(form["image"])})
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
     return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
 
@@ -143,25 +146,12 @@ def digests(weights: Weights, net: nn.Module) -> dict[str, list[Any]]:
     """Shape, dtype and SHA-256 of every tensor that a call of the host reads, by name."""
     names = [n for n, _ in net.named_parameters()] + [n for n, _ in net.named_buffers()]
     own = dict(net.named_parameters()) | dict(net.named_buffers())
-    return {n: _digest(weights.get(n, own[n])) for n in names}
+    return {n: digest(weights.get(n, own[n])) for n in names}
 
 
 def modules(net: nn.Module) -> dict[str, str]:
     """The class of every module by name: hosts whose tensors are alike may still compute different things."""
     return {name: type(module).__name__ for name, module in net.named_modules()}
-
-
-def checksum(header: str, tensors: Weights) -> str:
-    """SHA-256 of all that a guard file says."""
-    digest = hashlib.sha256(header.encode())
-    for name in sorted(tensors):
-        digest.update(json.dumps([name, *_digest(tensors[name])]).encode())
-    return digest.hexdigest()
-
-
-def _digest(tensor: Tensor) -> list[Any]:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
 
 
 def _member(q: WeightDistribution, member: int) -> Weights:

@@ -22,7 +22,9 @@ from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gat
 from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.deploy.export import ExportInfo
+from offmap.detectors.form import Form
 from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
+from offmap.group import ALONE, Group
 from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
 from offmap.guarding.familiar import Familiar, log_uncertainty
 from offmap.guarding.pictures import plain_energy
@@ -61,6 +63,7 @@ class Guard:
     target: str = "labels"
     notes: tuple[str, ...] = ()
     familiar: Familiar | None = None  # what the scores "default" and "distance" compare with
+    form: Form | None = None  # of images: those of another shape are refused, numbers of another range are said
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # plain values to keep in the file, such as names of columns
 
     @property
@@ -232,6 +235,9 @@ class Guard:
             inputs = tree_map(self.place.put, source)
             check_inputs(inputs, "the guard")
             check_finite(inputs, None, "the inputs")
+            if self.form is not None:
+                self.form.check(inputs, "the inputs")
+                self.form.compare(inputs, "the inputs")
             inputs = mark_shared(inputs)
             host = getattr(self.predictive, "host", None)
             numbers = (host.output_numbers if host else 1) * self.predictive.members * (draws or self.draws)
@@ -287,13 +293,17 @@ def check_familiar(guard: Guard, rows: Rows) -> None:
     check_counted(rows.targets, rows.name)
 
 
-def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool) -> Calibration:
-    """Scores and misses of the guard on familiar data; an infinite threshold is said so."""
+def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = ALONE) -> Calibration:
+    """Scores and misses of the guard on familiar data, each process of a `group` on some rows; an infinite threshold is said
+    so.
+    """
+    from offmap.guarding.spread import predicted, spread
+
     if not 0 < false_alarms < 1:
         raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
     check_familiar(guard, rows)
-    missed = misses(guard.likelihood, guard.predict(rows.inputs), rows.targets)
-    made = Calibration(guard.score(rows.inputs), missed, false_alarms, exact)
+    missed = misses(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
+    made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
     needed = math.ceil(1 / false_alarms * (1 - 1e-12)) - 1
     if rows.rows < needed:
         logger.warning(

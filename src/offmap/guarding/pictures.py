@@ -18,11 +18,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from offmap._types import Inputs
-from offmap.batches import Rows
+from offmap._types import IGNORED, Inputs
+from offmap.batches import Batches, Rows
 from offmap.core.inputs import rows_of, take_rows
 from offmap.core.weights import LAST_LAYER, floating
-from offmap.detectors.form import is_image
+from offmap.detectors.form import Form, check_accuracy, is_image
 from offmap.guarding.familiar import JUDGED, Familiar
 from offmap.guarding.space import LEAST, Scale, Space
 from offmap.guarding.vectors import blocks, hidden, layers_of, spread_out
@@ -37,6 +37,28 @@ MAPS = 6
 def are_pictures(law: Likelihood, held: Rows) -> bool:
     """Whether these are images (B, channels, height, width) of one class each."""
     return isinstance(law, Categorical) and is_image(held.inputs) and held.targets.ndim == 1
+
+
+def form_of(law: Likelihood, train: Batches, held: Rows, plain: Callable[[Inputs], Tensor]) -> Form | None:
+    """The form of images in floating-point numbers, as validation images have it; None for other inputs.
+
+    Training images must have it too. A net that only guesses, or does little better on raw bytes, is said.
+    """
+    if not are_pictures(law, held) or not floating_images(held.inputs):
+        return None
+    form = Form.of(held.inputs)
+    first, _ = next(iter(train))
+    form.check(first, "the training inputs")
+    form.compare(first, "the training inputs")
+    few = held.take((held.targets != IGNORED).nonzero().flatten()[:JUDGED])
+    if few.rows:
+        check_accuracy(form, plain(few.inputs), few.targets, "validation")
+    return form
+
+
+def floating_images(x: Inputs) -> bool:
+    """Whether inputs are images whose numbers are no bytes; a net that scales bytes itself may be given those."""
+    return isinstance(x, Tensor) and is_image(x) and x.is_floating_point()
 
 
 def for_pictures(settings: maxwent.Config, *, trained: bool) -> maxwent.Config:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from offmap.core.clipped import Cut, clipped_entropy
 from offmap.core.distribution import WeightDistribution
 from offmap.core.noise import Rademacher
 from offmap.errors import ConfigError
@@ -37,7 +38,7 @@ def summarize(guard: Guard) -> Table:
         else:
             row |= {"basis": "fixed", "why": guard.predictive.q.why.get(name, "not picked by `where`")}
         rows.append({**{k: v for k, v in row.items() if k != "why"}, "why": row["why"]})
-    return Table(rows, [*notes, *_entropy_notes(guard.predictive), _memory_note(guard.predictive.q)])
+    return Table(rows, [*notes, *_entropy_notes(guard.predictive, guard.clip), _memory_note(guard.predictive.q)])
 
 
 def _random(q: WeightDistribution, name: str) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _calibration_notes(guard: Guard) -> list[str]:
     return [f"false alarms {guard.calibration.false_alarms:g} on {n} calibration rows ({kind})"]
 
 
-def _entropy_notes(predictive: Stochastic) -> list[str]:
+def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
     q, history = predictive.q, predictive.history
     lines = [f"(1/d) Σ log φ² = {float(q.mean_log_square().mean()):.3f} with d = {q.dimension}; fit {history.ending}"]
     try:
@@ -96,6 +97,13 @@ def _entropy_notes(predictive: Stochastic) -> list[str]:
     except ConfigError as error:  # discrete noise has no entropy
         return [*lines, str(error)]
     lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
+    if clip is not None and q.parameterization is None and isinstance(q.noise, Cut):
+        left = clipped_entropy(q, clip)
+        inside, ends, share = (float(part.mean()) for part in (left.continuous, left.points, left.share))
+        lines.append(
+            f"clipped at {clip:g}, a member keeps {inside:.4g} nats inside and {ends:.4g} at the clip, which {share:.1%} of its "
+            "weights reach"
+        )
     if history.threshold and history.final_risk:
         lines.append(f"validation risk {fmean(history.final_risk):.4g}, τ {fmean(history.threshold):.4g}")
     return lines

@@ -76,7 +76,7 @@ class GuardCallback(Callback):
         self.ood = dict(ood or {})
         self.train, self.valid, self.test = train, valid, test
         self.net, self.path = net, path
-        self.options: dict[str, Any] = {"progress": False} | options
+        self.options: dict[str, Any] = {"progress": False, "ranks": "alone"} | options
         self.guard: Guard | None = None
         self.evaluation: Evaluation | None = None
         self.metrics: dict[str, float] = {}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from offmap.batches import Batches, Rows
+from offmap._types import Weights
+from offmap.batches import Batches, Rows, Share
 from offmap.core.choice import choose
-from offmap.core.construct import Centre, Feed, Observed, centre, observe
+from offmap.core.construct import Centre, Observed, centre, observe
 from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.ending import ending_of
 from offmap.core.forward import Host
@@ -25,8 +27,11 @@ from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
 from offmap.progress import bar
 from offmap.solve import closed_form, objectives
-from offmap.solve.loop import adam, minimize
+from offmap.solve.checkpoint import Part
+from offmap.solve.feeding import dealt_among, feed_of
+from offmap.solve.loop import Cycle, adam, minimize
 from offmap.solve.monitors import History, RiskThreshold
+from offmap.solve.resume import Descent, seen_once
 from offmap.solve.risk import RiskFn, Validation, as_risk
 from offmap.solve.select import highest_entropy
 
@@ -85,7 +90,7 @@ class Task:
     validation: Validation
     seen: Observed
     seed: int
-    progress: bool | None
+    runtime: Runtime
 
     def distribution(self, initial_scale: float | Callable[[str], Tensor]) -> WeightDistribution:
         """Q around the members, with the basis that the configuration asks for."""
@@ -127,31 +132,24 @@ def fit(
     rotated = config.basis == "svd" and config.parameterization is None
     seen = Observed()
     if needed:
-        seen = observe(at, _feed(train), rotated=rotated, pick=runtime.select, limit=config.fan_in_limit)
-    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
+        dealt = dealt_among(train, runtime.group, sharded=runtime.sharded)
+        look = partial(observe, rotated=rotated, pick=runtime.select, limit=config.fan_in_limit, dealt=dealt)
+        seen = seen_once(runtime.checkpoint, train, at.device, lambda: look(at, feed_of(train)))
+    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed, group=runtime.group)
     if config.bounded and config.threshold is None:
         validation = validation.bounded(at.mean | at.fixed)
-    task = Task(at, host, train, likelihood, config, validation, seen, seed, runtime.progress)
+    task = Task(at, host, train, likelihood, config, validation, seen, seed, runtime)
     solver = SOLVERS[config.solver]
     fits = [solver(replace(task, config=replace(config, tradeoff=t))) for t in several(config.tradeoff)]
     q, history = highest_entropy(fits, lambda f: _spread(f[0]), lambda f: f[1].ending != "diverged")
     q.requires_grad_(False)
+    runtime.group.copy(*q.raw_scale.values())
     if any(risk > bound for risk, bound in zip(history.final_risk, history.threshold, strict=True)):
         logger.warning(
             "The validation risk %s stays above the threshold %s however small the distribution: raise `threshold`, or check "
             "that `valid` is like the data the host was trained on.", history.final_risk, history.threshold,
         )  # fmt: skip
     return Stochastic(host, q, history)
-
-
-def _feed(train: Batches) -> Feed:
-    """The inputs of the training data; those in memory in batches of at least so many rows."""
-
-    def feed(rows: int) -> Iterator[Any]:
-        data = replace(train, batch_size=max(rows, train.batch_size)) if isinstance(train, Rows) else train
-        return (x for x, _ in data)
-
-    return feed
 
 
 def several(setting: float | Sequence[float]) -> list[float]:
@@ -174,13 +172,28 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
 
 
 def _shaped(task: Task) -> tuple[WeightDistribution, History]:
-    """The closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member: sought with a
-    fifth of the draws for every ε, then with all of them for the best.
-    """
+    """The closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member."""
 
     def shape(floor: float | Tensor) -> WeightDistribution:
         return task.distribution(closed_form.unit_scale(task.at.mean, task.seen.bases, floor=floor))
 
+    known = task.runtime.checkpoint["shape"]
+    if known is None:
+        q, found = _searched(task, shape)
+        task.runtime.checkpoint.keep("shape", lambda: Part({}, found), always=True)
+    else:
+        found = {name: tensor.to(task.at.device) for name, tensor in known.tensors.items()}
+        q = shape(found["floor"])
+    threshold, floor, factor = found["threshold"], found["floor"], found["factor"]
+    q.widen(factor)
+    chosen = {"factor": float(factor.mean()), "floor": float(floor.log().mean().exp())}
+    return q, History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished", chosen=chosen)
+
+
+def _searched(task: Task, shape: Callable[[float | Tensor], WeightDistribution]) -> tuple[WeightDistribution, Weights]:
+    """The best shape, and τ, ε and c of every member, (M,): sought with a fifth of the draws for every ε, then with all of them
+    for the best.
+    """
     few = replace(task.validation, draws=max(2, task.validation.draws // 5))
     floors = several(task.config.floor)
     threshold = task.threshold(shape(floors[0]))
@@ -192,9 +205,7 @@ def _shaped(task: Task) -> tuple[WeightDistribution, History]:
     floor = torch.tensor(floors, device=best.device)[best[0]]
     q, about = shape(floor), torch.stack([c for _, c in rough]).gather(0, best)[0]
     factor = closed_form.largest_factor_near(about, task.validation.along(q), threshold)
-    q.widen(factor)
-    chosen = {"factor": float(factor.mean()), "floor": float(floor.log().mean().exp())}
-    return q, History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished", chosen=chosen)
+    return q, {"threshold": threshold, "floor": floor, "factor": factor}
 
 
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
@@ -214,21 +225,30 @@ def solve_sgd(task: Task) -> tuple[WeightDistribution, History]:
 
 def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[WeightDistribution, History]:
     """Adam on the objective; every member ends with its last state at or below τ."""
-    config, threshold = task.config, task.threshold(q)
+    config, threshold, group = task.config, task.threshold(q), task.runtime.group
     assert isinstance(config.tradeoff, float)
-    start = closed_form.calm(q, task.validation, threshold)
+    group.copy(*q.raw_scale.values())
+    name = f"steps.{config.tradeoff!r}"
+    start = closed_form.calm(q, task.validation, threshold) if task.runtime.checkpoint[name] is None else None
     objective = objectives.maxwent(
         q, task.host, task.likelihood, tradeoff=config.tradeoff, growth=objectives.as_growth(config.entropy),
         draws=config.draws_per_step, seed=task.seed,
     )  # fmt: skip
-    with bar("MaxWEnt", config.steps, show=task.progress) as advance:
+    with bar("MaxWEnt", config.steps, show=task.runtime.progress) as advance:
         monitor = RiskThreshold(
             q, task.validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
-        monitor.check(0, float("nan"), start)
         optimizer = adam(q.raw_scale.parameters(), rate=config.rate, epsilon=config.adam_epsilon)
-        history.ending = minimize(objective, optimizer, task.train, steps=config.steps, monitors=[monitor], seed=task.seed)
+        data = task.train if group.size == 1 or task.runtime.sharded else replace(task.train, share=Share(group, "rows"))
+        descent = Descent(task.runtime.checkpoint, name, q, monitor, optimizer, Cycle(data, task.seed))
+        if descent.resume() is not None:
+            return q, history
+        if not descent.step:
+            monitor.check(0, float("nan"), start)
+        history.ending = "stopped" if monitor.finished else minimize(
+            objective, optimizer, descent.cycle, steps=config.steps, monitors=[monitor, descent], start=descent.step, group=group
+        )  # fmt: skip
         if history.ending == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
     monitor.restore()
@@ -236,6 +256,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
         _fill(task, q, threshold)
     history.finish(task.validation(q), q.mean_log_square().detach())
     history.chosen["tradeoff"] = config.tradeoff
+    descent.end()
     if history.ending == "diverged":
         logger.warning(
             "Training diverged (the loss is not finite); every member keeps its last state below the risk threshold, from "

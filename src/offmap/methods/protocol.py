@@ -14,6 +14,8 @@ from offmap.core.construct import centre
 from offmap.core.forward import HOST_ERRORS, Host, Select, call, check_rows, first_tensor, host_failed
 from offmap.core.inputs import take_rows
 from offmap.errors import ConfigError, nearest
+from offmap.group import ALONE, Group
+from offmap.solve.checkpoint import NONE, Checkpoint
 from offmap.solve.training import Stack
 
 
@@ -51,6 +53,9 @@ class Runtime:
     chunk_size: int | Literal["auto"] = "auto"
     batch_size: int = 128
     progress: bool | None = None
+    group: Group = ALONE  # the processes that fit together
+    sharded: bool = False  # each of them has training rows of its own
+    checkpoint: Checkpoint = NONE
 
     def __post_init__(self) -> None:
         if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
@@ -68,7 +73,9 @@ class Runtime:
         check_rows(net, row, few)
         chunk = self.chunk_size
         if chunk == "auto":
-            chunk = choose_chunk(net, weights, take_rows(inputs, slice(0, self.batch_size)), self.select)
+            few = take_rows(inputs, slice(0, self.batch_size))
+            name = f"chunk.{sum(w.numel() for w in weights.values())}"  # a host may be asked for twice, with more or less random
+            chunk = self.checkpoint.once(name, lambda: self.group.tell(choose_chunk(net, weights, few, self.select))[0])
         return Host(net, self.select, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
 
     def stack(self, nets: nn.Module | Sequence[nn.Module], inputs: Inputs, *, settings: int = 1) -> Stack:

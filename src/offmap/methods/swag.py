@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,9 @@ logger = logging.getLogger("offmap")
 
 COLUMNS = "(columns)"
 """The address of the low-rank noise, which no parameter can have."""
+
+TRIES = 4
+"""How many rates are tried, each a tenth of the one before."""
 
 
 @dataclass(frozen=True)
@@ -107,32 +110,44 @@ def fit(
     check(config)
     at = centre(nets)
     host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
-    weights = {n: w.clone().requires_grad_() for n, w in at.mean.items()}
-    moments = Moments(config.rank)
 
-    def objective(step: int, batch: Batch) -> Tensor:
-        return likelihood.nll(host(weights | at.fixed, batch[0]), batch[1]).mean(1).sum()
+    def wander(rate: float) -> Moments | None:
+        """Where all were on the way; None if one is lost."""
+        weights = {n: w.clone().requires_grad_() for n, w in at.mean.items()}
+        moments = Moments(config.rank)
 
-    with bar("SWAG", config.steps, show=runtime.progress) as advance:
+        def objective(step: int, batch: Batch) -> Tensor:
+            return likelihood.nll(host(weights | at.fixed, batch[0]), batch[1]).mean(1).sum()
 
         def collect(step: int, loss: Tensor) -> bool:
-            if (step + 1) % config.collect_every == 0 and all(bool(w.isfinite().all()) for w in weights.values()):
+            if (step + 1) % config.collect_every == 0:
                 moments.note(weights)
                 advance(step + 1, "")
             return False
 
-        optimizer = torch.optim.SGD(list(weights.values()), lr=config.rate, momentum=config.momentum)
-        ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[collect], seed=seed)
-    if moments.count < 2:
-        raise ConfigError(f"SWAG diverged before two states were noted: lower `rate`, which is {config.rate}.")
-    if ending == "diverged":
-        logger.warning(
-            "SWAG diverged (the loss is not finite); it keeps the %s states noted so far. Lower `rate`.", moments.count
-        )
+        optimizer = torch.optim.SGD(list(weights.values()), lr=rate, momentum=config.momentum)
+        with bar("SWAG", config.steps, show=runtime.progress) as advance:
+            ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[collect], seed=seed)
+        whole = ending != "diverged" and all(bool(mean.isfinite().all()) for mean in moments.mean.values())
+        return moments if whole else None
+
+    moments = slower_until_whole(wander, config.rate)
     mean = {n: w.to(at.mean[n]) for n, w in moments.mean.items()}
     std = {n: w.to(at.mean[n]) for n, w in moments.std().items()}
     columns = {n: torch.stack([column[n] for column in moments.columns], 1) for n in mean}
     return Sampled(host, mean | at.fixed, Draw(mean, std, columns, at.fixed, config.scale))
+
+
+def slower_until_whole(wander: Callable[[float], Moments | None], rate: float) -> Moments:
+    """From the trained nets again with a tenth of the rate whenever it was too high for one of them: confident nets have steep
+    losses.
+    """
+    for tenths in range(TRIES):
+        moments = wander(rate / 10**tenths)
+        if moments is not None:
+            return moments
+        logger.warning("SWAG diverged at rate %g (the loss is not finite).", rate / 10**tenths)
+    raise ConfigError(f"SWAG diverged at rates from {rate:g} down to {rate / 10 ** (TRIES - 1):g}: lower `rate`.")
 
 
 def check(config: Config) -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
@@ -18,7 +19,7 @@ from offmap._version import __version__
 from offmap.serve.batching import Batcher
 from offmap.serve.body import Refused, arrays_of
 from offmap.serve.metrics import Seen
-from offmap.serve.model import Arrays, Model
+from offmap.serve.model import Arrays, Model, Wanted
 from offmap.serve.page import PAGE, documentation
 
 
@@ -49,7 +50,7 @@ def application(model: Model, limits: Limits) -> FastAPI:
 
     app = FastAPI(title="offmap", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
 
-    @app.post("/score", responses=_responses(model), openapi_extra=_accepted(model))
+    @app.post("/score", responses=_responses(model), openapi_extra=_accepted(model, limits))
     async def score(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Prediction, score and verdict of every row."""
         start, status = time.perf_counter(), 200
@@ -180,16 +181,19 @@ def _responses(model: Model) -> dict[int | str, dict[str, Any]]:
     return good | {code: {"description": reason, "content": DETAIL} for code, reason in REASONS.items()}
 
 
-def _accepted(model: Model) -> dict[str, Any]:
+def _accepted(model: Model, limits: Limits) -> dict[str, Any]:
     """The bodies that /score takes, for the OpenAPI page."""
 
-    def rows(shape: tuple[int | None, ...], whole: bool) -> dict[str, Any]:
-        inner: dict[str, Any] = {"type": "integer" if whole else "number"}
-        for size in reversed(shape):
+    def rows(wanted: Wanted) -> dict[str, Any]:
+        whole = np.issubdtype(wanted.dtype, np.integer)
+        bounds = np.iinfo(wanted.dtype) if whole else np.finfo(wanted.dtype)
+        low, high = (int(b) if whole else float(b) for b in (bounds.min, bounds.max))
+        inner: dict[str, Any] = {"type": "integer" if whole else "number", "minimum": low, "maximum": high}
+        for size in reversed(wanted.shape):
             inner = {"type": "array", "items": inner} | ({} if size is None else {"minItems": size, "maxItems": size})
-        return {"type": "array", "items": inner, "minItems": 1}
+        return {"type": "array", "items": inner, "minItems": 1, "maxItems": limits.most_rows}
 
-    each = {w.name: rows(w.shape, "int" in w.dtype.__name__) for w in model.wanted}
+    each = {wanted.name: rows(wanted) for wanted in model.wanted}
     named = {"type": "object", "properties": each, "required": list(each), "additionalProperties": False}
     inputs = {"anyOf": [*each.values(), named]} if len(each) == 1 else named
     schema = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}

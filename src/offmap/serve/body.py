@@ -64,6 +64,8 @@ def _numbers(values: Any, name: str) -> NDArray[Any]:
         array = np.asarray(values)
     except (ValueError, RecursionError, OverflowError) as error:  # rows of different lengths
         raise Refused(422, f"Expected rows of one length in `{name}`.") from error
+    if array.dtype.kind == "O" and all(type(each) in (int, float) for each in array.flat):  # whole numbers past 64 bits
+        array = array.astype(np.float64)
     if array.dtype.kind not in "iuf" and array.size:
         raise Refused(422, f"Expected numbers in `{name}`, in rows of one length.")
     return array

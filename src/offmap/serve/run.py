@@ -11,6 +11,7 @@ import uvicorn
 from offmap.errors import ConfigError
 from offmap.serve.app import Limits, application
 from offmap.serve.model import Model
+from offmap.serve.patience import patience
 
 GRACE = 10
 """Seconds for answers that are under way when the server is told to end."""
@@ -21,7 +22,7 @@ def serve(path: Path, *, host: str, port: int, limits: Limits, say: Callable[[st
     app = application(Model.open(path, threads), limits)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE, server_header=False,
-        timeout_keep_alive=30,
+        timeout_keep_alive=30, http=patience(limits.body_seconds),
     )  # fmt: skip
     server = uvicorn.Server(config)
     with listening(host, port) as found:

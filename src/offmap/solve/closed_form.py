@@ -81,7 +81,7 @@ def largest_factor(
 
 
 def largest_factor_near(
-    about: Tensor, risk: Callable[[Tensor], Tensor], threshold: Tensor, *, reach: float = 2.0, halvings: int = 6
+    about: Tensor, risk: Callable[[Tensor], Tensor], threshold: Tensor, *, reach: float = 1.4, halvings: int = 5
 ) -> Tensor:
     """The same where a rough answer is known: sought within `reach` times of it, elsewhere for members without it.
 

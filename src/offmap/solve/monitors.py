@@ -93,6 +93,11 @@ class RiskThreshold:
             return False
         passed = self.check(step + 1, float(loss)).tolist()
         self.failures = [0 if p else f + 1 for p, f in zip(passed, self.failures, strict=True)]
+        return self.finished
+
+    @property
+    def finished(self) -> bool:
+        """Whether every member is done."""
         return all(map(self._done, range(self.q.members)))
 
     def _done(self, member: int) -> bool:

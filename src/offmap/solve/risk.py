@@ -25,6 +25,7 @@ from offmap.core.distribution import REMEMBERED, WeightDistribution
 from offmap.core.forward import Draw, Host
 from offmap.core.inputs import take_rows
 from offmap.errors import ConfigError, nearest
+from offmap.group import ALONE, Group, joined, part
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
 
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
@@ -74,6 +75,7 @@ class Validation:
     draws: int = 50
     seed: int = 0
     bound: Tensor | None = None  # (M, 1): no example costs more, unless its loss is not finite
+    group: Group = ALONE  # the processes among which the rows are divided: each ends with the losses of all
 
     def losses(self, q: WeightDistribution, *, clip: float | None = None, factor: Tensor | None = None) -> Tensor:
         """Loss per member and example, (M, n), with φ multiplied by `factor` (M,)."""
@@ -108,14 +110,18 @@ class Validation:
         """Loss per member and example, (M, n), and if `scored` the mean uncertainty of every member, (M,)."""
         parts: list[Tensor] = []
         total = torch.zeros(members, dtype=torch.float64, device=self.data.targets.device)
-        for rows in self.host.blocks(self.data.inputs, members * draws):
-            stacked = self.host.outputs(draw, draws, take_rows(self.data.inputs, rows), members=members)
-            y = self.data.targets[rows]
+        own = part(self.group, self.data.rows)
+        inputs, targets = take_rows(self.data.inputs, own), self.data.targets[own]
+        for rows in self.host.blocks(inputs, members * draws) if len(targets) else ():
+            stacked = self.host.outputs(draw, draws, take_rows(inputs, rows), members=members)
+            y = targets[rows]
             apart = stacked.unflatten(0, (members, draws))
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
             if scored:
                 total += torch.stack([self.likelihood.score(o).double().mean() for o in apart]) * len(y)
-        losses = torch.cat(parts, 1)
+        losses = joined(self.group, torch.cat(parts, 1) if parts else None, 1)
+        if scored:
+            self.group.sum(total)
         if self.bound is not None:
             losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound.to(losses)), losses)
         return losses, total / self.data.rows
