@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offmap.data.images import shaped
+from offmap.data.pixels import shaped
 from offmap.data.stream.block import DAMAGED, Block, rows_for
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
