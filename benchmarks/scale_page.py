@@ -79,7 +79,7 @@ def write(record: dict[str, Any]) -> Path:
         checked=_table(["phase", "processes", "measured", "model", "measured / model", "exchanges", "sent by each"],
                        _checked(record, found)),
         worst=f"{max(r for r in _ratios(record, found)):.2f}", least=f"{min(r for r in _ratios(record, found)):.2f}",
-        network=_network(record),
+        network=_network(record), again=f"{min(_again(record)):.2f} to {max(_again(record)):.2f}",
     )  # fmt: skip
     cases = "".join(_case(case, per) for case in CASES)
     PAGE.write_text(text + cases + TAIL.format(**record["machine"]), encoding="utf-8")
@@ -119,6 +119,11 @@ def _ratios(record: dict[str, Any], found: dict[str, Cost]) -> list[float]:
     several = [(int(size), told) for size, told in record["ranks"].items() if size != "1"]
     models = {(n, size): c.among(record["rows"][n], size, _sending(t, n)) for n, c in found.items() for size, t in several}
     return [told[n]["cpu"] / models[n, size] for n in found for size, told in several]
+
+
+def _again(record: dict[str, Any]) -> list[float]:
+    """The one process under torchrun against the one before."""
+    return [record["ranks"]["1"][name]["cpu"] / seconds for name, seconds in record["whole"].items()]
 
 
 def _sending(told: dict[str, Any], name: str) -> float:
@@ -206,8 +211,9 @@ those of the slowest rank, polling and heartbeats included; latency and bandwidt
 
 {checked}
 
-With two and four processes the measured time is {least} to {worst} times the model's. An exchange over loopback took {network},
-at best: processes that share a core wait for each other.
+With two and four processes the measured time is {least} to {worst} times the model's; one process measured again is {again} times
+itself. An exchange over loopback took {network}, at
+best: processes that share a core wait for each other.
 
 ## Larger things
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import rank_jobs as jobs
@@ -120,6 +121,21 @@ def test_a_killed_rank_ends_the_other_with_a_message_and_a_checkpoint_goes_on(tm
     assert [rank.wait(timeout=120) for rank in ranks_of(tmp_path, "resumed")] == [0, 0]
     assert not (tmp_path / "fit.state").exists()
     assert_near(made(tmp_path, "resumed"), jobs.stepped(), 1e-4, ("scale.",))
+
+
+@pytest.mark.slow  # the patience of the others takes half a minute
+def test_a_rank_that_hangs_is_given_up_within_a_minute(tmp_path: Path) -> None:
+    first, second = ranks_of(tmp_path, "stopped")
+    try:
+        while "T" not in Path(f"/proc/{second.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]:
+            assert first.poll() is None
+            time.sleep(0.1)
+        assert first.wait(timeout=60) == 0
+    finally:
+        second.kill()
+        second.wait()
+    said = (tmp_path / "stopped-0.txt").read_text(encoding="utf-8")
+    assert said.startswith("RankError: Rank 1 died, or has been silent for 30 seconds. Look at that rank's own output;")
 
 
 def test_a_data_parallel_host_is_unwrapped() -> None:

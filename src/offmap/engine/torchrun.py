@@ -6,6 +6,7 @@ Numbers on a GPU are added by NCCL, all else goes over gloo.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import math
@@ -164,6 +165,7 @@ def together(*, alone: bool = False) -> Generator[Group]:
             yield Ranks(group, pulse)
     except BaseException as error:
         pulse.leave(f"{type(error).__name__}: {error}")
+        _abandon(group)
         raise
     else:
         pulse.leave()
@@ -171,6 +173,13 @@ def together(*, alone: bool = False) -> Generator[Group]:
         dist.destroy_process_group(pulse.group)
     finally:
         logger.removeFilter(quiet)
+
+
+def _abandon(group: Any) -> None:
+    """Never let go of a group whose exchange may still wait for a rank that hangs: its end would wait too, and so the exit of
+    this process. Nothing else ends such an exchange.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _joined() -> tuple[Any, Pulse]:
