@@ -31,7 +31,7 @@ WIDTH = 64
 STEPS, BATCH, RATE = 1500, 256, 3e-3
 """Of the head's training with Adam; the rate rises over a tenth of the steps and falls like a cosine."""
 
-FLOOR = 1e-2
+FLOOR = 3e-2
 """Directions in which familiar features vary less than this share of the most are not stretched further."""
 
 LARGEST = 30.0
