@@ -138,10 +138,9 @@ def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
     turn, shift = whitening(x)
     apart = Head(3, head.centre, head.spread)
     apart.load_state_dict(head.state_dict())
-    first = apart.layers[0]
     inverse = torch.linalg.inv(turn)
-    first.weight.data = (head.layers[0].weight.double() @ inverse.mT).float()  # pyright: ignore
-    first.bias.data = (head.layers[0].bias.double() - first.weight.double() @ shift).float()  # pyright: ignore
+    apart.first.weight.data = (head.first.weight.double() @ inverse.mT).float()
+    apart.first.bias.data = (head.first.bias.double() - apart.first.weight.double() @ shift).float()
     torch.testing.assert_close(apart((x.double() @ turn + shift).float()), head(x), rtol=1e-3, atol=1e-3)
 
 
