@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
+from benchmarks import one_pass
 from offmap.core.weights import everything
 from offmap.deploy.export import opened
 from offmap.deploy.one_pass import Head, distil, strange, whitening
@@ -136,10 +138,9 @@ def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
     turn, shift = whitening(x)
     apart = Head(3, head.centre, head.spread)
     apart.load_state_dict(head.state_dict())
-    first = apart.layers[0]
     inverse = torch.linalg.inv(turn)
-    first.weight.data = (head.layers[0].weight.double() @ inverse.mT).float()  # pyright: ignore
-    first.bias.data = (head.layers[0].bias.double() - first.weight.double() @ shift).float()  # pyright: ignore
+    apart.first.weight.data = (head.first.weight.double() @ inverse.mT).float()
+    apart.first.bias.data = (head.first.bias.double() - apart.first.weight.double() @ shift).float()
     torch.testing.assert_close(apart((x.double() @ turn + shift).float()), head(x), rtol=1e-3, atol=1e-3)
 
 
@@ -171,3 +172,9 @@ def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -
     ids = torch.arange(60).reshape(30, 2) % 9, torch.linspace(0, 1, 30)
     with pytest.raises(DataError, match="one floating-point tensor.*but got a tensor of torch.int64.*last-layer"):
         offmap.one_pass(quick(IDS, ids, ids), ids, ids)
+
+
+def test_the_page_tells_what_the_record_holds() -> None:
+    kept = json.loads(one_pass.RECORD.read_text(encoding="utf-8"))
+    assert {key.partition(",")[0] for key in kept["runs"]} == set(one_pass.TASKS)
+    assert one_pass.PAGE.read_text(encoding="utf-8") == one_pass.page(kept["runs"])

@@ -31,7 +31,7 @@ WIDTH = 64
 STEPS, BATCH, RATE = 1500, 256, 3e-3
 """Of the head's training with Adam; the rate rises over a tenth of the steps and falls like a cosine."""
 
-FLOOR = 1e-2
+FLOOR = 3e-2
 """Directions in which familiar features vary less than this share of the most are not stretched further."""
 
 LARGEST = 30.0
@@ -110,25 +110,31 @@ class Head(nn.Module):
 
     def __init__(self, width: int, centre: float, spread: float, seed: int = 0) -> None:
         super().__init__()
-        shapes = (width, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)
-        # without their own start: it would draw from the global generator
-        self.layers = nn.ModuleList(skip_init(nn.Linear, a, b, device="cpu", dtype=torch.float32) for a, b in shapes)
+        self.first, self.second, self.last = (
+            _started(inputs, outputs, generator(seed, "head", place))
+            for place, (inputs, outputs) in enumerate([(width, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)])
+        )
         self.centre, self.spread = centre, spread
-        for place, layer in enumerate(self.layers):
-            weight, bias = layer.weight.data, layer.bias.data
-            drawn = Normal().sample(tuple(weight.shape), generator(seed, "head", place))
-            weight.copy_(drawn * (3 * weight.shape[1]) ** -0.5)  # small: what is not learned stays smooth
-            bias.zero_()
 
     def bent(self, features: Tensor) -> Tensor:
         """Asinh of the scaled score, which the head learns, (B,)."""
-        first, second, last = self.layers
-        return last(F.relu(second(F.relu(first(features))))).squeeze(1)
+        return self.last(F.relu(self.second(F.relu(self.first(features))))).squeeze(1)
 
     def forward(self, features: Tensor) -> Tensor:
         """The score, (B,); what is not finite is infinitely strange."""
-        bent = self.bent(features.to(self.layers[0].weight)).clamp(-LARGEST, LARGEST)  # pyright: ignore[reportArgumentType]
+        bent = self.bent(features.to(self.first.weight)).clamp(-LARGEST, LARGEST)
         return (self.centre + self.spread * bent.sinh()).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _started(inputs: int, outputs: int, source: torch.Generator) -> nn.Linear:
+    """A layer with small random weights, so that what is not learned stays smooth, and no bias."""
+    # without its own start: it would draw from the global generator
+    layer = skip_init(nn.Linear, inputs, outputs, device="cpu", dtype=torch.float32)
+    assert isinstance(layer, nn.Linear)
+    with torch.no_grad():
+        layer.weight.copy_(Normal().sample((outputs, inputs), source) * (3 * inputs) ** -0.5)
+        layer.bias.zero_()
+    return layer
 
 
 def distil(features: Tensor, scores: Tensor, familiar: Tensor, levels: Tensor, *, seed: int = 0) -> Head:
@@ -137,6 +143,7 @@ def distil(features: Tensor, scores: Tensor, familiar: Tensor, levels: Tensor, *
     `levels` (n,) are the guard's scores of familiar data: their median and the half of what 68 % span set the scale.
     """
     levels = levels[levels.isfinite()].double()
+    levels = levels if len(levels) else levels.new_zeros(1)
     low, centre, high = levels.quantile(levels.new_tensor([0.16, 0.5, 0.84])).tolist()
     spread = (high - low) / 2 or 1.0
     head = Head(features.shape[1], centre, spread, seed).to(features.device)
@@ -151,10 +158,9 @@ def distil(features: Tensor, scores: Tensor, familiar: Tensor, levels: Tensor, *
 
     minimize(objective, adam(head.parameters(), rate=RATE), data, steps=STEPS, seed=seed, schedule=_rate)
     with torch.no_grad():  # W·(f − m) becomes part of the first layer
-        first = head.layers[0]
-        weight = first.weight.double()
-        first.bias.data.copy_(first.bias.double() + weight @ shift)  # pyright: ignore
-        first.weight.data.copy_(weight @ turn.mT)  # pyright: ignore
+        weight, bias = head.first.weight, head.first.bias
+        bias.copy_(bias.double() + weight.double() @ shift)
+        weight.copy_(weight.double() @ turn.mT)
     return head.requires_grad_(False).eval()
 
 

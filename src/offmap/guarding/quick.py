@@ -34,6 +34,9 @@ logger = logging.getLogger("offmap")
 LEAST = 20
 """Familiar rows that strange ones can be made of."""
 
+SHARE = 6
+"""For so many strange rows there is one familiar row in the lesson, at least."""
+
 
 @dataclass(frozen=True, eq=False)
 class OnePass:
@@ -121,8 +124,8 @@ class OnePass:
 def one_pass(guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0) -> OnePass:
     """A scorer that costs about two plain passes instead of draws and neighbours: a small head learns the guard's score.
 
-    It reads inputs and hidden layers of the first net. It is taught by the guard on `rows` strange rows, made of at most 4,096
-    rows of `train` (`offmap.deploy.one_pass.strange`); no strange data are needed, and the recipe is the same for all. The
+    It reads inputs and hidden layers of the first net. It is taught by the guard on at most 4,096 rows of `train`, and on `rows`
+    strange ones made of them (`offmap.deploy.one_pass.strange`); no strange data are needed, the recipe is the same for all. The
     threshold is conformal on `valid`, which the head has not seen. Inputs must be one floating-point tensor or array.
 
     Look at how well it keeps the guard's order on data of yours before you rely on it (`offmap.evaluate` takes both).
@@ -144,7 +147,9 @@ def one_pass(guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, fals
 
     with torch.inference_mode(False):
         with torch.no_grad():
-            seen, usual, scores = looked(made), looked(familiar), guard.score(made)
+            seen, usual, far, near = looked(made), looked(familiar), guard.score(made), guard.score(familiar)
+        times = -(-rows // SHARE // len(near))  # what is familiar must not be forgotten among so much that is strange
+        seen, scores = torch.cat([seen, usual.repeat(times, 1)]), torch.cat([far, near.repeat(times)])
         head = distil(seen, scores, usual, guard.calibration.scores, seed=seed)
     found = OnePass(guard, passes, Distilled(looks, head), guard.calibration.scores)
     return found.calibrate(valid, false_alarms)

@@ -185,8 +185,9 @@ def _accepted(model: Model, limits: Limits) -> dict[str, Any]:
     """The bodies that /score takes, for the OpenAPI page."""
 
     def rows(wanted: Wanted) -> dict[str, Any]:
-        whole = np.issubdtype(wanted.dtype, np.integer)
-        bounds = np.iinfo(wanted.dtype) if whole else np.finfo(wanted.dtype)
+        kind = np.dtype(wanted.dtype)
+        whole = kind.kind in "iu"
+        bounds: Any = np.iinfo(kind) if whole else np.finfo(kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
         low, high = (int(b) if whole else float(b) for b in (bounds.min, bounds.max))
         inner: dict[str, Any] = {"type": "integer" if whole else "number", "minimum": low, "maximum": high}
         for size in reversed(wanted.shape):
