@@ -29,6 +29,7 @@ def bench_run(
     seeds: Annotated[list[int] | None, typer.Option(min=0, help="These seeds only; may be given several times.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")] = 1,
     only: Annotated[str | None, typer.Option(help="Methods with this label only; * and ? match.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="These tasks only; * and ? match; may be given several times.")] = None,
     records: Records = None,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +43,7 @@ def bench_run(
     from offmap.report.live import Live
 
     whole = read_plan(plan, quick=quick)
-    wanted = cells(narrowed(whole, label=only, seeds=seeds))
+    wanted = cells(narrowed(whole, label=only, seeds=seeds, tasks=tasks))
     folder = records or ROOM / whole.name
     live = Live(whole.name, wanted, jobs)
     screen = Console(stderr=True)
