@@ -113,12 +113,20 @@ def cells(plan: Plan) -> list[Cell]:
     return sorted(made, key=lambda cell: first[cell.seed, cell.task, cell.fit_key])
 
 
-def narrowed(plan: Plan, *, label: str | None = None, seeds: Sequence[int] | None = None) -> Plan:
-    """A part of a plan: the entries whose label is, or matches, `label`, and some of the seeds; hosts stay the same."""
+def narrowed(
+    plan: Plan, *, label: str | None = None, seeds: Sequence[int] | None = None, tasks: Sequence[str] | None = None
+) -> Plan:
+    """A part of a plan: the entries whose label is, or matches, `label`, some of the seeds, and the tasks that match one of the
+    patterns; hosts stay the same.
+    """
     kept = tuple(e for e in plan.entries if label is None or e.label == label or fnmatchcase(e.label, label))
     if not kept:
         raise ConfigError(f"Expected a label to be {nearest(str(label), plan.labels)}, but got {label!r}.")
-    return replace(plan, entries=kept, seeds=tuple(dict.fromkeys(seeds)) if seeds else plan.seeds)
+    for pattern in tasks or ():
+        if not any(fnmatchcase(task, pattern) for task in plan.tasks):
+            raise ConfigError(f"Expected a task of the plan to be {nearest(pattern, plan.tasks)}, but got {pattern!r}.")
+    chosen = tuple(t for t in plan.tasks if not tasks or any(fnmatchcase(t, pattern) for pattern in tasks))
+    return replace(plan, entries=kept, seeds=tuple(dict.fromkeys(seeds)) if seeds else plan.seeds, tasks=chosen)
 
 
 def digest(told: Settings) -> str:

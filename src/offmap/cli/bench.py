@@ -31,6 +31,7 @@ def bench_run(
     engine: EngineName = "local",
     address: Address = None,
     only: Annotated[str | None, typer.Option(help="Methods with this label only; * and ? match.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="These tasks only; * and ? match; may be given several times.")] = None,
     records: Records = None,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +49,7 @@ def bench_run(
     from offmap.report.live import Live
 
     whole = read_plan(plan, quick=quick)
-    wanted = cells(narrowed(whole, label=only, seeds=seeds))
+    wanted = cells(narrowed(whole, label=only, seeds=seeds, tasks=tasks))
     folder = records or ROOM / whole.name
     with misused():
         pool = Pool(engine, jobs, address)
