@@ -49,7 +49,7 @@ class Pulse:
                 if all(state[0] == LEFT for state in states):
                     return
         except RuntimeError as error:
-            self.trouble = self.trouble or _explained(error, self.rank)
+            self.trouble = self.trouble or _explained(error, self.rank, dist.get_world_size(self.group))
         finally:
             self.over.set()
 
@@ -70,11 +70,10 @@ class Pulse:
         return states
 
 
-def _explained(error: RuntimeError, rank: int) -> str:
-    """What a meeting that failed says in words; only rank 0 can tell who was missing."""
-    text = str(error)
-    missing = sorted({int(word) for word in _numbers(text)} - {rank}) if rank == 0 else []
-    who = f"Rank {missing[0]}" if len(missing) == 1 else f"One of the ranks {missing}" if missing else "Another rank"
+def _explained(error: RuntimeError, rank: int, size: int) -> str:
+    """What a meeting that failed says in words: of two ranks it is the other, of more only rank 0 can tell, and not always."""
+    missing = [1 - rank] if size == 2 else [int(number) for number in _numbers(str(error))] if rank == 0 else []
+    who = f"Rank {missing[0]}" if missing else "Another rank"
     return f"{who} died, or has been silent for {PATIENCE:g} seconds."
 
 
