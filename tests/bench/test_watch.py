@@ -35,7 +35,7 @@ check_every = 20
 [[method]]
 name = "maxwent"
 label = "wide"
-config = {steps = 30, check_every = 10, risk_draws = 5, patience = 100, score = "paper"}
+config = {tradeoff = 30, steps = 30, check_every = 10, risk_draws = 5, patience = 100, score = "paper"}
 [[method]]
 name = "mc_dropout"
 label = "dropout"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -80,7 +80,8 @@ def course(
     )
     if config.bounded and config.threshold is None:
         validation = validation.bounded(at.mean | at.fixed)
-    prepared = maxwent.Task(at, host, train, law, config, validation, seen, seed, runtime)
+    (one,) = maxwent.several(config.tradeoff)
+    prepared = maxwent.Task(at, host, train, law, replace(config, tradeoff=one), validation, seen, seed, runtime)
     q, history = maxwent.SOLVERS[config.solver](prepared)
     q.requires_grad_(False)
     # the start may have been looked at several times, every check once
