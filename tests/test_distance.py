@@ -59,7 +59,7 @@ def test_nearest_rows_are_those_that_loops_find(k: int, offset: float) -> None:
 
 def test_log_ratios_are_those_that_loops_find() -> None:
     rows, x = inputs(40, 0), 3 * inputs(20, 1)
-    torch.testing.assert_close(fast_relative(rows, x), numbers(slow_relative(rows, x, 10)), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(fast_relative(rows, x), numbers(slow_relative(rows, x, 10)), rtol=1e-6, atol=1e-6)
 
 
 def test_leaving_one_out_leaves_that_one_out() -> None:

@@ -51,7 +51,7 @@ def some(rows: Pair, most: int | None, seed: int) -> Pair:
     """At most so many of the rows, at random by the seed."""
     if most is None or len(rows[1]) <= most:
         return rows
-    kept = torch.randperm(len(rows[1]), generator=torch.Generator().manual_seed(seed))[:most].sort().values
+    kept = torch.randperm(len(rows[1]), generator=torch.Generator().manual_seed(seed), device="cpu")[:most].sort().values
     return rows[0][kept], rows[1][kept]
 
 

@@ -24,8 +24,8 @@ class Reciprocal(nn.Module):
     def __init__(self, net: nn.Sequential) -> None:
         super().__init__()
         self.body, head = body_and_head(net)
-        self.points = nn.Parameter(0.1 * torch.randn(head.out_features, head.in_features))
-        self.radius = nn.Parameter(torch.zeros(()))
+        self.points = nn.Parameter(0.1 * torch.randn_like(head.weight.detach()))
+        self.radius = nn.Parameter(torch.zeros((), device=head.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, C)."""

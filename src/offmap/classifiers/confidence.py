@@ -27,7 +27,7 @@ class Branched(nn.Module):
         self.body, self.head = body_and_head(net)
         self.branch = nn.Linear(self.head.in_features, 1)
         self.price: Tensor
-        self.register_buffer("price", torch.tensor(price))
+        self.register_buffer("price", torch.tensor(price, device=self.head.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, C)."""
@@ -49,7 +49,7 @@ def hinted_loss(logits: Tensor, confidence: Tensor, y: Tensor, hinted: Tensor, p
 
 def loss(net: Branched, x: Tensor, y: Tensor, config: Config, moment: Moment) -> Tensor:
     """Half of the rows may ask for hints; the price rises by a hundredth where they cost more than the budget, else it falls."""
-    hinted = (torch.rand(len(x), generator=moment.random) < 0.5).to(x.device)
+    hinted = (torch.rand(len(x), generator=moment.random, device="cpu") < 0.5).to(x.device)
     total, asked = hinted_loss(*net.both(x), y, hinted, net.price.clone())
     net.price.mul_(1 / 1.01 if float(asked.detach()) < config.budget else 1 / 0.99)
     return total

@@ -15,7 +15,7 @@ Box = tuple[slice, slice]
 
 def box(height: int, width: int, random: torch.Generator) -> Box:
     """Of a share of the area that is uniform from 0 to 1, around a uniform centre, cut at the edges."""
-    share, down, right = torch.rand(3, generator=random).tolist()
+    share, down, right = torch.rand(3, generator=random, device="cpu").tolist()
     side = math.sqrt(1 - share) / 2
     rows, columns = (
         slice(max(0, round((centre - side) * length)), min(length, round((centre + side) * length)))
@@ -33,7 +33,7 @@ def pasted(x: Tensor, order: Tensor, where: Box) -> tuple[Tensor, float]:
 
 def loss(net: nn.Module, x: Tensor, y: Tensor, config: Schooling, moment: Moment) -> Tensor:
     """Every image gets a box of another one of the batch, all the same box."""
-    order = torch.randperm(len(x), generator=moment.random).to(x.device)
+    order = torch.randperm(len(x), generator=moment.random, device="cpu").to(x.device)
     made, share = pasted(x, order, box(x.shape[2], x.shape[3], moment.random))
     return shared_loss(net(made), y, order, share)
 

@@ -35,7 +35,7 @@ class Thinned(nn.Module):
 
 def masks(shape: tuple[int, ...], rate: float, random: torch.Generator) -> Tensor:
     """Zeros by `rate`, else 1 / (1 − rate)."""
-    return (torch.rand(shape, generator=random) >= rate).float() / (1 - rate)
+    return (torch.rand(shape, generator=random, device="cpu") >= rate).float() / (1 - rate)
 
 
 def loss(net: Thinned, x: Tensor, y: Tensor, config: Config, moment: Moment) -> Tensor:

@@ -21,7 +21,7 @@ class Quotient(nn.Module):
         self.direction = nn.Parameter(head.weight.detach().clone())
         self.domain = nn.Sequential(nn.Linear(head.in_features, 1), nn.BatchNorm1d(1), nn.Sigmoid())
         self.step: Tensor
-        self.register_buffer("step", torch.zeros(()))
+        self.register_buffer("step", torch.zeros((), device=head.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, C)."""

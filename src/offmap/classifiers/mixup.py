@@ -35,14 +35,14 @@ def shared_loss(logits: Tensor, y: Tensor, order: Tensor, share: float) -> Tenso
 def beta(alpha: float, random: torch.Generator) -> float:
     """A draw of Beta(α, α): of uniform pairs, the first with U^(1/α) + V^(1/α) ≤ 1 (Jöhnk, 1964)."""
     while True:
-        first, second = torch.rand(2, dtype=torch.float64, generator=random).pow(1 / alpha).tolist()
+        first, second = torch.rand(2, dtype=torch.float64, generator=random, device="cpu").pow(1 / alpha).tolist()
         if 0 < first + second <= 1:
             return first / (first + second)
 
 
 def loss(net: nn.Module, x: Tensor, y: Tensor, config: Config, moment: Moment) -> Tensor:
     """Every image is mixed with another one of the batch, all by the same share."""
-    order, share = torch.randperm(len(x), generator=moment.random).to(x.device), beta(config.alpha, moment.random)
+    order, share = torch.randperm(len(x), generator=moment.random, device="cpu").to(x.device), beta(config.alpha, moment.random)
     return shared_loss(net(mixed(x, order, share)), y, order, share)
 
 

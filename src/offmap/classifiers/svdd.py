@@ -31,7 +31,7 @@ class Drawn(nn.Module):
                 module.register_parameter("bias", None)
         self.body = nn.Sequential(*body, nn.Linear(head.in_features, width, bias=False))
         self.centre: Tensor
-        self.register_buffer("centre", torch.zeros(width))
+        self.register_buffer("centre", torch.zeros(width, device=head.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         """‖φ(x) − c‖²: (B, ...) -> (B,)."""

@@ -27,13 +27,13 @@ class Energetic(nn.Module):
     def __init__(self, net: nn.Sequential, queue: int) -> None:
         super().__init__()
         self.body, self.head = body_and_head(net)
-        classes, width = self.head.out_features, self.head.in_features
-        self.shares = nn.Parameter(torch.zeros(classes))  # the logarithm of what a class counts in the energy
-        self.slope, self.shift = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
+        classes, width, device = self.head.out_features, self.head.in_features, self.head.weight.device
+        self.shares = nn.Parameter(torch.zeros(classes, device=device))  # the logarithm of what a class counts in the energy
+        self.slope, self.shift = nn.Parameter(torch.ones((), device=device)), nn.Parameter(torch.zeros((), device=device))
         self.kept: Tensor
         self.count: Tensor
-        self.register_buffer("kept", torch.zeros(classes, queue, width))
-        self.register_buffer("count", torch.zeros(classes, dtype=torch.long))
+        self.register_buffer("kept", torch.zeros(classes, queue, width, device=device))
+        self.register_buffer("count", torch.zeros(classes, dtype=torch.long, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B, C)."""
@@ -81,7 +81,7 @@ def loss(net: Energetic, x: Tensor, y: Tensor, config: Config, moment: Moment) -
     if moment.done < config.start or int(net.count.min()) < config.queue:
         return total
     shape = (net.kept.shape[0], config.candidates, net.kept.shape[2])
-    strange = outliers(net.kept, torch.randn(shape, generator=moment.random).to(x))
+    strange = outliers(net.kept, torch.randn(shape, generator=moment.random, device="cpu").to(x))
     rule = apart(net.slope * net.energy(features) + net.shift, net.slope * net.energy(strange) + net.shift)
     return total + config.weight * rule
 

@@ -139,8 +139,8 @@ def train(way: Way, net: nn.Module, data: Pair, valid: Pair, *, config: Any, see
 def augmented(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
     """Each image mirrored or not; the batch shifted by up to `most` pixels, edges filled with zeros: (B, K, H, W) -> the same."""
     height, width = x.shape[2:]
-    flips = torch.rand(len(x), 1, 1, 1, generator=random) < 0.5
-    down, right = torch.randint(0, 2 * most + 1, (2,), generator=random).tolist()
+    flips = torch.rand(len(x), 1, 1, 1, generator=random, device="cpu") < 0.5
+    down, right = torch.randint(0, 2 * most + 1, (2,), generator=random, device="cpu").tolist()
     wide = F.pad(torch.where(flips.to(x.device), x.flip(3), x), (most,) * 4)
     return wide[:, :, down : down + height, right : right + width]
 
