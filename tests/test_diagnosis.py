@@ -21,7 +21,7 @@ from offmap.core.forward import Host
 from offmap.core.weights import copy_host
 from offmap.data.synthetic import moons
 from offmap.errors import ConfigError
-from offmap.guarding.build import EMPTY
+from offmap.guarding.calibrating import EMPTY
 from offmap.methods import bnn
 from offmap.methods.deep_ensemble import Config as PlainConfig
 from offmap.methods.deep_ensemble import fit as fit_plain

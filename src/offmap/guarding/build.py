@@ -15,11 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from offmap._types import Data, Inputs, ScoreFn
-from offmap.batches import Batches, Place, Rows, Stream, batches, gather, is_sharded, pooled, sample_together, split
+from offmap._types import Data, ScoreFn
+from offmap.batches import Batches, Place, Rows, Stream, batches, gather, is_sharded, pooled, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
-from offmap.core.distribution import REMEMBERED
 from offmap.core.examine import UNREACHED, examine
 from offmap.core.forward import Select, first_tensor
 from offmap.core.inputs import take_rows
@@ -28,28 +27,23 @@ from offmap.core.state import forget
 from offmap.core.weights import Where
 from offmap.engine.torchrun import together
 from offmap.errors import ConfigError, DataError, HostError, nearest
-from offmap.group import ALONE, Group, joined, part
-from offmap.guarding.answer import Calibration
-from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
-from offmap.guarding.guard import SCORES, Guard, calibration_of, checked_clip, checked_draws, measure, nll
+from offmap.group import Group
+from offmap.guarding.calibrating import EMPTY, calibrated, compared
+from offmap.guarding.guard import SCORES, Guard, checked_draws, measure
 from offmap.guarding.hosts import hosts_of, same_function
 from offmap.guarding.identity import identity, same_on_all, take_from_rank_0
-from offmap.guarding.pictures import are_pictures, for_pictures, form_of, pictured
-from offmap.guarding.spread import same_everywhere, spread
+from offmap.guarding.pictures import are_pictures, for_pictures, form_of
+from offmap.guarding.spread import same_everywhere
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.methods import maxwent
-from offmap.methods.predictives import Remembered, Sampled
+from offmap.methods.predictives import Sampled
 from offmap.methods.protocol import Predictive, Runtime, override
 from offmap.solve.checkpoint import Checkpoint
-from offmap.solve.select import CLIPS, lowest
 
 logger = logging.getLogger("offmap")
 
 VALID_SHARE = 0.1
-ENOUGH = 50
-"""Sampled nets, of all members together, by which clips are compared."""
 RANKS = ("same", "sharded", "alone")
-EMPTY = Calibration(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"))
 
 
 def fit(
@@ -146,8 +140,8 @@ def fit(
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
         made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, form=form)
-        made = _compared(made, rows, held, group, sharded=sharded)
-        made = same_everywhere(_calibrated(made, held, familiar, "choose", 0.05, group), group)
+        made = compared(made, rows, held, group, sharded=sharded)
+        made = same_everywhere(calibrated(made, held, familiar, "choose", 0.05, group), group)
         kept.done()
         return made
 
@@ -183,11 +177,11 @@ def guard(
         measure(likelihood, score)
         made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
         if train is not None:
-            made = _compared(made, batches(train, place, name="train", target=target), held)
+            made = compared(made, batches(train, place, name="train", target=target), held)
         familiar = held
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
-        return _calibrated(made, held, familiar, clip, false_alarms)
+        return calibrated(made, held, familiar, clip, false_alarms)
 
 
 @contextmanager
@@ -201,52 +195,6 @@ def _own_order(seed: int) -> Generator[None]:
 def _apart(data: Data, *, given: bool, group: Group) -> bool:
     """Whether each rank passed rows of its own."""
     return group.size > 1 and (given or is_sharded(data))
-
-
-def _compared(made: Guard, train: Batches, held: Rows, group: Group = ALONE, *, sharded: bool = False) -> Guard:
-    """The guard with the training rows that its score compares with, if it does and there is one score per example."""
-    if made.score_with not in ("default", "distance"):
-        return made
-
-    def log_u(x: Inputs) -> torch.Tensor:
-        outputs = (made.outputs(block, None) for block in made.blocks(x))
-        return torch.cat([log_uncertainty(made.likelihood, each, made.predictive.members) for each in outputs])
-
-    def plain_energy(x: Inputs) -> torch.Tensor:
-        return torch.cat([made.energy(block) for block in made.blocks(x)])
-
-    uncertain, energy = spread(log_u, group), spread(plain_energy, group)
-    rows, found = sample_together(train, ROWS, made.seed, group, apart=sharded), None
-    if are_pictures(made.likelihood, held) and hasattr(made.predictive, "plain"):
-        found = pictured(made.predictive, rows, held.inputs, uncertain, energy)
-    found = found or familiar_of(made.predictive, rows, uncertain)
-    if found is None and made.score_with == "distance":
-        raise ConfigError("Expected three or more training rows whose inputs or layers are one vector per example, and not all "
-                          "the same, for score='distance', but there are none. Pass score='paper'.")  # fmt: skip
-    return replace(made, familiar=found)
-
-
-def _calibrated(
-    made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float, group: Group = ALONE
-) -> Guard:
-    """The guard with its clip chosen on `held`, and threshold and intervals from `familiar`."""
-    asked = replace(made, predictive=Remembered(made.predictive, REMEMBERED))  # clip, threshold and intervals ask for the same
-    asked = replace(asked, clip=choose_clip(asked, held, group) if clip == "choose" else checked_clip(clip))
-    calibration = calibration_of(asked, familiar, false_alarms, exact=familiar is not held, group=group)
-    return replace(made, clip=asked.clip, calibration=calibration)
-
-
-def choose_clip(made: Guard, held: Rows, group: Group = ALONE) -> float | None:
-    """The clip of the paper's grid with the lowest validation NLL; None stands for no clip. ENOUGH nets in all tell."""
-    few = replace(made, draws=min(made.draws, -(-ENOUGH // made.predictive.members)))
-    own = part(group, held.rows)
-    mine = replace(held, inputs=take_rows(held.inputs, own), targets=held.targets[own])
-
-    def risk(clip: float) -> float:
-        return float(joined(group, nll(few, mine, clip=clip) if mine.rows else None).mean())
-
-    best, _ = lowest(CLIPS, risk)
-    return None if best == float("inf") else best
 
 
 def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str | Likelihood | None) -> Likelihood:
