@@ -137,13 +137,13 @@ def test_comparison_figures_and_page_of_a_plan_that_was_not_run_say_so(monkeypat
     done = command(monkeypatch, capsys, "bench", "compare", name)
     assert done == (0, f"The comparison is at docs/{name}-compare.md\n", "")
     text = (tmp_path / "docs" / f"{name}-compare.md").read_text(encoding="utf-8")
-    assert "**96 of 96 cells not run yet:**" in text
+    assert "**48 of 48 cells not run yet:**" in text
     assert "Of 0 printed numbers that we have too" in text
     code, out, _ = command(monkeypatch, capsys, "bench", "compare", name, "--json")
     assert (code, json.loads(out)) == (0, {"page": f"docs/{name}-compare.md"})
     assert command(monkeypatch, capsys, "bench", "figures", name) == (0, f"0 figures are in docs/figures/{name}\n", "")
     assert command(monkeypatch, capsys, "bench", "page", name) == (0, f"The page is at {tmp_path}/{name}.html\n", "")
-    assert "96 of 96 cells not run yet" in (tmp_path / f"{name}.html").read_text(encoding="utf-8")
+    assert "48 of 48 cells not run yet" in (tmp_path / f"{name}.html").read_text(encoding="utf-8")
     code, out, err = command(monkeypatch, capsys, "bench", "compare", "uci-tried")
     assert (code, out) == (1, "")
     assert err.startswith("offmap: Expected a plan with printed numbers to compare with, one of [")
