@@ -1,4 +1,4 @@
-"""A score at the cost of one pass: a small net learns what a guard says of familiar rows, and of strange ones made of them.
+"""A score from one plain pass: a small net learns what a guard says of familiar rows, and of strange ones made of them.
 
 What one plain member makes of an example, its inputs and what its hidden layers meet, is known after one pass. A head of three
 small layers reads the guard's score off it:

@@ -1,4 +1,4 @@
-"""A guard's score for the price of one pass: `one_pass` trains the head of `deploy/one_pass.py`, `OnePass` answers with it."""
+"""A guard's score from one plain pass: `one_pass` trains the head of `deploy/one_pass.py`, `OnePass` answers with it."""
 
 from __future__ import annotations
 
