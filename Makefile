@@ -11,10 +11,10 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit docs slow format bench constraints clean
+.PHONY: help demo test lint types layers unit docs slow format bench trust trust-run constraints clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo.stamp  ## run the demo; it says where its page is
 	$(BIN)/offmap demo $(ARGS)
@@ -49,6 +49,14 @@ format: $(VENV)/test.stamp  ## let ruff fix and format
 
 bench: $(VENV)/bench.stamp  ## speed and memory, ours against peers
 	$(PY) -m benchmarks $(ARGS)
+
+trust-run trust: export OMP_NUM_THREADS := 1
+trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"
+	$(PY) -m benchmarks.trust run $(ARGS)
+
+trust: $(VENV)/test.stamp  ## the page of trials, and a tenth of them again
+	$(PY) -m benchmarks.trust page
+	$(PY) -m benchmarks.trust again $(ARGS)
 
 # Keeps the torch line as it is written, and takes the newest of everything else that goes with it.
 constraints:  ## pin anew what a fresh install of all extras gives

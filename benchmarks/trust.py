@@ -1,0 +1,205 @@
+"""Promises and what trials of them showed: `python -m benchmarks.trust run [NAME ...]`, `... again`, `... page`.
+
+`run` continues each check of `tests/faults` where its record in `benchmarks/records/trust/` ends; `again` repeats a seeded tenth
+of the trials on record and compares how they end; `page` writes `docs/trust.md` from the records. Trials run in a process of
+their own: one that hangs or crashes is a failure of that seed, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from offmap.files import write_whole
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "trust.md"
+FOLDER = ROOT / "benchmarks" / "records" / "trust"
+sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
+
+CHECKS: tuple[str, ...] = ("damaged_guard",)
+"""Modules of `tests/faults`, in the order of the page."""
+
+
+INTRODUCTION = """# Trust
+
+Made by `python -m benchmarks.trust page` from the records of `make trust-run`. A trial is a seed of a module in `tests/faults`;
+hangs and crashes count as failures. `make trust` repeats a seeded tenth of the trials, and `make test` the first few of each.
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A promise and a trial of it.
+
+    `trial(seed, folder)` starts from an empty folder and says in a word or two how it ended ("killed, resumed"); it raises an
+    AssertionError where the promise does not hold. One that takes longer than `limit` seconds counts as a hang.
+    """
+
+    promise: str
+    trial: Callable[[int, Path], str]
+    trials: int = 200
+    limit: float = 120.0
+    quick: int = 2  # the trials that `make test` runs
+
+
+@dataclass
+class Outcomes:
+    """What the trials 0 … done − 1 of a check gave."""
+
+    done: int = 0
+    endings: dict[str, int] = field(default_factory=dict[str, int])
+    failures: dict[str, str] = field(default_factory=dict[str, str])  # {seed: the last line of what it said}
+    seconds: float = 0.0
+
+    def add(self, seed: int, ending: str, failure: str | None, seconds: float) -> None:
+        """Count one more trial."""
+        self.done = seed + 1
+        self.seconds = round(self.seconds + seconds, 2)
+        if failure is None:
+            self.endings[ending] = self.endings.get(ending, 0) + 1
+        else:
+            self.failures[str(seed)] = failure
+
+
+def check_of(name: str) -> Check:
+    """The `CHECK` of a module of `tests/faults`."""
+    return import_module(f"faults.{name}").CHECK
+
+
+def read(name: str) -> Outcomes:
+    """The record of a check, empty where there is none yet."""
+    path = FOLDER / f"{name}.json"
+    return Outcomes(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Outcomes()
+
+
+def write(name: str, outcomes: Outcomes) -> None:
+    """Keep it, whole or not at all."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    write_whole(FOLDER / f"{name}.json", (json.dumps(asdict(outcomes), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+# -------------------------------------------------------------------------------------------------------- trials
+
+
+def try_seeds(name: str, seeds: list[int]) -> Iterator[tuple[int, str, str | None, float]]:
+    """Yield (seed, ending, failure or None, seconds) of each, from a process that is replaced when it hangs or dies."""
+    check, worker = check_of(name), None
+    for seed in seeds:
+        worker = worker or _Worker(name)
+        start = time.monotonic()
+        ending, failure = worker.run(seed, check.limit)
+        if failure is not None and failure.startswith(("hang", "crash")):
+            worker.stop()
+            worker = None
+        yield seed, ending, failure, time.monotonic() - start
+    if worker:
+        worker.stop()
+
+
+class _Worker:
+    def __init__(self, name: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(name, theirs))
+        self.process.start()
+        theirs.close()
+
+    def run(self, seed: int, limit: float) -> tuple[str, str | None]:
+        try:
+            self.pipe.send(seed)
+            if self.pipe.poll(limit):
+                return self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            return "", f"crash: exit code {self.process.exitcode}"
+        return "", f"hang: over {limit:g} s"
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _work(name: str, pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    check = check_of(name)
+    while True:
+        seed = pipe.recv()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                answer = check.trial(seed, Path(folder)), None
+        except BaseException as error:
+            answer = "", "".join(traceback.format_exception_only(error)).strip()[-2000:]
+        pipe.send(answer)
+
+
+# ------------------------------------------------------------------------------------------------------ commands
+
+
+def run(names: list[str], minutes: float) -> int:
+    """Go on with each check until its trials are done or the time is up; the number of failures."""
+    end = time.monotonic() + 60 * minutes
+    for name in names:
+        outcomes, check = read(name), check_of(name)
+        for outcome in try_seeds(name, list(range(outcomes.done, check.trials))):
+            outcomes.add(*outcome)
+            write(name, outcomes)
+            print(f"{name} {outcomes.done}/{check.trials}: {outcome[1] or outcome[2]}", flush=True)
+            if time.monotonic() > end:
+                return sum(len(read(n).failures) for n in names)
+    return sum(len(read(n).failures) for n in names)
+
+
+def again(names: list[str], share: float = 0.1, seed: int = 0) -> int:
+    """Repeat a seeded part of the trials on record; the number that fail now."""
+    failed = 0
+    for name in names:
+        done = read(name).done
+        if seeds := sorted(random.Random(seed).sample(range(done), min(done, max(1, round(share * done))))):
+            failures = {s: failure for s, _, failure, _ in try_seeds(name, seeds) if failure is not None}
+            print(f"{name}: {len(seeds)} of {done} trials again, {len(failures)} failed {failures or ''}", flush=True)
+            failed += len(failures)
+    return failed
+
+
+def page() -> str:
+    """Promises, trials, and how they ended."""
+    lines = ["| promise | trials | how they ended | failures | seconds each |", "|---|--:|---|--:|--:|"]
+    for name in CHECKS:
+        found = read(name)
+        endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(found.endings.items()))
+        each = f"{found.seconds / found.done:.2f}" if found.done else "–"
+        lines.append(f"| {check_of(name).promise} (`{name}`) | {found.done:,} | {endings} | {len(found.failures)} | {each} |")
+    return INTRODUCTION + "\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
+    parser.add_argument("command", choices=["run", "again", "page"])
+    parser.add_argument("names", nargs="*", default=[], help=f"all by default: {', '.join(CHECKS)}")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next trial after so long")
+    asked = parser.parse_args()
+    names = asked.names or list(CHECKS)
+    if asked.command == "page":
+        PAGE.write_text(page(), encoding="utf-8")
+        print(f"The page is {PAGE}")
+        return
+    sys.exit(bool(run(names, asked.minutes) if asked.command == "run" else again(names)))
+
+
+if __name__ == "__main__":
+    main()

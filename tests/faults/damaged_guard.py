@@ -1,0 +1,46 @@
+"""A guard file that was cut, or in which bits were flipped, is refused by its name."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import offmap
+from benchmarks.trust import Check
+from offmap.errors import FileError
+from trained import quick, regression, regressor
+
+
+@cache
+def _fitted() -> tuple[nn.Module, offmap.Guard]:
+    net = regressor()
+    return net, quick(net, regression(60), regression(30, seed=1))
+
+
+def trial(seed: int, folder: Path) -> str:
+    """Even seeds cut the file at a random byte, odd ones flip one to three bits."""
+    rng, (net, guard) = random.Random(seed), _fitted()
+    path = folder / "guard.safetensors"
+    guard.save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: rng.randrange(len(whole))] if seed % 2 == 0 else _flipped(whole, rng))
+    with pytest.raises(FileError, match=re.escape(str(path))):
+        offmap.load(path, net)
+    return "cut, refused" if seed % 2 == 0 else "flipped, refused"
+
+
+def _flipped(whole: bytes, rng: random.Random) -> bytes:
+    data = bytearray(whole)
+    for bit in rng.sample(range(8 * len(data)), rng.randint(1, 3)):
+        data[bit // 8] ^= 1 << (bit % 8)
+    return bytes(data)
+
+
+CHECK = Check(
+    "A guard file that was cut or changed is refused, and the error names it.", trial, trials=1_000, limit=20.0, quick=20
+)
