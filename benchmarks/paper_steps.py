@@ -15,9 +15,10 @@ TASKS = ("uci/concrete/extrapolation", "uci/power/extrapolation", "uci/protein/e
 STEPS, FEW, MORE = 50_000, 100, 500
 
 HOW = """Five nets of 100-100-100 around which a guard is fitted by `offmap.fit`, everything included: basis, φ, clip, the rows
-that the score compares with, threshold. The paper's settings (`config="paper"`) take 50,000 gradient steps with a look at the
-validation risk every 100: fits of {few} and of {more} steps are timed, and the difference is what {between} steps cost. *Sum*
-adds the three data sets up. What the fits are worth is in the tables of the `uci` and `uci-paper` plans."""
+that the score compares with, threshold; the closed form also with the paper's score, which compares with no rows. The paper's
+settings (`config="paper"`) take 50,000 gradient steps with a look at the validation risk every 100: fits of {few} and of {more}
+steps are timed, and the difference is what {between} steps cost. *Sum* adds the three data sets up. What the fits are
+worth is in the tables of the `uci` and `uci-paper` plans."""
 
 
 def run(rounds: int = 3) -> Record:
@@ -31,7 +32,7 @@ def run(rounds: int = 3) -> Record:
     measured = [row for name in TASKS for row in measurements(names[name], timings[name])]
     claims = [
         Claim(f"times faster than the paper's settings, {solver}, {words}", value, "at least", target)
-        for solver, target in (("default", 50.0), ("closed form", 300.0))
+        for solver, target in (("default", 50.0), ("closed form", 300.0), ("closed form, paper's score", 300.0))
         for words, value in ratios(timings, solver)
     ]
     how = HOW.format(few=FEW, more=MORE, between=MORE - FEW)
@@ -47,6 +48,7 @@ def contestants(name: str) -> dict[str, Callable[[], offmap.Guard]]:
 
     return {
         "closed form": fit(solver="closed-form"),
+        "closed form, paper's score": fit(solver="closed-form", score="paper"),
         "default": fit(),
         "few": fit(config="paper", steps=FEW),
         "more": fit(config="paper", steps=MORE),
@@ -65,7 +67,7 @@ def paper(timing: dict[str, Timing]) -> Timing:
 def measurements(words: str, timing: dict[str, Timing]) -> list[Measurement]:
     """One data set."""
     return [
-        Measurement.of(f"{words}: closed form", timing["closed form"]),
+        *(Measurement.of(f"{words}: {name}", timing[name]) for name in ("closed form", "closed form, paper's score")),
         Measurement.of(f"{words}: default solver", timing["default"]),
         Measurement.of(f"{words}: paper's settings (extrapolated)", paper(timing)),
     ]

@@ -232,3 +232,21 @@ def test_the_draws_along_a_factor_are_made_once(monkeypatch: pytest.MonkeyPatch)
     for factor in (0.1, 1.0, 10.0):
         along(torch.full((2,), factor))
     assert len(drawn) == 1
+
+
+def test_a_rough_look_takes_fewer_rows_and_draws_and_is_as_far_from_its_threshold(monkeypatch: pytest.MonkeyPatch):
+    q, validation, _ = regression(rows=50)
+    monkeypatch.setattr(risk, "ROUGH", 20)
+    threshold = validation.threshold(q)
+    few, near = validation.rough(q, threshold)
+    assert torch.equal(few.data.targets, validation.data.targets[::3])
+    assert few.draws == 2
+    torch.testing.assert_close(near - few.losses(q, clip=0).mean(1), threshold - validation.losses(q, clip=0).mean(1))
+
+
+def test_a_rough_look_at_few_rows_has_the_same_threshold():
+    q, validation, _ = regression()
+    threshold = validation.threshold(q)
+    few, near = validation.rough(q, threshold)
+    assert few.data.rows == validation.data.rows
+    assert torch.equal(near, threshold)

@@ -191,15 +191,14 @@ def _shaped(task: Task) -> tuple[WeightDistribution, History]:
 
 
 def _searched(task: Task, shape: Callable[[float | Tensor], WeightDistribution]) -> tuple[WeightDistribution, Weights]:
-    """The best shape, and τ, ε and c of every member, (M,): sought with a fifth of the draws for every ε, then with all of them
-    for the best.
-    """
-    few = replace(task.validation, draws=max(2, task.validation.draws // 5))
+    """The best shape, and τ, ε and c of every member, (M,): sought roughly for every ε, by all draws and rows for the best."""
     floors = several(task.config.floor)
-    threshold = task.threshold(shape(floors[0]))
+    first = shape(floors[0])
+    threshold = task.threshold(first)
+    few, near = task.validation.rough(first, threshold)
     rough: list[tuple[Tensor, Tensor]] = []  # (entropy, c), (M,) each
     for q in map(shape, floors):
-        about = closed_form.largest_factor(few.along(q), threshold)
+        about = closed_form.largest_factor(few.along(q), near)
         rough.append((q.mean_log_square() + 2 * about.log(), about))
     best = torch.stack([entropy for entropy, _ in rough]).argmax(0, keepdim=True)
     floor = torch.tensor(floors, device=best.device)[best[0]]
