@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "trust.md"
 FOLDER = ROOT / "benchmarks" / "records" / "trust"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
-CHECKS: tuple[str, ...] = ("damaged_guard",)
+CHECKS: tuple[str, ...] = ("damaged_guard", "single_precision", "rescaled", "degenerate")
 """Modules of `tests/faults`, in the order of the page."""
 
 
@@ -115,6 +115,7 @@ class _Worker:
         self.process = context.Process(target=_work, args=(name, theirs))
         self.process.start()
         theirs.close()
+        self.pipe.recv()  # imports are no part of a trial
 
     def run(self, seed: int, limit: float) -> tuple[str, str | None]:
         try:
@@ -136,8 +137,12 @@ def _work(name: str, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     check = check_of(name)
+    pipe.send("ready")
     while True:
-        seed = pipe.recv()
+        try:
+            seed = pipe.recv()
+        except EOFError:  # nobody asks any more
+            return
         try:
             with tempfile.TemporaryDirectory() as folder:
                 answer = check.trial(seed, Path(folder)), None

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from hosts import ZOO, Through
 from offmap.core import basis
@@ -245,3 +246,41 @@ def test_attention_switches_are_put_back_even_after_an_error(switch: Any):
     with pytest.raises(KeyError):
         fail()
     assert switches() == before
+
+
+class Sideways(nn.Module):
+    """A Linear that meets inputs which are not contiguous, so that torch adds its bias apart."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 5, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.transpose(1, 2))
+
+
+def test_a_bias_that_is_added_apart_belongs_to_its_product():
+    net, x = Sideways(), torch.randn(6, 3, 4)
+    assert not x.transpose(1, 2).is_contiguous()
+    assert moments(net, x)["linear.weight"].bias == "linear.bias"
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm_deep", "gru", "memory"])
+def test_biases_are_found_alike_in_single_and_double_precision(name: str):
+    net, x = ZOO[name].build(), ZOO[name].inputs(6)
+    double = tree_map(lambda t: t.double(), x)
+    single, double = moments(net.float(), x), moments(net.double(), double)
+    assert {n: m.bias for n, m in single.items()} == {n: m.bias for n, m in double.items()}
+    assert all(m.bias is not None for m in single.values())
+
+
+def test_what_is_added_later_is_no_bias_of_an_earlier_product():
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.shift = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight).tanh() + self.shift
+
+    assert moments(Shifted(), torch.randn(6, 3))["weight"].bias is None

@@ -59,13 +59,14 @@ class Moment:
         if clash or read.final:
             self.frame, self.why, self.final = None, TWICE if clash else read.why, True
             self.totals.clear()
+        self.bias = self.bias or read.bias
         if self.final or met is None:
             self.why = self.why or ("" if self.frame else read.why)
             if read.index is not None:
                 seen = read.index.flatten().bincount(minlength=0 if self.counts is None else len(self.counts))
                 self.counts = seen if self.counts is None else seen + F.pad(self.counts, (0, len(seen) - len(self.counts)))
             return
-        self.frame, self.bias, self.why = met.frame, self.bias or read.bias, ""
+        self.frame, self.why = met.frame, ""
         self._count(met, read.name, others)
 
     def _count(self, met: Meeting, name: str, others: int) -> None:

@@ -47,7 +47,8 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Read:
-    """One use of a parameter: a meeting with rows of activations, a lookup by index, or why there is neither.
+    """One use of a parameter: a meeting with rows of activations, a lookup by index, or why there is neither; or a bias alone, of
+    the meeting before.
 
     `final`: whatever else meets the parameter, it cannot be rotated.
     """
@@ -68,6 +69,7 @@ class ReadWatcher(TorchDispatchMode):
         self.owners = Owners(weights)
         self.visit = visit
         self.widest = 0  # numbers in the largest result
+        self.last: tuple[str, Tensor] | None = None  # of the products without a bias: whose it is, and the result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, then report what it read."""
@@ -77,10 +79,23 @@ class ReadWatcher(TorchDispatchMode):
             self.widest = max(self.widest, result.numel())
         if packet in COPIES:
             self._follow(args, result)
+        elif packet in SUMS and self.last is not None:
+            self._join(*self.last, args)
         elif (reader := READERS.get(packet)) is not None:
             for read in reader(self.owners, result, *args):
+                self.last = (read.name, result) if read.meeting and read.bias is None else None
                 self.visit(read)
         return result
+
+    def _join(self, name: str, product: Tensor, args: Any) -> None:
+        """A vector that is added to a product is its bias: of inputs that are not contiguous, torch's Linear makes it so."""
+        here = product.untyped_storage().data_ptr()
+        for x, vector in (args[:2], args[1::-1]):
+            if isinstance(x, Tensor) and isinstance(vector, Tensor) and x.untyped_storage().data_ptr() == here:
+                if vector.shape == x.shape[-1:] and (bias := self.owners.owns(vector)) is not None:
+                    self.visit(Read(name, bias))
+                self.last = None
+                return
 
     def _follow(self, args: Any, result: Any) -> None:
         """A copy of a parameter, or what a parametrization makes of it, stands for the parameter itself."""
@@ -95,6 +110,9 @@ class ReadWatcher(TorchDispatchMode):
 
 COPIES = (aten.clone, aten._to_copy, aten.contiguous, aten.div, aten.mul, aten._weight_norm_interface)
 """Operators whose result has the rows of an operand, up to scale."""
+
+SUMS = (aten.add, aten.add_)
+"""Operators by which a bias may join."""
 
 PARTLY = "read in parts of its fan-in"
 TWICE = "read along two different axes"
