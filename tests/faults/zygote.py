@@ -7,6 +7,7 @@ that it can be killed at a moment of its life, or at one of a file's.
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import os
 import random
@@ -17,10 +18,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import chdir, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -73,11 +76,14 @@ class Zygote:
             [sys.executable, "-m", "faults.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
         )
 
-    def __call__(self, work: Callable[..., Any], folder: Path, *args: Any, moment: Moment = NEVER) -> Ended:
-        """Run `work(folder, *args)`, a function of a module, in a child whose current folder it is."""
+    def __call__(self, work: Callable[..., Any], folder: Path, *args: Any, moment: Moment = NEVER, warm: bool = False) -> Ended:
+        """Run `work(folder, *args)`, a function of a module, in a child whose current folder it is.
+
+        With `warm` the zygote does the same before, elsewhere: what is imported on the way, children need not import again.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        order = [work.__module__, work.__name__, str(folder), list(args), asdict(moment)]
+        order = [work.__module__, work.__name__, str(folder), list(args), asdict(moment), warm]
         print(json.dumps(order), file=self.process.stdin, flush=True)
         return Ended(**json.loads(self.process.stdout.readline()))
 
@@ -109,10 +115,13 @@ def _serve() -> None:
     from offmap.doctor import self_test
 
     torch.set_num_threads(1)
-    self_test()  # what torch imports when it is first needed, children need not import again
+    self_test()  # torch, too, imports much when it is first needed
     for line in sys.stdin:
-        module, name, folder, args, moment = json.loads(line)
+        module, name, folder, args, moment, warm = json.loads(line)
         work = getattr(import_module(module), name)
+        if warm:
+            with TemporaryDirectory() as other, redirect_stdout(io.StringIO()), suppress(SystemExit), chdir(other):
+                work(Path(other), *args)
         threads = len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 1
         assert threads == 1, "A process with threads cannot be forked soundly."
         print(json.dumps(asdict(_forked(work, Path(folder), args, Moment(**moment)))), flush=True)
