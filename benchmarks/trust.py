@@ -29,8 +29,8 @@ FOLDER = ROOT / "benchmarks" / "records" / "trust"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
 CHECKS: tuple[str, ...] = (
-    "damaged_guard", "killed_fit", "killed_bench", "killed_score", "damaged_checkpoint", "damaged_record", "damaged_scores",
-    "damaged_export", "damaged_cache",
+    "damaged_guard", "damaged_checkpoint", "damaged_record", "damaged_scores", "damaged_export", "damaged_cache",
+    "killed_fit", "killed_bench", "killed_score", "killed_rank", "no_room",
 )  # fmt: skip
 """Modules of `tests/faults`, in the order of the page."""
 

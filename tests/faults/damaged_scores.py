@@ -56,11 +56,11 @@ def _guard() -> offmap.Guard:
 def _finished() -> Path:
     room = Path(mkdtemp(prefix="offmap-trust-"))
     fill(room / "data")
-    assert [each.rows for each in _score(room / "data", room / "out")] == [30, 30, 30]
+    assert [each.rows for each in scored(room / "data", room / "out")] == [30, 30, 30]
     return room
 
 
-def _score(data: Path, out: Path) -> list[Done]:
+def scored(data: Path, out: Path) -> list[Done]:
     order = Order(data, out, "a guard", Schema(("a", "b", "c")))
     return score_folder(_guard(), order, read_folder(data), pool=Pool(), resume=True, report=lambda n, told: None)
 
@@ -74,8 +74,8 @@ def trial(seed: int, folder: Path) -> str:
     what, content = damaged(path.read_bytes(), seed, rng)
     path.write_bytes(content)
     with warnings_heard() as said:
-        done = _score(room / "data", out)
-    assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in _score(room / "data", out)]
+        done = scored(room / "data", out)
+    assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in scored(room / "data", out)]
     for name in FILES:
         np.testing.assert_array_equal(read(out / name), read(room / "out" / name))
     kind = "note" if note else "scores"
