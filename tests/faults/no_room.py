@@ -45,12 +45,12 @@ def _bench(disk: Path) -> None:
         raise OSError(*outcome.failures)
 
 
+def _fill(disk: Path) -> None:
+    damaged_scores.fill(disk.with_name(f"{disk.name}-data"))
+
+
 def _score(disk: Path) -> None:
-    data = Path(mkdtemp(prefix="offmap-trust-")) / "data"
-    try:
-        damaged_scores.scored(damaged_scores.fill(data), disk / "out")
-    finally:
-        shutil.rmtree(data.parent)
+    damaged_scores.scored(disk.with_name(f"{disk.name}-data"), disk / "out")
 
 
 def _export(disk: Path) -> None:
@@ -79,13 +79,14 @@ class Job:
     do: Callable[[Path], None]
     before: tuple[str, ...] = ()
     kept: bool = False
+    prepare: Callable[[Path], None] = lambda disk: None
 
 
 JOBS = {
     "guard": Job(_save, ("guard.safetensors",)),
     "fit": Job(_fit),
     "bench": Job(_bench, ("records/[0-7]*.json",), kept=True),
-    "scores": Job(_score, ("out/a.csv", f"out/{ROOM}/a.csv.json"), kept=True),
+    "scores": Job(_score, ("out/a.csv", f"out/{ROOM}/a.csv.json"), kept=True, prepare=_fill),
     "export": Job(_export, ("guard.onnx",)),
 }
 
@@ -96,6 +97,7 @@ def files(disk: Path) -> dict[str, Path]:
 
 def finish(folder: Path, name: str) -> None:
     """The work without a fault, and what it takes."""
+    JOBS[name].prepare(folder)
     JOBS[name].do(folder)
     sizes = [path.stat().st_size for path in files(folder).values()]
     print(sum(-(-size // 4096) * 4096 for size in sizes), max(sizes))
@@ -113,6 +115,7 @@ def work(folder: Path, name: str, way: str, room: int, finished: str) -> None:
     """All of a trial, in a process that has a disk of its own."""
     disk, job, expected = folder / "disk", JOBS[name], Path(finished)
     disk.mkdir()
+    job.prepare(disk)
     way = mounted(disk, way)
     for path in (path for pattern in job.before for path in expected.glob(pattern)):
         (disk / path.relative_to(expected)).parent.mkdir(parents=True, exist_ok=True)

@@ -85,7 +85,11 @@ class Zygote:
         assert self.process.stdout is not None
         order = [work.__module__, work.__name__, str(folder), list(args), asdict(moment), warm]
         print(json.dumps(order), file=self.process.stdin, flush=True)
-        return Ended(**json.loads(self.process.stdout.readline()))
+        answer = self.process.stdout.readline()
+        if not answer:
+            zygote.cache_clear()
+            raise RuntimeError("The zygote itself died; what it said is on standard error.")
+        return Ended(**json.loads(answer))
 
     def close(self) -> None:
         self.process.communicate()
@@ -129,6 +133,7 @@ def _serve() -> None:
 
 def _forked(work: Callable[..., Any], folder: Path, args: list[Any], moment: Moment) -> Ended:
     log = folder.with_name(f"{folder.name}.log")
+    log.touch()
     read, write = os.pipe()
     start = time.monotonic()
     child = os.fork()
