@@ -28,7 +28,10 @@ PAGE = ROOT / "docs" / "trust.md"
 FOLDER = ROOT / "benchmarks" / "records" / "trust"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
-CHECKS: tuple[str, ...] = ("damaged_guard", "single_precision", "rescaled", "degenerate")
+CHECKS: tuple[str, ...] = (
+    "damaged_guard", "single_precision", "rescaled", "degenerate", "damaged_checkpoint", "damaged_record", "damaged_scores",
+    "damaged_export", "damaged_cache", "killed_fit", "killed_bench", "killed_score", "killed_rank", "no_room",
+)  # fmt: skip
 """Modules of `tests/faults`, in the order of the page."""
 
 

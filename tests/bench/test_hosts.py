@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from offmap.bench import hosts as module
@@ -51,12 +53,24 @@ def test_the_digest_knows_the_data_the_seed_and_every_part_of_the_recipe() -> No
 def test_a_damaged_file_is_said_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = hosts(task("regression"), 0, RECIPE, tmp_path)
     (path,) = (tmp_path / "hosts").iterdir()
-    path.write_bytes(path.read_bytes()[:40])
-    with caplog.at_level(logging.WARNING, "offmap"):
-        again = hosts(task("regression"), 0, RECIPE, tmp_path)
-    assert "cannot be read" in caplog.text
-    assert path.name in caplog.text
-    torch.testing.assert_close(weights(again), weights(first))
+    whole = path.read_bytes()
+    for content, reason in ((whole[:40], ""), (whole[:-1] + bytes([whole[-1] ^ 1]), "its checksum does not fit")):
+        path.write_bytes(content)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "offmap"):
+            again = hosts(task("regression"), 0, RECIPE, tmp_path)
+        assert f"{path} cannot be read ({reason}" in caplog.text
+        torch.testing.assert_close(weights(again), weights(first))
+
+
+def test_a_file_from_before_there_were_checksums_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = hosts(task("regression"), 0, RECIPE, tmp_path)
+    (path,) = (tmp_path / "hosts").iterdir()
+    with safe_open(path, "pt") as file:
+        told = file.metadata()["offmap"].partition(" ")[2]
+        save_file({name: file.get_tensor(name) for name in file.keys()}, path, {"offmap": told})  # noqa: SIM118
+    torch.testing.assert_close(weights(hosts(task("regression"), 0, RECIPE, tmp_path)), weights(first))
+    assert caplog.text == ""
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

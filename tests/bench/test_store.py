@@ -56,6 +56,7 @@ def test_the_keys_of_the_contract_are_there(tmp_path: Path) -> None:
         (lambda text: text.replace('"schema": 1', '"schema": 9'), "Expected a record of schema 1 at .*, but it has 9"),
         (lambda text: text.replace('"ok"', '"fine"'), "a status of \\['ok', 'failed'\\]"),
         (lambda text: text.replace('"seed": 0', '"seed": 7'), f"Expected the record of cell {CELL.hash} at .*, but it is of"),
+        (lambda text: text.replace("0.5", "0.7"), "as it was written, but it is damaged: its checksum does not fit"),
     ],
 )
 def test_a_damaged_record_is_reported_by_name(damage: Any, message: str, tmp_path: Path) -> None:
@@ -67,6 +68,14 @@ def test_a_damaged_record_is_reported_by_name(damage: Any, message: str, tmp_pat
     assert found.state(CELL) == "damaged"
     with pytest.raises(FileError, match=message):
         read(path)
+
+
+def test_a_record_from_before_there_were_checksums_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, record())
+    told = json.loads(path.read_text(encoding="utf-8"))
+    del told["checksum"]
+    path.write_text(json.dumps(told), encoding="utf-8")
+    assert read(path) == record()
 
 
 def test_states_of_a_cell(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.core.forward import forward
 from offmap.deploy.draws import draws_of, own
+from offmap.deploy.seal import check_seal
 from offmap.errors import ConfigError, FileError, HostError
 from offmap.guarding.exported import graph_of
 from offmap.metrics.ood import auroc
@@ -91,6 +92,10 @@ def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_ro
     assert set(info.milliseconds or {}) == {1, 32}
     facts = {each.key: each.value for each in onnx.load(tmp_path / "g.onnx").metadata_props}
     assert float(facts["offmap.threshold"]) == guard.threshold
+    content = (tmp_path / "g.onnx").read_bytes()
+    check_seal(content, tmp_path / "g.onnx")
+    with pytest.raises(FileError, match="g.onnx is damaged, changed or another: its checksum does not fit"):
+        check_seal(content.replace(b"offmap.threshold", b"offmap.Threshold"), tmp_path / "g.onnx")
 
 
 @pytest.mark.parametrize("score", ["default", "epistemic", "distance", lambda outputs: outputs.var(0).sum(1)])

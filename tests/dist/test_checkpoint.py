@@ -68,6 +68,19 @@ def test_wherever_it_was_ended_the_fit_gives_the_same_guard(
     assert_same(jobs.stepped(file), undisturbed)
 
 
+def test_ended_after_the_last_step_the_fit_gives_the_same_guard(
+    tmp_path: Path, undisturbed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step is left to bring the generators of a DataLoader to where they were; a pass over it follows all the same."""
+    monkeypatch.setattr("offmap.solve.checkpoint.SHARE", 1.0)
+    file = tmp_path / "fit.state"
+    with monkeypatch.context() as patch, pytest.raises(Ended):
+        patch.setattr("offmap.solve.resume.Descent.end", lambda self: ended())
+        jobs.stepped(file)
+    assert rb"\"step\": 40" in file.read_bytes()
+    assert_same(jobs.stepped(file), undisturbed)
+
+
 def test_what_was_done_is_not_done_again(tmp_path: Path) -> None:
     file = tmp_path / "fit.state"
     with pytest.raises(Ended):

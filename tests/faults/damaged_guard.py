@@ -12,6 +12,7 @@ from torch import nn
 
 import offmap
 from benchmarks.trust import Check
+from faults.damage import damaged
 from offmap.errors import FileError
 from trained import quick, regression, regressor
 
@@ -27,18 +28,11 @@ def trial(seed: int, folder: Path) -> str:
     rng, (net, guard) = random.Random(seed), _fitted()
     path = folder / "guard.safetensors"
     guard.save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: rng.randrange(len(whole))] if seed % 2 == 0 else _flipped(whole, rng))
+    what, content = damaged(path.read_bytes(), seed, rng)
+    path.write_bytes(content)
     with pytest.raises(FileError, match=re.escape(str(path))):
         offmap.load(path, net)
-    return "cut, refused" if seed % 2 == 0 else "flipped, refused"
-
-
-def _flipped(whole: bytes, rng: random.Random) -> bytes:
-    data = bytearray(whole)
-    for bit in rng.sample(range(8 * len(data)), rng.randint(1, 3)):
-        data[bit // 8] ^= 1 << (bit % 8)
-    return bytes(data)
+    return f"{what}, refused"
 
 
 CHECK = Check(

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offmap import cli
+from offmap.deploy.seal import sealed
 from offmap.errors import ConfigError, FileError
 from offmap.serve.batching import Batcher
 from offmap.serve.body import Refused, arrays_of
@@ -114,7 +115,15 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
     onnx.save(
         onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "other.onnx"
     )
-    for name, said in (("none.onnx", "there is none"), ("words.onnx", "cannot read"), ("other.onnx", "is another ONNX model")):
+    for name in ("words", "other"):
+        (tmp_path / f"{name}-sealed.onnx").write_bytes(sealed((tmp_path / f"{name}.onnx").read_bytes()))
+    for name, said in (
+        ("none.onnx", "there is none"),
+        ("words.onnx", "as `Guard.export` wrote it, but .*words.onnx is damaged, changed or another: its checksum does not fit"),
+        ("other.onnx", "other.onnx is damaged, changed or another"),
+        ("words-sealed.onnx", "cannot read"),
+        ("other-sealed.onnx", "is another ONNX model"),
+    ):
         with pytest.raises(FileError, match=said):
             Model.open(tmp_path / name)
 

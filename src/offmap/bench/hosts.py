@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from offmap.batches import Batches, Place, Rows, batches, gather
 from offmap.core.construct import centre
+from offmap.core.digest import sealed, unsealed
 from offmap.core.weights import at
 from offmap.data.task import Task
 from offmap.files import cache_folder, write_whole
@@ -89,7 +90,7 @@ def trained(
             "seconds": time.perf_counter() - begin, "chosen": chosen,
         }  # fmt: skip
         found = weights, told
-        write_whole(path, save({n: w.contiguous() for n, w in weights.items()}, {"offmap": json.dumps(told)}))
+        write_whole(path, save({n: w.contiguous() for n, w in weights.items()}, {"offmap": sealed(json.dumps(told), weights)}))
     for member, net in enumerate(nets):
         net.load_state_dict(at(found[0], member))
         net.eval()
@@ -145,8 +146,8 @@ def _read(path: Path, like: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[
         return None
     try:
         with safe_open(path, "pt") as file:
-            told = json.loads(file.metadata()["offmap"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            told = json.loads(unsealed(file.metadata()["offmap"], weights))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         logger.warning("The cached hosts at %s cannot be read (%s) and are trained again.", path, error)
         return None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from offmap.bench.hosts import APART
 from offmap.classifiers.catalog import WAYS
 from offmap.classifiers.way import Learned, Schooling, train
+from offmap.core.digest import sealed, unsealed
 from offmap.data.task import Task
 from offmap.data.weights import weights
 from offmap.files import cache_folder, write_whole
@@ -72,7 +73,8 @@ def learned(
         train(WAYS[way], net, task.train, task.valid, config=config, seed=own)
         seconds = time.process_time() - begin
         state = {name: value.contiguous() for name, value in net.state_dict().items()}
-        write_whole(path, save(state, {"offmap": json.dumps({**told, "task": task.name, "seconds": seconds})}))
+        header = json.dumps({**told, "task": task.name, "seconds": seconds})
+        write_whole(path, save(state, {"offmap": sealed(header, state)}))
     return Learned(WAYS[way], net.eval(), config), seconds
 
 
@@ -82,8 +84,8 @@ def read(path: Path, net: nn.Module) -> float | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            told = json.loads(file.metadata()["offmap"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            told = json.loads(unsealed(file.metadata()["offmap"], state))
         net.load_state_dict(state)
         return float(told["seconds"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -76,8 +76,8 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 def write(folder: Path, record: Record) -> Path:
     """One file; what was there is replaced."""
     path = folder / f"{digest(record.cell)}.json"
-    told = {"schema": record.schema, **asdict(record)}
-    text = json.dumps(short(told), indent=1, ensure_ascii=False, allow_nan=False)
+    told = short({"schema": record.schema, **asdict(record)})
+    text = json.dumps({**told, "checksum": digest(told)}, indent=1, ensure_ascii=False, allow_nan=False)
     write_whole(path, f"{text}\n".encode())
     return path
 
@@ -95,11 +95,12 @@ def read_all(folder: Path) -> Found:
 
 
 def read(path: Path) -> Record:
-    """One record, refused unless it is whole and belongs to the cell that its name says."""
+    """One record, refused unless it is whole and belongs to the cell that its name says. Older ones have no checksum."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
+        expected = told.pop("checksum", None)
         record = Record(**told)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise FileError(f"Expected a record at {path}, but it cannot be read: {error}.") from error
     if record.schema != SCHEMA:
         raise FileError(f"Expected a record of schema {SCHEMA} at {path}, but it has {record.schema!r}.")
@@ -107,6 +108,8 @@ def read(path: Path) -> Record:
         raise FileError(f"Expected a record with a cell, metrics and a status of {list(STATUSES)} at {path}, but it has others.")
     if digest(record.cell) != path.stem:
         raise FileError(f"Expected the record of cell {path.stem} at {path}, but it is of {digest(record.cell)}.")
+    if expected not in (None, digest(told)):
+        raise FileError(f"Expected a record at {path} as it was written, but it is damaged: its checksum does not fit.")
     return record
 
 

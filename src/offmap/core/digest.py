@@ -21,6 +21,29 @@ def digest(tensor: Tensor) -> list[Any]:
     return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
 
 
+def sealed(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """A text behind the checksum of it and of tensors by name.
+
+    >>> unsealed(sealed("{}", {"w": torch.zeros(2)}), {"w": torch.zeros(2)})
+    '{}'
+    """
+    return f"{checksum(header, tensors)} {header}"
+
+
+def unsealed(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """What was sealed together with these tensors. Of JSON that never was, as in older files, nothing can be said.
+
+    Raises:
+        ValueError: The text or the tensors are others.
+    """
+    expected, _, header = text.partition(" ")
+    if text.startswith("{"):
+        return text
+    if expected != checksum(header, tensors):
+        raise ValueError("its checksum does not fit")
+    return header
+
+
 def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of a text and of tensors by name."""
     whole = hashlib.sha256(header.encode())

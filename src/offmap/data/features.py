@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from offmap.core.digest import sealed, unsealed
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
 from offmap.files import write_whole
@@ -61,8 +62,8 @@ class Extractor:
         found = remembered(path)
         if found is None:
             found = self.compute(images)
-            told = {"offmap": json.dumps({str(place): reason for place, reason in found[1].items()})}
-            write_whole(path, save({"features": found[0]}, told))
+            told, kept = json.dumps({str(place): reason for place, reason in found[1].items()}), {"features": found[0]}
+            write_whole(path, save(kept, {"offmap": sealed(told, kept)}))
         return found
 
     def key(self, images: Sequence[Path]) -> str:
@@ -147,8 +148,9 @@ def remembered(path: Path) -> tuple[Tensor, dict[int, str]] | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            told = json.loads(file.metadata()["offmap"])
-            return file.get_tensor("features"), {int(place): reason for place, reason in told.items()}
+            features = file.get_tensor("features")
+            told = json.loads(unsealed(file.metadata()["offmap"], {"features": features}))
+            return features, {int(place): reason for place, reason in told.items()}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         logger.warning("The cached features at %s cannot be read (%s) and are computed again.", path, error)
         return None

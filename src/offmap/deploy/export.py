@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from offmap._version import __version__
 from offmap.core.reads import open_attention
+from offmap.deploy.seal import sealed
 from offmap.errors import ConfigError, FileError, HostError
 from offmap.extras import require
 from offmap.files import write_whole
@@ -153,7 +154,7 @@ def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, R
     for key, value in {**sheet.facts, "version": __version__}.items():
         model.metadata_props.add(key=f"offmap.{key}", value=str(value))
     try:
-        content = model.SerializeToString()
+        content = sealed(model.SerializeToString())
     except ValueError as error:  # protobuf ends at 2 GB
         raise ConfigError("Expected a graph of less than 2 GB. Export fewer `draws`, with half=True, or to .pt2.") from error
     try:

@@ -187,7 +187,7 @@ def _joined() -> tuple[Any, Pulse]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
         if not dist.is_initialized():
-            dist.init_process_group(backend, timeout=ARRIVAL)
+            _initialise(backend)
         beating = dist.new_group(backend="gloo", timeout=ARRIVAL)
         working = dist.new_group(backend=backend, timeout=timedelta(days=7))  # the pulse tells when there is nothing to wait for
     except (RuntimeError, ValueError) as error:
@@ -196,6 +196,18 @@ def _joined() -> tuple[Any, Pulse]:
             f"each other: {(str(error).splitlines() or [''])[0]}. Call it on every rank, or pass `ranks='alone'`."
         ) from error
     return working, Pulse(beating, dist.get_rank())
+
+
+def _initialise(backend: str) -> None:
+    """The process group of all ranks, with a part of `torchrun`'s store for every time that it starts them.
+
+    It keeps one store for all restarts, and in it the addresses of ranks that are dead: those of a new start could take them for
+    their own, and wait for each other.
+    """
+    store, rank, size = next(dist.rendezvous("env://", timeout=ARRIVAL))
+    store.set_timeout(ARRIVAL)
+    apart = dist.PrefixStore(f"offmap-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=apart, rank=rank, world_size=size, timeout=ARRIVAL)
 
 
 class _Quiet(logging.Filter):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from offmap._types import Weights
 from offmap.batches import Place
 from offmap.core.construct import centre
-from offmap.core.digest import checksum, digest
+from offmap.core.digest import checksum, digest, sealed
 from offmap.core.distribution import Rotation, WeightDistribution
 from offmap.core.ending import Ending
 from offmap.core.forward import Host, Select, first_tensor
@@ -79,7 +79,7 @@ def save(guard: Guard, path: str | Path) -> None:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Expected plain values in `about`, as JSON has them, but {error}.") from error
     # one entry: safetensors writes several in a random order, and equal guards should give equal files
-    content = to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})
+    content = to_bytes(tensors, metadata={"offmap": sealed(text, tensors)})
     write_whole(Path(path), content, folders=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,8 @@ from offmap.files import write_whole
 from offmap.guarding.guard import Guard
 from offmap.scoring.folder import Folder, Piece, note_of, prepare, sweep
 from offmap.scoring.rows import Chosen, choose, score_rows
+
+logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _done(guard: Guard, order: Order, piece: Piece, noted: bool, report: Callabl
     done = _score(guard, order, piece, report)
     if not done.failed:
         note = made | {"rows": done.rows, "off_map": done.off_map, "scores": digest(order.out / piece.out)}
-        write_whole(note_of(order.out, piece), json.dumps(note, indent=1).encode())
+        write_whole(note_of(order.out, piece), json.dumps(note | {"checksum": _checksum(note)}, indent=1).encode())
     return done
 
 
@@ -134,13 +137,25 @@ def _score(guard: Guard, order: Order, piece: Piece, report: Callable[[Progress]
 
 def _finished(order: Order, piece: Piece, made: dict[str, Any]) -> Done | None:
     """What a note says, if it is of the same inputs, guard and settings, and the scores are as they were written."""
+    path, out = note_of(order.out, piece), order.out / piece.out
     try:
-        note = json.loads(note_of(order.out, piece).read_text(encoding="utf-8"))
-        if {name: note[name] for name in made} != made or note["scores"] != digest(order.out / piece.out):
-            return None
-        return Done(note["rows"], note["off_map"])
-    except (OSError, ValueError, KeyError, TypeError):
+        note = json.loads(path.read_text(encoding="utf-8"))
+        if note.pop("checksum") != _checksum(note):
+            raise ValueError("its checksum does not fit")
+        same, scores, found = {name: note[name] for name in made} == made, note["scores"], Done(note["rows"], note["off_map"])
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("%s is damaged (%s), and %s is made again.", path, error, out)
+        return None
+    if same and scores != digest(out):
+        logger.warning("%s is gone, or not as it was written, and is made again.", out)
+        return None
+    return found if same else None
+
+
+def _checksum(note: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(note, sort_keys=True).encode()).hexdigest()
 
 
 def _forget(order: Order, piece: Piece) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap.deploy.export import opened
+from offmap.deploy.seal import check_seal
 from offmap.errors import FileError
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -50,7 +51,12 @@ class Model:
         if not path.is_file():
             raise FileError(f"Expected a file that `Guard.export` wrote, but there is none at {path}.")
         try:
-            session = opened(str(path), threads)
+            content = path.read_bytes()
+        except OSError as error:
+            raise FileError(f"Cannot read {path}: {error.strerror}.") from error
+        check_seal(content, path)
+        try:
+            session = opened(content, threads)
         except Exception as error:
             line = str(error).strip().splitlines()[0]
             raise FileError(

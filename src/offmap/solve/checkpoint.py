@@ -19,7 +19,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as to_bytes
 
 from offmap._types import Weights
-from offmap.core.digest import checksum
+from offmap.core.digest import checksum, sealed
 from offmap.errors import FileError
 from offmap.files import write_whole
 from offmap.group import ALONE, Group
@@ -85,7 +85,7 @@ class Checkpoint:
         tensors = {f"{part}/{n}": t.detach().contiguous().cpu() for part, p in self.parts.items() for n, t in p.tensors.items()}
         values = {name: part.values for name, part in self.parts.items()}
         text = json.dumps({"format": FORMAT, "identity": self.identity, "parts": values})
-        return to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})
+        return to_bytes(tensors, metadata={"offmap": sealed(text, tensors)})
 
     def _read(self, path: Path) -> dict[str, Part]:
         content = self._bytes(path)

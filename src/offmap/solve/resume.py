@@ -91,6 +91,7 @@ class Descent:
         mine = stands[group.rank] if len(stands) == group.size else stands[0]
         self.cycle.epoch, self.cycle.taken = mine
         self.cycle.order = _own_states(part, group)
+        _set_order(self.cycle.data, _own_states(part, group, "now"))  # for what follows, should no step be left
         return None
 
     def __call__(self, step: int, loss: Tensor) -> bool:
@@ -109,7 +110,8 @@ class Descent:
             "step": step, "ending": None, "failures": self.monitor.failures, "history": asdict(self.monitor.history),
             "optimizer": list(states[0]), "stands": group.tell([self.cycle.epoch, self.cycle.taken]),
         }  # fmt: skip
-        return Part(values, {n: t.detach().clone() for n, t in tensors.items()} | _all_states(self.cycle.order, group))
+        orders = _all_states(self.cycle.order, group) | _all_states(_order(self.cycle.data), group, "now")
+        return Part(values, {n: t.detach().clone() for n, t in tensors.items()} | orders)
 
     def end(self) -> None:
         """Keep the result; later runs do not repeat the steps."""
@@ -141,14 +143,14 @@ def _set_order(data: Batches, states: Sequence[Tensor]) -> None:
         generator.set_state(state)
 
 
-def _all_states(own: Sequence[Tensor], group: Group) -> Weights:
-    """The states of all ranks' generators, by rank."""
-    return {f"order.{rank}.{i}": t for rank, each in enumerate(group.everyones(own)) for i, t in enumerate(each)}
+def _all_states(own: Sequence[Tensor], group: Group, when: str = "order") -> Weights:
+    """The states of all ranks' generators, by rank: "order" when the epoch or pass began, "now" in the middle of it."""
+    return {f"{when}.{rank}.{i}": t for rank, each in enumerate(group.everyones(own)) for i, t in enumerate(each)}
 
 
-def _own_states(part: Part, group: Group) -> list[Tensor]:
+def _own_states(part: Part, group: Group, when: str = "order") -> list[Tensor]:
     """Those of this rank, or of the first if there are not as many as there were."""
-    ranks = {name.split(".")[1] for name in part.tensors if name.startswith("order.")}
+    ranks = {name.split(".")[1] for name in part.tensors if name.startswith(f"{when}.")}
     rank = group.rank if len(ranks) == group.size else 0
-    found = {name: t for name, t in part.tensors.items() if name.startswith(f"order.{rank}.")}
-    return [found[f"order.{rank}.{i}"] for i in range(len(found))]
+    found = {name: t for name, t in part.tensors.items() if name.startswith(f"{when}.{rank}.")}
+    return [found[f"{when}.{rank}.{i}"] for i in range(len(found))]
