@@ -31,6 +31,8 @@ def write_whole(path: Path, content: bytes, *, folders: bool = True) -> None:
 @contextmanager
 def whole_file(path: Path, *, folders: bool = False) -> Generator[BinaryIO]:
     """A file to write part by part. It takes its name when the block ends well; otherwise nothing of it is left."""
+    if not path.name:
+        raise FileError(f"Cannot write {str(path)!r}: it names no file.")
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         if folders:

@@ -234,7 +234,7 @@ FIT: dict[str, tuple[Any, ...]] = {
 }
 """Good values of options of `fit`."""
 
-MISSPELT = ("stpes", "drawz", "Seed", "kind", "calibrate", "lr", "", "__class__", "net", "solver ")
+MISSPELT = ("stpes", "drawz", "Seed", "kind", "calibrate", "lr", "", "__class__", "nett", "solver ")
 
 
 @dataclass
@@ -282,7 +282,8 @@ class Maker:
 
     def options(self, good: dict[str, tuple[Any, ...]], most: int = 3) -> dict[str, Any]:
         """Some options; wild ones have values of anywhere, or names that nobody knows."""
-        chosen = {name: self.pick(good[name]) for name in self.rng.sample(sorted(good), self.rng.randint(0, min(most, len(good))))}
+        names = self.rng.sample(sorted(good), self.rng.randint(0, min(most, len(good))))
+        chosen = {name: self.pick(good[name]) for name in names}
         if self.now():
             chosen[self.pick(good)] = self.pick(WRONG)
         if self.rng.random() < self.wild / 5:

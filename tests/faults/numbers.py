@@ -69,5 +69,3 @@ def numbers(make: Maker, folder: Path) -> None:
         assert undefined or not part.isnan().any(), f"{function.__name__} is NaN"
         if function.__name__ in UNIT:
             assert ((part >= 0) & (part <= 1)).all(), f"{function.__name__} is {part}"
-
-

@@ -133,6 +133,8 @@ def open_archive(path: Path, separator: str | None) -> Generator[Table]:
             archive = stack.enter_context(zipfile.ZipFile(path))
             found = [_member(archive, info.filename, path) for info in archive.infolist()]
         lengths = {member.name: member.shape[0] for member in found}
+        if not lengths:
+            raise DataError(f"Expected {WHAT} in {path}, but there are none.")
         if len(set(lengths.values())) > 1:
             raise DataError(f"Expected arrays of one length in {path}, but got {lengths}.")
         members = {column: member for member in found for column in member.columns}
