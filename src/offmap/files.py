@@ -13,6 +13,9 @@ from typing import BinaryIO
 
 from offmap.errors import FileError
 
+HEADER = 1 << 23
+"""Bytes that a header of JSON in a file of ours may have; those of large ensembles have some hundred thousand."""
+
 
 def cache_folder() -> Path:
     """OFFMAP_CACHE, or `~/.cache/offmap`."""

@@ -16,9 +16,6 @@ from offmap.core.frames import Frame
 from offmap.errors import FileError
 from offmap.guarding.guard import MOST_DRAWS, SCORES
 
-HEADER = 1 << 23
-"""Bytes of a header; those of large ensembles have some hundred thousand."""
-
 Rule = Callable[[Any], bool]
 MOST = 1 << 40
 
@@ -105,7 +102,7 @@ OPTIONAL = {"about", "form"}
 def check_header(header: Any, path: object) -> None:
     """Raise a FileError that names the first thing that no guard would say."""
     known = header if isinstance(header, dict) else {}
-    for key in CLAIMS.keys() | known.keys():
+    for key in [*CLAIMS, *known]:
         if key not in CLAIMS or (key not in known and key not in OPTIONAL) or (key in known and not CLAIMS[key](known[key])):
             raise FileError(
                 f"{path} is damaged or not a guard file: what it says of {key!r} makes no sense. Save the guard again."

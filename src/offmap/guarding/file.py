@@ -25,9 +25,9 @@ from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.core.state import forget, forgotten
 from offmap.detectors.form import Form
 from offmap.errors import ConfigError, FileError, OffmapError
-from offmap.files import write_whole
+from offmap.files import HEADER, write_whole
 from offmap.guarding.answer import Calibration
-from offmap.guarding.claims import HEADER, check_header, check_tensors
+from offmap.guarding.claims import check_header, check_tensors
 from offmap.guarding.familiar import Familiar
 from offmap.guarding.guard import Guard
 from offmap.guarding.hosts import hosts_of

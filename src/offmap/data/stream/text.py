@@ -23,7 +23,29 @@ from offmap.errors import ConfigError, DataError
 logger = logging.getLogger("offmap")
 
 SEPARATORS = ",;\t|"
+LONGEST = 1 << 24
+"""Letters of one line."""
+
+LETTERS = 1 << 25
+"""Letters of one block: fewer rows are read at a time where they are long."""
+
 WHAT = "a table as CSV in UTF-8"
+
+
+@dataclass
+class Lines:
+    """Lines of a text, none longer than LONGEST; `taken` counts their letters."""
+
+    text: IO[str]
+    path: Path
+    taken: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.text.readline(LONGEST + 1):
+            if len(line) > LONGEST:
+                raise DataError(f"Expected lines of at most {LONGEST} letters in {self.path}, but one is longer.")
+            self.taken += len(line)
+            yield line
 
 
 @dataclass
@@ -34,6 +56,7 @@ class Text:
     names: list[str]
     lines: Iterator[list[str]]
     file: IO[bytes]
+    source: Lines
 
     def rows(self, done: int) -> int | None:
         """By the share of the bytes that were read."""
@@ -60,9 +83,17 @@ class Text:
         """The next rows that are not blank."""
         rows: list[list[str]] = []
         with readable(self.path, WHAT):
-            while not rows and (lines := list(islice(self.lines, rows_for(len(self.names))))):
+            while not rows and (lines := list(self._some())):
                 rows = [line for line in lines if line]
         return rows
+
+    def _some(self) -> Iterator[list[str]]:
+        """As many lines as make a block."""
+        start = self.source.taken
+        for line in islice(self.lines, rows_for(len(self.names))):
+            yield line
+            if self.source.taken - start > LETTERS:
+                return
 
     def _numbers(self, words: list[list[str]], names: Sequence[str], done: int) -> NDArray[Any]:
         try:
@@ -93,7 +124,8 @@ def open_text(path: Path, separator: str | None) -> Generator[Table]:
         binary = gzip.GzipFile(fileobj=file) if packed else file
         text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")  # pyright: ignore[reportArgumentType]
         with readable(path, WHAT):
-            header = text.readline()
+            source = Lines(text, path)
+            header = next(iter(source), "")
             chosen = separator or max(SEPARATORS, key=header.count)
             names = next(csv.reader([header], delimiter=chosen, strict=True), [])
         if not header.strip():
@@ -105,7 +137,7 @@ def open_text(path: Path, separator: str | None) -> Generator[Table]:
             )
         if not packed and not _ended(path):
             logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
-        yield Text(path, [name.strip() for name in names], csv.reader(text, delimiter=chosen, strict=True), file)
+        yield Text(path, [name.strip() for name in names], csv.reader(source, delimiter=chosen, strict=True), file, source)
 
 
 def _ended(path: Path) -> bool:
