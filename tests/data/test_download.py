@@ -182,7 +182,7 @@ def test_every_download_is_verified() -> None:
     for original in ORIGINALS.values():  # by the numbers of the table: archives are packed anew now and then
         assert re.fullmatch("[0-9a-f]{16}", original.rows)
     remotes = [p for p in Path(download.__file__).parents[1].rglob("*.py") if "Remote(" in p.read_text(encoding="utf-8")]
-    assert sorted(path.name for path in remotes) == ["backbone.py", "download.py", "originals.py"]
+    assert sorted(path.name for path in remotes) == ["backbone.py", "originals.py"]
 
 
 def test_offline_asks_nobody(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,12 +83,12 @@ def _saved() -> bytes:
         return path.read_bytes()
 
 
-def _header(content: bytes) -> str:
+def header_of(content: bytes) -> str:
     size = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + size])["__metadata__"]["offmap"].partition(" ")[2]
 
 
-def _signed(text: str, content: bytes) -> bytes:
+def signed(text: str, content: bytes) -> bytes:
     """A file whose checksum is right, whatever its header says: whoever wants to deceive computes it too."""
     tensors = load_bytes(content)
     return to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})
@@ -105,7 +105,7 @@ def _guard(data: bytes, folder: Path) -> None:
 
 
 def _guard_header(data: bytes, folder: Path) -> None:
-    _load(_file(folder, "guard.safetensors", _signed(data.decode("utf-8", "replace"), _saved())))
+    _load(_file(folder, "guard.safetensors", signed(data.decode("utf-8", "replace"), _saved())))
 
 
 @cache
@@ -122,7 +122,7 @@ def _checkpoint(data: bytes, folder: Path) -> None:
 
 
 def _checkpoint_header(data: bytes, folder: Path) -> None:
-    _checkpoint(_signed(data.decode("utf-8", "replace"), _state()), folder)
+    _checkpoint(signed(data.decode("utf-8", "replace"), _state()), folder)
 
 
 def _weights(folder: Path) -> list[bytes]:
@@ -272,9 +272,9 @@ def _picture(data: bytes, folder: Path) -> None:
 
 READERS: dict[str, Reader] = {
     "guard": Reader(lambda folder: [_saved()], _guard),
-    "guard_header": Reader(lambda folder: [_header(_saved()).encode()], _guard_header),
+    "guard_header": Reader(lambda folder: [header_of(_saved()).encode()], _guard_header),
     "checkpoint": Reader(lambda folder: [_state()], _checkpoint),
-    "checkpoint_header": Reader(lambda folder: [_header(_state()).encode()], _checkpoint_header),
+    "checkpoint_header": Reader(lambda folder: [header_of(_state()).encode()], _checkpoint_header),
     "weights": Reader(_weights, _read_weights),
     "features": Reader(_features, _remembered),
     "csv": Reader(_csv, _table(".csv")),

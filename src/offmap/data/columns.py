@@ -28,10 +28,10 @@ MOSTLY = 0.5
 """A column with more numbers than this share of its values, but not only numbers, is a mistake rather than a list of words."""
 
 
-UNPACKED = {"text": 1 << 26, "arrays": 1 << 28}
+UNPACKED = {"text": 1 << 25, "arrays": 1 << 26}
 """Bytes that a file may have when unpacked, whatever its size."""
 
-RATIO = 100
+RATIO = 20
 """How often a larger one may outgrow its file; tables of numbers do so ten times at most."""
 
 WIDEST = 1 << 20
