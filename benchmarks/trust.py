@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "trust.md"
 FOLDER = ROOT / "benchmarks" / "records" / "trust"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
-CHECKS: tuple[str, ...] = ("damaged_guard", "whole_calls")
+CHECKS: tuple[str, ...] = ("damaged_guard", "whole_calls", "changed_bytes", "hostile_files")
 """Modules of `tests/faults`, in the order of the page."""
 
 

@@ -28,11 +28,14 @@ MOSTLY = 0.5
 """A column with more numbers than this share of its values, but not only numbers, is a mistake rather than a list of words."""
 
 
-UNPACKED = {"text": 1 << 25, "arrays": 1 << 26}
+UNPACKED = {"text": 1 << 24, "arrays": 1 << 26}
 """Bytes that a file may have when unpacked, whatever its size."""
 
 RATIO = 20
 """How often a larger one may outgrow its file; tables of numbers do so ten times at most."""
+
+WORDS = 1 << 22
+"""Words of one column, in a file of fewer bytes: each takes a hundred bytes in memory."""
 
 WIDEST = 1 << 20
 """Columns of a table."""
@@ -151,6 +154,8 @@ def read_npz(path: Path, words: Sequence[str]) -> Columns:
         for key, values in several.items():
             named = name in words or key in words
             fast = values.dtype.kind in "iuf" and not named
+            if not fast and values.size > max(WORDS, path.stat().st_size):
+                raise DataError(f"Expected at most {WORDS} words or truth values in {path}, or numbers, but {name!r} has more.")
             columns[key] = values.astype(np.float64) if fast else plain(key, values.tolist(), path, named)
     return columns
 

@@ -215,7 +215,7 @@ def _searched(task: Task, shape: Callable[[float | Tensor], WeightDistribution])
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
     """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
     q, history = _shaped(task)
-    q.widen(task.config.start)
+    q.widen(float(task.config.start))
     return _descend(task, q, History(chosen=history.chosen))
 
 

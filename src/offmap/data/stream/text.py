@@ -24,28 +24,34 @@ logger = logging.getLogger("offmap")
 
 SEPARATORS = ",;\t|"
 LONGEST = 1 << 24
-"""Letters of one line."""
+"""Bytes of one line."""
 
 LETTERS = 1 << 25
-"""Letters of one block: fewer rows are read at a time where they are long."""
+"""Bytes of one block: fewer rows are read at a time where they are long."""
 
 WHAT = "a table as CSV in UTF-8"
 
 
-@dataclass
-class Lines:
-    """Lines of a text, none longer than LONGEST; `taken` counts their letters."""
+class Bounded(io.BufferedIOBase):
+    """The bytes of a text none of whose lines is longer than LONGEST; `taken` counts them."""
 
-    text: IO[str]
-    path: Path
-    taken: int = 0
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self.file, self.taken, self._line = file, 0, 0
 
-    def __iter__(self) -> Iterator[str]:
-        while line := self.text.readline(LONGEST + 1):
-            if len(line) > LONGEST:
-                raise DataError(f"Expected lines of at most {LONGEST} letters in {self.path}, but one is longer.")
-            self.taken += len(line)
-            yield line
+    def readable(self) -> bool:
+        """Yes: a text can be made of it."""
+        return True
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """The next bytes, as many as there are at once."""
+        chunk = self.file.read1(size)
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        self._line = len(chunk) - end - 1 if end >= 0 else self._line + len(chunk)
+        if self._line > LONGEST:
+            raise ValueError(f"a line has more than {LONGEST} bytes")
+        self.taken += len(chunk)
+        return chunk
 
 
 @dataclass
@@ -56,7 +62,7 @@ class Text:
     names: list[str]
     lines: Iterator[list[str]]
     file: IO[bytes]
-    source: Lines
+    source: Bounded
 
     def rows(self, done: int) -> int | None:
         """By the share of the bytes that were read."""
@@ -121,11 +127,10 @@ def open_text(path: Path, separator: str | None) -> Generator[Table]:
         file = path.open("rb")
     with file:
         packed = path.name.lower().endswith(".gz")
-        binary = gzip.GzipFile(fileobj=file) if packed else file
-        text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")  # pyright: ignore[reportArgumentType]
+        source = Bounded(gzip.GzipFile(fileobj=file) if packed else file)
+        text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")  # pyright: ignore[reportArgumentType]
         with readable(path, WHAT):
-            source = Lines(text, path)
-            header = next(iter(source), "")
+            header = text.readline()
             chosen = separator or max(SEPARATORS, key=header.count)
             names = next(csv.reader([header], delimiter=chosen, strict=True), [])
         if not header.strip():
@@ -137,7 +142,7 @@ def open_text(path: Path, separator: str | None) -> Generator[Table]:
             )
         if not packed and not _ended(path):
             logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
-        yield Text(path, [name.strip() for name in names], csv.reader(source, delimiter=chosen, strict=True), file, source)
+        yield Text(path, [name.strip() for name in names], csv.reader(text, delimiter=chosen, strict=True), file, source)
 
 
 def _ended(path: Path) -> bool:
