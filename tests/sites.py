@@ -24,6 +24,7 @@ class Site(ThreadingHTTPServer):
         self.drops: list[int] = []  # bytes after which the next connections break
         self.codes: list[int] = []  # what the next requests are answered instead
         self.ranges = True
+        self.moved: list[str] = []  # where the next requests are sent on to
         self.asked: list[str | None] = []
 
     @property
@@ -39,6 +40,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         site, wanted = self.server, self.headers.get("Range")
         site.asked.append(wanted)
+        if site.moved:
+            self.send_response(302)
+            self.send_header("Location", site.moved.pop(0))
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
         if site.codes:
             return self.send_error(site.codes.pop(0))
         start = 0

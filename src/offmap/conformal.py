@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from offmap.errors import ConfigError, DataError, ShapeError
+from offmap import checks
+from offmap.errors import DataError, ShapeError
 
 
 def rank(n: int, level: float) -> int:
@@ -24,8 +25,7 @@ def rank(n: int, level: float) -> int:
     >>> rank(99, 0.55), rank(19, 0.95), rank(18, 0.95)
     (55, 19, 19)
     """
-    if not isinstance(level, int | float) or not 0 < level < 1:
-        raise ConfigError(f"Expected `level` strictly between 0 and 1, such as 0.95, but got {level!r}.")
+    level = checks.share("level", level)
     if n < 1:
         raise DataError(f"Expected at least one calibration score, but got {n}; pass calibration data.")
     return math.ceil(level * (n + 1) * (1 - 1e-12))
@@ -43,6 +43,7 @@ def quantile(scores: Tensor, level: float) -> Tensor:
     >>> quantile(torch.tensor([3.0, 1.0, 2.0, 4.0]), 0.9)
     tensor(inf)
     """
+    scores = checks.tensor("scores", scores)
     if scores.ndim not in (1, 2):
         raise ShapeError(f"Expected `scores` of shape (n,) or (n, K), but got {tuple(scores.shape)}; flatten it first.")
     scores = _floating(scores)
@@ -64,6 +65,7 @@ def p_value(calibration: Tensor, scores: Tensor) -> Tensor:
     >>> p_value(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 9.0]))
     tensor([1.0000, 0.7500, 0.2500])
     """
+    calibration, scores = checks.tensor("calibration", calibration), checks.tensor("scores", scores)
     if calibration.ndim != 1:
         raise ShapeError(f"Expected `calibration` of shape (n,), but got {tuple(calibration.shape)}; flatten it first.")
     n = calibration.numel()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,18 +13,30 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from offmap import conformal
+from offmap import checks, conformal
 from offmap._types import IGNORED, Data, Inputs
-from offmap.batches import Batches, Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, split, unlabelled
+from offmap.batches import (
+    Batches,
+    Place,
+    Rows,
+    batches,
+    check_finite,
+    check_inputs,
+    gather,
+    given,
+    is_mapping,
+    own_order,
+    split,
+    unlabelled,
+)  # fmt: skip
 from offmap.core.forward import Select
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.core.memory import Memory
-from offmap.core.noise import generator
 from offmap.detectors import catalog
 from offmap.detectors.form import Form, check_accuracy
 from offmap.detectors.known import Known, Rule, number
 from offmap.detectors.penultimate import Classifier, Seen, classifier
-from offmap.errors import ConfigError, DataError, HostError
+from offmap.errors import DataError, HostError
 from offmap.guarding.answer import Answer, gathered, joined, laid
 from offmap.guarding.build import VALID_SHARE
 from offmap.guarding.hosts import hosts_of
@@ -76,7 +87,8 @@ class Detector:
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Detector:
         """The same detector with threshold and p-values from other familiar data."""
-        rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
+        with own_order("valid"):
+            rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
         return _calibrated(self, self.score(rows.inputs), false_alarms)
 
     def _answer(self, seen: Seen) -> Answer:
@@ -89,9 +101,9 @@ class Detector:
 
     def _seen(self, x: Any) -> Iterator[Seen]:
         empty = True
-        for source in x if isinstance(x, DataLoader) else [x]:
-            given = unlabelled(source, self.target) if isinstance(x, DataLoader) or is_mapping(source) else source
-            inputs = tree_map(self.place.put, given)
+        for source in given(x, "the inputs") if isinstance(x, DataLoader) else [x]:
+            asked = unlabelled(source, self.target) if isinstance(x, DataLoader) or is_mapping(source) else source
+            inputs = tree_map(self.place.put, asked)
             check_inputs(inputs, "the detector")
             check_finite(inputs, None, "the inputs")
             self.form.check(inputs, "the inputs")
@@ -126,6 +138,7 @@ def detect(
     threshold is conformal at `false_alarms` on `valid`, or on a tenth of `train` set aside. Further options are those of the
     method, such as `k=` of "knn".
     """
+    catalog.kind(method, options)
     chosen = detect_all(
         net, train, valid, methods={method: options}, features=features, select=select, target=target,
         false_alarms=false_alarms, rows=rows, batch_size=batch_size, seed=seed, remember=False,
@@ -178,7 +191,7 @@ class Sight:
 
     def detector(self, method: str, *, false_alarms: float = 0.05, **options: Any) -> Detector:
         """The detector of that name, fitted, with its threshold."""
-        with _own_order(self.seed):
+        with torch.inference_mode(False), own_order(self.seed):
             return _made(method, self.known, self.form, options, false_alarms, self.target)
 
 
@@ -197,20 +210,14 @@ def look(
 ) -> Sight:
     """What `detect_all` fits its detectors on, for those who want them one after another."""
     number("rows", rows, 1, 1e12, whole=True)
+    number("batch_size", batch_size, 1, 1e12, whole=True)
+    seed = checks.whole("seed", seed)
     if not isinstance(net, nn.Module):
         raise HostError(f"Expected one trained torch.nn.Module, but got {type(net).__name__}.")
-    with _own_order(seed):
+    with torch.inference_mode(False), own_order(seed):
         memory = Memory() if remember else None
         known, form = _look(net, train, valid, features, select, (target, rows, batch_size, seed), memory)
     return Sight(known, form, target, seed)
-
-
-@contextmanager
-def _own_order(seed: int) -> Generator[None]:
-    """A shuffling DataLoader draws from the global generator: here it repeats, and the user's random state is left alone."""
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
-        yield
 
 
 def _made(name: str, known: Known, form: Form, options: dict[str, Any], false_alarms: float, target: str) -> Detector:
@@ -221,8 +228,7 @@ def _made(name: str, known: Known, form: Form, options: dict[str, Any], false_al
 
 def _calibrated(made: Detector, scores: Tensor, false_alarms: float) -> Detector:
     """The detector with its threshold; an infinite one is said."""
-    if not 0 < false_alarms < 1:
-        raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
+    false_alarms = checks.alarms(false_alarms)
     made = replace(made, calibration=scores, false_alarms=false_alarms)
     if made.threshold == torch.inf:
         logger.warning(

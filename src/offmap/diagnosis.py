@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offmap import checks
 from offmap._types import Data
-from offmap.batches import Batches, batches
+from offmap.batches import Batches, batches, own_order
 from offmap.core.basis import LIMIT, Basis
 from offmap.core.construct import Centre, Observed, observe
 from offmap.errors import ConfigError
@@ -98,13 +99,14 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, floor: float = FLOOR)
     are root mean squares over these: the theory's, which hidden layers with noisy inputs differ in. Amplitudes below `floor`
     times the largest of a layer are taken for rounding.
     """
+    if not isinstance(guard, Guard):
+        raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
     predictive = guard.predictive
     if not isinstance(predictive, Stochastic):
         raise ConfigError(f"Expected a guard over a weight distribution, but got one over {type(predictive).__name__}.")
-    if not 0 <= floor < 1:
+    if not isinstance(floor, int | float) or not 0 <= floor < 1:
         raise ConfigError(f"Expected `floor` to be at least 0 and below 1, but got {floor!r}.")
-    if not isinstance(draws, int) or draws < 0:
-        raise ConfigError(f"Expected `draws` to be a whole number ≥ 0, but got {draws!r}.")
+    draws = checks.whole("draws", draws, 0)
     data = batches(train, guard.place, name="train", target=guard.target)
     seen = _seen(predictive, data, None if draws == 0 else 0, guard.seed)
     squares = {name: basis.amplitude.square() / max(1, draws) for name, basis in seen.bases.items()}
@@ -126,7 +128,8 @@ def _seen(predictive: Stochastic, data: Batches, draw: int | None, seed: int) ->
     at = Centre(host.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
     along = dict(q.rotation.items())
     limit = max((v.shape[-1] for v in along.values()), default=LIMIT)  # pieces as wide as those at fit time
-    return observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=host.select, limit=limit)
+    with own_order(seed):
+        return observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=host.select, limit=limit)
 
 
 def _layer(name: str, basis: Basis, amplitude: Tensor, scale: Tensor, floor: float) -> Layer:

@@ -38,13 +38,13 @@ class NotFittedError(OffmapError):
     """Something was asked of an object before it was fitted."""
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
+def nearest(word: object, valid: Iterable[str]) -> str:
     """Half a sentence that names the valid words and the nearest one to `word`.
 
     >>> nearest("clossed-form", ["closed-form", "refine", "sgd"])
     "one of ['closed-form', 'refine', 'sgd'] (did you mean 'closed-form'?)"
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return f"one of {names}{hint}"

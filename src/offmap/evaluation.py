@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
+from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
-from offmap.batches import Place, Rows, batches, gather, unlabelled
+from offmap.batches import Place, Rows, batches, gather, given, own_order, unlabelled
 from offmap.core.inputs import is_table, rows_of, take_rows
 from offmap.core.noise import permutation
-from offmap.errors import ConfigError, DataError, nearest
+from offmap.errors import ConfigError, DataError
 from offmap.guarding.guard import Guard, check_familiar, nll
 from offmap.likelihoods import Prediction, aligned
 from offmap.methods.protocol import Scorer
@@ -108,7 +109,8 @@ def evaluate(
     made = Evaluation([], {}, scorers=named)
     for name, scorer in named.items():
         place = getattr(scorer, "place", Place(torch.device("cpu"), torch.float32))
-        familiar = gather(batches(test, place, name="test", target=target))
+        with own_order("test"):
+            familiar = gather(batches(test, place, name="test", target=target))
         if isinstance(scorer, Guard):
             check_familiar(scorer, familiar)
         scores = made.scores[name] = {"test": scorer.score(familiar.inputs)}
@@ -244,7 +246,9 @@ def _reliability(prediction: Prediction, y: Tensor) -> Tensor:
 def _inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:
     """Inputs of a strange data set, which may have no targets, in one batch or several."""
     loader = DataLoader(data, batch_size=1024) if isinstance(data, Dataset) else data
-    parts = [unlabelled(batch, target) for batch in (loader if isinstance(loader, DataLoader) else [loader])]
+    with own_order("ood"):
+        read = list(given(loader, f"`{name}`")) if isinstance(loader, DataLoader) else [loader]
+    parts = [unlabelled(batch, target) for batch in read]
     if not parts:
         raise DataError(f"Expected at least one example in `{name}`, but it is empty.")
     return [tree_map(place.put, part) for part in parts]
@@ -261,5 +265,4 @@ def _check(scorers: Mapping[str, Any], ood: Any, positive: str) -> None:
         raise DataError("Expected at least one scorer and one strange data set in `ood`, but got none.")
     if "test" in ood:
         raise DataError("Expected names of strange data sets other than 'test', which is the familiar one's. Rename it.")
-    if positive not in ("id", "ood"):
-        raise ConfigError(f"Expected `positive` to be {nearest(str(positive), ('id', 'ood'))}, but got {positive!r}.")
+    checks.word("positive", positive, ("id", "ood"))

@@ -13,6 +13,9 @@ from typing import BinaryIO
 
 from offmap.errors import FileError
 
+HEADER = 1 << 23
+"""Bytes that a header of JSON in a file of ours may have; those of large ensembles have some hundred thousand."""
+
 
 def cache_folder() -> Path:
     """OFFMAP_CACHE, or `~/.cache/offmap`."""
@@ -31,6 +34,8 @@ def write_whole(path: Path, content: bytes, *, folders: bool = True) -> None:
 @contextmanager
 def whole_file(path: Path, *, folders: bool = False) -> Generator[BinaryIO]:
     """A file to write part by part. It takes its name when the block ends well; otherwise nothing of it is left."""
+    if not path.name:
+        raise FileError(f"Cannot write {str(path)!r}: it names no file.")
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         if folders:

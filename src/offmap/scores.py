@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from offmap import checks
 from offmap.errors import ShapeError
 
 
@@ -23,6 +24,7 @@ def mixture_variance(means: Tensor, variances: Tensor) -> Tensor:
     >>> mixture_variance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[0.5]], [[1.5]]]))
     tensor([[2.]])
     """
+    means, variances = checks.tensor("means", means), checks.tensor("variances", variances)
     if means.shape != variances.shape:
         raise ShapeError(
             f"Expected `means` and `variances` of one shape, but got {tuple(means.shape)} and {tuple(variances.shape)};"
@@ -102,6 +104,7 @@ def mutual_information(probs: Tensor) -> Tensor:
 
 
 def _require_draws(name: str, stack: Tensor, expected: str, *, least: int) -> None:
+    checks.tensor(name, stack)
     if stack.ndim < least or stack.shape[0] == 0:
         raise ShapeError(
             f"Expected `{name}` of shape {expected} with at least one draw, but got {tuple(stack.shape)}; "

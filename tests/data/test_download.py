@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
@@ -10,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from offmap.data.download import Remote, fetch
+from offmap.data import backbone, download
+from offmap.data.download import Redirections, Remote, fetch
+from offmap.data.originals import ORIGINALS
 from offmap.errors import ConfigError, DataError
 from sites import CONTENT, Handler, Site, serving
 
@@ -139,6 +145,44 @@ def test_no_server_gives_one_line(site: Site, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be reached or broke off: .*refused.* Put http") as error:
         fetch(Remote(url), tmp_path / "table.zip", tries=1, pause=0)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("target", ["ftp://127.0.0.1/table.zip", "file:///etc/hostname", "data:,x", "gopher://127.0.0.1/"])
+def test_a_server_that_sends_on_to_another_protocol_is_not_followed(site: Site, tmp_path: Path, target: str) -> None:
+    site.moved = [target]
+    with pytest.raises(DataError, match=r"the server answered 302 \(.*(which is refused|is not allowed)\)"):
+        get(site, tmp_path / "table.zip", None)
+    assert not (tmp_path / "table.zip").exists()
+
+
+def test_a_server_may_send_on_to_another_address(site: Site, tmp_path: Path) -> None:
+    site.moved = [f"{site.url}?again"]
+    assert get(site, tmp_path / "table.zip").read_bytes() == CONTENT
+    assert len(site.asked) == 2
+
+
+def test_a_secure_address_never_becomes_an_open_one() -> None:
+    request = urllib.request.Request("https://a.example/table.zip")
+    with pytest.raises(urllib.error.HTTPError, match="sends on to http://, which is refused") as raised:
+        Redirections().redirect_request(request, io.BytesIO(), 302, "Found", {}, "http://a.example/table.zip")
+    raised.value.close()
+    followed = Redirections().redirect_request(request, io.BytesIO(), 302, "Found", {}, "https://b.example/table.zip")
+    assert followed.full_url == "https://b.example/table.zip"
+
+
+def test_a_file_without_end_is_cut_off_and_removed(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offmap.data.download.LARGEST", 100_000)
+    with pytest.raises(DataError, match="Expected a file of at most 100000 bytes at .*, but it is longer. It was removed"):
+        get(site, tmp_path / "table.zip", None)
+    assert names(tmp_path) == ["table.zip.part.lock"]
+
+
+def test_every_download_is_verified() -> None:
+    assert backbone.WEIGHTS.sha256 is not None
+    for original in ORIGINALS.values():  # by the numbers of the table: archives are packed anew now and then
+        assert re.fullmatch("[0-9a-f]{16}", original.rows)
+    remotes = [p for p in Path(download.__file__).parents[1].rglob("*.py") if "Remote(" in p.read_text(encoding="utf-8")]
+    assert sorted(path.name for path in remotes) == ["backbone.py", "originals.py"]
 
 
 def test_offline_asks_nobody(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from offmap.batches.forms import Batch, Place, check_finite, check_inputs, divid
 from offmap.batches.join import join, lay
 from offmap.batches.pooling import pooled, sample_together
 from offmap.batches.shares import Share, is_sharded
-from offmap.batches.streams import Batches, Rows, Stream, batches, gather, sample, split
+from offmap.batches.streams import Batches, Rows, Stream, batches, gather, given, own_order, sample, split
 
 __all__ = [
     "Batch", "Batches", "Place", "Rows", "Share", "Stream", "batches", "check_finite", "check_inputs", "divide", "gather",
-    "is_mapping", "is_sharded", "join", "lay", "pooled", "sample", "sample_together", "split", "unlabelled",
+    "given", "is_mapping", "is_sharded", "join", "lay", "own_order", "pooled", "sample", "sample_together", "split", "unlabelled",
 ]  # fmt: skip

@@ -41,9 +41,13 @@ class Place:
                 )
             # torch reads native numbers of at most 64 bits, in order and writeable
             native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
-            value = torch.from_numpy(np.require(array, native, ["C", "W"]))
+            turned = any(stride < 0 for stride in array.strides)  # also where numpy calls them in order, as of one row
+            value = torch.from_numpy(np.require(array.copy() if turned else array, native, ["C", "W"]))
         if not isinstance(value, Tensor):
             return value
+        if value.is_meta or value.layout != torch.strided:
+            kind = "on the device 'meta', without values" if value.is_meta else f"of layout {value.layout}; pass `.to_dense()`"
+            raise DataError(f"Expected dense tensors with values, but got one {kind}.")
         moved = value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
         return shared(moved) if isinstance(value, Shared) else moved
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from operator import itemgetter
@@ -19,7 +20,7 @@ from offmap.batches.join import join
 from offmap.batches.shares import Share
 from offmap.core.inputs import Shared, take_rows
 from offmap.core.noise import generator, permutation
-from offmap.errors import DataError, ShapeError
+from offmap.errors import DataError, OffmapError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Stream:
         return self.source.batch_size or 0
 
     def _all(self, source: DataLoader[Any]) -> Iterator[Batch]:
-        for position, batch in enumerate(source):
+        for position, batch in enumerate(given(source, f"`{self.name}`")):
             inputs, targets = read(batch, self.place, self.target, self.name, f"batch {position} of `{self.name}`")
             if self.check is not None:
                 self.check(targets)
@@ -104,6 +105,34 @@ class Stream:
 
 
 Batches: TypeAlias = Rows | Stream
+
+
+def given(source: Iterable[Any], name: str) -> Iterator[Any]:
+    """The batches of a loader; what a user's data set raises, or cannot be collated, is told with the number of the batch."""
+    position, batches_of = 0, None
+    while True:
+        try:
+            batches_of = iter(source) if batches_of is None else batches_of
+            batch = next(batches_of)
+        except StopIteration:
+            return
+        except OffmapError:
+            raise
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [""])[-1][:300]
+            raise DataError(
+                f"Expected batches from {name}, but reading batch {position} failed: {type(error).__name__}: {said}."
+            ) from error
+        yield batch
+        position += 1
+
+
+@contextmanager
+def own_order(seed: object) -> Generator[None]:
+    """A shuffling DataLoader draws from the global generator: here it repeats, and the user's random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
+        yield
 
 
 def batches(data: Data, place: Place, *, name: str, batch_size: int = 128, target: str = "labels") -> Batches:

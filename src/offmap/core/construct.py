@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offmap._types import Weights
 from offmap.core.basis import BIAS, LIMIT, Basis, second_moments
 from offmap.core.distribution import Rotation, WeightDistribution
-from offmap.core.forward import Select, call, first_tensor
+from offmap.core.forward import HOST_ERRORS, Select, call, first_tensor, host_failed
 from offmap.core.inputs import rows_of
 from offmap.core.noise import Noise, as_noise
 from offmap.core.pooling import Dealt, build_together, pool
@@ -108,7 +108,10 @@ def observe(
     group = ALONE if dealt is None else dealt.group
 
     def run(net: nn.Module, weights: Weights, x: Any) -> Any:
-        return call(net, weights, x, pick)
+        try:
+            return call(net, weights, x, pick)
+        except HOST_ERRORS as error:
+            raise host_failed(net, x, error) from error
 
     members = [at.weights(m) for m in range(at.members)]
     seen = Observed()

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import math
-import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.errors import ConfigError, DataError
+from offmap.errors import ConfigError, DataError, OffmapError
 from offmap.extras import require
 
 Numbers = NDArray[np.float64]
@@ -27,6 +26,19 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 
 MOSTLY = 0.5
 """A column with more numbers than this share of its values, but not only numbers, is a mistake rather than a list of words."""
+
+
+UNPACKED = {"text": 1 << 24, "arrays": 1 << 26}
+"""Bytes that a file may have when unpacked, whatever its size."""
+
+RATIO = 20
+"""How often a larger one may outgrow its file; tables of numbers do so ten times at most."""
+
+WORDS = 1 << 22
+"""Words of one column, in a file of fewer bytes: each takes a hundred bytes in memory."""
+
+WIDEST = 1 << 20
+"""Columns of a table."""
 
 
 def read(path: str | Path, words: Sequence[str] = ()) -> Columns:
@@ -49,8 +61,7 @@ def read(path: str | Path, words: Sequence[str] = ()) -> Columns:
 def read_csv(path: Path, words: Sequence[str]) -> Columns:
     """One header row; comma, semicolon or tab, whichever the header has most of."""
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
-        text = raw.decode("utf-8-sig")
+        text = (unzipped(path) if path.name.lower().endswith(".gz") else path.read_bytes()).decode("utf-8-sig")
         header = text.partition("\n")[0]
         delimiter = max(",;\t", key=header.count)
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if row]
@@ -68,6 +79,27 @@ def read_csv(path: Path, words: Sequence[str]) -> Columns:
         if len(row) != len(names):
             raise DataError(f"Expected {len(names)} values in each row of {path}, but row {number} has {len(row)}.")
     return {name: parsed(name, [row[i] for row in rows[1:]], path, name in words) for i, name in enumerate(names)}
+
+
+def unzipped(path: Path) -> bytes:
+    """What a gzip file holds, refused as soon as it is more than any table would be."""
+    with gzip.open(path) as file:
+        content = file.read(most(path, "text") + 1)
+    check_size(path, len(content), "text")
+    return content
+
+
+def most(path: Path, kind: str) -> int:
+    """Bytes that a file may have when unpacked."""
+    return max(UNPACKED[kind], RATIO * path.stat().st_size)
+
+
+def check_size(path: Path, size: int, kind: str = "arrays") -> None:
+    """Refuse a file that would fill the memory."""
+    if size > most(path, kind):
+        raise DataError(
+            f"Expected at most {most(path, kind)} bytes in {path} when unpacked, but there are more. Pack it less tightly."
+        )
 
 
 def parsed(name: str, values: Sequence[str], path: Path, words: bool) -> Column:
@@ -104,19 +136,26 @@ def read_npz(path: Path, words: Sequence[str]) -> Columns:
     """Each array (n,) is a column, each array (n, D) is D columns named `name[0]`, `name[1]`, …; nothing in it is run."""
     columns: Columns = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            check_size(path, sum(info.file_size for info in file.zip.infolist()))
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile, NotImplementedError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # whatever the bytes are, they are no arrays
         raise DataError(f"Expected arrays of numbers or words in {path}, but it cannot be read: {error}.") from error
     for name, array in arrays.items():
         if array.ndim not in (1, 2):
             raise DataError(f"Expected arrays (n,) or (n, D) in {path}, but {name!r} has shape {array.shape}.")
+        if array.ndim == 2 and array.shape[1] > WIDEST:
+            raise DataError(f"Expected at most {WIDEST} columns in {path}, but {name!r} has {array.shape[1]}.")
         if array.dtype.kind not in "biufU":
             raise DataError(f"Expected numbers or words in {path}, but {name!r} is of type {array.dtype}.")
         several = {f"{name}[{i}]": array[:, i] for i in range(array.shape[1])} if array.ndim == 2 else {name: array}
         for key, values in several.items():
             named = name in words or key in words
             fast = values.dtype.kind in "iuf" and not named
+            if not fast and values.size > max(WORDS, path.stat().st_size):
+                raise DataError(f"Expected at most {WORDS} words or truth values in {path}, or numbers, but {name!r} has more.")
             columns[key] = values.astype(np.float64) if fast else plain(key, values.tolist(), path, named)
     return columns
 
@@ -124,9 +163,12 @@ def read_npz(path: Path, words: Sequence[str]) -> Columns:
 def read_parquet(path: Path, words: Sequence[str]) -> Columns:
     """By pyarrow."""
     try:
-        table = require("pyarrow.parquet", "parquet").read_table(path)
+        parquet = require("pyarrow.parquet", "parquet")
+        told = parquet.read_metadata(path)
+        check_size(path, 8 * told.num_rows * told.num_columns)
+        table = parquet.read_table(path)
         lists = {name: table.column(i).to_pylist() for i, name in enumerate(table.column_names)}
-    except ConfigError:
+    except OffmapError:
         raise
     except Exception as error:  # pyarrow raises all kinds of errors on damaged files
         raise DataError(f"Expected a table as Parquet at {path}, but it cannot be read: {error}.") from error

@@ -9,11 +9,13 @@ import re
 import ssl
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from offmap.data.places import offline
 from offmap.errors import ConfigError, DataError
@@ -22,6 +24,21 @@ from offmap.progress import Advance, bar
 BLOCK = 1 << 16
 RETRIED = (408, 425, 429, 500, 502, 503, 504)
 """Answers that another attempt may improve."""
+
+
+LARGEST = 1 << 30
+"""Bytes of a file that is downloaded; the largest that offmap knows has a tenth of it."""
+
+
+class Redirections(urllib.request.HTTPRedirectHandler):
+    """Followed to https, or from http to http; never to files, to other protocols, or from https to http."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """The next request, or an error that ends the download."""
+        before, after = (urllib.parse.urlsplit(url).scheme for url in (req.full_url, newurl))
+        if after not in ("https", before):
+            raise urllib.error.HTTPError(req.full_url, code, f"sends on to {after}://, which is refused", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,8 @@ def attempt(remote: Remote, part: Path, advance: Advance, timeout: float) -> boo
     headers = {"User-Agent": "offmap", "Accept-Encoding": "identity"}
     if have and (known or remote.sha256):
         headers |= {"Range": f"bytes={have}-"} | ({"If-Range": known} if known else {})
-    with urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=timeout) as answer:
+    request = urllib.request.Request(remote.url, headers=headers)
+    with urllib.request.build_opener(Redirections()).open(request, timeout=timeout) as answer:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
         follows = answer.status == 206 and span is not None and int(span[1]) == have
         if answer.status == 206 and not follows:
@@ -127,6 +145,11 @@ def attempt(remote: Remote, part: Path, advance: Advance, timeout: float) -> boo
                 file.write(block)
                 have += len(block)
                 advance(have, total=total)
+                if have > LARGEST:
+                    break
+    if have > LARGEST:
+        forget(part)
+        raise DataError(f"Expected a file of at most {LARGEST} bytes at {remote.url}, but it is longer. It was removed.")
     return total is None or have == total
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offmap.data.columns import check_size
 from offmap.data.features import opened
 from offmap.data.task import Pair
 from offmap.errors import DataError
@@ -129,6 +130,7 @@ def array(path: Path, name: str, rows: int | None = None) -> NDArray[Any]:
     try:
         with zipfile.ZipFile(path) as file, file.open(f"{name}.npy") as stream:
             if rows is None:
+                check_size(path, file.getinfo(f"{name}.npy").file_size)
                 return np.lib.format.read_array(stream, allow_pickle=False)
             version = np.lib.format.read_magic(stream)
             head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

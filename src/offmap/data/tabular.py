@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offmap import checks
 from offmap.data.code import Code, Index
 from offmap.data.columns import Column, Columns, read
 from offmap.data.task import Task, pair, tensor
@@ -59,11 +60,18 @@ class Own:
     shares: tuple[float, float] = (0.2, 0.2)
 
     def __post_init__(self) -> None:
-        for name, word, valid in (("kind", self.kind or KINDS[0], KINDS), ("missing", self.missing, RULES)):
-            if word not in valid:
-                raise ConfigError(f"Expected `{name}` to be {nearest(str(word), valid)}, but got {word!r}.")
-        if len(self.shares) != 2 or not all(0 < share < 1 for share in self.shares):
+        checks.word("kind", KINDS[0] if self.kind is None else self.kind, KINDS)
+        checks.word("missing", self.missing, RULES)
+        for name, names in (("target", [self.target]), ("drop", self.drop), ("words", self.words)):
+            if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+                raise ConfigError(f"Expected `{name}` to name columns, but got {names if name != 'target' else self.target!r}.")
+        if not _are_shares(self.shares):
             raise ConfigError(f"Expected `shares` to be two numbers between 0 and 1, but got {self.shares!r}.")
+        if not isinstance(self.ood, str | Path | Mapping | None) or not isinstance(self.held, Mapping | None):
+            raise ConfigError(
+                f"Expected `ood` to be a path, {' or '.join(map(repr, MODES))}, or paths by name, and `held` values by column, "
+                f"but got {self.ood!r} and {self.held!r}."
+            )
         if self.ood is not None and self.held is not None:
             raise ConfigError("Expected `ood` or `held` to say what is strange, but both do. Leave one of them out.")
         for name in ("train", "valid", "test"):
@@ -192,6 +200,10 @@ class Own:
             if isinstance(columns[name], list) != isinstance(column, list):
                 raise DataError(f"Expected numbers in column {name!r} of {path}, as in {self.path}, but got words.")
         return self.whole({name: columns[name] for name in inputs}, path)
+
+
+def _are_shares(values: Any) -> bool:
+    return isinstance(values, list | tuple) and len(values) == 2 and all(isinstance(v, int | float) and 0 < v < 1 for v in values)
 
 
 REMEDY = 'Mend them, or pass missing="impute".'

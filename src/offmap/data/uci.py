@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import math
 import os
 import zlib
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from offmap.data.columns import unzipped
 from offmap.data.originals import ORIGINALS, download
 from offmap.data.places import data_folder, offline
 from offmap.data.task import Pair, Task, pair, tensor
@@ -68,8 +69,7 @@ def read(name: str, folder: str | Path | None = None) -> Array:
     """The table as it is in the file, (n, columns)."""
     path = place(name, folder)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            values = np.loadtxt(lines, delimiter=",", skiprows=1, ndmin=2)
+        values = np.loadtxt(io.StringIO(unzipped(path).decode("utf-8")), delimiter=",", skiprows=1, ndmin=2)
     except FileNotFoundError as error:
         raise DataError(
             f"Expected the data set at {path}, but there is no such file. Put it there (gzip-compressed CSV, one header row, "

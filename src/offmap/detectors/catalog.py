@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from offmap import checks
 from offmap.detectors import (
     ash,
     dice,
@@ -71,8 +72,7 @@ DETECTORS: dict[str, Kind] = {
 
 def kind(method: str, options: dict[str, Any]) -> Kind:
     """The kind of that name; unknown names and options are refused, and the nearest named."""
-    if method not in DETECTORS:
-        raise ConfigError(f"Expected `method` to be {nearest(str(method), DETECTORS)}, but got {method!r}.")
+    checks.word("method", method, DETECTORS)
     known = DETECTORS[method].options
     for option in options:
         if option not in known:

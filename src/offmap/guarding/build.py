@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from offmap import checks
 from offmap._types import Data, ScoreFn
-from offmap.batches import Batches, Place, Rows, Stream, batches, gather, is_sharded, pooled, split
+from offmap.batches import Batches, Place, Rows, Stream, batches, gather, is_sharded, own_order, pooled, split
 from offmap.core.choice import choose
 from offmap.core.construct import centre
 from offmap.core.examine import UNREACHED, examine
 from offmap.core.forward import Select, first_tensor
 from offmap.core.inputs import take_rows
-from offmap.core.noise import generator
 from offmap.core.state import forget
 from offmap.core.weights import Where
 from offmap.engine.torchrun import together
@@ -99,11 +98,12 @@ def fit(
     """
     settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
     draws, seed = _check_options(score, draws, seed)
-    if ranks not in RANKS:
-        raise ConfigError(f"Expected `ranks` to be {nearest(str(ranks), RANKS)}, but got {ranks!r}.")
-    runtime = Runtime(select or first_tensor, chunk_size, batch_size, progress)
+    checks.word("ranks", ranks, RANKS)
+    if select is not None and not callable(select):
+        raise ConfigError(f"Expected `select` to be a function of the host's output, but got {select!r}.")
+    runtime = Runtime(first_tensor if select is None else select, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
-    with together(alone=ranks == "alone") as group, torch.inference_mode(False), _own_order(seed):
+    with together(alone=ranks == "alone") as group, torch.inference_mode(False), own_order(seed):
         hosts = hosts_of(nets)
         place = Place.of(hosts[0])
         apart = partial(_apart, given=ranks == "sharded", group=group)
@@ -117,7 +117,7 @@ def fit(
             data = {"train": None if sharded else rows, "valid": held}
             words = identity(at, data, settings, seed=seed, batch_size=batch_size, likelihood=likelihood, select=select)
             same_on_all(words, group)
-            kept = Checkpoint(None if checkpoint is None else Path(checkpoint), words, group)
+            kept = Checkpoint(None if checkpoint is None else checks.file("checkpoint", checkpoint), words, group)
         runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
         findings = examine(at.net, held.inputs, runtime.select)
         for note in findings.notes:
@@ -171,7 +171,7 @@ def guard(
     place = Place.of(host.net) if host else Place(torch.device("cpu"), torch.float32)
     if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
-    with _own_order(seed):
+    with own_order(seed):
         held = gather(batches(valid, place, name="valid", target=target), least=2)
         likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
         measure(likelihood, score)
@@ -182,14 +182,6 @@ def guard(
         if calibration is not None:
             familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
         return calibrated(made, held, familiar, clip, false_alarms)
-
-
-@contextmanager
-def _own_order(seed: int) -> Generator[None]:
-    """A shuffling DataLoader draws from the global generator: here it repeats, and the user's random state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(generator(seed, "order").initial_seed())
-        yield
 
 
 def _apart(data: Data, *, given: bool, group: Group) -> bool:

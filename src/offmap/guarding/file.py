@@ -24,9 +24,10 @@ from offmap.core.frames import Frame
 from offmap.core.noise import NOISES, Noise, Uniform
 from offmap.core.state import forget, forgotten
 from offmap.detectors.form import Form
-from offmap.errors import ConfigError, FileError
-from offmap.files import write_whole
+from offmap.errors import ConfigError, FileError, OffmapError
+from offmap.files import HEADER, write_whole
 from offmap.guarding.answer import Calibration
+from offmap.guarding.claims import check_header, check_tensors
 from offmap.guarding.familiar import Familiar
 from offmap.guarding.guard import Guard
 from offmap.guarding.hosts import hosts_of
@@ -78,6 +79,8 @@ def save(guard: Guard, path: str | Path) -> None:
         text = json.dumps(header)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Expected plain values in `about`, as JSON has them, but {error}.") from error
+    if 2 * len(text) > HEADER:
+        raise ConfigError(f"Expected a header of at most {HEADER // 2} letters, but got {len(text)}. Shorten `about`.")
     # one entry: safetensors writes several in a random order, and equal guards should give equal files
     content = to_bytes(tensors, metadata={"offmap": sealed(text, tensors)})
     write_whole(Path(path), content, folders=False)
@@ -87,7 +90,18 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
     """Read a guard for these nets. Other weights than at fit time are refused unless `strict=False`."""
     path = Path(path)
     header, tensors = _read(path)
-    hosts = hosts_of(nets)
+    try:
+        return _built(path, header, tensors, hosts_of(nets), strict, select)
+    except OffmapError:
+        raise
+    except Exception as error:  # whatever else a file may have in mind
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FileError(f"{path} is damaged or not a guard file ({reason}). Save the guard again.") from error
+
+
+def _built(
+    path: Path, header: dict[str, Any], tensors: Weights, hosts: list[nn.Module], strict: bool, select: Select | None
+) -> Guard:
     if len(hosts) != len(header["hosts"]):
         raise FileError(f"{path} was fitted on {len(header['hosts'])} nets, but {len(hosts)} were given.")
     for member, (host, known) in enumerate(zip(hosts, header["hosts"], strict=True)):
@@ -100,11 +114,13 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
         raise ConfigError(f"{path} was fitted with a `select` of your own: pass the same function to `load`.")
     raw = _part(tensors, "raw_scale.")
     at = centre(hosts, lambda name, tensor: name in raw)
+    frames = _frames(header["frames"])
+    check_tensors(tensors, at.mean, frames, path)
     forget(at.net, header["forget"])
     q = WeightDistribution(
         at.mean,
         initial_scale={n: torch.nn.functional.softplus(t) for n, t in raw.items()},
-        rotation=Rotation(_part(tensors, "rotation."), _frames(header["frames"]), header["why"]),
+        rotation=Rotation(_part(tensors, "rotation."), frames, header["why"]),
         fixed=at.fixed,
         noise=_noise(header["noise"]),
     )
@@ -195,21 +211,26 @@ def _read(path: Path) -> tuple[dict[str, Any], Weights]:
         content = path.read_bytes()
     except OSError as error:
         raise FileError(f"Cannot read {path}: {error.strerror}.") from error
+    size = int.from_bytes(content[:8], "little")
+    if size > HEADER:
+        raise FileError(f"{path} is damaged or not a guard file (a header of {size} bytes). Save the guard again.")
     try:
         tensors = load_bytes(content)
-        size = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+        told = json.loads(content[8 : 8 + size]).get("__metadata__", {}).get("offmap")
+        expected, _, text = (told or "").partition(" ")
+        right = expected == checksum(text, tensors)
+        header = json.loads(text) if right else None
     except Exception as error:  # whatever the bytes are, they are no guard
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FileError(f"{path} is damaged or not a guard file ({reason}). Save the guard again.") from error
-    if "offmap" not in metadata:
+    if told is None:
         raise FileError(f"{path} is not a guard file: it was not written by `Guard.save`.")
-    expected, _, text = metadata["offmap"].partition(" ")
-    if expected != checksum(text, tensors):
+    if not right:
         raise FileError(f"{path} is damaged (its checksum does not fit). Save the guard again.")
-    header = json.loads(text)
-    if header.get("format") != FORMAT:
-        raise FileError(f"{path} is not a guard file of this version: expected {FORMAT!r}, but got {header.get('format')!r}.")
+    version = header.get("format") if isinstance(header, dict) else None
+    if version != FORMAT:
+        raise FileError(f"{path} is not a guard file of this version: expected {FORMAT!r}, but got {version!r}.")
+    check_header(header, path)
     return header, tensors
 
 

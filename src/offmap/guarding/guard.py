@@ -16,9 +16,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from offmap import conformal
+from offmap import checks, conformal
 from offmap._types import Data, Inputs, ScoreFn
-from offmap.batches import Place, Rows, batches, check_finite, check_inputs, gather, is_mapping, unlabelled
+from offmap.batches import (
+    Place,
+    Rows,
+    batches,
+    check_finite,
+    check_inputs,
+    gather,
+    given,
+    is_mapping,
+    own_order,
+    unlabelled,
+)  # fmt: skip
 from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.deploy.export import ExportInfo
@@ -39,6 +50,10 @@ logger = logging.getLogger("offmap")
 
 OUTPUT_NUMBERS = 1 << 22
 """Stacked output numbers held at once while scoring (16 MB in float32), whatever the number of rows and draws."""
+
+MOST_DRAWS = 1_000_000
+UNBOUNDED = 1e30
+"""A clip beyond it bounds nothing, and single precision cannot hold much more."""
 
 SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic", "distance": "score"}
 """Names of scores and the likelihood's method behind each, where nothing is joined to it."""
@@ -86,13 +101,13 @@ class Guard:
         Positions that an `attention_mask` of the inputs calls padding are left out of the mean or maximum, and are NaN in the
         kept map. The threshold belongs to the mean.
         """
-        if reduce not in ("mean", "max", None):
+        if reduce is not None and (not isinstance(reduce, str) or reduce not in ("mean", "max")):
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
         return gathered((reduced(self.score_map(block), reduce) for block in self.blocks(x)), laid)
 
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
-        bound = self.clip if clip == "chosen" else checked_clip(clip)
+        bound = self.clip if isinstance(clip, str) and clip == "chosen" else checked_clip(clip)
         return gathered((self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)), joined)
 
     def interval(self, x: Inputs, level: float = 0.95) -> Interval:
@@ -118,14 +133,16 @@ class Guard:
 
     def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
         """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
-        if not isinstance(draws, int) or draws < 1:
-            raise ConfigError(f"Expected `draws` to be a whole number ≥ 1, but got {draws!r}.")
+        draws = checks.whole("draws", draws, 1)
+        if draws > MOST_DRAWS:
+            raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {draws}.")
         bound = checked_clip(clip)
         return laid([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
         """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
-        rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
+        with own_order(self.seed):
+            rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
         return replace(self, calibration=calibration_of(self, rows, false_alarms, exact=True))
 
     def summary(self) -> Table:
@@ -253,7 +270,7 @@ class Guard:
         if not isinstance(x, DataLoader):
             yield unlabelled(x, self.target) if is_mapping(x) else x
             return
-        for batch in x:
+        for batch in given(x, "the inputs"):
             yield unlabelled(batch, self.target)
 
 
@@ -276,6 +293,8 @@ def checked_draws(draws: Any, also: str = "") -> int:
         whole = 0
     if whole < 2:
         raise ConfigError(f"Expected `draws` to be a whole number ≥ 2{also}, but got {draws!r}.")
+    if whole > MOST_DRAWS:
+        raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {whole}.")
     return whole
 
 
@@ -283,7 +302,7 @@ def checked_clip(clip: Any) -> float | None:
     """A bound on |φ ⊙ z|, or None for no bound."""
     if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
         raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
-    return clip
+    return clip if clip is None or clip <= UNBOUNDED else math.inf
 
 
 def check_familiar(guard: Guard, rows: Rows) -> None:
@@ -299,8 +318,7 @@ def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool
     """
     from offmap.guarding.spread import predicted, spread
 
-    if not 0 < false_alarms < 1:
-        raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
+    false_alarms = checks.alarms(false_alarms)
     check_familiar(guard, rows)
     missed = misses(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
     made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)

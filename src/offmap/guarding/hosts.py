@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from offmap.batches import Rows
 from offmap.core.weights import copy_host, one_device
@@ -32,6 +33,8 @@ def hosts_of(nets: Any) -> list[nn.Module]:
         raise HostError(f"Expected a torch.nn.Module or a list of them, but got {type(nets).__name__}.")
     hosts = [unwrapped(host) for host in hosts]
     for host in hosts:
+        if any(is_lazy(p) for p in (*host.parameters(), *host.buffers())):
+            raise HostError(f"Expected a trained host, but {type(host).__name__} has parameters without a size. Call it once.")
         if not any(p.is_floating_point() for p in host.parameters()):
             raise HostError(f"Expected a host with floating-point parameters, but {type(host).__name__} has none.")
         one_device(host)

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from offmap import conformal
+from offmap import checks, conformal
 from offmap._types import Data, Inputs
-from offmap.batches import batches, gather, sample
+from offmap.batches import batches, gather, own_order, sample
 from offmap.core.features import features
 from offmap.core.inputs import rows_of, take_rows
 from offmap.core.weights import everything
@@ -70,9 +70,9 @@ class OnePass:
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> OnePass:
         """The same with threshold and p-values from other familiar data."""
-        if not 0 < false_alarms < 1:
-            raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {false_alarms!r}.")
-        rows = gather(batches(valid, self.guard.place, name="valid", target=self.guard.target), least=2)
+        false_alarms = checks.alarms(false_alarms)
+        with own_order(self.guard.seed):
+            rows = gather(batches(valid, self.guard.place, name="valid", target=self.guard.target), least=2)
         made = replace(self, calibration=self.score(rows.inputs), false_alarms=false_alarms)
         if made.threshold == torch.inf:
             logger.warning(
@@ -132,10 +132,13 @@ def one_pass(guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, fals
     """
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
-    if not isinstance(rows, int) or rows < 100:
-        raise ConfigError(f"Expected `rows` to be a whole number ≥ 100, but got {rows!r}.")
+    rows, seed = checks.whole("rows", rows, 100), checks.whole("seed", seed)
     data = batches(train, guard.place, name="train", target=guard.target)
-    known = sample(data, ROWS, guard.seed)
+    with own_order(guard.seed):
+        valid = gather(batches(valid, guard.place, name="valid", target=guard.target), least=2)
+    false_alarms = checks.alarms(false_alarms)
+    with own_order(guard.seed):
+        known = sample(data, ROWS, guard.seed)
     if len(known) != 1 or rows_of(known[0]) < LEAST:
         raise DataError(f"Expected at least {LEAST} training rows of one shape, but got {[rows_of(part) for part in known]}.")
     familiar = checked(known[0])

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from offmap import checks
 from offmap._types import Weights
 from offmap.batches import Batches, Rows, Share
 from offmap.core.choice import choose
@@ -21,7 +22,7 @@ from offmap.core.ending import ending_of
 from offmap.core.forward import Host
 from offmap.core.noise import Noise, Uniform, as_noise
 from offmap.core.weights import Where
-from offmap.errors import ConfigError, nearest
+from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
@@ -39,6 +40,9 @@ logger = logging.getLogger("offmap")
 
 BASES = ("svd", "identity")
 SLACKS = ("paper", "reference", "smoothed")
+
+LARGEST = 1e30
+"""Settings beyond it are infinite in single precision, or soon become so."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def _searched(task: Task, shape: Callable[[float | Tensor], WeightDistribution])
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
     """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
     q, history = _shaped(task)
-    q.widen(task.config.start)
+    q.widen(float(task.config.start))
     return _descend(task, q, History(chosen=history.chosen))
 
 
@@ -218,7 +222,7 @@ def solve_sgd(task: Task) -> tuple[WeightDistribution, History]:
     """Algorithm 1 from a small constant φ."""
     raw = task.config.initial_raw_scale
     raw = raw if raw is not None else (-10.0 if task.config.basis == "svd" else -5.0)
-    scale = raw if raw > 30 else math.log1p(math.exp(raw))  # softplus
+    scale = float(raw) if raw > 30 else math.log1p(math.exp(raw))  # softplus
     return _descend(task, task.distribution(scale), History())
 
 
@@ -278,8 +282,7 @@ def check(config: Config) -> None:
     """Refuse impossible settings before any work."""
     choices = (("basis", config.basis, BASES), ("solver", config.solver, tuple(SOLVERS)), ("slack", config.slack, SLACKS))
     for field, value, valid in choices:
-        if value not in valid:
-            raise ConfigError(f"Expected `{field}` to be {nearest(str(value), valid)}, but got {value!r}.")
+        checks.word(field, value, valid)
     as_noise(config.noise)
     as_risk(config.risk)
     objectives.as_growth(config.entropy)
@@ -295,9 +298,11 @@ def check(config: Config) -> None:
         for each in grid:
             if not (isinstance(each, int | float) and 0 < each < math.inf):
                 raise ConfigError(f"Expected `{name}` to be a number above 0, but got {each!r}.")
+            if each > LARGEST:
+                raise ConfigError(f"Expected `{name}` to be at most {LARGEST:g}, but got {each!r}.")
     for name in ("threshold", "initial_raw_scale"):
         value = getattr(config, name)
-        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+        if value is not None and not (isinstance(value, int | float) and abs(value) <= LARGEST):
             raise ConfigError(f"Expected `{name}` to be a finite number or None, but got {value!r}.")
     if config.parameterization is not None and config.solver != "sgd":
         raise ConfigError("A parameterization of your own has no closed form: pass `solver='sgd'`.")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 from torch import Tensor
 
+from offmap import checks
 from offmap.errors import ConfigError, DataError, ShapeError
 
 
@@ -14,6 +17,7 @@ def vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
     >>> vector("scores", torch.tensor([1, 2]))
     tensor([1., 2.], dtype=torch.float64)
     """
+    values = checks.tensor(name, values)
     if values.ndim != 1:
         raise ShapeError(f"Expected `{name}` to be 1-D, but got shape {tuple(values.shape)}; pass `{name}.flatten()`.")
     if values.numel() == 0:
@@ -38,18 +42,19 @@ def same_length(**vectors: Tensor) -> None:
 
 def share(name: str, value: float, *, one: bool = False) -> float:
     """`value`, refused unless strictly between 0 and 1 (or, if asked, equal to 1)."""
-    if not (0 < value < 1 or (one and value == 1)):
+    if not isinstance(value, numbers.Real) or not (0 < float(value) < 1 or (one and value == 1)):
         bounds = "above 0 and at most 1" if one else "strictly between 0 and 1"
-        raise ConfigError(f"Expected `{name}` to be {bounds}, such as 0.95, but got {value}.")
-    return value
+        raise ConfigError(f"Expected `{name}` to be {bounds}, such as 0.95, but got {value!r}.")
+    return float(value)
 
 
 def count(name: str, value: int, most: int | None = None) -> int:
     """`value`, refused unless at least 1 and, if given, at most `most`."""
-    if value < 1 or (most is not None and value > most):
+    fits = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+    if not fits or (most is not None and value > most):
         bounds = "at least 1" if most is None else f"between 1 and {most}, the number of examples"
-        raise ConfigError(f"Expected `{name}` to be {bounds}, but got {value}.")
-    return value
+        raise ConfigError(f"Expected `{name}` to be {bounds}, but got {value!r}.")
+    return int(value)
 
 
 def like(result: Tensor, *inputs: Tensor) -> Tensor:

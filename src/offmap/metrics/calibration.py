@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from offmap import checks
 from offmap.errors import DataError, ShapeError
 from offmap.metrics._checks import count, like, same_length, vector
 
@@ -117,6 +118,7 @@ def check_gaussian(mean: Tensor, scale: Tensor, y: Tensor, *, scale_name: str) -
 
 def check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities in float64 and labels in int64, refused unless they are what they are called."""
+    probs, labels = checks.tensor("probs", probs), checks.tensor("labels", labels)
     if probs.ndim != 2 or labels.shape != probs.shape[:1]:
         raise ShapeError(
             f"Expected `probs` of shape (B, C) and `labels` of shape (B,), but got {tuple(probs.shape)} and "

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offmap.errors import ConfigError, nearest
+from offmap import checks
 from offmap.metrics._checks import like, share, vector
 
 
@@ -51,10 +51,9 @@ def fpr_at(id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positiv
     >>> fpr_at(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.5, 3.0, 5.0]), 0.75, positive="ood")
     tensor(0.5000)
     """
-    share("rate", rate, one=True)
+    rate = share("rate", rate, one=True)
     ids, oods = vector("id_scores", id_scores), vector("ood_scores", ood_scores)
-    if positive not in ("id", "ood"):
-        raise ConfigError(f"Expected `positive` to be {nearest(positive, ('id', 'ood'))}, but got {positive!r}.")
+    checks.word("positive", positive, ("id", "ood"))
     kept, others = (ids, oods) if positive == "id" else (-oods, -ids)
     k = math.ceil(rate * kept.numel() * (1 - 1e-12))  # 0.55 · 100 is 55.00000000000001
     threshold = kept.kthvalue(k).values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from offmap import checks
 from offmap.errors import DataError, ShapeError
 from offmap.metrics._checks import like, same_length, vector
 
@@ -41,7 +42,7 @@ def aurc(scores: Tensor, losses: Tensor) -> Tensor:
     >>> aurc(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.0]))
     tensor(0.1111)
     """
-    _, risk = risk_coverage(scores.double(), losses)
+    _, risk = risk_coverage(vector("scores", scores), losses)
     return like(risk.mean(), scores, losses)
 
 
@@ -55,6 +56,7 @@ def mean_ranks(table: Tensor, higher_is_better: bool) -> Tensor:
     >>> mean_ranks(torch.tensor([[0.9, 0.8], [0.7, 0.8], [0.5, 0.6]]), higher_is_better=True)
     tensor([1.2500, 1.7500, 3.0000])
     """
+    table = checks.tensor("table", table)
     if table.ndim != 2:
         raise ShapeError(f"Expected `table` of shape (methods, tasks), but got {tuple(table.shape)}.")
     if table.numel() == 0:

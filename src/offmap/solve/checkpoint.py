@@ -21,7 +21,7 @@ from safetensors.torch import save as to_bytes
 from offmap._types import Weights
 from offmap.core.digest import checksum, sealed
 from offmap.errors import FileError
-from offmap.files import write_whole
+from offmap.files import HEADER, write_whole
 from offmap.group import ALONE, Group
 
 FORMAT = "offmap-checkpoint-1"
@@ -125,15 +125,23 @@ NONE = Checkpoint()
 
 def _parsed(path: Path, content: bytes) -> tuple[dict[str, Any], Weights]:
     try:
-        tensors = load_bytes(content)
         size = int.from_bytes(content[:8], "little")
+        if size > HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        tensors = load_bytes(content)
         expected, _, text = json.loads(content[8 : 8 + size]).get("__metadata__", {})["offmap"].partition(" ")
         header = json.loads(text)
+        right = expected == checksum(text, tensors)
     except Exception as error:  # whatever the bytes are, they are no state of ours
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FileError(f"{path} is damaged or not the state of a fit ({reason}). {REMEDY}") from error
-    if expected != checksum(text, tensors):
+    if not right:
         raise FileError(f"{path} is damaged (its checksum does not fit). {REMEDY}")
-    if header.get("format") != FORMAT:
-        raise FileError(f"{path} is not the state of a fit: expected {FORMAT!r}, but got {header.get('format')!r}. {REMEDY}")
+    version = header.get("format") if isinstance(header, dict) else None
+    if version != FORMAT:
+        raise FileError(f"{path} is not the state of a fit: expected {FORMAT!r}, but got {version!r}. {REMEDY}")
+    identity, parts = header.get("identity"), header.get("parts")
+    sound = isinstance(identity, dict) and isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())
+    if not sound or not {name.partition("/")[0] for name in tensors} <= parts.keys():
+        raise FileError(f"{path} is damaged or not the state of a fit (its parts make no sense). {REMEDY}")
     return header, tensors

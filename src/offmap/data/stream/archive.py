@@ -14,10 +14,14 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from offmap.data.columns import WIDEST
 from offmap.data.stream.block import Block, Table, finite, no_number, readable, rows_for
 from offmap.errors import DataError
 
 WHAT = "arrays of numbers or words"
+
+BYTES = 1 << 26
+"""Of one block, and of one row."""
 
 HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
     (1, 0): npy.read_array_header_1_0,
@@ -81,7 +85,10 @@ class Archive:
         places = {name: self.members[name].columns.index(name) for name in [*numbers, *raw]}
         with readable(self.path, WHAT):
             strips = {self._key(name): self._strip(name, places[name]) for name in places}
-        step = rows_for(sum(strip.width for strip in strips.values()))
+        step = min(
+            rows_for(sum(strip.width for strip in strips.values())),
+            max(1, BYTES // max(1, sum(strip.width * strip.dtype.itemsize for strip in strips.values()))),
+        )
         for done in range(0, self.count, step):
             rows = min(step, self.count - done)
             with readable(self.path, WHAT):
@@ -133,6 +140,8 @@ def open_archive(path: Path, separator: str | None) -> Generator[Table]:
             archive = stack.enter_context(zipfile.ZipFile(path))
             found = [_member(archive, info.filename, path) for info in archive.infolist()]
         lengths = {member.name: member.shape[0] for member in found}
+        if not lengths:
+            raise DataError(f"Expected {WHAT} in {path}, but there are none.")
         if len(set(lengths.values())) > 1:
             raise DataError(f"Expected arrays of one length in {path}, but got {lengths}.")
         members = {column: member for member in found for column in member.columns}
@@ -147,6 +156,10 @@ def _member(archive: zipfile.ZipFile, file: str, path: Path) -> Member:
             raise DataError(f"Expected {WHAT} in {path}, but {name!r} is of another version of the format, {version}.")
         shape, by_columns, dtype = HEADERS[version](content)
         start = content.tell()
-    if not shape or dtype.kind not in "biufU":
+    if not shape or dtype.kind not in "biufU" or any(size < 0 for size in shape):
         raise DataError(f"Expected {WHAT}, (n, ...), in {path}, but {name!r} has shape {shape} and type {dtype}.")
+    if prod(shape) * dtype.itemsize != archive.getinfo(file).file_size - start:
+        raise DataError(f"Expected {WHAT} in {path}, but {name!r} has more or fewer values than it says. Is the file damaged?")
+    if (len(shape) == 2 and shape[1] > WIDEST) or prod(shape[1:]) * dtype.itemsize > BYTES:
+        raise DataError(f"Expected at most {WIDEST} columns and {BYTES} bytes in a row of {path}, but {name!r} has more.")
     return Member(name, shape, by_columns and len(shape) > 1, dtype, start)

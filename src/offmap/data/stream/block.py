@@ -92,7 +92,7 @@ def readable(path: Path, what: str) -> Generator[None]:
         yield
     except OffmapError:
         raise
-    except DAMAGED as error:
+    except Exception as error:  # whatever the bytes are, they are no table
         told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = (told.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(f"Expected {what} at {path}, but it cannot be read: {reason}. Is the file cut or damaged?") from error

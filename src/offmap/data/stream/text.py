@@ -23,7 +23,35 @@ from offmap.errors import ConfigError, DataError
 logger = logging.getLogger("offmap")
 
 SEPARATORS = ",;\t|"
+LONGEST = 1 << 24
+"""Bytes of one line."""
+
+LETTERS = 1 << 25
+"""Bytes of one block: fewer rows are read at a time where they are long."""
+
 WHAT = "a table as CSV in UTF-8"
+
+
+class Bounded(io.BufferedIOBase):
+    """The bytes of a text none of whose lines is longer than LONGEST; `taken` counts them."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self.file, self.taken, self._line = file, 0, 0
+
+    def readable(self) -> bool:
+        """Yes: a text can be made of it."""
+        return True
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """The next bytes, as many as there are at once."""
+        chunk = self.file.read1(size)
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        self._line = len(chunk) - end - 1 if end >= 0 else self._line + len(chunk)
+        if self._line > LONGEST:
+            raise ValueError(f"a line has more than {LONGEST} bytes")
+        self.taken += len(chunk)
+        return chunk
 
 
 @dataclass
@@ -34,6 +62,7 @@ class Text:
     names: list[str]
     lines: Iterator[list[str]]
     file: IO[bytes]
+    source: Bounded
 
     def rows(self, done: int) -> int | None:
         """By the share of the bytes that were read."""
@@ -60,9 +89,17 @@ class Text:
         """The next rows that are not blank."""
         rows: list[list[str]] = []
         with readable(self.path, WHAT):
-            while not rows and (lines := list(islice(self.lines, rows_for(len(self.names))))):
+            while not rows and (lines := list(self._some())):
                 rows = [line for line in lines if line]
         return rows
+
+    def _some(self) -> Iterator[list[str]]:
+        """As many lines as make a block."""
+        start = self.source.taken
+        for line in islice(self.lines, rows_for(len(self.names))):
+            yield line
+            if self.source.taken - start > LETTERS:
+                return
 
     def _numbers(self, words: list[list[str]], names: Sequence[str], done: int) -> NDArray[Any]:
         try:
@@ -90,8 +127,8 @@ def open_text(path: Path, separator: str | None) -> Generator[Table]:
         file = path.open("rb")
     with file:
         packed = path.name.lower().endswith(".gz")
-        binary = gzip.GzipFile(fileobj=file) if packed else file
-        text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")  # pyright: ignore[reportArgumentType]
+        source = Bounded(gzip.GzipFile(fileobj=file) if packed else file)
+        text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")  # pyright: ignore[reportArgumentType]
         with readable(path, WHAT):
             header = text.readline()
             chosen = separator or max(SEPARATORS, key=header.count)
@@ -105,7 +142,7 @@ def open_text(path: Path, separator: str | None) -> Generator[Table]:
             )
         if not packed and not _ended(path):
             logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
-        yield Text(path, [name.strip() for name in names], csv.reader(text, delimiter=chosen, strict=True), file)
+        yield Text(path, [name.strip() for name in names], csv.reader(text, delimiter=chosen, strict=True), file, source)
 
 
 def _ended(path: Path) -> bool:
