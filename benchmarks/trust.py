@@ -29,9 +29,9 @@ FOLDER = ROOT / "benchmarks" / "records" / "trust"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
 CHECKS: tuple[str, ...] = (
-    "damaged_guard", "single_precision", "rescaled", "degenerate", "damaged_checkpoint", "damaged_record", "damaged_scores",
-    "damaged_export", "damaged_cache", "killed_fit", "killed_bench", "killed_score", "killed_rank", "no_room", "whole_calls",
-    "changed_bytes", "hostile_files",
+    "damaged_guard", "damaged_checkpoint", "damaged_record", "damaged_scores", "damaged_export", "damaged_cache",
+    "killed_fit", "killed_bench", "killed_score", "killed_rank", "no_room", "whole_calls", "single_precision", "rescaled",
+    "degenerate", "same_bits", "soak", "changed_bytes", "hostile_files",
 )  # fmt: skip
 """Modules of `tests/faults`, in the order of the page."""
 
