@@ -155,7 +155,7 @@ def write_experiment(experiment: Experiment, path: str | Path, say: Say = lambda
 
 def _missing(results: Results) -> list[Section]:
     said = tables.missing(results)
-    return [Section("What is missing", paragraphs("\n\n".join(said[0].splitlines())))] if said else []
+    return [Section("What is missing", paragraphs(said[0].replace("\n- ", "\n\n- ", 1)))] if said else []
 
 
 def _detection(results: Results, name: str, tasks: Sequence[str]) -> Section:

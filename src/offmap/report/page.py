@@ -37,15 +37,25 @@ class Section:
 
 
 def paragraphs(text: str, kind: str = "") -> str:
-    """Blank lines divide paragraphs; `code` and **bold** are marked, the rest is escaped.
+    """Blank lines divide paragraphs, "- " begins the line of a list; `code`, *words* and **bold** ones are marked, the rest is
+    escaped.
 
-    >>> paragraphs("a < b, **so** `x`")
-    '<p>a &lt; b, <b>so</b> <code>x</code></p>'
+    >>> paragraphs("a < b, **so** *do* `x`")
+    '<p>a &lt; b, <b>so</b> <em>do</em> <code>x</code></p>'
+    >>> paragraphs("- a\\n- b")
+    '<ul><li>a</li><li>b</li></ul>'
     """
     safe = html.escape(text, quote=False).replace(" %", "\u00a0%")
-    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe))
-    opening = f'<p class="{kind}">' if kind else "<p>"
-    return "\n".join(f"{opening}{part.strip()}</p>" for part in safe.split("\n\n") if part.strip())
+    safe = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe)
+    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", safe))
+    named = f' class="{kind}"' if kind else ""
+    return "\n".join(_paragraph(part.strip(), named) for part in safe.split("\n\n") if part.strip())
+
+
+def _paragraph(text: str, named: str) -> str:
+    if not text.startswith("- "):
+        return f"<p{named}>{text}</p>"
+    return f"<ul{named}>" + "".join(f"<li>{line}</li>" for line in text.removeprefix("- ").split("\n- ")) + "</ul>"
 
 
 def gallery(panels: Sequence[Panel], *, legend: str = "", width: str = "16rem") -> str:
