@@ -11,7 +11,7 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit docs slow format bench trust trust-run constraints clean
+.PHONY: help demo test lint types layers unit docs slow format bench bench-speed trust trust-run constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ format: $(VENV)/test.stamp  ## let ruff fix and format
 
 bench: $(VENV)/bench.stamp  ## speed and memory, ours against peers
 	$(PY) -m benchmarks $(ARGS)
+
+bench-speed: $(VENV)/bench.stamp  ## the ratios: peers, the GEMM limit, fits, training, basis, export, server, exponents
+	$(PY) -m benchmarks scoring peers exponents fitting paper_steps stacking grids basis architectures latency serving
 
 trust-run trust: export OMP_NUM_THREADS := 1
 trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"
@@ -90,5 +93,6 @@ $(VENV)/test.stamp: pyproject.toml constraints.txt | $(PY)
 # --no-deps: a peer must not bring another torch.
 $(VENV)/bench.stamp: $(VENV)/test.stamp
 	@echo "Setting up $(VENV) for the benchmarks"
-	@$(INSTALL) --no-deps maxwent tqdm
+	@$(INSTALL) --no-deps maxwent tqdm laplace-torch curvlinops-for-pytorch backpack-for-pytorch bayesian-torch
+	@$(INSTALL) -e '.[laplace]'
 	@touch $@

@@ -11,6 +11,8 @@ from benchmarks import page, record
 
 THEMES = (
     "scoring",
+    "peers",
+    "exponents",
     "throughput",
     "architectures",
     "basis",

@@ -15,7 +15,7 @@ from offmap.methods import bnn
 
 NAMES = [
     "bnn-ablation", "bnn-moons", "citycam", "openood", "synthetic", "tradeoff", "uci", "uci-bnn-short", "uci-budget",
-    "uci-competitors", "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-tried",
+    "uci-competitors", "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-reference", "uci-tried",
 ]  # fmt: skip
 
 TEXT = """
@@ -237,12 +237,14 @@ def test_a_file_of_ones_own_is_read(tmp_path) -> None:
 
 def test_the_plans_that_come_with_offmap() -> None:
     assert list(packaged()) == NAMES
-    uci, paper = read_plan("uci"), read_plan("uci-paper")
-    assert (uci.seeds, paper.seeds) == ((0, 1, 2), (0,))
-    assert len(uci.tasks) == len(paper.tasks) == 16
-    assert {(e.config["config"], e.config["basis"], e.members) for e in paper.entries} == {
-        (c, b, m) for c in ("paper", "reference") for b in ("svd", "identity") for m in (1, 5)
-    }
+    uci = read_plan("uci")
+    for name in ("paper", "reference"):
+        theirs = read_plan(f"uci-{name}")
+        assert (uci.seeds, theirs.seeds) == ((0, 1, 2), (0,))
+        assert len(uci.tasks) == len(theirs.tasks) == 16
+        assert {(e.config["config"], e.config["basis"], e.members) for e in theirs.entries} == {
+            (name, b, m) for b in ("svd", "identity") for m in (1, 5)
+        }
     assert len(cells(uci)) == 16 * 3 * 17
 
 
