@@ -37,12 +37,12 @@ class Section:
 
 
 def paragraphs(text: str, kind: str = "") -> str:
-    """Blank lines divide paragraphs, "- " begins the line of a list; `code`, *words* and **bold** ones are marked, the rest is
+    r"""Blank lines divide paragraphs, "- " begins the line of a list; `code`, *words* and **bold** ones are marked, the rest is
     escaped.
 
     >>> paragraphs("a < b, **so** *do* `x`")
     '<p>a &lt; b, <b>so</b> <em>do</em> <code>x</code></p>'
-    >>> paragraphs("- a\\n- b")
+    >>> paragraphs("- a\n- b")
     '<ul><li>a</li><li>b</li></ul>'
     """
     safe = html.escape(text, quote=False).replace(" %", "\u00a0%")
