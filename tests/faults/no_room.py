@@ -168,5 +168,5 @@ def trial(seed: int, folder: Path) -> str:
 
 CHECK = Check(
     "On a full disk, or where writing fails, the error names the file, old files stay whole, and with room the work is finished.",
-    trial, quick=6,
+    trial, quick=4,
 )  # fmt: skip
