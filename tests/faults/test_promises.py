@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.promises import PROMISES, Promise
-from benchmarks.trust import CHECKS
+from benchmarks.trust import CHECKS, PAGE, page
 
 ROOT = Path(__file__).parents[2]
 TESTS = sorted({test for promise in PROMISES for test in promise.tests})
@@ -21,6 +21,10 @@ def test_a_named_test_exists(test: str) -> None:
     path, _, name = test.partition("::")
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def test_the_page_of_trials_is_that_of_the_records() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m benchmarks.trust page`"
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.name)
