@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.promises import page_table
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
@@ -263,9 +265,14 @@ def numbers() -> str:
     return "\n".join(textwrap.fill(" ".join(point.split()), 128, initial_indent="- ", subsequent_indent="  ") for point in points)
 
 
+def promises() -> str:
+    """Each promise, what holds it, and the last figures."""
+    return page_table(table)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline, "score": score, "members": members, "solver": solver, "basis": basis, "where": where, "draws": draws,
-    "clip": clip, "laplace": laplace, "maxwent": maxwent, "numbers": numbers,
+    "clip": clip, "laplace": laplace, "maxwent": maxwent, "numbers": numbers, "promises": promises,
 }  # fmt: skip
 
 

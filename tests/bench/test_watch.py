@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_watched_fit_is_the_fit_and_is_seen_at_every_check(solver: Any, tmp_pa
     np.testing.assert_allclose(history.threshold, plain.threshold, rtol=1e-3)
 
 
-def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path) -> None:
+def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cell = tiny("wide")
     made = traced(cell, tmp_path)
     assert made.step == [0, 10, 20, 30]
@@ -82,6 +83,13 @@ def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path) -> None:
     assert file.stat().st_mtime_ns == before
     assert again.auroc == pytest.approx(made.auroc, rel=1e-5)
     assert again.threshold == pytest.approx(made.threshold, rel=1e-5)
+    whole = file.read_text(encoding="utf-8")
+    for damaged, reason in ((whole[:50], ""), (whole.replace("30", "31"), "its checksum does not fit")):
+        file.write_text(damaged, encoding="utf-8")
+        caplog.clear()
+        assert traced(cell, tmp_path).auroc == pytest.approx(made.auroc, rel=1e-5)
+        assert f"The trace at {file} cannot be read ({reason}" in caplog.text
+        assert json.loads(file.read_text(encoding="utf-8")) == json.loads(whole)
 
 
 def test_detection_on_the_way_is_that_of_a_guard(tmp_path: Path) -> None:
@@ -94,7 +102,7 @@ def test_detection_on_the_way_is_that_of_a_guard(tmp_path: Path) -> None:
     assert found == pytest.approx((rows["outside"]["auroc"], rows["outside"]["fpr95"]), abs=5e-3)
 
 
-def test_a_view_is_what_the_chosen_fit_says_and_is_kept(tmp_path: Path) -> None:
+def test_a_view_is_what_the_chosen_fit_says_and_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cell = tiny("dropout")
     run([cell], tmp_path)
     record = read_all(tmp_path).records[cell.hash]
@@ -106,6 +114,9 @@ def test_a_view_is_what_the_chosen_fit_says_and_is_kept(tmp_path: Path) -> None:
     before = file.stat().st_mtime_ns
     np.testing.assert_array_equal(views(cell, record, tmp_path)[0].band()[1], std)
     assert file.stat().st_mtime_ns == before
+    file.write_bytes(file.read_bytes()[:-100])
+    np.testing.assert_allclose(views(cell, record, tmp_path)[0].band()[1], std, rtol=1e-6)
+    assert f"The views at {file} cannot be read (" in caplog.text
 
 
 def test_class_probabilities_are_seen_as_entropy_on_the_square() -> None:

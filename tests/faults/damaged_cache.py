@@ -70,4 +70,6 @@ def trial(seed: int, folder: Path) -> str:
     return f"{kind} {what}, named and made again"
 
 
-CHECK = Check("Trained hosts and features on disk that were cut or changed are named, and made again.", trial, limit=60.0)
+CHECK = Check(
+    "Trained hosts and features on disk that were cut or changed are named, and made again.", trial, limit=60.0, quick=8
+)

@@ -44,4 +44,4 @@ def trial(seed: int, folder: Path) -> str:
     return f"{what}, refused"
 
 
-CHECK = Check("The state of a fit that was cut or changed is refused, and the error names it.", trial, limit=60.0)
+CHECK = Check("The state of a fit that was cut or changed is refused, and the error names it.", trial, limit=60.0, quick=8)

@@ -90,4 +90,4 @@ def trial(seed: int, folder: Path) -> str:
     return f"{kind} {what}, named and made again"
 
 
-CHECK = Check("Scores and notes that were cut or changed are named, and only they are made again.", trial, limit=60.0)
+CHECK = Check("Scores and notes that were cut or changed are named, and only they are made again.", trial, limit=60.0, quick=8)

@@ -92,4 +92,4 @@ def _left(folder: Path, start: int, ended: Ended, known: int) -> tuple[int, str]
     return 0, "killed before the first state, began anew"
 
 
-CHECK = Check("A fit with a checkpoint that is killed goes on from its last state, to the same guard.", trial, quick=4)
+CHECK = Check("A fit with a checkpoint that is killed goes on from its last state, to the same guard.", trial, quick=3)

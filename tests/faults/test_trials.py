@@ -6,7 +6,11 @@ import pytest
 
 from benchmarks.trust import CHECKS, check_of
 
-QUICK = [(name, seed) for name in CHECKS for seed in range(check_of(name).quick)]
+QUICK = [
+    pytest.param(name, seed, marks=pytest.mark.xdist_group(name), id=f"{name}-{seed}")  # one process makes what trials share
+    for name in CHECKS
+    for seed in range(check_of(name).quick)
+]
 
 
 @pytest.mark.parametrize(("name", "seed"), QUICK)

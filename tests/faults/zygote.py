@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "."))
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
-LIMIT = 60.0
+LIMIT = 150.0
 """Seconds after which a child hangs."""
 
 

@@ -124,6 +124,21 @@ def test_scores_without_a_note_are_made_again(guard, tmp_path):
     assert [each.before for each in score(guard, order(data, out), resume=True)] == [False, False, True]
 
 
+def test_damage_is_named(guard, tmp_path, caplog):
+    data, out = fill(tmp_path / "data"), tmp_path / "out"
+    score(guard, order(data, out))
+    note = out / ROOM / "a.csv.json"
+    note.write_text(note.read_text().replace('"rows": 30', '"rows": 31'))
+    (out / "b.npz").write_bytes((out / "b.npz").read_bytes()[:-1])
+    with caplog.at_level("WARNING", "offmap"):
+        again = score(guard, order(data, out), resume=True)
+    assert [(each.rows, each.before) for each in again] == [(30, False), (40, False), (50, True)]
+    assert caplog.messages == [
+        f"{note} is damaged (its checksum does not fit), and {out / 'a.csv'} is made again.",
+        f"{out / 'b.npz'} is gone, or not as it was written, and is made again.",
+    ]
+
+
 def test_a_table_that_cannot_be_read_fails_by_name_and_the_others_are_done(guard, tmp_path):
     data, out = fill(tmp_path / "data"), tmp_path / "out"
     score(guard, order(data, out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from offmap.files import write_whole
 from offmap.guarding.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.methods.predictives import Member
+
+logger = logging.getLogger("offmap")
 
 Array = NDArray[np.float32]
 POINTS = {1: 300, 2: 64}
@@ -128,8 +131,12 @@ def _name(kind: str, clip: float | None) -> str:
 def _read(path: Path) -> dict[str, Array]:
     if not path.exists():
         return {}
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+    try:
+        with path.open("rb") as content, np.load(content) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        logger.warning("The views at %s cannot be read (%s) and are made again.", path, error)
+        return {}
 
 
 def _array(values: Tensor | None) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from offmap.methods import maxwent
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime, override
 from offmap.solve.risk import Validation, as_risk
+
+logger = logging.getLogger("offmap")
 
 Seen = TypeVar("Seen")
 
@@ -105,8 +108,9 @@ class Trace:
 def traced(cell: Cell, folder: Path) -> Trace:
     """The trace of a cell's fit for its first net, read from `folder`/traces if it was made before."""
     path = folder / "traces" / f"{cell.hash}-{digest(settings_of(cell))}.json"
-    if path.exists():
-        return Trace(**json.loads(path.read_text(encoding="utf-8")))
+    known = _known(path)
+    if known is not None:
+        return known
     task = task_of(cell.task, cell.seed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -114,8 +118,23 @@ def traced(cell: Cell, folder: Path) -> Trace:
         made = trace(cell, task)
     finally:
         torch.set_num_threads(threads)
-    write_whole(path, (json.dumps(short(asdict(made))) + "\n").encode())
+    told = short(asdict(made))
+    write_whole(path, (json.dumps({**told, "checksum": digest(told)}) + "\n").encode())
     return made
+
+
+def _known(path: Path) -> Trace | None:
+    """What was kept; None when there is nothing, or when the file is damaged, said so. Older ones have no checksum."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told.pop("checksum", None) not in (None, digest(told)):
+            raise ValueError("its checksum does not fit")
+        return Trace(**told)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        logger.warning("The trace at %s cannot be read (%s) and is made again.", path, error)
+        return None
 
 
 def trace(cell: Cell, task: Task) -> Trace:

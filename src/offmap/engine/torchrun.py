@@ -204,9 +204,12 @@ def _initialise(backend: str) -> None:
     It keeps one store for all restarts, and in it the addresses of ranks that are dead: those of a new start could take them for
     their own, and wait for each other.
     """
-    store, rank, size = next(dist.rendezvous("env://", timeout=ARRIVAL))
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous  # some builds of torch have neither
+
+    store, rank, size = next(rendezvous("env://", timeout=ARRIVAL))
     store.set_timeout(ARRIVAL)
-    apart = dist.PrefixStore(f"offmap-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    apart = PrefixStore(f"offmap-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=apart, rank=rank, world_size=size, timeout=ARRIVAL)
 
 
