@@ -1,6 +1,7 @@
-"""Promises and what trials of them showed: `python -m benchmarks.trust run [NAME ...]`, `... again`, `... page`.
+"""Promises and what trials of them showed: `python -m benchmarks.trust run [NAME ...]`, `... retry`, `... again`, `... page`.
 
-`run` continues each check of `tests/faults` where its record in `benchmarks/records/trust/` ends; `again` repeats a seeded tenth
+`run` continues each check of `tests/faults` where its record in `benchmarks/records/trust/` ends; `retry` runs the failed trials
+on record once more, after a mend; `again` repeats a seeded tenth
 of the trials on record and compares how they end; `page` writes `docs/trust.md` from the records. Trials run in a process of
 their own: one that hangs or crashes is a failure of that seed, and the next one goes on.
 """
@@ -163,6 +164,20 @@ def run(names: list[str], minutes: float) -> int:
     return sum(len(read(n).failures) for n in names)
 
 
+def retry(names: list[str]) -> int:
+    """Run the failed trials on record once more, and keep how they end now; the number that still fail."""
+    for name in names:
+        outcomes = read(name)
+        for seed, ending, failure, seconds in try_seeds(name, sorted(map(int, outcomes.failures))):
+            done = outcomes.done
+            del outcomes.failures[str(seed)]
+            outcomes.add(seed, ending, failure, seconds)
+            outcomes.done = done
+            write(name, outcomes)
+            print(f"{name}, seed {seed}: {ending or failure}", flush=True)
+    return sum(len(read(n).failures) for n in names)
+
+
 def again(names: list[str], share: float = 0.1, seed: int = 0) -> int:
     """Repeat a seeded part of the trials on record; the number that fail now."""
     failed = 0
@@ -189,7 +204,7 @@ def page() -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
-    parser.add_argument("command", choices=["run", "again", "page"])
+    parser.add_argument("command", choices=["run", "retry", "again", "page"])
     parser.add_argument("names", nargs="*", default=[], help=f"all by default: {', '.join(CHECKS)}")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next trial after so long")
     asked = parser.parse_args()
@@ -198,7 +213,8 @@ def main() -> None:
         PAGE.write_text(page(), encoding="utf-8")
         print(f"The page is {PAGE}")
         return
-    sys.exit(bool(run(names, asked.minutes) if asked.command == "run" else again(names)))
+    commands = {"run": lambda: run(names, asked.minutes), "retry": lambda: retry(names), "again": lambda: again(names)}
+    sys.exit(bool(commands[asked.command]()))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,12 @@ def test_functions_of_tensors_say_what_else_they_were_given(ask: Callable[[Any],
         ask(value)
 
 
+def test_scores_are_made_of_floating_point_numbers() -> None:
+    for value in (torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, 2, dtype=torch.bool)):
+        with pytest.raises(DataError, match="in floating-point numbers, but got torch"):
+            scores.epistemic_variance(value)
+
+
 @pytest.mark.parametrize("value", ["0.95", None, [0.5], 0, 2])
 def test_rates_and_counts_of_metrics_are_checked(value: Any) -> None:
     with pytest.raises(ConfigError, match="Expected `rate` to be above 0 and at most 1"):
