@@ -21,12 +21,14 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from offmap.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trust.md"
 FOLDER = ROOT / "benchmarks" / "records" / "trust"
+FUZZED = ROOT / "benchmarks" / "records" / "fuzz"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
 CHECKS: tuple[str, ...] = ("damaged_guard", "whole_calls", "changed_bytes", "hostile_files")
@@ -37,6 +39,14 @@ INTRODUCTION = """# Trust
 
 Made by `python -m benchmarks.trust page` from the records of `make trust-run`. A trial is a seed of a module in `tests/faults`;
 hangs and crashes count as failures. `make trust` repeats a seeded tenth of the trials, and `make test` the first few of each.
+"""
+
+
+FUZZING = """## Fuzzing
+
+What parses bytes, fed by atheris (`make fuzz`) with inputs bred for the branches that they reach, beginning with valid ones. Any
+error but one of ours is a crash, as are twenty seconds or three gigabytes. Readers named "header" get texts in files
+whose checksum is right.
 """
 
 
@@ -198,7 +208,24 @@ def page() -> str:
         endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(found.endings.items()))
         each = f"{found.seconds / found.done:.2f}" if found.done else "–"
         lines.append(f"| {check_of(name).promise} (`{name}`) | {found.done:,} | {endings} | {len(found.failures)} | {each} |")
-    return INTRODUCTION + "\n" + "\n".join(lines) + "\n"
+    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + fuzzed()
+
+
+def fuzzed() -> str:
+    """What fuzzing showed, reader by reader."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FUZZED.glob("*.json"))}
+    if not found:
+        return ""
+    lines = ["", FUZZING, "| reader | inputs | minutes | crashes | peak MB |", "|---|--:|--:|--:|--:|"]
+    for name, each in [*found.items(), ("all", _together(list(found.values())))]:
+        numbers = (f"{each['executions']:,}", f"{each['seconds'] / 60:.1f}", str(len(each["crashes"])), str(each["peak_mb"]))
+        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(numbers)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _together(records: list[dict[str, Any]]) -> dict[str, Any]:
+    sums = {key: sum(each[key] for each in records) for key in ("executions", "seconds")}
+    return sums | {"crashes": [c for each in records for c in each["crashes"]], "peak_mb": max(e["peak_mb"] for e in records)}
 
 
 def main() -> None:

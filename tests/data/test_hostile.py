@@ -129,6 +129,18 @@ def test_a_table_of_one_repeated_number_is_refused_by_its_rows(tmp_path: Path) -
         read(path)
 
 
+def test_words_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    words = pyarrow.array([b"ab", b"\x94c"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"x": [1.0, 2.0], "y": words}), path)
+    for reader in (read, stream):
+        with pytest.raises(DataError, match="Expected a table as Parquet at .*t.parquet, but it cannot be read: 'utf-8' codec"):
+            reader(path)
+
+
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00(", b"\x80\x04\x95\xff", b"0" * 9, b"PK\x03\x04"])
 def test_bytes_that_are_no_weights_are_refused(name: str, content: bytes, tmp_path: Path) -> None:
