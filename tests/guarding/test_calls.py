@@ -102,7 +102,10 @@ def test_a_host_that_fails_on_other_inputs_is_named_when_diagnosing(guard: offma
 
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"select": 3}, "Expected `select` to be a function of the host's output, but got 3"),
+    ({"select": 3}, r"Expected `select` to be a function of \(output\), but got 3"),
+    ({"risk": len}, r"Expected `risk` to be a function of \(likelihood, outputs, targets\), but got <built-in function len>"),
+    ({"risk": dict}, "Expected `risk` to be a function of"),
+    ({"entropy": lambda a, b: a}, r"Expected `entropy` to be a function of \(φ²\), but got"),
     ({"select": torch.ones(2)}, "Expected `select` to be a function"),
     ({"checkpoint": 3}, "Expected `checkpoint` to be the path of a file, but got 3"),
     ({"checkpoint": ""}, "Expected `checkpoint` to be the path of a file, but got ''"),
