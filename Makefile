@@ -11,7 +11,7 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit docs slow format bench bench-speed trust trust-run constraints clean
+.PHONY: help demo test lint types layers unit docs slow format bench bench-speed trust trust-run fuzz sbom audit constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,12 +61,22 @@ trust: $(VENV)/test.stamp  ## the page of trials, and a tenth of them again
 	$(PY) -m benchmarks.trust page
 	$(PY) -m benchmarks.trust again $(ARGS)
 
+fuzz: export OMP_NUM_THREADS := 1
+fuzz: $(VENV)/fuzz.stamp  ## fuzz whatever parses bytes, five minutes each; ARGS="csv npz --minutes 10"
+	$(PY) -m benchmarks.fuzz $(ARGS)
+
+sbom: $(VENV)/test.stamp  ## the software bill of materials, CycloneDX, into build/sbom.json
+	$(PY) -m benchmarks.materials bill
+
+audit: $(VENV)/test.stamp  ## installed packages against their pins and their own lists of files
+	$(PY) -m benchmarks.materials audit
+
 # Keeps the torch line as it is written, and takes the newest of everything else that goes with it.
 constraints:  ## pin anew what a fresh install of all extras gives
 	@echo "Installing all extras afresh to pin them"
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,docs,dev,bench]'
+	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,docs,dev,bench,fuzz]'
 	@grep '^#' constraints.txt > build/pins/new.txt
 	@build/pins/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+.*//' >> build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt && rm -rf build/pins
@@ -95,4 +105,9 @@ $(VENV)/bench.stamp: $(VENV)/test.stamp
 	@echo "Setting up $(VENV) for the benchmarks"
 	@$(INSTALL) --no-deps maxwent tqdm laplace-torch curvlinops-for-pytorch backpack-for-pytorch bayesian-torch
 	@$(INSTALL) -e '.[laplace]'
+	@touch $@
+
+$(VENV)/fuzz.stamp: $(VENV)/test.stamp
+	@echo "Setting up $(VENV) for fuzzing"
+	@$(INSTALL) -e '.[fuzz]'
 	@touch $@

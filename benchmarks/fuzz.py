@@ -1,4 +1,4 @@
-"""Fuzzing of everything that parses bytes: `python -m benchmarks.fuzz TARGET ... [--minutes 5]`.
+"""Fuzzing of everything that parses bytes: `python -m benchmarks.fuzz [TARGET ...] [--minutes 5]`.
 
 Atheris (the extra `fuzz`) makes bytes by what they make the code do, beginning with valid files. Any error but one of ours is a
 crash, as are hangs and more memory than LARGEST; runs go on after a crash and add up in `benchmarks/records/fuzz/TARGET.json`.
@@ -123,10 +123,15 @@ def main() -> None:
     if "--inside" in sys.argv:
         return inside(sys.argv[1])
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="+", help="names of readers in tests/faults/readers.py")
+    parser.add_argument("targets", nargs="*", help="names of readers in tests/faults/readers.py; all by default")
     parser.add_argument("--minutes", type=float, default=5.0, help="for each")
     asked = parser.parse_args()
-    for target in asked.targets:
+    sys.path[:0] = [str(ROOT / "tests")]
+    from faults.readers import READERS
+
+    for target in asked.targets or READERS:
+        if target not in READERS:
+            parser.error(f"expected one of {', '.join(READERS)}, but got {target}")
         run(target, asked.minutes)
 
 

@@ -1,6 +1,7 @@
-"""Promises and what trials of them showed: `python -m benchmarks.trust run [NAME ...]`, `... again`, `... page`.
+"""Promises and what trials of them showed: `python -m benchmarks.trust run [NAME ...]`, `... retry`, `... again`, `... page`.
 
-`run` continues each check of `tests/faults` where its record in `benchmarks/records/trust/` ends; `again` repeats a seeded tenth
+`run` continues each check of `tests/faults` where its record in `benchmarks/records/trust/` ends; `retry` runs the failed trials
+on record once more, after a mend; `again` repeats a seeded tenth
 of the trials on record and compares how they end; `page` writes `docs/trust.md` from the records. Trials run in a process of
 their own: one that hangs or crashes is a failure of that seed, and the next one goes on.
 """
@@ -20,12 +21,14 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from offmap.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trust.md"
 FOLDER = ROOT / "benchmarks" / "records" / "trust"
+FUZZED = ROOT / "benchmarks" / "records" / "fuzz"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
 CHECKS: tuple[str, ...] = (
@@ -40,6 +43,14 @@ INTRODUCTION = """# Trust
 
 Made by `python -m benchmarks.trust page` from the records of `make trust-run`. A trial is a seed of a module in `tests/faults`;
 hangs and crashes count as failures. `make trust` repeats a seeded tenth of the trials, and `make test` the first few of each.
+"""
+
+
+FUZZING = """## Fuzzing
+
+What parses bytes, fed by atheris (`make fuzz`) with inputs bred for the branches that they reach, beginning with valid ones. Any
+error but one of ours is a crash, as are twenty seconds or three gigabytes. Readers named "header" get texts in files
+whose checksum is right.
 """
 
 
@@ -172,6 +183,20 @@ def run(names: list[str], minutes: float) -> int:
     return sum(len(read(n).failures) for n in names)
 
 
+def retry(names: list[str]) -> int:
+    """Run the failed trials on record once more, and keep how they end now; the number that still fail."""
+    for name in names:
+        outcomes = read(name)
+        for seed, ending, failure, seconds in try_seeds(name, sorted(map(int, outcomes.failures))):
+            done = outcomes.done
+            del outcomes.failures[str(seed)]
+            outcomes.add(seed, ending, failure, seconds)
+            outcomes.done = done
+            write(name, outcomes)
+            print(f"{name}, seed {seed}: {ending or failure}", flush=True)
+    return sum(len(read(n).failures) for n in names)
+
+
 def again(names: list[str], share: float = 0.1, seed: int = 0) -> int:
     """Repeat a seeded part of the trials on record; the number that fail now."""
     failed = 0
@@ -192,13 +217,30 @@ def page() -> str:
         endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(found.endings.items()))
         each = f"{found.seconds / found.done:.2f}" if found.done else "–"
         lines.append(f"| {check_of(name).promise} (`{name}`) | {found.done:,} | {endings} | {len(found.failures)} | {each} |")
-    return INTRODUCTION + "\n" + "\n".join(lines) + "\n"
+    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + fuzzed()
+
+
+def fuzzed() -> str:
+    """What fuzzing showed, reader by reader."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FUZZED.glob("*.json"))}
+    if not found:
+        return ""
+    lines = ["", FUZZING, "| reader | inputs | minutes | crashes | peak MB |", "|---|--:|--:|--:|--:|"]
+    for name, each in [*found.items(), ("all", _together(list(found.values())))]:
+        numbers = (f"{each['executions']:,}", f"{each['seconds'] / 60:.1f}", str(len(each["crashes"])), str(each["peak_mb"]))
+        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(numbers)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _together(records: list[dict[str, Any]]) -> dict[str, Any]:
+    sums = {key: sum(each[key] for each in records) for key in ("executions", "seconds")}
+    return sums | {"crashes": [c for each in records for c in each["crashes"]], "peak_mb": max(e["peak_mb"] for e in records)}
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
-    parser.add_argument("command", choices=["run", "again", "page"])
+    parser.add_argument("command", choices=["run", "retry", "again", "page"])
     parser.add_argument("names", nargs="*", default=[], help=f"all by default: {', '.join(CHECKS)}")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next trial after so long")
     asked = parser.parse_args()
@@ -207,7 +249,8 @@ def main() -> None:
         PAGE.write_text(page(), encoding="utf-8")
         print(f"The page is {PAGE}")
         return
-    sys.exit(bool(run(names, asked.minutes) if asked.command == "run" else again(names)))
+    commands = {"run": lambda: run(names, asked.minutes), "retry": lambda: retry(names), "again": lambda: again(names)}
+    sys.exit(bool(commands[asked.command]()))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,26 @@ def word(name: str, value: Any, valid: Iterable[str]) -> str:
     known = list(valid)
     if not isinstance(value, str) or value not in known:
         raise ConfigError(f"Expected `{name}` to be {nearest(value, known)}, but got {value!r}.")
+    return value
+
+
+def function(name: str, value: Any, arguments: Sequence[str]) -> Any:
+    """A function, refused if it cannot be called with so many arguments.
+
+    >>> function("score", len, ["outputs", "targets"])
+    Traceback (most recent call last):
+    offmap.errors.ConfigError: Expected `score` to be a function of (outputs, targets), but got <built-in function len>.
+    """
+    try:
+        fits = callable(value) and not isinstance(value, type)
+        if fits:
+            inspect.signature(value).bind(*arguments)
+    except TypeError:
+        fits = False
+    except ValueError:  # it does not tell its signature
+        fits = True
+    if not fits:
+        raise ConfigError(f"Expected `{name}` to be a function of ({', '.join(arguments)}), but got {value!r}.")
     return value
 
 

@@ -271,7 +271,7 @@ def _look(
         check_targets(Categorical(), seen.logits, y, data.name)
         counted = y != IGNORED
         form = form.wider(x)
-        parts.append((seen.features[counted], seen.logits[counted], y[counted]))
+        parts.append((seen.features[counted], seen.logits[counted], y[counted].long()))
     h, z, y = (torch.cat(each) for each in zip(*parts, strict=True))
     if not len(y):
         raise DataError(f"Expected classes in `{data.name}`, but every target is −100.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offmap import checks
-from offmap.errors import ShapeError
+from offmap.errors import DataError, ShapeError
 
 
 def mixture_variance(means: Tensor, variances: Tensor) -> Tensor:
@@ -104,7 +104,8 @@ def mutual_information(probs: Tensor) -> Tensor:
 
 
 def _require_draws(name: str, stack: Tensor, expected: str, *, least: int) -> None:
-    checks.tensor(name, stack)
+    if not checks.tensor(name, stack).is_floating_point():
+        raise DataError(f"Expected `{name}` in floating-point numbers, but got {stack.dtype}; pass `{name}.float()`.")
     if stack.ndim < least or stack.shape[0] == 0:
         raise ShapeError(
             f"Expected `{name}` of shape {expected} with at least one draw, but got {tuple(stack.shape)}; "

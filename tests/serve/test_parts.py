@@ -157,6 +157,12 @@ def test_whatever_comes_is_an_array_of_the_right_form_or_a_refusal(body: bytes, 
     assert told() == (True, True)
 
 
+def test_whole_numbers_past_every_float_are_refused() -> None:
+    body = b'{"inputs": [[1, 2, ' + b"9" * 4000 + b"]]}"
+    with pytest.raises(Refused, match="Expected finite numbers in `x`"):
+        arrays_of("application/json", body, [Wanted("x", (3,), np.float32)], 4)
+
+
 def test_an_address_that_is_taken_is_told() -> None:
     with listening("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="Pass another --host or --port"):
         listening("127.0.0.1", taken.getsockname()[1])

@@ -235,10 +235,14 @@ def split(data: Data, place: Place, *, fraction: float, seed: int, batch_size: i
         raise DataError("Expected `valid=` beside an iterable data set: it cannot be split.")
     if isinstance(whole, Stream) and whole.source.batch_sampler is None:
         raise DataError("Expected `valid=` beside a DataLoader with `batch_size=None`: its rows cannot be told apart.")
-    order = permutation(whole.rows, seed, "split")
-    cut = max(2, round(fraction * whole.rows))
-    if whole.rows - cut < 1:
-        raise DataError(f"Expected at least 3 rows to set 2 aside for validation, but `train` has {whole.rows}. Pass `valid=`.")
+    try:
+        rows = whole.rows
+    except TypeError as error:
+        raise DataError(f"Expected `valid=` beside a data set that does not know its length ({error}).") from error
+    order = permutation(rows, seed, "split")
+    cut = max(2, round(fraction * rows))
+    if rows - cut < 1:
+        raise DataError(f"Expected at least 3 rows to set 2 aside for validation, but `train` has {rows}. Pass `valid=`.")
     if isinstance(whole, Rows):
         order = order.to(whole.targets.device)
         return replace(whole.take(order[cut:]), name="train"), replace(whole.take(order[:cut]), name="valid")

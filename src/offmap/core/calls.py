@@ -16,7 +16,7 @@ from offmap.errors import HostError
 Select: TypeAlias = Callable[[Any], Tensor]
 """From what a host returns to the tensor that matters."""
 
-HOST_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError)
+HOST_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """What a host may raise on inputs of a form that it does not know."""
 
 

@@ -99,8 +99,8 @@ def fit(
     settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
     draws, seed = _check_options(score, draws, seed)
     checks.word("ranks", ranks, RANKS)
-    if select is not None and not callable(select):
-        raise ConfigError(f"Expected `select` to be a function of the host's output, but got {select!r}.")
+    if select is not None:
+        checks.function("select", select, ["output"])
     runtime = Runtime(first_tensor if select is None else select, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
     with together(alone=ranks == "alone") as group, torch.inference_mode(False), own_order(seed):

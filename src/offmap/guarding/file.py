@@ -227,8 +227,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Weights]:
         raise FileError(f"{path} is not a guard file: it was not written by `Guard.save`.")
     if not right:
         raise FileError(f"{path} is damaged (its checksum does not fit). Save the guard again.")
-    version = header.get("format") if isinstance(header, dict) else None
-    if version != FORMAT:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        version = header.get("format") if isinstance(header, dict) else None
         raise FileError(f"{path} is not a guard file of this version: expected {FORMAT!r}, but got {version!r}.")
     check_header(header, path)
     return header, tensors

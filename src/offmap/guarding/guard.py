@@ -302,7 +302,7 @@ def checked_clip(clip: Any) -> float | None:
     """A bound on |φ ⊙ z|, or None for no bound."""
     if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
         raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
-    return clip if clip is None or clip <= UNBOUNDED else math.inf
+    return None if clip is None else float(clip) if clip <= UNBOUNDED else math.inf
 
 
 def check_familiar(guard: Guard, rows: Rows) -> None:

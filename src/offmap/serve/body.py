@@ -65,7 +65,10 @@ def _numbers(values: Any, name: str) -> NDArray[Any]:
     except (ValueError, RecursionError, OverflowError) as error:  # rows of different lengths
         raise Refused(422, f"Expected rows of one length in `{name}`.") from error
     if array.dtype.kind == "O" and all(type(each) in (int, float) for each in array.flat):  # whole numbers past 64 bits
-        array = array.astype(np.float64)
+        try:
+            array = array.astype(np.float64)
+        except OverflowError as error:
+            raise Refused(422, f"Expected finite numbers in `{name}`.") from error
     if array.dtype.kind not in "iuf" and array.size:
         raise Refused(422, f"Expected numbers in `{name}`, in rows of one length.")
     return array

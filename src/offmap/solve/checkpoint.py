@@ -141,7 +141,7 @@ def _parsed(path: Path, content: bytes) -> tuple[dict[str, Any], Weights]:
     if version != FORMAT:
         raise FileError(f"{path} is not the state of a fit: expected {FORMAT!r}, but got {version!r}. {REMEDY}")
     identity, parts = header.get("identity"), header.get("parts")
-    sound = isinstance(identity, dict) and isinstance(parts, dict) and all(isinstance(part, dict) for part in parts.values())
-    if not sound or not {name.partition("/")[0] for name in tensors} <= parts.keys():
+    known = {name for name, part in parts.items() if isinstance(part, dict)} if isinstance(parts, dict) else set[str]()
+    if not isinstance(identity, dict) or known != set(parts or ()) or not {name.partition("/")[0] for name in tensors} <= known:
         raise FileError(f"{path} is damaged or not the state of a fit (its parts make no sense). {REMEDY}")
     return header, tensors

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offmap import checks
 from offmap._types import IGNORED, Weights
 from offmap.batches import Rows
 from offmap.core.distribution import REMEMBERED, WeightDistribution
@@ -208,7 +209,7 @@ def chance_losses(likelihood: Likelihood, y: Tensor) -> Tensor | None:
 def as_risk(risk: str | RiskFn) -> RiskFn:
     """The risk of that name, or the function itself."""
     if callable(risk):
-        return risk
+        return checks.function("risk", risk, ["likelihood", "outputs", "targets"])
     if not isinstance(risk, str) or risk not in RISKS:
         raise ConfigError(f"Expected `risk` to be {nearest(str(risk), RISKS)} or a function, but got {risk!r}.")
     return RISKS[risk]

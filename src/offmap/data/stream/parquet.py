@@ -37,9 +37,11 @@ class Parquet:
             batches = self.file.iter_batches(batch_size=rows_for(len(wanted)), columns=wanted, use_threads=False)
         while (batch := self._next(batches)) is not None:
             x = np.empty((batch.num_rows, len(numbers)))
-            for i, name in enumerate(numbers):
-                x[:, i] = self._numbers(name, batch.column(name), done)
-            yield Block(finite(x, numbers, self.path, done), {name: batch.column(name).to_pylist() for name in raw})
+            with readable(self.path, WHAT):
+                for i, name in enumerate(numbers):
+                    x[:, i] = self._numbers(name, batch.column(name), done)
+                kept = {name: batch.column(name).to_pylist() for name in raw}
+            yield Block(finite(x, numbers, self.path, done), kept)
             done += batch.num_rows
 
     def _next(self, batches: Iterator[Any]) -> Any:
