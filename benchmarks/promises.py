@@ -52,6 +52,7 @@ PROMISES = (
          "tests/contracts/test_zoo.py::test_drawn_weights_are_bit_identical_for_any_chunk_and_order",
          "tests/contracts/test_zoo.py::test_outputs_and_scores_agree_for_any_batch_and_chunk",
          "tests/guarding/test_file.py::test_a_loaded_guard_answers_to_the_bit"),
+        ("same_bits",),
         figure=_zoo,
     ),
     Promise(
@@ -91,7 +92,7 @@ PROMISES = (
         ("tests/test_cli_large.py::test_the_record_of_five_million_rows_keeps_its_claims",
          "tests/core/test_forward.py::test_looped_draws_are_made_together_within_a_fixed_memory",
          "tests/serve/test_server.py::test_bad_requests_leave_no_memory_behind"),
-        ("hostile_files",),
+        ("hostile_files", "soak"),
         figure=_memory,
     ),
     Promise(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.trust import Check
 from faults.damage import damaged, warnings_heard
+from faults.places import shared_folder
 from offmap.bench.hosts import Recipe, hosts
 from offmap.data.catalog import task
 from offmap.data.features import Extractor
@@ -32,7 +32,7 @@ def _features(folder: Path) -> list[Tensor]:
 
 @cache
 def _images() -> list[Path]:
-    image, folder = pytest.importorskip("PIL.Image"), Path(mkdtemp(prefix="offmap-trust-"))
+    image, folder = pytest.importorskip("PIL.Image"), shared_folder()
     for number in range(3):
         pixels = np.random.RandomState(number).randint(0, 256, (20, 30, 3)).astype(np.uint8)
         image.fromarray(pixels).save(folder / f"{number}.png")
@@ -45,7 +45,7 @@ KINDS = {"hosts": _hosts, "features": _features}
 @cache
 def _made(kind: str) -> tuple[Path, list[Tensor], bytes]:
     """The file's name, what was made, and the file."""
-    folder = Path(mkdtemp(prefix="offmap-trust-"))
+    folder = shared_folder()
     made = KINDS[kind](folder)
     (path,) = (path for path in folder.rglob("*") if path.is_file())
     return path.relative_to(folder), made, path.read_bytes()

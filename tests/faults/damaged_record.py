@@ -8,11 +8,11 @@ import random
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from benchmarks.trust import Check
 from faults.damage import damaged
+from faults.places import shared_folder
 from offmap.bench.plan import Cell, cells
 from offmap.bench.reading import parse
 from offmap.bench.run import run
@@ -72,7 +72,7 @@ def told(path: Path) -> dict[str, Any]:
 @cache
 def _finished() -> Path:
     """A folder of records, and of the trained hosts beside it."""
-    room = Path(mkdtemp(prefix="offmap-trust-"))
+    room = shared_folder()
     os.environ["OFFMAP_CACHE"] = str(room / "cache")
     assert run(planned(), room / "records").done == len(planned())
     return room

@@ -7,7 +7,6 @@ import random
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import offmap
 from benchmarks.trust import Check
 from faults.damage import damaged, warnings_heard
+from faults.places import shared_folder
 from offmap.data.schema import Schema
 from offmap.data.stream.table import opened
 from offmap.engine.pool import Pool
@@ -54,7 +54,7 @@ def _guard() -> offmap.Guard:
 
 @cache
 def _finished() -> Path:
-    room = Path(mkdtemp(prefix="offmap-trust-"))
+    room = shared_folder()
     fill(room / "data")
     assert [each.rows for each in scored(room / "data", room / "out")] == [30, 30, 30]
     return room

@@ -8,10 +8,10 @@ import random
 import sys
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 from benchmarks.trust import Check
 from faults.damaged_record import PLAN, planned, told
+from faults.places import shared_folder
 from faults.zygote import Ended, drawn, zygote
 from offmap import cli
 from offmap.bench.store import read_all
@@ -27,7 +27,7 @@ def work(folder: Path) -> None:
 
 @cache
 def undisturbed() -> tuple[Ended, Path]:
-    folder = Path(mkdtemp(prefix="offmap-trust-"))
+    folder = shared_folder()
     return zygote()(work, folder, warm=True).check(), folder
 
 

@@ -11,7 +11,6 @@ import signal
 import time
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from threading import Thread
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import offmap
 import rank_jobs as jobs
 from benchmarks.trust import Check
+from faults.places import shared_folder
 from faults.zygote import LIMIT, Ended, zygote
 
 STATE = "fit.state"
@@ -55,7 +55,7 @@ def guards(folder: Path) -> list[bytes]:
 @cache
 def undisturbed() -> tuple[float, list[bytes]]:
     """Seconds from the beginning of the ranks' work to its end, longer than later ones take, and the guards' files."""
-    folder = Path(mkdtemp(prefix="offmap-trust-"))
+    folder = shared_folder()
     zygote()(launch, folder, "only", 0).check()
     begun, ended = ([(folder / f"{word}-only-0-{rank}").stat().st_mtime for rank in range(RANKS)] for word in ("begun", "ended"))
     return max(ended) - max(begun), guards(folder)

@@ -7,12 +7,12 @@ import random
 import sys
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 
 from benchmarks.trust import Check
 from faults.damaged_scores import fill, read
+from faults.places import shared_folder
 from faults.zygote import Ended, drawn, zygote
 from offmap import cli
 from offmap.scoring.folder import ROOM
@@ -29,7 +29,7 @@ def work(folder: Path, data: str, guard: str) -> None:
 
 @cache
 def undisturbed() -> tuple[Ended, Path]:
-    room = Path(mkdtemp(prefix="offmap-trust-"))
+    room = shared_folder()
     fill(room / "data", FILES, rows=300)
     quick(regressor(), regression(60), regression(30, seed=1)).save(room / "guard.safetensors")
     return zygote()(work, room, *_asked(room), warm=True).check(), room

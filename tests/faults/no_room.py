@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 from benchmarks.trust import Check
 from faults import damaged_record, damaged_scores, killed_fit
 from faults.disks import WAYS, mount_small
+from faults.places import shared_folder
 from faults.zygote import zygote
 from offmap.bench.run import run
 from offmap.bench.store import read as read_record
@@ -110,7 +110,7 @@ def finish(folder: Path, name: str) -> None:
 @cache
 def undisturbed(name: str) -> tuple[Path, int, int]:
     """A folder with all files; their bytes in pages, and the largest one's."""
-    folder = Path(mkdtemp(prefix="offmap-trust-"))
+    folder = shared_folder()
     total, largest = zygote()(finish, folder, name).check().said.split()[-2:]
     return folder, int(total), int(largest)
 
