@@ -41,8 +41,8 @@ logger = logging.getLogger("offmap")
 BASES = ("svd", "identity")
 SLACKS = ("paper", "reference", "smoothed")
 
-LARGEST = 1e30
-"""Settings beyond it are infinite in single precision, or soon become so."""
+LARGEST = 3e38
+"""Settings beyond it are infinite in single precision."""
 
 
 @dataclass(frozen=True)
