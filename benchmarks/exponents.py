@@ -60,10 +60,10 @@ def series() -> dict[str, dict[int, Work]]:
     return {
         "score, rows": {n: scored(guard, rows=n) for n in (1_250, 2_500, 5_000, 10_000)},
         "score, draws": {n: scored(guard, draws=n) for n in (10, 20, 40, 80)},
-        "score, width": {n: scored(_fitted(width=n)) for n in (64, 128, 256, 512)},
+        "score, width": {n: scored(_fitted(width=n)) for n in (32, 64, 128, 256)},
         "score, members": {n: scored(_fitted(members=n)) for n in (1, 2, 4, 8)},
         "fit, rows": {n: lambda n=n: _fitted(rows=n) for n in (450, 900, 1_800, 3_600)},
-        "fit, width": {n: lambda n=n: _fitted(width=n) for n in (64, 128, 256, 512)},
+        "fit, width": {n: lambda n=n: _fitted(width=n) for n in (32, 64, 128, 256)},
         "fit, members": {n: lambda n=n: _fitted(members=n) for n in (1, 2, 4, 8)},
     }
 
