@@ -16,8 +16,8 @@ from torch import Tensor
 from offmap.errors import ConfigError, DataError, nearest
 
 
-def tensor(name: str, value: Any) -> Tensor:
-    """A tensor of real numbers that can be looked at.
+def tensor(name: str, value: Any, *, seen: bool = True) -> Tensor:
+    """A tensor of real numbers, and if they must be `seen`, of some that are there: the device "meta" has none.
 
     >>> tensor("scores", [1.0, 2.0])
     Traceback (most recent call last):
@@ -26,8 +26,9 @@ def tensor(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         hint = f"; pass `torch.as_tensor({name})`" if isinstance(value, list | tuple) or hasattr(value, "__array__") else ""
         raise DataError(f"Expected `{name}` to be a tensor of real numbers, but got {type(value).__name__}{hint}.")
-    if value.is_complex() or value.is_meta or value.layout != torch.strided:
-        kind = "one without values" if value.is_meta else f"{value.dtype}, {value.layout}"
+    hollow = seen and value.is_meta
+    if value.is_complex() or hollow or value.layout != torch.strided:
+        kind = "one without values" if hollow else f"{value.dtype}, {value.layout}"
         raise DataError(f"Expected `{name}` to be a tensor of real numbers, but got {kind}.")
     return value
 
