@@ -15,6 +15,15 @@ from offmap.errors import ConfigError, DataError, FileError
 from offmap.files import write_whole
 
 V = torch.tensor([0.1, 0.4, 0.3])
+LOOKING: list[Callable[[Any], Any]] = [
+    lambda x: metrics.auroc(x, V),
+    lambda x: metrics.aurc(x, V),
+    lambda x: metrics.mean_ranks(x, True),
+    lambda x: metrics.brier(x, torch.tensor([0])),
+    lambda x: metrics.coverage(V, V, x),
+    lambda x: conformal.quantile(x, 0.5),
+    lambda x: conformal.p_value(V, x),
+]
 
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5)])
@@ -56,24 +65,17 @@ def test_what_names_no_file_is_refused(value: Any) -> None:
     assert checks.file("checkpoint", "a/b") == checks.file("checkpoint", Path("a/b")) == Path("a/b")
 
 
-@pytest.mark.parametrize("value", [V.tolist(), V.numpy(), 3.0, None, "x", V.to(torch.complex64), V.to_sparse(), V.to("meta")])
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda x: metrics.auroc(x, V),
-        lambda x: metrics.aurc(x, V),
-        lambda x: metrics.mean_ranks(x, True),
-        lambda x: metrics.brier(x, torch.tensor([0])),
-        lambda x: metrics.coverage(V, V, x),
-        lambda x: conformal.quantile(x, 0.5),
-        lambda x: conformal.p_value(V, x),
-        lambda x: scores.mixture_variance(x, V),
-        lambda x: scores.predictive_entropy(x),
-    ],
-)
+@pytest.mark.parametrize("value", [V.tolist(), V.numpy(), 3.0, None, "x", V.to(torch.complex64), V.to_sparse()])
+@pytest.mark.parametrize("ask", [*LOOKING, lambda x: scores.mixture_variance(x, V), lambda x: scores.predictive_entropy(x)])
 def test_functions_of_tensors_say_what_else_they_were_given(ask: Callable[[Any], Any], value: Any) -> None:
     with pytest.raises(DataError, match="to be a tensor of real numbers, but got"):
         ask(value)
+
+
+@pytest.mark.parametrize("ask", LOOKING)
+def test_functions_that_look_at_values_need_some(ask: Callable[[Any], Any]) -> None:
+    with pytest.raises(DataError, match="to be a tensor of real numbers, but got one without values"):
+        ask(V.to("meta"))
 
 
 def test_scores_are_made_of_floating_point_numbers() -> None:

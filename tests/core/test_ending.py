@@ -104,3 +104,10 @@ def test_inputs_of_another_form_are_refused() -> None:
     host = Host(net, chunk_size=1, output_numbers=10, ending=ending_of(net, at.mean, {}, X))
     with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(2, 3, 28, 28\)"):
         host.outputs(lambda span: q.draw(span), 2, torch.zeros(2, 3, 28, 28))
+
+
+def test_what_leaves_positive_outputs_alone_is_still_noticed() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+    assert ending_of(net, ["0.weight", "0.bias"], {}, torch.ones(4, 3)) is None

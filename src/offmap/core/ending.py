@@ -49,6 +49,16 @@ class Ending:
             found.append(z.unflatten(1, w.shape[:2]).transpose(0, 1))
         return torch.cat(found)
 
+    def gives(self, net: nn.Module, weights: Weights, other: Weights, x: Inputs, select: Select) -> bool:
+        """Whether the host's output with other weights in the layer is the layer's own."""
+        h, _ = meets(net, self.layer, weights, x, select)
+        output = call(net, weights | other, x, select)
+        if h.ndim != 2:
+            return False
+        alone = self.outputs(net, (h,), {n: w.unsqueeze(0) for n, w in other.items()})[0]
+        near = 1e-3 * float(output.abs().max())
+        return alone.shape == output.shape and torch.allclose(alone, output, rtol=1e-2, atol=near)
+
 
 def meets(net: nn.Module, layer: str, weights: Mapping[str, Tensor], x: Inputs, select: Select) -> tuple[Tensor, Tensor]:
     """What a module is given in one pass of the host, and the host's output."""
@@ -80,14 +90,9 @@ def ending_of(
         if type(module) is not nn.Linear or set((found := Ending(name)).names(net)) != set(random):
             continue
         other = {n: weights.get(n, net.get_parameter(n)).flip(0) + 0.5 for n in random}
+        turned = {n: -w for n, w in other.items()}  # what comes after the layer may leave one sign alone
         try:
-            h, _ = meets(net, name, weights, few, select)
-            output = call(net, weights | other, few, select)
+            return found if all(found.gives(net, weights, w, few, select) for w in (other, turned)) else None
         except HOST_ERRORS:
             return None
-        if h.ndim != 2:
-            return None
-        alone = found.outputs(net, (h,), {n: w.unsqueeze(0) for n, w in other.items()})[0]
-        near = 1e-3 * float(output.abs().max())
-        return found if alone.shape == output.shape and torch.allclose(alone, output, rtol=1e-2, atol=near) else None
     return None
