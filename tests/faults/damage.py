@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Generator
-from contextlib import contextmanager
 
 
 def damaged(whole: bytes, seed: int, rng: random.Random) -> tuple[str, bytes]:
@@ -18,17 +15,3 @@ def flipped(whole: bytes, rng: random.Random) -> bytes:
     for bit in rng.sample(range(8 * len(data)), rng.randint(1, 3)):
         data[bit // 8] ^= 1 << (bit % 8)
     return bytes(data)
-
-
-@contextmanager
-def warnings_heard() -> Generator[list[str]]:
-    """What the library says meanwhile."""
-    said: list[str] = []
-    logger, handler = logging.getLogger("offmap"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())
-    before = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [handler], False
-    try:
-        yield said
-    finally:
-        logger.handlers, logger.propagate = before

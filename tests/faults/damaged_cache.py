@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.trust import Check
-from faults.damage import damaged, warnings_heard
+from faults.damage import damaged
 from faults.places import shared_folder
+from offmap.bench.cell import heard
 from offmap.bench.hosts import Recipe, hosts
 from offmap.data.catalog import task
 from offmap.data.features import Extractor
@@ -59,12 +60,12 @@ def trial(seed: int, folder: Path) -> str:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    with warnings_heard() as said:
+    with heard() as said:
         found = KINDS[kind](folder)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     (sentence,) = said
     assert str(path) in sentence
-    with warnings_heard() as said:
+    with heard() as said:
         assert all(torch.equal(a, b) for a, b in zip(KINDS[kind](folder), expected, strict=True))
     assert said == []
     return f"{kind} {what}, named and made again"

@@ -13,8 +13,9 @@ import pytest
 
 import offmap
 from benchmarks.trust import Check
-from faults.damage import damaged, warnings_heard
+from faults.damage import damaged
 from faults.places import shared_folder
+from offmap.bench.cell import heard
 from offmap.data.schema import Schema
 from offmap.data.stream.table import opened
 from offmap.engine.pool import Pool
@@ -73,7 +74,7 @@ def trial(seed: int, folder: Path) -> str:
     before = {name: (out / name).stat().st_mtime_ns for name in FILES}
     what, content = damaged(path.read_bytes(), seed, rng)
     path.write_bytes(content)
-    with warnings_heard() as said:
+    with heard() as said:
         done = scored(room / "data", out)
     assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in scored(room / "data", out)]
     for name in FILES:
