@@ -11,7 +11,7 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit docs slow format bench bench-speed trust trust-run fuzz sbom audit constraints clean
+.PHONY: help demo test lint types layers unit docs slow format bench bench-speed trust trust-run fuzz coverage mutants sbom audit constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,13 @@ fuzz: export OMP_NUM_THREADS := 1
 fuzz: $(VENV)/fuzz.stamp  ## fuzz whatever parses bytes, five minutes each; ARGS="csv npz --minutes 10"
 	$(PY) -m benchmarks.fuzz $(ARGS)
 
+coverage mutants: export OMP_NUM_THREADS := 1
+coverage: $(VENV)/mutants.stamp  ## which lines and branches the tests reach, and in which test
+	$(PY) -m benchmarks.covered -n $(WORKERS) --dist loadgroup $(ARGS)
+
+mutants: $(VENV)/mutants.stamp  ## small changes to the code, and whether a test notices; after `make coverage`
+	$(PY) -m benchmarks.mutants run $(ARGS)
+
 sbom: $(VENV)/test.stamp  ## the software bill of materials, CycloneDX, into build/sbom.json
 	$(PY) -m benchmarks.materials bill
 
@@ -76,7 +83,7 @@ constraints:  ## pin anew what a fresh install of all extras gives
 	@echo "Installing all extras afresh to pin them"
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,docs,dev,bench,fuzz]'
+	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,docs,dev,bench,fuzz,mutants]'
 	@grep '^#' constraints.txt > build/pins/new.txt
 	@build/pins/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+.*//' >> build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt && rm -rf build/pins
@@ -110,4 +117,9 @@ $(VENV)/bench.stamp: $(VENV)/test.stamp
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	@echo "Setting up $(VENV) for fuzzing"
 	@$(INSTALL) -e '.[fuzz]'
+	@touch $@
+
+$(VENV)/mutants.stamp: $(VENV)/test.stamp
+	@echo "Setting up $(VENV) for coverage and mutants"
+	@$(INSTALL) -e '.[mutants]'
 	@touch $@

@@ -1,0 +1,187 @@
+"""Which lines and branches the tests reach: `python -m benchmarks.covered`, or `make coverage`.
+
+The tests run once, with the name of the test beside each line that it reaches and the seconds that it takes: both stay in
+`build/coverage` for the mutants. `benchmarks/records/coverage.json` keeps the shares of each room. Processes that tests start are
+followed too, except those that they kill. Nothing of offmap is imported here: what is imported before the tests is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "offmap"
+COVERED = ROOT / "build" / "coverage"
+RECORD = ROOT / "benchmarks" / "records" / "coverage.json"
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+class Clock:
+    """A pytest plugin that adds up the seconds of each test."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Called for the beginning, the middle and the end of a test."""
+        self.seconds[report.nodeid] = round(self.seconds.get(report.nodeid, 0.0) + report.duration, 4)
+
+
+def cover(arguments: Sequence[str]) -> int:
+    """Runs the tests under coverage and keeps what it saw; pytest's exit code."""
+    import pytest
+
+    clock = Clock()
+    options = ["-q", "--cov", "--cov-context=test", "--cov-report=", "-p", "no:cacheprovider"]
+    code = pytest.main([*options, *arguments], plugins=[clock])
+    write(COVERED / "seconds.json", json.dumps(clock.seconds, indent=0, sort_keys=True))
+    return int(code)
+
+
+# ------------------------------------------------------------------------------------------------------------ the shares
+
+
+def record() -> dict[str, dict[str, int]]:
+    """Lines and branches of each room, and how many of them the tests reach; kept on record."""
+    import coverage
+
+    measured = coverage.Coverage(data_file=str(COVERED / "data"), config_file=str(ROOT / "pyproject.toml"))
+    measured.load()
+    measured.json_report(outfile=str(COVERED / "report.json"), pretty_print=True)
+    files = json.loads((COVERED / "report.json").read_text(encoding="utf-8"))["files"]
+    rooms: dict[str, dict[str, int]] = {}
+    for name, found in sorted(files.items()):
+        counts, summary = rooms.setdefault(room_of(name), dict.fromkeys(COUNTS, 0)), found["summary"]
+        for key in COUNTS:
+            counts[key] += summary[key]
+    write(RECORD, json.dumps(rooms, indent=1) + "\n")
+    return rooms
+
+
+COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
+
+
+def room_of(name: str) -> str:
+    """The folder below `offmap`, or the module."""
+    return below(name).split("/")[0].removesuffix(".py")
+
+
+def below(name: str) -> str:
+    """A source file's path below `src/offmap`."""
+    return name.replace("\\", "/").rpartition("src/offmap/")[2]
+
+
+def shares(rooms: Mapping[str, Mapping[str, int]]) -> tuple[float, ...]:
+    """The shares of lines and of branches that the tests reach, in all rooms together; all of none."""
+    total = {key: sum(counts[key] for counts in rooms.values()) for key in COUNTS}
+    lines, branches = ((total[part], total[whole]) for whole, part in (COUNTS[:2], COUNTS[2:]))
+    return tuple(part / whole if whole else 1.0 for part, whole in (lines, branches))
+
+
+def section() -> str:
+    """The figures, as a part of the page of trials."""
+    if not RECORD.exists():
+        return ""
+    rooms: dict[str, dict[str, int]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    lines = ["", "## Coverage", "", INTRODUCTION, "| room | lines | reached | branches | reached |", "|---|--:|--:|--:|--:|"]
+    for name, some in [*((name, {name: counts}) for name, counts in rooms.items()), ("all", rooms)]:
+        sizes = (sum(counts[key] for counts in some.values()) for key in ("num_statements", "num_branches"))
+        cells = [f"{size:,} | {share:.1%}" for size, share in zip(sizes, shares(some), strict=True)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = "Lines and branches that `make test` reaches (`make coverage`), without exclusions."
+
+
+# --------------------------------------------------------------------------------------------------- tests of a line
+
+
+class Reach:
+    """Which tests reach which lines, and how long they take."""
+
+    def __init__(self) -> None:
+        from coverage import CoverageData
+
+        self._data = CoverageData(str(COVERED / "data"))
+        self._data.read()
+        self._seconds: dict[str, float] = json.loads((COVERED / "seconds.json").read_text(encoding="utf-8"))
+        self._files = {below(name): name for name in self._data.measured_files()}
+        self._lines: dict[str, dict[int, list[str]]] = {}
+
+    def tests(self, file: str, line: int, budget: float) -> list[str]:
+        """Tests that reach the statement of a line, of at most `budget` seconds, file by file: the module's own, those of its
+        room, then all others, the quickest first. A line that runs on import belongs to all tests that reach the module.
+        """
+        if file not in self._lines:
+            self._lines[file] = self._data.contexts_by_lineno(self._files[file])
+        reached = self._lines[file]
+        names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line)) or _names(reached, reached)
+        files: dict[str, list[str]] = {}
+        for name in sorted(names & self._seconds.keys(), key=self._seconds.__getitem__):
+            files.setdefault(name.partition("::")[0], []).append(name)
+
+        def rank(path: str) -> tuple[bool, bool, float]:
+            module, room = own(file)
+            return path not in module, not path.startswith(room), sum(self._seconds[name] for name in files[path])
+
+        return list(self._affordable((name for path in sorted(files, key=rank) for name in files[path]), budget))
+
+    def _affordable(self, names: Iterable[str], budget: float) -> Iterator[str]:
+        for name in names:
+            budget -= self._seconds[name]
+            if budget < 0:
+                return
+            yield name
+
+
+def _names(reached: Mapping[int, Sequence[str]], lines: Iterable[int]) -> set[str]:
+    """The tests of some lines, without the phase that coverage puts behind their names."""
+    return {name.rpartition("|")[0] for line in lines for name in reached.get(line, ()) if name}
+
+
+def own(file: str) -> tuple[tuple[str, str], str]:
+    """The files of a module's own tests, and the folder of those of its room.
+
+    >>> own("core/noise.py")
+    (('src/offmap/core/noise.py', 'tests/core/test_noise.py'), 'tests/core/')
+    """
+    room, slash, module = f"tests/{file.removesuffix('.py')}".rpartition("/")
+    return (f"src/offmap/{file}", f"{room}{slash}test_{module}.py"), f"{room}{slash}"
+
+
+def statement(text: str, line: int) -> list[int]:
+    """Lines of the smallest statement that holds a line; of a compound one the head alone, of a function or class the whole.
+
+    >>> statement("if a:\\n    b = (1 +\\n         2)\\n", 3), statement("if a:\\n    b = 1\\n", 1)
+    ([2, 3], [1])
+    """
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt) and node.lineno <= line <= last(node)]
+    node = min(nodes, key=lambda node: last(node) - node.lineno)
+    body: list[ast.stmt] = getattr(node, "body", [])
+    whole = isinstance(node, ast.FunctionDef | ast.ClassDef) or not body
+    return list(range(node.lineno, last(node) + 1 if whole else max(body[0].lineno, node.lineno + 1)))
+
+
+def last(node: ast.stmt) -> int:
+    """The last line of a statement."""
+    return node.end_lineno or node.lineno
+
+
+if __name__ == "__main__":
+    failed = cover(sys.argv[1:])
+    lines, branches = shares(record())
+    print(f"{lines:.1%} of lines, {branches:.1%} of branches")
+    sys.exit(failed)

@@ -1,0 +1,326 @@
+"""Small changes to the code, and whether a test notices: `python -m benchmarks.mutants run`, `... again`, `... left`.
+
+`run` draws mutants of the files in `SUBJECTS` in an order set by a seed and gives each to the tests that reach its line, as
+`benchmarks.covered` saw them, the room's own tests first, for at most `BUDGET` seconds; a mutant that no test fails in that time
+has survived. `again` gives survivors to the tests once more, after new tests; `left` lists survivors that nothing explains.
+
+Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module.
+Changes inside annotations are left out, as nothing reads those at run time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from itertools import groupby, islice
+from types import CodeType, ModuleType
+
+from benchmarks.covered import ROOT, SOURCE, Reach, write
+
+FOLDER = ROOT / "benchmarks" / "records" / "mutants"
+EXPLAINED = ROOT / "benchmarks" / "mutants.toml"
+SUBJECTS = ("core/*.py", "solve/*.py", "metrics/*.py", "scores.py", "conformal.py")
+"""Below `src/offmap`."""
+
+BUDGET = 45.0
+"""Seconds of tests, as `cover` timed them, that a mutant is given at most."""
+
+PATIENCE = 4.0
+"""A mutant whose tests take so many times their budget hangs, and is killed."""
+
+Place = tuple[tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """The `occurrence`-th change that an operator of cosmic-ray can make to a file."""
+
+    file: str  # below src/offmap
+    operator: str
+    occurrence: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.operator.removeprefix('core/')} {self.occurrence}"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of a mutant: "killed", "hung" or "survived"; `source` is the digest of the file that it changed."""
+
+    mutant: Mutant
+    end: str
+    tests: int
+    before: str
+    after: str
+    source: str
+
+    @property
+    def change(self) -> tuple[str, str, str]:
+        """The file, and the line before and after."""
+        return self.mutant.file, self.before, self.after
+
+
+# ------------------------------------------------------------------------------------------------------- making mutants
+
+
+def subjects() -> list[str]:
+    """The files whose mutants are drawn, below `src/offmap`."""
+    paths = (path for pattern in SUBJECTS for path in SOURCE.glob(pattern))
+    return sorted(path.relative_to(SOURCE).as_posix() for path in paths)
+
+
+def mutants(file: str) -> dict[Place, list[Mutant]]:
+    """All mutants of a file, by the place that they change."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    text = read(file)
+    nodes, spared = list(ast_nodes(get_ast(text))), annotations(text)
+    found: dict[Place, list[Mutant]] = {}
+    for name in operator_names():
+        if (kind := get_operator(name)).arguments():
+            continue  # those need to be told what to change
+        places = (place for node in nodes for place in kind().mutation_positions(node))
+        for i, place in enumerate(places):
+            if not inside(place, spared):
+                found.setdefault(place, []).append(Mutant(file, name, i, place[0][0]))
+    return found
+
+
+def mutated(mutant: Mutant) -> str:
+    """The text of the mutant's file with its change."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    text = mutate_code(read(mutant.file), get_operator(mutant.operator)(), mutant.occurrence)
+    if text is None:
+        raise ValueError(f"{mutant} is no longer there; draw mutants anew")
+    return text
+
+
+def annotations(text: str) -> list[Place]:
+    """Where a file's annotations and docstrings stand."""
+    nodes: list[ast.expr] = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.arg(annotation=ast.expr() as kind) | ast.AnnAssign(annotation=kind):
+                nodes.append(kind)
+            case ast.FunctionDef(returns=ast.expr() as kind):
+                nodes.append(kind)
+            case _:
+                pass
+    return [((n.lineno, n.col_offset), (n.end_lineno or n.lineno, n.end_col_offset or 0)) for n in nodes]
+
+
+def inside(place: Place, spans: Sequence[Place]) -> bool:
+    """Whether a place lies within one of the spans."""
+    return any(start <= place[0] and place[1] <= stop for start, stop in spans)
+
+
+@cache
+def read(file: str) -> str:
+    return (SOURCE / file).read_text(encoding="utf-8")
+
+
+def digest(file: str) -> str:
+    return hashlib.sha256(read(file).encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------------------- the trial
+
+
+class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Finds one module, whose text is another than on disk."""
+
+    def __init__(self, mutant: Mutant, text: str) -> None:
+        name = "offmap." + mutant.file.removesuffix(".py").replace("/", ".")
+        super().__init__(name.removesuffix(".__init__"), str(SOURCE / mutant.file))
+        self.text = text
+
+    def find_spec(
+        self, fullname: str, path: object = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self) if fullname == self.name else None
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.text, self.path, "exec", dont_inherit=True)
+
+
+def trial(mutant: Mutant | None, text: str, tests: Sequence[str]) -> str:
+    """How a mutant ends with these tests: "killed" by a failure, "hung", or "survived"."""
+    child = os.fork()
+    if not child:
+        _die_with(mutant, text, tests)
+    deadline = time.monotonic() + PATIENCE * BUDGET
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return "survived" if status == 0 else "killed"
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hung"
+
+
+def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str]) -> None:
+    """In the child: imports the changed module, runs the tests and exits with what pytest says."""
+    code = 3
+    try:
+        os.setsid()
+        silence = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(silence, stream)
+        if mutant:
+            sys.meta_path.insert(0, Changed(mutant, text))
+        import pytest
+
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
+        files = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
+        code = next(filter(None, (int(pytest.main([*options, *some])) for some in files)), 0)
+    finally:
+        os._exit(code)
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def drawn(seed: int) -> Iterator[Mutant]:
+    """One mutant of each place, the places in an order by seed: each beginning of it is a fair sample of the code."""
+    chance = random.Random(seed)
+    places = [choices for file in subjects() for choices in mutants(file).values()]
+    for choices in chance.sample(places, len(places)):
+        chance.shuffle(choices)
+        if (mutant := next(filter(compiles, choices), None)) is not None:
+            yield mutant
+
+
+def compiles(mutant: Mutant) -> bool:
+    """Whether the change is Python at all: the star of keyword arguments is no product."""
+    try:
+        ast.parse(mutated(mutant))
+    except SyntaxError:
+        return False
+    return True
+
+
+def fates() -> dict[Mutant, Fate]:
+    """What is on record, of files as they are now."""
+    found = [fate_of(entry) for path in sorted(FOLDER.glob("*.json")) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    present = set(subjects())
+    return {fate.mutant: fate for fate in found if fate.mutant.file in present and fate.source == digest(fate.mutant.file)}
+
+
+def fate_of(entry: dict[str, object]) -> Fate:
+    return Fate(**{**entry, "mutant": Mutant(**entry["mutant"])})  # type: ignore[arg-type]
+
+
+def keep(known: dict[Mutant, Fate]) -> None:
+    """Writes the records, a file for each module."""
+    for file in {mutant.file for mutant in known}:
+        entries = [asdict(fate) for fate in known.values() if fate.mutant.file == file]
+        text = "[\n" + ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries) + "\n]\n"
+        write(FOLDER / f"{file.removesuffix('.py').replace('/', '.')}.json", text)
+
+
+def judge(chosen: Sequence[Mutant], minutes: float) -> None:
+    """Tries mutants one after the other, and records how each ends."""
+    for name in ("pytest", "hypothesis", "torch", "sklearn.metrics", "scipy.stats"):
+        import_module(name)  # once here, and found there by every forked process
+    reach, known, deadline = Reach(), fates(), time.monotonic() + 60 * minutes
+    for mutant in chosen:
+        if time.monotonic() > deadline:
+            return
+        text, tests, began = mutated(mutant), reach.tests(mutant.file, mutant.line, BUDGET), time.monotonic()
+        end = trial(mutant, text, tests) if tests else "survived"
+        before, after = difference(read(mutant.file), text, mutant.line)
+        known[mutant] = Fate(mutant, end, len(tests), before, after, digest(mutant.file))
+        keep({m: f for m, f in known.items() if m.file == mutant.file})
+        print(f"{end:9} {mutant}  {len(tests)} tests, {time.monotonic() - began:.1f} s", flush=True)
+
+
+def difference(before: str, after: str, line: int) -> tuple[str, str]:
+    """The line of a change in both texts; of the second, empty where it is gone."""
+    lines = before.splitlines(), after.splitlines()
+    gone = len(lines[1]) < len(lines[0])
+    return lines[0][line - 1].strip(), "" if gone else lines[1][line - 1].strip()
+
+
+def explained() -> dict[tuple[str, str, str], str]:
+    """{(file, line before, line after): why no test can tell}, from `benchmarks/mutants.toml`."""
+    entries = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get("mutant", []) if EXPLAINED.exists() else []
+    return {(entry["file"], entry["before"], entry["after"]): entry["why"] for entry in entries}
+
+
+def left() -> list[Fate]:
+    """Survivors on record that nothing explains."""
+    reasons = explained()
+    return [f for f in fates().values() if f.end == "survived" and f.change not in reasons]
+
+
+def section() -> str:
+    """The figures, as a part of the page of trials: a row for each file, survivors that nothing explains, and reasons."""
+    reasons, known = explained(), list(fates().values())
+    if not known:
+        return ""
+    lines = ["| file | mutants | killed | survived | explained |", "|---|--:|--:|--:|--:|"]
+    for name in [*sorted({fate.mutant.file for fate in known}), "all"]:
+        some = [fate for fate in known if name in (fate.mutant.file, "all")]
+        survived = [fate for fate in some if fate.end == "survived"]
+        counts = (
+            len(some),
+            f"{1 - len(survived) / len(some):.0%}",
+            len(survived),
+            sum(fate.change in reasons for fate in survived),
+        )
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
+    return INTRODUCTION + "\n" + "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """
+## Mutants
+
+Small changes to the code (`make mutants`, by cosmic-ray), drawn by a seed, one at a place; each is given to the tests that reach
+its line, for at most forty-five seconds. Changes inside annotations are left out. Why no test can tell a survivor from the code
+is written in `benchmarks/mutants.toml`.
+"""
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser.add_argument("command", choices=["run", "again", "left"])
+    parser.add_argument("files", nargs="*", default=[], help="all by default, else some below src/offmap: core/noise.py")
+    parser.add_argument("--count", type=int, default=600, help="so many of the drawn mutants")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next mutant after so long")
+    asked = parser.parse_args()
+    if asked.command == "left":
+        for fate in left():
+            print(f"{fate.mutant}  ({fate.tests} tests)\n  - {fate.before}\n  + {fate.after}")
+        return
+    if asked.command == "again":
+        chosen = [fate.mutant for fate in left()]
+    else:
+        known = fates()
+        chosen = [mutant for mutant in islice(drawn(asked.seed), asked.count) if mutant not in known]
+    judge([mutant for mutant in chosen if not asked.files or mutant.file in asked.files], asked.minutes)
+
+
+if __name__ == "__main__":
+    main()

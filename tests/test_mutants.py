@@ -1,0 +1,69 @@
+"""The mutants of `benchmarks.mutants`: where they may be, which tests they meet, and that a changed module is what those see."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.covered import below, own, shares, statement
+from benchmarks.mutants import annotations, difference, inside
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_annotations_are_spared_and_defaults_are_not():
+    text = "def f(x: int | None = 1 + 2) -> a | b:\n    y: c | d = 3 | 4\n"
+    spans = annotations(text)
+    assert len(spans) == 3
+    for sign, spared in [("int |", True), ("1 +", False), ("a |", True), ("c |", True), ("3 |", False)]:
+        line, column = next((n, row.index(sign) + len(sign) - 1) for n, row in enumerate(text.splitlines(), 1) if sign in row)
+        assert inside(((line, column), (line, column + 1)), spans) is spared, sign
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "lines"),
+    [
+        ("if a:\n    b = (1 +\n         2)\n", 3, [2, 3]),
+        ("if a:\n    b = 1\n", 1, [1]),
+        ("while (a and\n       b):\n    c()\n", 2, [1, 2]),
+        ("def f(x=1):\n    a = 1\n    return a\n", 1, [1, 2, 3]),
+    ],
+)
+def test_the_statement_of_a_line(text: str, line: int, lines: list[int]):
+    assert statement(text, line) == lines
+
+
+def test_the_line_of_a_change_is_empty_where_it_is_gone():
+    assert difference("a = 1\nb = 2\n", "a = 1\nb = 3\n", 2) == ("b = 2", "b = 3")
+    assert difference("@cache\ndef f(): ...\n", "def f(): ...\n", 1) == ("@cache", "")
+
+
+def test_files_and_their_own_tests():
+    assert below("/somewhere/src/offmap/core/noise.py") == "core/noise.py"
+    assert own("scores.py") == (("src/offmap/scores.py", "tests/test_scores.py"), "tests/")
+
+
+def test_shares_count_lines_of_all_rooms_together():
+    one = {"num_statements": 10, "covered_lines": 9, "num_branches": 0, "covered_branches": 0}
+    other = {"num_statements": 30, "covered_lines": 30, "num_branches": 4, "covered_branches": 1}
+    assert shares({"a": one, "b": other}) == (39 / 40, 1 / 4)
+    assert shares({"a": one}) == (0.9, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("after", "end"), [("entr(probs.mean(0))", "survived"), ("entr(probs.mean(1))", "killed"), ("(", "killed")]
+)
+def test_a_changed_module_is_what_its_tests_see(after: str, end: str):
+    """A text that is the same survives, one with another mean or none at all is killed; the file on disk stays as it is."""
+    path = ROOT / "src" / "offmap" / "scores.py"
+    before = path.read_bytes()
+    assert b"entr(probs.mean(0))" in before
+    command = (
+        "from benchmarks.mutants import Mutant, read, trial\n"
+        f"text = read('scores.py').replace('entr(probs.mean(0))', {after!r})\n"
+        "print(trial(Mutant('scores.py', 'by hand', 0, 1), text, ['src/offmap/scores.py']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    assert ran.stdout.strip() == end
+    assert path.read_bytes() == before
