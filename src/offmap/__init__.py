@@ -14,6 +14,7 @@ from offmap.guarding.answer import Answer, Interval
 from offmap.guarding.build import fit, guard
 from offmap.guarding.file import load
 from offmap.guarding.guard import Guard
+from offmap.guarding.mixture import Mixture, mixture
 from offmap.guarding.quick import OnePass, one_pass
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
 from offmap.methods.maxwent import Config
@@ -32,6 +33,7 @@ __all__ = [
     "Guard",
     "Interval",
     "Likelihood",
+    "Mixture",
     "OffmapError",
     "OnePass",
     "Parameterization",
@@ -48,6 +50,7 @@ __all__ = [
     "fit",
     "guard",
     "load",
+    "mixture",
     "one_pass",
     "shared",
     "write_page",

@@ -17,7 +17,8 @@ from offmap.batches import Place, Rows, batches, gather, given, own_order, unlab
 from offmap.core.inputs import is_table, rows_of, take_rows
 from offmap.core.noise import permutation
 from offmap.errors import ConfigError, DataError
-from offmap.guarding.guard import Guard, check_familiar, nll
+from offmap.guarding.calibrating import check_familiar, nll
+from offmap.guarding.guard import Guard
 from offmap.likelihoods import Prediction, aligned
 from offmap.methods.protocol import Scorer
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
 from offmap.errors import ConfigError, NotFittedError
-from offmap.guarding.guard import nll
+from offmap.guarding.calibrating import nll
 from trained import binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 
 

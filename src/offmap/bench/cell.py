@@ -26,7 +26,8 @@ from offmap.data.task import Task
 from offmap.engine.local import warm_up
 from offmap.evaluation import evaluate
 from offmap.guarding.build import guard
-from offmap.guarding.guard import Guard, nll
+from offmap.guarding.calibrating import nll
+from offmap.guarding.guard import Guard
 from offmap.methods.predictives import Member, Remembered
 from offmap.methods.protocol import Predictive, Scorer
 

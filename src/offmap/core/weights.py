@@ -165,7 +165,11 @@ def same_architecture(nets: Sequence[nn.Module]) -> None:
 
 
 _ASPECTS: tuple[tuple[str, Callable[[Tensor], str], str], ...] = (
-    ("architecture", lambda t: str(tuple(t.shape)), "Fit them apart, or pass members built by one function."),
+    (
+        "architecture",
+        lambda t: str(tuple(t.shape)),
+        "Fit them apart and join their guards with `offmap.mixture`, or pass members built by one function.",
+    ),
     ("dtype", lambda t: str(t.dtype), "Convert them, for example with `net.float()`."),
     ("device", lambda t: str(t.device), "Move them, for example with `net.to('cpu')`."),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
@@ -13,7 +15,10 @@ from offmap import conformal
 from offmap._types import IGNORED, Inputs
 from offmap.batches import lay
 from offmap.core.noise import generator
+from offmap.errors import NotFittedError
 from offmap.likelihoods import Gaussian, Likelihood, Prediction, aligned
+
+logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,33 @@ class Calibration:
         38.0
         """
         return float(conformal.quantile(self.scores, 1 - self.false_alarms))
+
+
+def interval_around(prediction: Prediction, calibration: Calibration, level: float) -> Interval:
+    """Conformal interval mean ± q·std; infinite when calibration data are too few for the level."""
+    if prediction.mean is None or prediction.std is None:
+        raise NotFittedError("Expected a regression guard for `interval`; use `prediction_set` for classification.")
+    radius = conformal.quantile(calibration.misses, level).to(prediction.std) * prediction.std
+    return Interval(prediction.mean - radius, prediction.mean + radius)
+
+
+def likely_classes(prediction: Prediction, calibration: Calibration, level: float) -> Tensor:
+    """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few."""
+    if prediction.probs is None:
+        raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
+    return 1 - prediction.probs <= conformal.quantile(calibration.misses, level).to(prediction.probs)
+
+
+def tell_if_infinite(threshold: float, rows: int, false_alarms: float, name: str = "valid") -> None:
+    """Say why nothing will be flagged, if so: too few rows for the rate of false alarms, or scores that overflow."""
+    needed = math.ceil(1 / false_alarms * (1 - 1e-12)) - 1
+    if rows < needed:
+        logger.warning(
+            "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate of "
+            "%g. Pass at least %d.", rows, false_alarms, needed,
+        )  # fmt: skip
+    elif threshold == math.inf:
+        logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", name)
 
 
 def misses(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:

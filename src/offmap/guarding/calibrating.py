@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from offmap import checks
 from offmap._types import Inputs
 from offmap.batches import Batches, Rows, sample_together
 from offmap.core.distribution import REMEMBERED
-from offmap.core.inputs import take_rows
+from offmap.core.inputs import rows_of, take_rows
 from offmap.errors import ConfigError
 from offmap.group import ALONE, Group, joined, part
-from offmap.guarding.answer import Calibration
+from offmap.guarding.answer import Calibration, misses, tell_if_infinite
 from offmap.guarding.familiar import ROWS, familiar_of, log_uncertainty
-from offmap.guarding.guard import Guard, calibration_of, checked_clip, nll
+from offmap.guarding.guard import COMPARING, Guard, checked_clip
 from offmap.guarding.pictures import are_pictures, pictured
-from offmap.guarding.spread import spread
+from offmap.guarding.spread import predicted, spread
+from offmap.likelihoods import check_counted, check_targets
 from offmap.methods.predictives import Remembered
+from offmap.solve.risk import prediction_nll
 from offmap.solve.select import CLIPS, lowest
 
 ENOUGH = 50
@@ -28,14 +32,14 @@ EMPTY = Calibration(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"))
 
 def compared(made: Guard, train: Batches, held: Rows, group: Group = ALONE, *, sharded: bool = False) -> Guard:
     """The guard with the training rows that its score compares with, if it does and there is one score per example."""
-    if made.score_with not in ("default", "distance"):
+    if made.score_with not in COMPARING:
         return made
 
-    def log_u(x: Inputs) -> torch.Tensor:
+    def log_u(x: Inputs) -> Tensor:
         outputs = (made.outputs(block, None) for block in made.blocks(x))
         return torch.cat([log_uncertainty(made.likelihood, each, made.predictive.members) for each in outputs])
 
-    def plain_energy(x: Inputs) -> torch.Tensor:
+    def plain_energy(x: Inputs) -> Tensor:
         return torch.cat([made.energy(block) for block in made.blocks(x)])
 
     uncertain, energy = spread(log_u, group), spread(plain_energy, group)
@@ -70,3 +74,33 @@ def choose_clip(made: Guard, held: Rows, group: Group = ALONE) -> float | None:
 
     best, _ = lowest(CLIPS, risk)
     return None if best == float("inf") else best
+
+
+def check_familiar(guard: Guard, rows: Rows) -> None:
+    """Raise unless the targets fit what the guard predicts."""
+    plain = guard.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=guard.seed)
+    check_targets(guard.likelihood, plain[0], rows.targets, rows.name)
+    check_counted(rows.targets, rows.name)
+
+
+def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = ALONE) -> Calibration:
+    """Scores and misses of the guard on familiar data, each process of a `group` on some rows; an infinite threshold is said
+    so.
+    """
+    false_alarms = checks.alarms(false_alarms)
+    check_familiar(guard, rows)
+    missed = misses(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
+    made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
+    tell_if_infinite(made.threshold, rows.rows, false_alarms, rows.name)
+    return made
+
+
+def nll(guard: Guard, rows: Rows, *, clip: float | None) -> Tensor:
+    """NLL of the guard's prediction at the targets, (n,), nats."""
+    parts: list[Tensor] = []
+    start = 0
+    for block in guard.blocks(rows.inputs):
+        y = rows.targets[start : start + rows_of(block)]
+        start += rows_of(block)
+        parts.append(prediction_nll(guard.likelihood, guard.outputs(block, clip), y))
+    return torch.cat(parts)

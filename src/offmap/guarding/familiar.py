@@ -53,7 +53,7 @@ class Familiar:
     logits: Scale | None = None
 
     @property
-    def parts(self) -> list[str]:
+    def words(self) -> list[str]:
         """What is looked at beside disagreement, in words."""
         named = [f"layers ({', '.join(self.layers)})"] if self.layers else []
         return [*(["logits"] if self.logits else []), *(["inputs"] if self.inputs else []), *named]
@@ -63,22 +63,18 @@ class Familiar:
         """How many training rows there are to compare with."""
         return max(len(space.rows) for space in (self.inputs, *self.hidden) if space is not None)
 
-    def distance(self, predictive: Predictive, x: Inputs) -> Tensor:
-        """The mean of the parts that are distances, (B,)."""
-        return self._joined(self.distances(predictive, x))
-
-    def join(self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor, energy: Tensor | None = None) -> Tensor:
-        """The default score, (B,), from log u (B,) and, for images, the energy (B,)."""
+    def parts(
+        self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor, energy: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """All parts of the default score, (B,) each, from log u (B,) and, for images, the energy (B,)."""
         told = {"disagreement": self.disagreement(log_uncertainty)}
         if self.logits is not None and energy is not None:
             told["logits"] = self.logits(energy)
-        return self._joined(told | self.distances(predictive, x))
+        return told | self.distances(predictive, x)
 
-    def _joined(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The mean or, for images, the soft maximum of all parts, (B,); what is infinitely strange in one is so altogether."""
-        stacked = torch.stack(list(parts.values()))
-        whole = stacked.mean(0) if self.logits is None else stacked.logsumexp(0) - math.log(len(stacked))
-        return whole.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """One score of some parts, (B,)."""
+        return join(parts, soft=self.logits is not None)
 
     @torch.no_grad()
     def distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
@@ -148,6 +144,18 @@ class Familiar:
             disagreement=Scale(*tensors["disagreement"].unbind()),
             logits=Scale(*tensors["logits"].unbind()) if "logits" in tensors else None,
         )
+
+
+def join(parts: Mapping[str, Tensor], *, soft: bool) -> Tensor:
+    """The mean of all parts, or their soft maximum, log mean exp; what is infinitely strange in one is so altogether.
+
+    >>> parts = {"disagreement": torch.tensor([1.0, 0.0]), "inputs": torch.tensor([3.0, torch.inf])}
+    >>> join(parts, soft=False), join(parts, soft=True)
+    (tensor([2., inf]), tensor([2.4338, inf]))
+    """
+    stacked = torch.stack(list(parts.values()))
+    whole = stacked.logsumexp(0) - math.log(len(stacked)) if soft else stacked.mean(0)
+    return whole.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def familiar_of(predictive: Predictive, rows: Sequence[Inputs], log_uncertainty: Callable[[Inputs], Tensor]) -> Familiar | None:

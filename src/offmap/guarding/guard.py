@@ -20,7 +20,6 @@ from offmap import checks, conformal
 from offmap._types import Data, Inputs, ScoreFn
 from offmap.batches import (
     Place,
-    Rows,
     batches,
     check_finite,
     check_inputs,
@@ -34,16 +33,25 @@ from offmap.core.ending import Ending
 from offmap.core.inputs import mark_shared, rows_of, take_rows
 from offmap.deploy.export import ExportInfo
 from offmap.detectors.form import Form
-from offmap.errors import ConfigError, DataError, HostError, NotFittedError, ShapeError
-from offmap.group import ALONE, Group
-from offmap.guarding.answer import Answer, Calibration, Interval, attended, gathered, joined, laid, misses, reduced
+from offmap.errors import ConfigError, DataError, HostError, ShapeError
+from offmap.guarding.answer import (
+    Answer,
+    Calibration,
+    Interval,
+    attended,
+    gathered,
+    interval_around,
+    joined,
+    laid,
+    likely_classes,
+    reduced,
+)  # fmt: skip
 from offmap.guarding.familiar import Familiar, log_uncertainty
 from offmap.guarding.pictures import plain_energy
-from offmap.likelihoods import Likelihood, Prediction, check_counted, check_targets
+from offmap.likelihoods import Likelihood, Prediction
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Predictive
 from offmap.solve.monitors import History
-from offmap.solve.risk import prediction_nll
 from offmap.table import Table
 
 logger = logging.getLogger("offmap")
@@ -57,6 +65,9 @@ UNBOUNDED = 1e30
 
 SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic", "distance": "score"}
 """Names of scores and the likelihood's method behind each, where nothing is joined to it."""
+
+COMPARING = ("default", "distance")
+"""Scores that compare with familiar rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +98,11 @@ class Guard:
         return self.calibration.threshold
 
     @property
+    def precision(self) -> torch.dtype:
+        """Of scores: the host's, float32 at least."""
+        return torch.promote_types(self.place.dtype, torch.float32)
+
+    @property
     def history(self) -> History:
         """How the fit went."""
         return getattr(self.predictive, "history", History())
@@ -105,6 +121,17 @@ class Guard:
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
         return gathered((reduced(self.score_map(block), reduce) for block in self.blocks(x)), laid)
 
+    def parts(self, x: Inputs) -> dict[str, Tensor]:
+        """Why inputs are strange: what the score joins, (B,) each, such as "disagreement", "inputs" and "layers", in standard
+        deviations over familiar rows. Of a score that joins nothing it is the score itself, under "score".
+        """
+        familiar = self.familiar if self.score_with in COMPARING else None
+        if familiar is None:
+            return {"score": self.score(x)}
+        told = (self._parts(familiar, block) for block in self.blocks(x))
+        found = gathered(told, lambda several: {name: laid([each[name] for each in several]) for name in several[0]})
+        return {name: values.to(self.precision) for name, values in found.items()}
+
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
         bound = self.clip if isinstance(clip, str) and clip == "chosen" else checked_clip(clip)
@@ -115,21 +142,14 @@ class Guard:
 
         Dense outputs are covered on average over their positions.
         """
-        prediction = self.predict(x)
-        if prediction.mean is None or prediction.std is None:
-            raise NotFittedError("Expected a regression guard for `interval`; use `prediction_set` for classification.")
-        radius = conformal.quantile(self.calibration.misses, level).to(prediction.std) * prediction.std
-        return Interval(prediction.mean - radius, prediction.mean + radius)
+        return interval_around(self.predict(x), self.calibration, level)
 
     def prediction_set(self, x: Inputs, level: float = 0.95) -> Tensor:
         """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few.
 
         Dense outputs, (B, C, *positions), are covered on average over their positions.
         """
-        probs = self.predict(x).probs
-        if probs is None:
-            raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
-        return 1 - probs <= conformal.quantile(self.calibration.misses, level).to(probs)
+        return likely_classes(self.predict(x), self.calibration, level)
 
     def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
         """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
@@ -141,6 +161,8 @@ class Guard:
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
         """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
+        from offmap.guarding.calibrating import calibration_of
+
         with own_order(self.seed):
             rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
         return replace(self, calibration=calibration_of(self, rows, false_alarms, exact=True))
@@ -203,18 +225,20 @@ class Guard:
 
     def score_map(self, block: Inputs) -> Tensor:
         """Scores of one block, (B,) or (B, *positions), NaN where its `attention_mask` tells of padding."""
-        precise = torch.promote_types(self.place.dtype, torch.float32)
-        if self.familiar is not None and self.score_with == "distance":
-            return self.familiar.distance(self.predictive, block).to(precise)
+        if self.familiar is not None and self.score_with in COMPARING:
+            return self.familiar.join(self._parts(self.familiar, block)).to(self.precision)
         outputs = self.outputs(block, None)
-        if self.familiar is not None and self.score_with == "default":
-            uncertain = log_uncertainty(self.likelihood, outputs, self.predictive.members)
-            energy = self.energy(block) if self.familiar.logits is not None else None
-            return self.familiar.join(self.predictive, block, uncertain, energy).to(precise)
         scores = self.scores(outputs)
         # without a class axis, (B, T) may be T labels of one text
         kept = attended(block, scores) if outputs.ndim > scores.ndim + 1 else None
         return scores if kept is None else scores.masked_fill(~kept, torch.nan)
+
+    def _parts(self, familiar: Familiar, block: Inputs) -> dict[str, Tensor]:
+        if self.score_with == "distance":
+            return familiar.distances(self.predictive, block)
+        uncertain = log_uncertainty(self.likelihood, self.outputs(block, None), self.predictive.members)
+        energy = self.energy(block) if familiar.logits is not None else None
+        return familiar.parts(self.predictive, block, uncertain, energy)
 
     def energy(self, block: Inputs) -> Tensor:
         """The energy of the plain members' logits, (B,): low for images whose classes are seen clearly."""
@@ -303,42 +327,3 @@ def checked_clip(clip: Any) -> float | None:
     if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
         raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
     return None if clip is None else float(clip) if clip <= UNBOUNDED else math.inf
-
-
-def check_familiar(guard: Guard, rows: Rows) -> None:
-    """Raise unless the targets fit what the guard predicts."""
-    plain = guard.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=guard.seed)
-    check_targets(guard.likelihood, plain[0], rows.targets, rows.name)
-    check_counted(rows.targets, rows.name)
-
-
-def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = ALONE) -> Calibration:
-    """Scores and misses of the guard on familiar data, each process of a `group` on some rows; an infinite threshold is said
-    so.
-    """
-    from offmap.guarding.spread import predicted, spread
-
-    false_alarms = checks.alarms(false_alarms)
-    check_familiar(guard, rows)
-    missed = misses(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
-    made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
-    needed = math.ceil(1 / false_alarms * (1 - 1e-12)) - 1
-    if rows.rows < needed:
-        logger.warning(
-            "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate of "
-            "%g. Pass at least %d.", rows.rows, false_alarms, needed,
-        )  # fmt: skip
-    elif made.threshold == torch.inf:
-        logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", rows.name)
-    return made
-
-
-def nll(guard: Guard, rows: Rows, *, clip: float | None) -> Tensor:
-    """NLL of the guard's prediction at the targets, (n,), nats."""
-    parts: list[Tensor] = []
-    start = 0
-    for block in guard.blocks(rows.inputs):
-        y = rows.targets[start : start + rows_of(block)]
-        start += rows_of(block)
-        parts.append(prediction_nll(guard.likelihood, guard.outputs(block, clip), y))
-    return torch.cat(parts)

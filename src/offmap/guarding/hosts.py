@@ -67,5 +67,6 @@ def same_function(hosts: Sequence[nn.Module], plain: Sampled, valid: Rows) -> No
         if not torch.allclose(own, together[member], rtol=1e-3, atol=1e-4 * float(own.abs().max()) + 1e-6):
             raise HostError(
                 f"Expected members that differ in weights and buffers alone, but member {member} computes something else than "
-                "member 0 with its weights. Keep what differs in buffers, or fit the members apart."
+                "member 0 with its weights. Keep what differs in buffers, or fit the members apart and join "
+                "their guards with `offmap.mixture`."
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from offmap.deploy.graph import Answering
 from offmap.deploy.one_pass import Distilled, Looks, Plain, distil, strange
 from offmap.deploy.passes import CONVOLUTIONS, Passes
 from offmap.errors import ConfigError, DataError
-from offmap.guarding.answer import Answer, gathered, joined, laid
+from offmap.guarding.answer import Answer, gathered, joined, laid, tell_if_infinite
 from offmap.guarding.familiar import LAYERS, ROWS
 from offmap.guarding.guard import Guard
 from offmap.guarding.vectors import NARROW, WIDEST, blocks, directions, spread_out
@@ -74,11 +73,7 @@ class OnePass:
         with own_order(self.guard.seed):
             rows = gather(batches(valid, self.guard.place, name="valid", target=self.guard.target), least=2)
         made = replace(self, calibration=self.score(rows.inputs), false_alarms=false_alarms)
-        if made.threshold == torch.inf:
-            logger.warning(
-                "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate "
-                "of %g. Pass at least %d.", rows.rows, false_alarms, math.ceil(1 / false_alarms * (1 - 1e-12)) - 1,
-            )  # fmt: skip
+        tell_if_infinite(made.threshold, rows.rows, false_alarms)
         return made
 
     def export(self, path: str | Path, example: Inputs) -> ExportInfo:

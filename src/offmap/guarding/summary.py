@@ -79,7 +79,7 @@ def _score_note(guard: Guard) -> str:
         return (
             f"score {guard.score_with!r}: the draws' outputs alone{'' if guard.score_with != 'default' else ', as in the paper'}"
         )
-    parts = [*(["disagreement"] if guard.score_with == "default" else []), *guard.familiar.parts]
+    parts = [*(["disagreement"] if guard.score_with == "default" else []), *guard.familiar.words]
     return f"score {guard.score_with!r}: {', '.join(parts)}; holds {guard.familiar.count} training rows"
 
 

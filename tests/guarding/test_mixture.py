@@ -1,0 +1,211 @@
+"""Guards of different nets together: the mean of their parts, an even mixture of their predictions, one threshold."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import offmap
+from offmap.errors import ConfigError, NotFittedError, ShapeError
+from offmap.metrics import auroc
+from trained import classes, classifier, host, inputs, quick, regression, regressor
+
+TRAIN, VALID = regression(60, 0), regression(40, 1)
+X, FAR = inputs(30, 5), 20 * inputs(30, 6)
+
+
+def wide(seed: int = 1) -> nn.Sequential:
+    """A regressor of another kind: thirty hidden units instead of twelve."""
+    x, y = regression(200, 7, 1)
+    return host(x, y, hidden=30, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def guards() -> list[offmap.Guard]:
+    return [quick(net, TRAIN, VALID) for net in (regressor(), wide())]
+
+
+@pytest.fixture(scope="module")
+def mixed(guards: list[offmap.Guard]) -> offmap.Mixture:
+    return offmap.mixture(guards, VALID)
+
+
+def z(own: Tensor, values: Tensor) -> Tensor:
+    return ((values - own.mean()) / own.std(correction=0)).clamp_min(-1)
+
+
+def by_hand(guards: Sequence[offmap.Guard], x: Tensor, *, soft: bool = False, valid: Tensor = VALID[0]) -> Tensor:
+    """The mean over guards of each part, in standard deviations over validation rows, then in those of that mean."""
+    known, asked = ([guard.parts(rows) for guard in guards] for rows in (valid, x))
+    told = []
+    for name in known[0]:
+        own = [part[name].double() for part in known]
+        mean = torch.stack([z(o, part[name].double()) for o, part in zip(own, asked, strict=True)]).mean(0)
+        told.append(z(torch.stack([z(o, o) for o in own]).mean(0), mean))
+    parts = torch.stack(told)
+    return parts.exp().mean(0).log() if soft else parts.mean(0)
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def test_parts_of_a_guard_join_to_its_score(guards: list[offmap.Guard]) -> None:
+    parts = guards[0].parts(X)
+    assert list(parts) == ["disagreement", "inputs", "layers"]
+    assert all(values.shape == (30,) and values.dtype == torch.float32 for values in parts.values())
+    torch.testing.assert_close(torch.stack(list(parts.values())).mean(0), guards[0].score(X))
+
+
+def test_a_score_that_joins_nothing_is_its_own_part() -> None:
+    guard = quick(regressor(), TRAIN, VALID, score="epistemic")
+    assert list(guard.parts(X)) == ["score"]
+    assert torch.equal(guard.parts(X)["score"], guard.score(X))
+
+
+# ------------------------------------------------------------------------------------------------------------- scores
+
+
+def test_the_score_is_made_of_the_mean_of_every_part(guards: list[offmap.Guard], mixed: offmap.Mixture) -> None:
+    torch.testing.assert_close(mixed.score(X), by_hand(guards, X).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.stack(list(mixed.parts(X).values())).mean(0), mixed.score(X))
+    assert float(auroc(mixed.score(X), mixed.score(FAR))) == 1.0
+
+
+def test_classifiers_of_images_are_joined_by_a_soft_maximum() -> None:
+    def striped(channels: int) -> nn.Sequential:
+        torch.manual_seed(channels)
+        layers = [nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Conv2d(channels, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(54, 3)]
+        return nn.Sequential(*layers).eval()
+
+    x = torch.randn(90, 1, 7, 7, generator=torch.Generator().manual_seed(0))
+    nets = [striped(4), striped(5)]
+    y = nets[0](x).argmax(1)
+    guards = [offmap.fit(net, (x[:60], y[:60]), (x[60:], y[60:]), draws=8) for net in nets]
+    assert list(guards[0].parts(x[:2])) == ["disagreement", "logits", "last layer", "layers"]
+    found = offmap.mixture(guards, (x[60:], y[60:])).score(3 * x[:9])
+    torch.testing.assert_close(found, by_hand(guards, 3 * x[:9], soft=True, valid=x[60:]).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_guards_that_join_different_things_are_mixed_by_their_scores(guards: list[offmap.Guard]) -> None:
+    other = quick(wide(), TRAIN, VALID, score="paper")
+    mixed = offmap.mixture([guards[0], other], VALID)
+    assert list(mixed.parts(X)) == ["score"]
+    own = [guard.score(VALID[0]).double() for guard in (guards[0], other)]
+    each = [z(o, guard.score(X).double()) for o, guard in zip(own, (guards[0], other), strict=True)]
+    known = torch.stack([z(o, o) for o in own]).mean(0)
+    torch.testing.assert_close(mixed.score(X), z(known, torch.stack(each).mean(0)).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_and_loaders_change_nothing(mixed: offmap.Mixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, answer = mixed.score(X), mixed(X)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, X[:, 0]), batch_size=7)
+    monkeypatch.setattr("offmap.guarding.guard.OUTPUT_NUMBERS", 1)
+    torch.testing.assert_close(mixed.score(X), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mixed(loader).score, answer.score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mixed(loader).mean, answer.mean)
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_predictions_are_those_of_an_even_mixture(guards: list[offmap.Guard], mixed: offmap.Mixture) -> None:
+    one, two = (guard.predict(X) for guard in guards)
+    found = mixed.predict(X)
+    torch.testing.assert_close(found.mean, (one.mean + two.mean) / 2)
+    between = ((one.mean - two.mean) / 2) ** 2
+    torch.testing.assert_close(found.std**2, (one.std**2 + two.std**2) / 2 + between)
+
+
+def test_probabilities_are_averaged_and_the_likeliest_class_is_the_label() -> None:
+    train, valid = classes(60, 0), classes(40, 1)
+    guards = [quick(classifier(seed), train, valid) for seed in (0, 1)]
+    mixed = offmap.mixture(guards, valid)
+    mean = (guards[0].predict(X).probs + guards[1].predict(X).probs) / 2
+    answer = mixed(X)
+    torch.testing.assert_close(answer.probs, mean)
+    assert torch.equal(answer.label, mean.argmax(1))
+    chosen = mixed.prediction_set(valid[0], 0.9)
+    assert 0.85 <= float(chosen.gather(1, valid[1][:, None]).float().mean()) < 1
+    with pytest.raises(NotFittedError, match="Expected a regression guard for `interval`"):
+        mixed.interval(X)
+
+
+def test_threshold_verdicts_and_p_values_come_from_validation_rows(mixed: offmap.Mixture) -> None:
+    own = mixed.score(VALID[0])
+    assert mixed.threshold == float(own.sort().values[math.ceil(0.95 * 41) - 1])
+    answer = mixed(torch.cat([X, FAR]))
+    assert torch.equal(answer.ood, answer.score > mixed.threshold)
+    assert answer.ood[30:].all()
+    expected = [(1 + int((own >= s).sum())) / 41 for s in answer.score]
+    torch.testing.assert_close(answer.p_value, torch.tensor(expected))
+    stricter = mixed.calibrate(regression(200, 3), false_alarms=0.2)
+    assert stricter.calibration.exact
+    assert not mixed.calibration.exact
+    assert float((stricter.score(regression(200, 3)[0]) > stricter.threshold).float().mean()) == pytest.approx(0.2, abs=0.01)
+
+
+def test_intervals_hold_validation_targets_at_their_level(mixed: offmap.Mixture) -> None:
+    found = mixed.interval(VALID[0], 0.9)
+    inside = (found.lower <= VALID[1]) & (VALID[1] <= found.upper)
+    assert 0.9 <= float(inside.float().mean()) < 1
+    with pytest.raises(NotFittedError, match="Expected a classification guard for `prediction_set`"):
+        mixed.prediction_set(X)
+
+
+def test_a_mixture_is_a_scorer_among_others(guards: list[offmap.Guard], mixed: offmap.Mixture) -> None:
+    found = offmap.evaluate({"both": mixed, "one": guards[0]}, VALID, {"far": FAR})
+    assert {row["scorer"] for row in found.rows if row["set"] == "far" and row["auroc"] == 1.0} == {"both", "one"}
+
+
+def test_too_few_rows_for_a_threshold_are_said(guards: list[offmap.Guard], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "offmap"):
+        made = offmap.mixture(guards, regression(5, 2))
+    assert made.threshold == math.inf
+    assert "5 calibration rows are too few for a false alarm rate of 0.05. Pass at least 19." in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("wrong", [[], None, 3, "guards"])
+def test_fewer_than_two_guards_are_refused(guards: list[offmap.Guard], wrong: object) -> None:
+    for given in (wrong, guards[:1], [guards[0], "other"], guards[0]):
+        with pytest.raises(ConfigError, match="Expected two or more guards, as `offmap.fit` gives them, in a list"):
+            offmap.mixture(given, VALID)
+
+
+def test_guards_that_predict_other_things_are_refused(guards: list[offmap.Guard]) -> None:
+    other = quick(classifier(), classes(60, 0), classes(40, 1))
+    with pytest.raises(ShapeError, match=r"guard 0 gives means \(40,\) and guard 1 probabilities \(40, 3\)"):
+        offmap.mixture([guards[0], other], VALID)
+
+
+def test_guards_of_another_precision_are_refused(guards: list[offmap.Guard]) -> None:
+    other = quick(wide().double(), *[tuple(t.double() for t in rows) for rows in (TRAIN, VALID)])
+    with pytest.raises(ConfigError, match="Expected guards on one device and of one precision"):
+        offmap.mixture([guards[0], other], VALID)
+
+
+def test_guards_with_other_targets_are_refused(guards: list[offmap.Guard]) -> None:
+    other = quick(wide(), TRAIN, VALID, target="y")
+    with pytest.raises(ConfigError, match="Expected guards with one `target`, but got 'labels' and 'y'"):
+        offmap.mixture([guards[0], other], VALID)
+
+
+def test_dense_outputs_are_refused() -> None:
+    x = torch.randn(24, 3, 5, generator=torch.Generator().manual_seed(0))
+    net = nn.Conv1d(3, 2, 1)
+    y = net(x).argmax(1)
+    guards = [offmap.fit(nn.Conv1d(3, 2, 1), (x, y), (x, y), draws=4) for _ in range(2)]
+    with pytest.raises(ShapeError, match="dense outputs cannot be mixed"):
+        offmap.mixture(guards, (x, y))
+
+
+def test_nets_of_different_kinds_in_one_fit_are_told_of_the_mixture() -> None:
+    with pytest.raises(offmap.errors.HostError, match=r"offmap\.mixture"):
+        offmap.fit([regressor(), wide()], TRAIN, VALID)
