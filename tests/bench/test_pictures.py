@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import offmap
 from offmap.bench.cell import Bench
@@ -114,6 +114,22 @@ def test_a_guard_takes_one_net_or_several_and_some_rows(task: Task) -> None:
     assert some(task.train, None, 0)[0] is task.train[0]
 
 
+def test_given_nets_of_different_kinds_are_mixed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"resnet20": 6, "resnet32": 10}
+
+    def net_of(name: str, classes: int) -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, sizes[name], 5), nn.ReLU(), nn.Conv2d(sizes[name], 6, 3), nn.ReLU(), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(6 * (SIDE - 6) ** 2, classes)).eval()
+
+    monkeypatch.setattr("offmap.bench.pictures.given_net", net_of)
+    made = METHODS["image_guard"].fit(Ground.of(task, 0, None), {"nets": list(sizes), "draws": 5})
+    assert isinstance(made.scorer, offmap.Mixture)
+    guards = [offmap.fit(net_of(name, 2), task.train, task.valid, draws=5) for name in sizes]
+    alone = offmap.mixture(guards, task.valid)
+    torch.testing.assert_close(made.scorer.score(task.test[0]), alone.score(task.test[0]))
+
+
 def cell(name: str, config: dict[str, Any]) -> Cell:
     return Cell("images/mnist", name, "any", {**config, **HOST}, 0)
 
@@ -143,6 +159,12 @@ def test_a_cell_tells_detection_accuracy_and_seconds(method: str, config: dict[s
         ("classifier", {"way": "mixpu"}, "Expected `way` to be .*did you mean 'mixup'.*but got 'mixpu'"),
         ("classifier", {"way": "plain", "alpha": 0.1}, "Expected options to be .*but got 'alpha'"),
         ("classifier", {"way": "plain", "epochs": 0}, "Expected `epochs` to be a whole number above 0, but got 0"),
+        (
+            "image_guard",
+            {"nets": ["resnet20", "resnet3"]},
+            "Expected `nets` to be .*did you mean 'resnet32'.*but got 'resnet3'",
+        ),
+        ("image_guard", {"nets": ["resnet20"]}, "Expected two or more `nets` to mix, but got 1"),
         ("image_guard", {"members": 0}, "Expected `members` to be a whole number above 0, but got 0"),
     ],
 )
@@ -245,9 +267,11 @@ def test_each_set_is_shown_with_its_kind_and_what_is_missing_is_said() -> None:
     lines = page("Entropy images/mnist 1")
     assert "from 13 of 14 records" in lines[2]
     shown = part(lines, "images/mnist")
-    assert "| method | notmnist (near) | fashion (near) | cifar10 (far) |" in shown
-    assert "| ours | 90.0 ± 1.0 | 92.0 ± 1.0 | 96.0 ± 1.0 |" in shown
-    assert "| Entropy\\* | 69.0 | 71.0 | 75.0 |" in shown
+    assert "| method | notmnist (near) | fashion (near) | cifar10 (far) | mean |" in shown
+    assert "| ours | 90.0 ± 1.0 | 92.0 ± 1.0 | 96.0 ± 1.0 | 92.7 |" in shown
+    assert "| Entropy\\* | 69.0 | 71.0 | 75.0 | 71.7 |" in shown
+    assert any(line.startswith("Mean of ours: +21.0 against the best detector, Entropy; +10.0 against") for line in shown)
+    assert "| method | unknown classes |" in part(lines, "images/mnist/open")
     assert any(line.startswith("- Entropy, 1: images/mnist (seed 1)") for line in lines)
     assert "\\* not all seeds." in part(lines, "mnist, near and far")
     assert kind_of("images/cifar10/resnet20/few", "mnist") == "far"

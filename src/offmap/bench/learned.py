@@ -21,7 +21,7 @@ from offmap.classifiers.catalog import WAYS
 from offmap.classifiers.way import Learned, Schooling, train
 from offmap.core.digest import sealed, unsealed
 from offmap.data.task import Task
-from offmap.data.weights import weights
+from offmap.data.weights import WEIGHTS, weights
 from offmap.files import cache_folder, write_whole
 from offmap.nets.lenet import lenet
 from offmap.nets.resnet import cifar_resnet, resnet
@@ -35,9 +35,20 @@ SCHOOLS: dict[str, dict[str, Any]] = {"grey": {"epochs": 5}, "colour": {"epochs"
 """How nets of grey and of coloured images are trained unless a plan says otherwise."""
 
 
+GIVEN = tuple(name.removeprefix("cifar10_") for name in WEIGHTS)
+"""Names of given nets."""
+
+
 def given(task: Task) -> str | None:
     """The name of the given net that belongs to a task, such as "resnet20"; None: nets are trained."""
     return next((part for part in task.name.split("/") if part.startswith("resnet")), None)
+
+
+def given_net(name: str, classes: int) -> nn.Module:
+    """A given net by its name, such as "resnet20"."""
+    net = cifar_resnet(int(name.removeprefix("resnet")), classes).eval()
+    net.load_state_dict(weights(f"cifar10_{name}"))
+    return net
 
 
 def untrained(task: Task, seed: int) -> nn.Sequential:
@@ -57,9 +68,7 @@ def learned(
     """The classifier, read if it has been trained before, else trained and kept; and how many seconds its training took."""
     named = given(task)
     if named is not None:
-        net = cifar_resnet(int(named.removeprefix("resnet")), task.outputs).eval()
-        net.load_state_dict(weights(f"cifar10_{named}"))
-        return Learned(WAYS["plain"], net, Schooling()), 0.0
+        return Learned(WAYS["plain"], given_net(named, task.outputs), Schooling()), 0.0
     own, config = APART * seed + member, schooling(way, settings, task.train[0].shape[1])
     told = {"format": FORMAT, "way": way, "config": asdict(config), "seed": own}
     key = hashlib.sha256(json.dumps([told, digest(task)], sort_keys=True).encode()).hexdigest()[:16]

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from offmap.bench.ground import Fitted, Ground, Method, Settings
 from offmap.bench.hosted import maxwent_settings
-from offmap.bench.learned import SCHOOLS, learned
+from offmap.bench.learned import GIVEN, SCHOOLS, given_net, learned
 from offmap.classifiers.catalog import WAYS
 from offmap.classifiers.ensemble import Ensemble
 from offmap.classifiers.way import Learned, Schooling
@@ -21,6 +21,8 @@ from offmap.detection import Sight, look
 from offmap.detectors.catalog import DETECTORS, kind
 from offmap.errors import ConfigError, nearest
 from offmap.guarding.build import fit
+from offmap.guarding.guard import Guard
+from offmap.guarding.mixture import mixture
 from offmap.methods import maxwent
 from offmap.methods.protocol import Scorer, override
 
@@ -96,18 +98,37 @@ def detector_settings(settings: Settings) -> dict[str, Any]:
 
 
 def fit_guard(ground: Ground, settings: Settings) -> Fitted:
-    """`offmap.fit` on the hosts, one or several, as a Scorer."""
-    options = {key: value for key, value in settings.items() if key not in HOST and key not in ("members", "rows")}
-    nets = [learned(ground.task, "plain", host_of(settings), ground.seed, m)[0].net for m in range(settings.get("members", 1))]
-    rows = some(ground.task.train, settings.get("rows"), ground.seed)
-    guard, own = timed(lambda: fit(nets, rows, ground.task.valid, seed=ground.seed, progress=False, **options))
-    return judged(guard, ground.task, own, steps=max(guard.history.step, default=0))
+    """`offmap.fit` on the hosts, one or several, as a Scorer; or a mixture of guards around given `nets` of different kinds."""
+    task, options = ground.task, options_of(settings)
+    rows = some(task.train, settings.get("rows"), ground.seed)
+
+    def guard(nets: list[nn.Module]) -> Guard:
+        return fit(nets, rows, task.valid, seed=ground.seed, progress=False, **options)
+
+    if "nets" in settings:
+        given = [given_net(name, task.outputs) for name in settings["nets"]]
+        mixed, own = timed(lambda: mixture([guard([net]) for net in given], task.valid))
+        return judged(mixed, task, own)
+    nets = [learned(task, "plain", host_of(settings), ground.seed, m)[0].net for m in range(settings.get("members", 1))]
+    made, own = timed(lambda: guard(nets))
+    return judged(made, task, own, steps=max(made.history.step, default=0))
+
+
+def options_of(settings: Settings) -> dict[str, Any]:
+    """What settings say of the fit itself."""
+    return {key: value for key, value in settings.items() if key not in HOST and key not in ("members", "rows", "nets")}
 
 
 def guard_settings(settings: Settings) -> dict[str, Any]:
     """A config of a guard with defaults filled in, refused if it is impossible."""
-    own = {key: value for key, value in settings.items() if key not in HOST and key not in ("members", "rows")}
-    return {"members": 1, **SCHOOLS, **settings, **maxwent_settings(own)}
+    if "nets" in settings:
+        names = list(settings["nets"])
+        for name in names:
+            if name not in GIVEN:
+                raise ConfigError(f"Expected `nets` to be {nearest(str(name), GIVEN)}, but got {name!r}.")
+        if len(names) < 2:
+            raise ConfigError(f"Expected two or more `nets` to mix, but got {len(names)}.")
+    return {"members": 1, **SCHOOLS, **settings, **maxwent_settings(options_of(settings))}
 
 
 def fit_classifier(ground: Ground, settings: Settings) -> Fitted:
@@ -137,7 +158,7 @@ def accuracy(scorer: Scorer, rows: tuple[Tensor, Tensor]) -> float | None:
 
 DETECTOR_KEYS = HOST | {"method"} | {option for each in DETECTORS.values() for option in each.options}
 MAXWENT_KEYS = {f.name for f in fields(maxwent.Config)} - {"parameterization"}
-GUARD_KEYS = HOST | MAXWENT_KEYS | {"members", "rows", "config", "score", "draws", "chunk_size"}
+GUARD_KEYS = HOST | MAXWENT_KEYS | {"members", "rows", "nets", "config", "score", "draws", "chunk_size"}
 WAY_KEYS = frozenset({"way", "members"} | {f.name for way in WAYS.values() for f in fields(way.config)})
 
 PICTURES: dict[str, Method] = {

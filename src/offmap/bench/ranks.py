@@ -169,10 +169,14 @@ def each_set(board: Board, task: str) -> str:
     """AUROC of every method on every strange set of a task, with the standard deviation over seeds."""
     own = {label: board.seen[label, task] for label in board.results.plan.labels if (label, task) in board.seen}
     sets = list(next(iter(own.values())).sets)
-    order = sorted(own, key=lambda label: -fmean(fmean(values) for values in own[label].sets.values()))
-    rows = [[label + FEWER * (not own[label].whole), *(shown(own[label].sets[name]) for name in sets)] for label in order]
+    mean = {label: fmean(fmean(values) for values in seen.sets.values()) for label, seen in own.items()}
+    several = len(sets) > 1
+    rows: list[list[str]] = []
+    for label in sorted(own, key=lambda label: -mean[label]):
+        cells = [label + FEWER * (not own[label].whole), *(shown(own[label].sets[name]) for name in sets)]
+        rows.append([*cells, percent(mean[label])] if several else cells)
     head = ["method", *(name if kind_of(task, name) == OPEN else f"{name} ({kind_of(task, name)})" for name in sets)]
-    return "\n\n".join([f"## {task}", table(head, rows)])
+    return "\n\n".join([f"## {task}", table([*head, *["mean"][:several]], rows), *verdict(board.results.plan, mean)])
 
 
 def shown(values: Sequence[float]) -> str:
