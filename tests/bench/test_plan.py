@@ -14,8 +14,8 @@ from offmap.errors import ConfigError, FileError
 from offmap.methods import bnn
 
 NAMES = [
-    "bnn-ablation", "bnn-moons", "citycam", "openood", "synthetic", "tradeoff", "uci", "uci-bnn-short", "uci-budget",
-    "uci-competitors", "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-reference", "uci-tried",
+    "bnn-ablation", "bnn-moons", "citycam", "openood", "openood-ways", "synthetic", "tradeoff", "uci", "uci-bnn-short",
+    "uci-budget", "uci-competitors", "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-reference", "uci-tried",
 ]  # fmt: skip
 
 TEXT = """
