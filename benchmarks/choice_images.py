@@ -21,15 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import offmap
-from offmap.bench.learned import learned
+from offmap.bench.learned import GIVEN, given_net, learned
 from offmap.data.images import images, open_set
 from offmap.data.task import Task
-from offmap.data.weights import weights
 from offmap.files import write_whole
 from offmap.guarding.guard import Guard
 from offmap.guarding.space import Scale
 from offmap.metrics import auroc
-from offmap.nets.resnet import cifar_resnet
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "records" / "choice_images.json"
@@ -38,7 +36,6 @@ SEED = 7
 """Of six known classes; plans have 0 to 4."""
 
 FAMILIAR, UNKNOWN = 1_000, 2_000
-RESNETS = {"resnet20": 20, "resnet32": 32, "resnet56": 56}
 
 Parts = dict[str, Tensor]
 
@@ -113,9 +110,9 @@ def sets_of(task: Task, strange: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"scales": x[:FAMILIAR], "familiar": judged, **changes, **strange}
 
 
-def parts_of(net: nn.Module, task: Task, sets: Mapping[str, Tensor]) -> dict[str, Parts]:
+def parts_of(nets: nn.Module | list[nn.Module], task: Task, sets: Mapping[str, Tensor]) -> dict[str, Parts]:
     """What the default guard joins, {set: {part: (B,)}}."""
-    guard: Guard = offmap.fit(net, task.train, tuple(t[:FAMILIAR] for t in task.valid), progress=False)  # pyright: ignore[reportArgumentType]
+    guard: Guard = offmap.fit(nets, task.train, tuple(t[:FAMILIAR] for t in task.valid), progress=False)  # pyright: ignore[reportArgumentType]
     return {name: guard.parts(x) for name, x in sets.items()}
 
 
@@ -155,38 +152,52 @@ def against(scores: Mapping[str, Tensor]) -> dict[str, float]:
     return {s: round(float(auroc(scores["familiar"], values)), 5) for s, values in strange.items()}
 
 
-def given(name: str) -> nn.Module:
-    """A given ResNet."""
-    net = cifar_resnet(RESNETS[name]).eval()
-    net.load_state_dict(weights(f"cifar10_{name}"))
-    return net
-
-
-def six(name: str) -> tuple[nn.Module, Task, dict[str, Tensor]]:
-    """A net trained on six classes, its task, and training images of the other classes."""
+def six(name: str, members: int = 1) -> tuple[list[nn.Module], Task, dict[str, Tensor]]:
+    """Nets trained on six classes, their task, and training images of the other classes."""
     task, whole = open_set(name, SEED), images(name, SEED, strange=False)
     known = np.random.RandomState(SEED).permutation(10)[:6]
     others = ~torch.isin(whole.train[1], torch.from_numpy(known))
-    return learned(task, "plain", {}, SEED)[0].net, task, {"unknown classes": whole.train[0][others][:UNKNOWN]}
+    nets = [learned(task, "plain", {}, SEED, member)[0].net for member in range(members)]
+    return nets, task, {"unknown classes": whole.train[0][others][:UNKNOWN]}
 
 
 def run_six(name: str) -> dict[str, Any]:
     """Rows of one net that knows six classes."""
-    net, task, strange = six(name)
-    return judged(parts_of(net, task, sets_of(task, strange)))
+    nets, task, strange = six(name)
+    return judged(parts_of(nets, task, sets_of(task, strange)))
+
+
+def run_five(name: str) -> dict[str, Any]:
+    """Rows of five nets that know six classes, in one guard and in one for each."""
+    nets, task, strange = six(name, 5)
+    sets = sets_of(task, strange)
+    each = [parts_of(net, task, sets) for net in nets]
+    return judged(parts_of(nets, task, sets)) | {MEAN: against(mean_score(each))}
+
+
+def mean_score(several: Sequence[Mapping[str, Parts]]) -> dict[str, Tensor]:
+    """The mean of the scores of several guards, in standard deviations over validation images."""
+    scores = [{s: soft(parts) for s, parts in of.items()} for of in several]
+    known = [of["scales"] for of in scores]
+    return {
+        s: torch.stack([(of[s] - own.mean()) / own.std() for of, own in zip(scores, known, strict=True)]).mean(0)
+        for s in scores[0]
+    }
+
+
+MEAN = "mean of the scores of single guards"
 
 
 def run_resnets() -> dict[str, dict[str, Any]]:
     """Rows of the three given nets, and of two ways to join them."""
     task = images("cifar10", strange=False)
     sets, several = sets_of(task, {}), dict[str, dict[str, Parts]]()
-    for name in RESNETS:
+    for name in GIVEN:
         print(name, flush=True)
-        several[name] = parts_of(given(name), task, sets)
+        several[name] = parts_of(given_net(name, 10), task, sets)
     found: dict[str, dict[str, Any]] = {name: judged(parts) for name, parts in several.items()}
     each = list(several.values())
-    scores = {s: torch.stack([soft(parts[s]) for parts in each]).mean(0) for s in sets}
-    found["three resnets"] = judged(mean_of(each)) | {"mean of the three scores": against(scores)}
+    found["three resnets"] = judged(mean_of(each)) | {MEAN: against(mean_score(each))}
     return found
 
 
@@ -224,6 +235,7 @@ def main() -> None:
     asked = sys.argv[1:]
     runs: dict[str, Callable[[], dict[str, Any]]] = {
         "six digits": lambda: {"six digits": run_six("mnist")},
+        "five nets, six digits": lambda: {"five nets, six digits": run_five("mnist")},
         "six of cifar10": lambda: {"six of cifar10": run_six("cifar10")},
         "three resnets": run_resnets,
     }

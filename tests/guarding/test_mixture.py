@@ -1,17 +1,18 @@
-"""Guards of different nets together: the mean of their parts, an even mixture of their predictions, one threshold."""
+"""Guards of different nets together: the mean of their scores, an even mixture of their predictions, one threshold."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.errors import ConfigError, NotFittedError, ShapeError
+from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.metrics import auroc
 from trained import classes, classifier, host, inputs, quick, regression, regressor
 
@@ -35,20 +36,13 @@ def mixed(guards: list[offmap.Guard]) -> offmap.Mixture:
     return offmap.mixture(guards, VALID)
 
 
-def z(own: Tensor, values: Tensor) -> Tensor:
-    return ((values - own.mean()) / own.std(correction=0)).clamp_min(-1)
-
-
-def by_hand(guards: Sequence[offmap.Guard], x: Tensor, *, soft: bool = False, valid: Tensor = VALID[0]) -> Tensor:
-    """The mean over guards of each part, in standard deviations over validation rows, then in those of that mean."""
-    known, asked = ([guard.parts(rows) for guard in guards] for rows in (valid, x))
-    told = []
-    for name in known[0]:
-        own = [part[name].double() for part in known]
-        mean = torch.stack([z(o, part[name].double()) for o, part in zip(own, asked, strict=True)]).mean(0)
-        told.append(z(torch.stack([z(o, o) for o in own]).mean(0), mean))
-    parts = torch.stack(told)
-    return parts.exp().mean(0).log() if soft else parts.mean(0)
+def by_hand(guards: Sequence[offmap.Guard], x: Tensor, valid: Tensor = VALID[0]) -> Tensor:
+    """The mean over guards of their scores, in standard deviations over validation rows."""
+    each = []
+    for guard in guards:
+        known = guard.score(valid).double()
+        each.append((guard.score(x).double() - known.mean()) / known.std(correction=0))
+    return torch.stack(each).mean(0).float()
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
@@ -70,35 +64,49 @@ def test_a_score_that_joins_nothing_is_its_own_part() -> None:
 # ------------------------------------------------------------------------------------------------------------- scores
 
 
-def test_the_score_is_made_of_the_mean_of_every_part(guards: list[offmap.Guard], mixed: offmap.Mixture) -> None:
-    torch.testing.assert_close(mixed.score(X), by_hand(guards, X).float(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.stack(list(mixed.parts(X).values())).mean(0), mixed.score(X))
+def test_the_score_is_the_mean_of_theirs_in_standard_deviations(guards: list[offmap.Guard], mixed: offmap.Mixture) -> None:
+    torch.testing.assert_close(mixed.score(X), by_hand(guards, X))
     assert float(auroc(mixed.score(X), mixed.score(FAR))) == 1.0
 
 
-def test_classifiers_of_images_are_joined_by_a_soft_maximum() -> None:
-    def striped(channels: int) -> nn.Sequential:
+def test_guards_with_other_scores_are_mixed_all_the_same(guards: list[offmap.Guard]) -> None:
+    several = [guards[0], quick(wide(), TRAIN, VALID, score="paper")]
+    torch.testing.assert_close(offmap.mixture(several, VALID).score(X), by_hand(several, X))
+
+
+def test_classifiers_of_images_are_mixed() -> None:
+    def net_of(channels: int) -> nn.Sequential:
         torch.manual_seed(channels)
         layers = [nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Conv2d(channels, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(54, 3)]
         return nn.Sequential(*layers).eval()
 
     x = torch.randn(90, 1, 7, 7, generator=torch.Generator().manual_seed(0))
-    nets = [striped(4), striped(5)]
+    nets = [net_of(4), net_of(5)]
     y = nets[0](x).argmax(1)
     guards = [offmap.fit(net, (x[:60], y[:60]), (x[60:], y[60:]), draws=8) for net in nets]
     assert list(guards[0].parts(x[:2])) == ["disagreement", "logits", "last layer", "layers"]
     found = offmap.mixture(guards, (x[60:], y[60:])).score(3 * x[:9])
-    torch.testing.assert_close(found, by_hand(guards, 3 * x[:9], soft=True, valid=x[60:]).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, by_hand(guards, 3 * x[:9], x[60:]), rtol=1e-4, atol=1e-4)
 
 
-def test_guards_that_join_different_things_are_mixed_by_their_scores(guards: list[offmap.Guard]) -> None:
-    other = quick(wide(), TRAIN, VALID, score="paper")
-    mixed = offmap.mixture([guards[0], other], VALID)
-    assert list(mixed.parts(X)) == ["score"]
-    own = [guard.score(VALID[0]).double() for guard in (guards[0], other)]
-    each = [z(o, guard.score(X).double()) for o, guard in zip(own, (guards[0], other), strict=True)]
-    known = torch.stack([z(o, o) for o in own]).mean(0)
-    torch.testing.assert_close(mixed.score(X), z(known, torch.stack(each).mean(0)).float(), rtol=1e-4, atol=1e-4)
+def test_a_guard_that_tells_familiar_rows_nothing_apart_does_not_blow_up(guards: list[offmap.Guard]) -> None:
+    flat = replace(guards[1], score_with=lambda outputs: outputs.new_full((outputs.shape[1],), 3.0))
+    found = offmap.mixture([guards[0], flat], VALID)
+    torch.testing.assert_close(found.score(X), by_hand(guards[:1], X) / 2)
+
+
+def test_infinite_scores_are_infinitely_strange_and_no_scale(guards: list[offmap.Guard]) -> None:
+    def some(outputs: Tensor) -> Tensor:
+        values = outputs.mean(0).flatten()
+        return torch.where(torch.arange(len(values)) == 0, torch.inf, values)
+
+    odd = replace(guards[1], score_with=some)
+    found = offmap.mixture([guards[0], odd], VALID)
+    assert found.score(X)[0] == torch.inf
+    assert bool(found.score(X)[1:].isfinite().all())
+    endless = replace(guards[1], score_with=lambda outputs: outputs.new_full((outputs.shape[1],), torch.inf))
+    with pytest.raises(DataError, match="Expected finite scores of familiar data"):
+        offmap.mixture([guards[0], endless], VALID)
 
 
 def test_blocks_and_loaders_change_nothing(mixed: offmap.Mixture, monkeypatch: pytest.MonkeyPatch) -> None:

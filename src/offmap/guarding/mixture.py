@@ -2,13 +2,13 @@
 
 Nets of one kind are stacked by `offmap.fit`. Others are guarded apart, and of what their guards tell
 
-    parts        are averaged over the guards, each in standard deviations over familiar data, and joined as a guard joins them
+    scores       are averaged, each in standard deviations over familiar data
     predictions  are those of an even mixture: the mean of probabilities, or mean and total variance
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from offmap import checks, conformal
 from offmap._types import Data, Inputs
 from offmap.batches import Place, Rows, batches, gather, own_order
-from offmap.errors import ConfigError, ShapeError
+from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.guarding.answer import (
     Answer,
     Calibration,
@@ -31,23 +31,21 @@ from offmap.guarding.answer import (
     tell_if_infinite,
 )  # fmt: skip
 from offmap.guarding.calibrating import EMPTY
-from offmap.guarding.familiar import join
 from offmap.guarding.guard import Guard
 from offmap.guarding.space import Scale
 from offmap.likelihoods import Prediction
-
-Parts = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
     """A frozen Scorer with a threshold over several guards: methods take what a guard's take; higher scores are stranger.
 
-    `scales` has one {part: scale} for every guard, and a last one for their mean.
+    `centre` and `spread` (G,) are mean and standard deviation of each guard's score over familiar data.
     """
 
     guards: tuple[Guard, ...]
-    scales: tuple[Mapping[str, Scale], ...]
+    centre: Tensor
+    spread: Tensor
     calibration: Calibration
 
     @property
@@ -68,11 +66,6 @@ class Mixture:
         """How strange each input is, (B,)."""
         return gathered((self._score(block) for block in self.guards[0].blocks(x)), laid)
 
-    def parts(self, x: Inputs) -> Parts:
-        """Why inputs are strange: what the score joins, (B,) each, in standard deviations over familiar data."""
-        told = (self._parts(block) for block in self.guards[0].blocks(x))
-        return gathered(told, lambda several: {name: laid([each[name] for each in several]) for name in several[0]})
-
     def predict(self, x: Inputs) -> Prediction:
         """What an even mixture of the guards predicts, from clipped draws."""
         return gathered((self._predicted(block) for block in self.guards[0].blocks(x)), joined)
@@ -89,11 +82,9 @@ class Mixture:
         """The same with threshold, p-values and intervals from other familiar data, on which no choice was made."""
         return calibrated(self, rows_for(self.guards, valid), checks.alarms(false_alarms), exact=True)
 
-    def _parts(self, block: Inputs) -> Parts:
-        return averaged(told(self.guards, block), self.scales)
-
     def _score(self, block: Inputs) -> Tensor:
-        return join(self._parts(block), soft=any(g.familiar is not None and g.familiar.logits is not None for g in self.guards))
+        each = scored(self.guards, block)
+        return ((each.double() - self.centre) / self.spread).mean(1).nan_to_num(nan=torch.inf, posinf=torch.inf).to(each)
 
     def _predicted(self, block: Inputs) -> Prediction:
         return even([guard.predict(block) for guard in self.guards])
@@ -105,7 +96,8 @@ class Mixture:
 
 
 def mixture(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05) -> Mixture:
-    """Ask guards of several nets together, whatever kinds of net they are around: strange is what they find strange on average.
+    """Ask guards of several nets together, whatever kinds of net they are around: strange is what they find strange on
+    average.
 
     All must take the same inputs and predict the same targets. Scales and threshold come from `valid`. Nothing is trained, so a
     mixture is not saved: save its guards, and join them again.
@@ -120,10 +112,13 @@ def mixture(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
     false_alarms = checks.alarms(false_alarms)
     rows = rows_for(members, valid)
     check_alike(members, rows)
-    seen = gathered_parts(members, rows.inputs)
-    own = [{name: Scale.of(values) for name, values in parts.items()} for parts in seen]
-    mean = averaged(seen, (*own, None))
-    made = Mixture(members, (*own, {name: Scale.of(values) for name, values in mean.items()}), EMPTY)
+    known = gathered((scored(members, block) for block in members[0].blocks(rows.inputs)), laid).double()
+    if not bool(known.isfinite().any(0).all()):
+        raise DataError("Expected finite scores of familiar data, but one of the guards has none on `valid`.")
+    scales = [Scale.of(column) for column in known.T]
+    centre, spread = (torch.stack([getattr(scale, name) for scale in scales]) for name in ("centre", "spread"))
+    spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # it tells familiar data nothing apart
+    made = Mixture(members, centre, spread, EMPTY)
     return calibrated(made, rows, false_alarms, exact=False)
 
 
@@ -163,33 +158,9 @@ def form(prediction: Prediction) -> tuple[str, tuple[int, ...]]:
     return ("means" if prediction.probs is None else "probabilities"), tuple(values.shape)
 
 
-def told(guards: Sequence[Guard], block: Inputs) -> list[Parts]:
-    """What every guard joins; their scores, where they do not join the same things."""
-    parts = [guard.parts(block) for guard in guards]
-    if len({frozenset(each) for each in parts}) > 1:
-        return [{"score": guard.score(block)} for guard in guards]
-    return parts
-
-
-def gathered_parts(guards: Sequence[Guard], x: Inputs) -> list[Parts]:
-    """The same for any number of rows."""
-    several: Iterator[list[Parts]] = (told(guards, block) for block in guards[0].blocks(x))
-
-    def laid_out(pieces: list[list[Parts]]) -> list[Parts]:
-        return [{name: laid([p[i][name] for p in pieces]) for name in pieces[0][i]} for i in range(len(guards))]
-
-    return gathered(several, laid_out)
-
-
-def averaged(parts: Sequence[Parts], scales: Sequence[Mapping[str, Scale] | None]) -> Parts:
-    """The mean over guards of every part, each scaled; then scaled itself, unless the last scale is None."""
-    *own, last = scales
-    means: Parts = {}
-    for name in parts[0]:
-        each = [scale[name](values[name].double()) for scale, values in zip(own, parts, strict=True) if scale is not None]
-        mean = torch.stack(each).mean(0)
-        means[name] = (mean if last is None else last[name](mean)).to(parts[0][name].dtype)
-    return means
+def scored(guards: Sequence[Guard], block: Inputs) -> Tensor:
+    """The score of every guard, (B, G)."""
+    return torch.stack([guard.score(block) for guard in guards], 1)
 
 
 def even(predictions: Sequence[Prediction]) -> Prediction:
