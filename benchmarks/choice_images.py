@@ -179,10 +179,8 @@ def mean_score(several: Sequence[Mapping[str, Parts]]) -> dict[str, Tensor]:
     """The mean of the scores of several guards, in standard deviations over validation images."""
     scores = [{s: soft(parts) for s, parts in of.items()} for of in several]
     known = [of["scales"] for of in scores]
-    return {
-        s: torch.stack([(of[s] - own.mean()) / own.std() for of, own in zip(scores, known, strict=True)]).mean(0)
-        for s in scores[0]
-    }
+    scaled = [{s: (x - own.mean()) / own.std() for s, x in of.items()} for of, own in zip(scores, known, strict=True)]
+    return {s: torch.stack([of[s] for of in scaled]).mean(0) for s in scores[0]}
 
 
 MEAN = "mean of the scores of single guards"
