@@ -206,15 +206,22 @@ NEAR = ("upside down", "turned", "halves of two", "mean of two")
 """Changes that keep the texture."""
 
 
+def tables(kept: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """One table for the given nets, one for those that know six classes."""
+    open_sets = {net for net, rows in kept.items() if "unknown classes" in next(iter(rows.values()))}
+    halves = [{net: rows for net, rows in kept.items() if (net in open_sets) is known} for known in (False, True)]
+    titles = ("Given nets, which know all ten classes of CIFAR-10:", "Nets that know six of ten classes:")
+    return "\n".join(f"{title}\n\n{table(half)}" for title, half in zip(titles, halves, strict=True) if half)
+
+
 def table(kept: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """A row for every part and join; of every net the mean over changes, over near ones, and unknown classes."""
     columns: list[tuple[str, str, Callable[[Mapping[str, float]], float]]] = []
     for net, rows in kept.items():
-        sets = next(iter(rows.values()))
         columns.append((net, "changes", lambda of: fmean(v for s, v in of.items() if s != "unknown classes")))
         columns.append((net, "near", lambda of: fmean(of[s] for s in NEAR)))
-        if "unknown classes" in sets:
-            columns.append((net, "unknown classes", lambda of: of["unknown classes"]))
+        if "unknown classes" in next(iter(rows.values())):
+            columns.append((net, "unknown", lambda of: of["unknown classes"]))
     names = list(dict.fromkeys(name for rows in kept.values() for name in rows))
     lines = [["", *(f"{net}, {what}" for net, what, _ in columns)], ["---", *["---:"] * len(columns)]]
     for name in names:
@@ -242,7 +249,7 @@ def main() -> None:
             kept |= run()
             write_whole(RECORD, (json.dumps(kept, indent=1) + "\n").encode())
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(kept) + END + rest.partition(END)[2], encoding="utf-8")
+    PAGE.write_text(before + BEGIN + tables(kept) + END + rest.partition(END)[2], encoding="utf-8")
     print(f"The page is {PAGE}")
 
 
