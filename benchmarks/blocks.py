@@ -299,8 +299,8 @@ def promises() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "headline": headline, "images": images, "score": score, "members": members, "solver": solver, "basis": basis, "where": where, "draws": draws,
-    "clip": clip, "laplace": laplace, "maxwent": maxwent, "numbers": numbers, "promises": promises,
+    "headline": headline, "images": images, "score": score, "members": members, "solver": solver, "basis": basis, "where": where,
+    "draws": draws, "clip": clip, "laplace": laplace, "maxwent": maxwent, "numbers": numbers, "promises": promises,
 }  # fmt: skip
 
 
