@@ -57,8 +57,7 @@ trust-run trust: export OMP_NUM_THREADS := 1
 trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"
 	$(PY) -m benchmarks.trust run $(ARGS)
 
-trust: $(VENV)/test.stamp  ## the page of trials, and a tenth of them again
-	$(PY) -m benchmarks.trust page
+trust: $(VENV)/test.stamp  ## a tenth of the trials again, and the page of all
 	$(PY) -m benchmarks.trust again $(ARGS)
 
 fuzz: export OMP_NUM_THREADS := 1

@@ -1,9 +1,10 @@
 """Promises and what trials of them showed: `python -m benchmarks.trust run [NAME ...]`, `... retry`, `... again`, `... page`.
 
 `run` continues each check of `tests/faults` where its record in `benchmarks/records/trust/` ends; `retry` runs the failed trials
-on record once more, after a mend; `again` repeats a seeded tenth
-of the trials on record and compares how they end; `page` writes `docs/trust.md` from the records. Trials run in a process of
-their own: one that hangs or crashes is a failure of that seed, and the next one goes on.
+on record once more, after a mend; `again` repeats a seeded tenth of the trials on record, and keeps what came of it in
+`benchmarks/records/trust-again.json`; `page`, and `again` at its end, writes `docs/trust.md` from the records. Trials run in a
+process of their own: one that hangs or crashes is a failure of that seed, and the next one goes on. `--patience 10` waits ten
+times as long before it calls that a hang, for machines that are busy with other work.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from offmap.files import write_whole
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trust.md"
 FOLDER = ROOT / "benchmarks" / "records" / "trust"
+REPEATED = ROOT / "benchmarks" / "records" / "trust-again.json"
 FUZZED = ROOT / "benchmarks" / "records" / "fuzz"
 sys.path[:0] = [str(ROOT / "tests")]  # as in pytest
 
@@ -43,6 +45,7 @@ INTRODUCTION = """# Trust
 
 Made by `python -m benchmarks.trust page` from the records of `make trust-run`. A trial is a seed of a module in `tests/faults`;
 hangs and crashes count as failures. `make trust` repeats a seeded tenth of the trials, and `make test` the first few of each.
+*Repeated* are those of the last `make trust`, and how many of them failed then.
 """
 
 
@@ -88,6 +91,15 @@ class Outcomes:
             self.failures[str(seed)] = failure
 
 
+@dataclass(frozen=True)
+class Repetition:
+    """What a part of the trials of a check gave when they were run again."""
+
+    trials: int = 0
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    seconds: float = 0.0
+
+
 def check_of(name: str) -> Check:
     """The `CHECK` of a module of `tests/faults`."""
     return import_module(f"faults.{name}").CHECK
@@ -105,16 +117,22 @@ def write(name: str, outcomes: Outcomes) -> None:
     write_whole(FOLDER / f"{name}.json", (json.dumps(asdict(outcomes), indent=1, ensure_ascii=False) + "\n").encode())
 
 
+def repetitions() -> dict[str, Repetition]:
+    """What `again` kept, by check."""
+    found = json.loads(REPEATED.read_text(encoding="utf-8")) if REPEATED.exists() else {}
+    return {name: Repetition(**found[name]) for name in CHECKS if name in found}
+
+
 # -------------------------------------------------------------------------------------------------------- trials
 
 
-def try_seeds(name: str, seeds: list[int]) -> Iterator[tuple[int, str, str | None, float]]:
+def try_seeds(name: str, seeds: list[int], patience: float = 1.0) -> Iterator[tuple[int, str, str | None, float]]:
     """Yield (seed, ending, failure or None, seconds) of each, from a process that is replaced when it hangs or dies."""
     check, worker = check_of(name), None
     for seed in seeds:
         worker = worker or _Worker(name)
         start = time.monotonic()
-        ending, failure = worker.run(seed, check.limit)
+        ending, failure = worker.run(seed, patience * check.limit)
         if failure is not None and failure.startswith(("hang", "crash")):
             worker.stop()
             worker = None
@@ -169,12 +187,12 @@ def _work(name: str, pipe: Connection) -> None:
 # ------------------------------------------------------------------------------------------------------ commands
 
 
-def run(names: list[str], minutes: float) -> int:
+def run(names: list[str], minutes: float, patience: float = 1.0) -> int:
     """Go on with each check until its trials are done or the time is up; the number of failures."""
     end = time.monotonic() + 60 * minutes
     for name in names:
         outcomes, check = read(name), check_of(name)
-        for outcome in try_seeds(name, list(range(outcomes.done, check.trials))):
+        for outcome in try_seeds(name, list(range(outcomes.done, check.trials)), patience):
             outcomes.add(*outcome)
             write(name, outcomes)
             print(f"{name} {outcomes.done}/{check.trials}: {outcome[1] or outcome[2]}", flush=True)
@@ -183,11 +201,11 @@ def run(names: list[str], minutes: float) -> int:
     return sum(len(read(n).failures) for n in names)
 
 
-def retry(names: list[str]) -> int:
+def retry(names: list[str], patience: float = 1.0) -> int:
     """Run the failed trials on record once more, and keep how they end now; the number that still fail."""
     for name in names:
         outcomes = read(name)
-        for seed, ending, failure, seconds in try_seeds(name, sorted(map(int, outcomes.failures))):
+        for seed, ending, failure, seconds in try_seeds(name, sorted(map(int, outcomes.failures)), patience):
             done = outcomes.done
             del outcomes.failures[str(seed)]
             outcomes.add(seed, ending, failure, seconds)
@@ -197,13 +215,17 @@ def retry(names: list[str]) -> int:
     return sum(len(read(n).failures) for n in names)
 
 
-def again(names: list[str], share: float = 0.1, seed: int = 0) -> int:
-    """Repeat a seeded part of the trials on record; the number that fail now."""
+def again(names: list[str], share: float = 0.1, seed: int = 0, patience: float = 1.0) -> int:
+    """Repeat a seeded part of the trials on record, and keep what came of it; the number that fail now."""
     failed = 0
     for name in names:
         done = read(name).done
         if seeds := sorted(random.Random(seed).sample(range(done), min(done, max(1, round(share * done))))):
-            failures = {s: failure for s, _, failure, _ in try_seeds(name, seeds) if failure is not None}
+            start = time.monotonic()
+            failures = {str(s): failure for s, _, failure, _ in try_seeds(name, seeds, patience) if failure is not None}
+            found = repetitions() | {name: Repetition(len(seeds), failures, round(time.monotonic() - start, 1))}
+            ordered = {each: asdict(found[each]) for each in CHECKS if each in found}
+            write_whole(REPEATED, (json.dumps(ordered, indent=1, ensure_ascii=False) + "\n").encode())
             print(f"{name}: {len(seeds)} of {done} trials again, {len(failures)} failed {failures or ''}", flush=True)
             failed += len(failures)
     return failed
@@ -211,13 +233,28 @@ def again(names: list[str], share: float = 0.1, seed: int = 0) -> int:
 
 def page() -> str:
     """Promises, trials, and how they ended."""
-    lines = ["| promise | trials | how they ended | failures | seconds each |", "|---|--:|---|--:|--:|"]
+    columns = ("promise", "trials", "how they ended", "failures", "seconds each", "repeated", "failures then")
+    lines = [f"| {' | '.join(columns)} |", "|---|--:|---|--:|--:|--:|--:|"]
+    repeated = repetitions()
     for name in CHECKS:
-        found = read(name)
+        found, then = read(name), repeated.get(name, Repetition())
         endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(found.endings.items()))
         each = f"{found.seconds / found.done:.2f}" if found.done else "–"
-        lines.append(f"| {check_of(name).promise} (`{name}`) | {found.done:,} | {endings} | {len(found.failures)} | {each} |")
-    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + fuzzed()
+        again = f"{then.trials:,} | {len(then.failures)}" if then.trials else "– | –"
+        counted = f"{found.done:,} | {endings} | {len(found.failures)} | {each} | {again}"
+        lines.append(f"| {check_of(name).promise} (`{name}`) | {counted} |")
+    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + _in_all(repeated) + fuzzed()
+
+
+def _in_all(repeated: dict[str, Repetition]) -> str:
+    """All trials in one line."""
+    done = [read(name) for name in CHECKS]
+    told = f"In all {sum(d.done for d in done):,} trials and {sum(len(d.failures) for d in done):,} failures"
+    if repeated:
+        trials, failures = (sum(n) for n in zip(*((r.trials, len(r.failures)) for r in repeated.values()), strict=True))
+        minutes = sum(r.seconds for r in repeated.values()) / 60
+        told += f"; repeated {trials:,}, with {failures:,} failures, in {minutes:.0f} minutes"
+    return f"\n{told}.\n"
 
 
 def fuzzed() -> str:
@@ -243,14 +280,20 @@ def main() -> None:
     parser.add_argument("command", choices=["run", "retry", "again", "page"])
     parser.add_argument("names", nargs="*", default=[], help=f"all by default: {', '.join(CHECKS)}")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next trial after so long")
+    parser.add_argument("--patience", type=float, default=1.0, help="times the limit that a trial may take")
     asked = parser.parse_args()
     names = asked.names or list(CHECKS)
-    if asked.command == "page":
+    commands: dict[str, Callable[[], int]] = {
+        "run": lambda: run(names, asked.minutes, asked.patience),
+        "retry": lambda: retry(names, asked.patience),
+        "again": lambda: again(names, patience=asked.patience),
+        "page": lambda: 0,
+    }
+    failed = commands[asked.command]()
+    if asked.command in ("again", "page"):
         PAGE.write_text(page(), encoding="utf-8")
         print(f"The page is {PAGE}")
-        return
-    commands = {"run": lambda: run(names, asked.minutes), "retry": lambda: retry(names), "again": lambda: again(names)}
-    sys.exit(bool(commands[asked.command]()))
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":

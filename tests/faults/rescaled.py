@@ -57,4 +57,6 @@ def _alike(found: Tensor, expected: Tensor, seed: int) -> None:
     assert float(apart) < TOLERANCE, f"seed {seed}: {float(apart):.1e} apart"
 
 
-CHECK = Check("In units from 1e-8 to 1e8 a guard says the same, to 0.1 %, and flags the same.", trial, 200, 30.0, 4)
+CHECK = Check(
+    "In units from 1e-8 to 1e8 a guard of a host of means says the same, to 0.1 %, and flags the same.", trial, 200, 30.0, 4
+)

@@ -57,5 +57,9 @@ def _elsewhere(seed: int, threads: int) -> dict[str, Any]:
 
 
 CHECK = Check(
-    "The same seed gives the same bits in every process, and the same verdicts with any number of threads.", trial, 30, 600.0, 0
+    "On one thread the same seed gives the same bits in every process, and on all processors the same verdicts.",
+    trial,
+    30,
+    600.0,
+    0,
 )
