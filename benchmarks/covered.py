@@ -128,7 +128,7 @@ class Reach:
         if file not in self._lines:
             self._lines[file] = self._data.contexts_by_lineno(self._files[file])
         reached = self._lines[file]
-        names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line)) or _names(reached, reached)
+        names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line) or reached)
         files: dict[str, list[str]] = {}
         for name in sorted(names & self._seconds.keys(), key=self._seconds.__getitem__):
             files.setdefault(name.partition("::")[0], []).append(name)
@@ -141,10 +141,9 @@ class Reach:
 
     def _affordable(self, names: Iterable[str], budget: float) -> Iterator[str]:
         for name in names:
-            budget -= self._seconds[name]
-            if budget < 0:
-                return
-            yield name
+            if (seconds := self._seconds[name]) <= budget:
+                budget -= seconds
+                yield name
 
 
 def _names(reached: Mapping[int, Sequence[str]], lines: Iterable[int]) -> set[str]:
@@ -163,16 +162,28 @@ def own(file: str) -> tuple[tuple[str, str], str]:
 
 
 def statement(text: str, line: int) -> list[int]:
-    """Lines of the smallest statement that holds a line; of a compound one the head alone, of a function or class the whole.
+    """Lines of the smallest statement of a function that holds a line; of a compound one the head alone, of a function the whole.
+    What runs on import has none: whoever came first is no more its test than others.
 
-    >>> statement("if a:\\n    b = (1 +\\n         2)\\n", 3), statement("if a:\\n    b = 1\\n", 1)
-    ([2, 3], [1])
+    >>> text = "@cache\\ndef f():\\n    if a:\\n        b = (1 +\\n             2)\\n"
+    >>> statement(text, 1), statement(text, 3), statement(text, 5), statement("a = 1\\n", 1)
+    ([2, 3, 4, 5], [3], [4, 5], [])
     """
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt) and node.lineno <= line <= last(node)]
-    node = min(nodes, key=lambda node: last(node) - node.lineno)
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inner = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.stmt)]
+    nodes = [node for node in inner if first(node) <= line <= last(node)]
+    if not nodes:
+        return []
+    node = min(nodes, key=lambda node: last(node) - first(node))
     body: list[ast.stmt] = getattr(node, "body", [])
     whole = isinstance(node, ast.FunctionDef | ast.ClassDef) or not body
     return list(range(node.lineno, last(node) + 1 if whole else max(body[0].lineno, node.lineno + 1)))
+
+
+def first(node: ast.stmt) -> int:
+    """The first line of a statement, with decorators."""
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
 
 
 def last(node: ast.stmt) -> int:

@@ -2,7 +2,8 @@
 
 `run` draws mutants of the files in `SUBJECTS` in an order set by a seed and gives each to the tests that reach its line, as
 `benchmarks.covered` saw them, the room's own tests first, for at most `BUDGET` seconds; a mutant that no test fails in that time
-has survived. `again` gives survivors to the tests once more, after new tests; `left` lists survivors that nothing explains.
+has survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests once more, after new
+tests and `covered`; `left` lists survivors that nothing explains.
 
 Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module.
 Changes inside annotations are left out, as nothing reads those at run time.
@@ -24,11 +25,13 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from itertools import groupby, islice
 from types import CodeType, ModuleType
+from typing import Any
 
 from benchmarks.covered import ROOT, SOURCE, Reach, write
 
@@ -61,10 +64,11 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant: "killed", "hung" or "survived"; `source` is the digest of the file that it changed."""
+    """What became of a mutant: "killed" `by` a test, "hung" or "survived"; `source` is the digest of the file that it changed."""
 
     mutant: Mutant
     end: str
+    by: str
     tests: int
     before: str
     after: str
@@ -162,24 +166,50 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
         return compile(self.text, self.path, "exec", dont_inherit=True)
 
 
-def trial(mutant: Mutant | None, text: str, tests: Sequence[str]) -> str:
-    """How a mutant ends with these tests: "killed" by a failure, "hung", or "survived"."""
+def trial(mutant: Mutant | None, text: str, tests: Sequence[str]) -> tuple[str, str]:
+    """How a mutant, or the code as it is, ends with these tests: "killed" and by which, "hung", or "survived"."""
+    ours, theirs = os.pipe()
     child = os.fork()
     if not child:
-        _die_with(mutant, text, tests)
-    deadline = time.monotonic() + PATIENCE * BUDGET
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return "survived" if status == 0 else "killed"
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hung"
+        _die_with(mutant, text, tests, theirs)
+    os.close(theirs)
+    with os.fdopen(ours, encoding="utf-8") as said:
+        deadline = time.monotonic() + PATIENCE * BUDGET
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                _sweep(child)
+                return ("survived", "") if status == 0 else ("killed", said.readline().strip())
+            time.sleep(0.02)
+        _sweep(child)
+        os.waitpid(child, 0)
+        return "hung", ""
 
 
-def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str]) -> None:
-    """In the child: imports the changed module, runs the tests and exits with what pytest says."""
+def _sweep(group: int) -> None:
+    """Ends what a child has left running."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+class Witness:
+    """A pytest plugin that writes the name of each test that fails, or of a file that cannot be imported, to a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Called for the beginning, the middle and the end of a test."""
+        if report.failed:
+            os.write(self.pipe, f"{report.nodeid}\n".encode())
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Called for each file."""
+        self.pytest_runtest_logreport(report)
+
+
+def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], pipe: int) -> None:
+    """In the child: has the changed module imported, runs the tests and exits with what pytest says."""
     code = 3
     try:
         os.setsid()
@@ -190,11 +220,36 @@ def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str]) -> None:
             sys.meta_path.insert(0, Changed(mutant, text))
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
+        # plain: else pytest's own finder stands before ours, and reads files whose doctests are asked for from disk
+        options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
         files = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
-        code = next(filter(None, (int(pytest.main([*options, *some])) for some in files)), 0)
+        code = next(filter(None, (int(pytest.main([*options, *some], plugins=[Witness(pipe)])) for some in files)), 0)
     finally:
         os._exit(code)
+
+
+class Bench:
+    """Gives mutants to tests, of which those that fail without any change too count for nothing."""
+
+    def __init__(self) -> None:
+        self._sound: set[str] = set()
+        self._unsound: set[str] = set()
+
+    def fate(self, mutant: Mutant, text: str, tests: Sequence[str]) -> tuple[str, str, int]:
+        """How a mutant ends, by which test, and how many it was given."""
+        while sound := [name for name in tests if name not in self._unsound]:
+            end, by = trial(mutant, text, sound)
+            if end != "killed" or self._is_sound(by, sound):
+                return end, by, len(sound)
+        return "survived", "", 0
+
+    def _is_sound(self, by: str, tests: Sequence[str]) -> bool:
+        """Whether the test passes without a change, after the same others; unless a file was not even imported."""
+        if by in tests and by not in self._sound:
+            end, failed = trial(None, "", tests[: tests.index(by) + 1])
+            (self._sound if end == "survived" else self._unsound).add(failed or by)
+            return end == "survived"
+        return True
 
 
 # ------------------------------------------------------------------------------------------------------------- records
@@ -242,16 +297,16 @@ def judge(chosen: Sequence[Mutant], minutes: float) -> None:
     """Tries mutants one after the other, and records how each ends."""
     for name in ("pytest", "hypothesis", "torch", "sklearn.metrics", "scipy.stats"):
         import_module(name)  # once here, and found there by every forked process
-    reach, known, deadline = Reach(), fates(), time.monotonic() + 60 * minutes
+    reach, bench, known, deadline = Reach(), Bench(), fates(), time.monotonic() + 60 * minutes
     for mutant in chosen:
         if time.monotonic() > deadline:
             return
         text, tests, began = mutated(mutant), reach.tests(mutant.file, mutant.line, BUDGET), time.monotonic()
-        end = trial(mutant, text, tests) if tests else "survived"
+        end, by, count = bench.fate(mutant, text, tests)
         before, after = difference(read(mutant.file), text, mutant.line)
-        known[mutant] = Fate(mutant, end, len(tests), before, after, digest(mutant.file))
+        known[mutant] = Fate(mutant, end, by, count, before, after, digest(mutant.file))
         keep({m: f for m, f in known.items() if m.file == mutant.file})
-        print(f"{end:9} {mutant}  {len(tests)} tests, {time.monotonic() - began:.1f} s", flush=True)
+        print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - began:.1f} s  {by}", flush=True)
 
 
 def difference(before: str, after: str, line: int) -> tuple[str, str]:
