@@ -274,11 +274,17 @@ def compiles(mutant: Mutant) -> bool:
     return True
 
 
+def recorded() -> list[Fate]:
+    """What is on record, of files as they were then."""
+    paths = sorted(FOLDER.glob("*.json"))
+    return [fate_of(entry) for path in paths for entry in json.loads(path.read_text(encoding="utf-8"))]
+
+
 def fates() -> dict[Mutant, Fate]:
     """What is on record, of files as they are now."""
-    found = [fate_of(entry) for path in sorted(FOLDER.glob("*.json")) for entry in json.loads(path.read_text(encoding="utf-8"))]
     present = set(subjects())
-    return {fate.mutant: fate for fate in found if fate.mutant.file in present and fate.source == digest(fate.mutant.file)}
+    found = (fate for fate in recorded() if fate.mutant.file in present)
+    return {fate.mutant: fate for fate in found if fate.source == digest(fate.mutant.file)}
 
 
 def fate_of(entry: dict[str, object]) -> Fate:
@@ -329,8 +335,8 @@ def left() -> list[Fate]:
 
 
 def section() -> str:
-    """The figures, as a part of the page of trials: a row for each file, survivors that nothing explains, and reasons."""
-    reasons, known = explained(), list(fates().values())
+    """The figures, as a part of the page of trials: a row for each file."""
+    reasons, known = explained(), recorded()
     if not known:
         return ""
     lines = ["| file | mutants | killed | survived | explained |", "|---|--:|--:|--:|--:|"]

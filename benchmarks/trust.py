@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks import covered, mutants
 from offmap.files import write_whole
 
 ROOT = Path(__file__).parents[1]
@@ -217,7 +218,7 @@ def page() -> str:
         endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(found.endings.items()))
         each = f"{found.seconds / found.done:.2f}" if found.done else "–"
         lines.append(f"| {check_of(name).promise} (`{name}`) | {found.done:,} | {endings} | {len(found.failures)} | {each} |")
-    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + fuzzed()
+    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + fuzzed() + covered.section() + mutants.section()
 
 
 def fuzzed() -> str:
