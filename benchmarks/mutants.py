@@ -6,7 +6,7 @@ has survived. A test that fails without any change too kills nothing. `again` gi
 tests and `covered`; `left` lists survivors that nothing explains.
 
 Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module.
-Changes inside annotations are left out, as nothing reads those at run time.
+Changes inside annotations are left out, as nothing reads those at run time, and so are stars between arguments.
 """
 
 from __future__ import annotations
@@ -261,17 +261,21 @@ def drawn(seed: int) -> Iterator[Mutant]:
     places = [choices for file in subjects() for choices in mutants(file).values()]
     for choices in chance.sample(places, len(places)):
         chance.shuffle(choices)
-        if (mutant := next(filter(compiles, choices), None)) is not None:
+        if (mutant := next(filter(changes, choices), None)) is not None:
             yield mutant
 
 
-def compiles(mutant: Mutant) -> bool:
-    """Whether the change is Python at all: the star of keyword arguments is no product."""
+def changes(mutant: Mutant) -> bool:
+    """Whether the change is one of code: the star before keyword arguments is no product."""
     try:
-        ast.parse(mutated(mutant))
+        return stars(mutated(mutant)) == stars(read(mutant.file))
     except SyntaxError:
         return False
-    return True
+
+
+def stars(text: str) -> list[int]:
+    """How many arguments of each function are positional only."""
+    return [len(node.posonlyargs) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.arguments)]
 
 
 def recorded() -> list[Fate]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.covered import below, own, shares, statement
-from benchmarks.mutants import annotations, difference, inside
+from benchmarks.mutants import annotations, difference, inside, stars
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,6 +40,11 @@ def test_the_statement_of_a_line(text: str, line: int, lines: list[int]):
 def test_the_line_of_a_change_is_empty_where_it_is_gone():
     assert difference("a = 1\nb = 2\n", "a = 1\nb = 3\n", 2) == ("b = 2", "b = 3")
     assert difference("@cache\ndef f(): ...\n", "def f(): ...\n", 1) == ("@cache", "")
+
+
+def test_a_star_between_arguments_is_no_product():
+    assert stars("def f(a, *, b): return a * b") == stars("def f(a, *, b): return a / b")
+    assert stars("def f(a, *, b): return a * b") != stars("def f(a, /, b): return a * b")
 
 
 def test_files_and_their_own_tests():
