@@ -137,7 +137,7 @@ class Reach:
             module, room = own(file)
             return path not in module, not path.startswith(room), sum(self._seconds[name] for name in files[path])
 
-        return list(self._affordable((name for path in sorted(files, key=rank) for name in files[path]), budget))
+        return [ungrouped(n) for n in self._affordable((n for path in sorted(files, key=rank) for n in files[path]), budget)]
 
     def _affordable(self, names: Iterable[str], budget: float) -> Iterator[str]:
         for name in names:
@@ -149,6 +149,16 @@ class Reach:
 def _names(reached: Mapping[int, Sequence[str]], lines: Iterable[int]) -> set[str]:
     """The tests of some lines, without the phase that coverage puts behind their names."""
     return {name.rpartition("|")[0] for line in lines for name in reached.get(line, ()) if name}
+
+
+def ungrouped(name: str) -> str:
+    """The name of a test without the group that xdist puts behind it.
+
+    >>> ungrouped("test_a.py::test_b[1]@c"), ungrouped("test_a.py::test_b[x@y]")
+    ('test_a.py::test_b[1]', 'test_a.py::test_b[x@y]')
+    """
+    bare, _, group = name.rpartition("@")
+    return name if not bare or "]" in group else bare
 
 
 def own(file: str) -> tuple[tuple[str, str], str]:

@@ -221,7 +221,7 @@ def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], pipe: int)
         import pytest
 
         # plain: else pytest's own finder stands before ours, and reads files whose doctests are asked for from disk
-        options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
+        options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:cov"]
         files = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
         code = next(filter(None, (int(pytest.main([*options, *some], plugins=[Witness(pipe)])) for some in files)), 0)
     finally:
@@ -244,12 +244,23 @@ class Bench:
         return "survived", "", 0
 
     def _is_sound(self, by: str, tests: Sequence[str]) -> bool:
-        """Whether the test passes without a change, after the same others; unless a file was not even imported."""
-        if by in tests and by not in self._sound:
-            end, failed = trial(None, "", tests[: tests.index(by) + 1])
-            (self._sound if end == "survived" else self._unsound).add(failed or by)
-            return end == "survived"
-        return True
+        """Whether a test passes without a change, after the same others; or, if it could not be imported, its file."""
+        if by not in self._sound:
+            end, failed = trial(
+                None, "", tests[: 1 + max((i for i, name in enumerate(tests) if of(by, name)), default=len(tests))]
+            )
+            self._sound |= {by} if end == "survived" else set()
+            self._unsound |= {name for name in tests if end != "survived" and of(failed or by, name)}
+        return by in self._sound
+
+
+def of(failed: str, test: str) -> bool:
+    """Whether what failed is the test, or its file.
+
+    >>> of("tests/test_a.py::test_b", "tests/test_a.py::test_b"), of("tests/test_a.py", "tests/test_a.py::test_b")
+    (True, True)
+    """
+    return failed in (test, test.partition("::")[0], "")
 
 
 # ------------------------------------------------------------------------------------------------------------- records
@@ -303,15 +314,21 @@ def keep(known: dict[Mutant, Fate]) -> None:
         write(FOLDER / f"{file.removesuffix('.py').replace('/', '.')}.json", text)
 
 
-def judge(chosen: Sequence[Mutant], minutes: float) -> None:
+HEAVY = (
+    "pytest", "hypothesis", "torch", "torch._dynamo", "torch.distributed", "torch.testing", "numpy.testing", "safetensors.torch",
+    "sklearn.metrics", "scipy.stats",
+)  # fmt: skip
+
+
+def judge(chosen: Sequence[Mutant], minutes: float, budget: float = BUDGET) -> None:
     """Tries mutants one after the other, and records how each ends."""
-    for name in ("pytest", "hypothesis", "torch", "sklearn.metrics", "scipy.stats"):
+    for name in HEAVY:
         import_module(name)  # once here, and found there by every forked process
     reach, bench, known, deadline = Reach(), Bench(), fates(), time.monotonic() + 60 * minutes
     for mutant in chosen:
         if time.monotonic() > deadline:
             return
-        text, tests, began = mutated(mutant), reach.tests(mutant.file, mutant.line, BUDGET), time.monotonic()
+        text, tests, began = mutated(mutant), reach.tests(mutant.file, mutant.line, budget), time.monotonic()
         end, by, count = bench.fate(mutant, text, tests)
         before, after = difference(read(mutant.file), text, mutant.line)
         known[mutant] = Fate(mutant, end, by, count, before, after, digest(mutant.file))
@@ -374,6 +391,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=600, help="so many of the drawn mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next mutant after so long")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="so many seconds of tests for a mutant")
     asked = parser.parse_args()
     if asked.command == "left":
         for fate in left():
@@ -384,7 +402,7 @@ def main() -> None:
     else:
         known = fates()
         chosen = [mutant for mutant in islice(drawn(asked.seed), asked.count) if mutant not in known]
-    judge([mutant for mutant in chosen if not asked.files or mutant.file in asked.files], asked.minutes)
+    judge([mutant for mutant in chosen if not asked.files or mutant.file in asked.files], asked.minutes, asked.budget)
 
 
 if __name__ == "__main__":
