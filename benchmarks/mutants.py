@@ -5,7 +5,8 @@
 has survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests once more, after new
 tests and `covered`; `left` lists survivors that nothing explains.
 
-Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module.
+Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module or, if
+the change is inside a function, gives its code to the functions that are there already.
 Changes inside annotations are left out, as nothing reads those at run time, and so are stars between arguments.
 """
 
@@ -13,27 +14,30 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from itertools import groupby, islice
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from benchmarks.covered import ROOT, SOURCE, Reach, write
+from benchmarks.covered import ROOT, SOURCE, Reach, own, write
 
 FOLDER = ROOT / "benchmarks" / "records" / "mutants"
 EXPLAINED = ROOT / "benchmarks" / "mutants.toml"
@@ -43,8 +47,8 @@ SUBJECTS = ("core/*.py", "solve/*.py", "metrics/*.py", "scores.py", "conformal.p
 BUDGET = 45.0
 """Seconds of tests, as `cover` timed them, that a mutant is given at most."""
 
-PATIENCE = 4.0
-"""A mutant whose tests take so many times their budget hangs, and is killed."""
+PATIENCE = 60
+"""Seconds of the processor after which a mutant hangs, and is killed; so does one that goes on for twenty times as long."""
 
 Place = tuple[tuple[int, int], tuple[int, int]]
 
@@ -165,6 +169,34 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
     def get_code(self, fullname: str) -> CodeType:
         return compile(self.text, self.path, "exec", dont_inherit=True)
 
+    def enter(self) -> None:
+        """Has the text imported, or its code given to the functions of the module if that is there."""
+        if self.name not in sys.modules:
+            sys.meta_path.insert(0, self)
+            return
+        codes: dict[tuple[str, int], list[CodeType]] = {}
+        for code in nested(self.get_code(self.name)):
+            codes.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+        for each in gc.get_objects():
+            if isinstance(each, FunctionType) and each.__code__.co_filename == self.path:
+                found = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno), [])
+                if len(found) == 1 and found[0].co_freevars == each.__code__.co_freevars:
+                    each.__code__ = found[0]
+
+
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """A code and all that it holds."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from nested(each)
+
+
+def within(mutant: Mutant) -> bool:
+    """Whether the change is inside a function, and not in its head: one that is made after the import."""
+    functions = (node for node in ast.walk(ast.parse(read(mutant.file))) if isinstance(node, ast.FunctionDef))
+    return any(node.lineno < node.body[0].lineno <= mutant.line <= (node.end_lineno or 0) for node in functions)
+
 
 def trial(mutant: Mutant | None, text: str, tests: Sequence[str]) -> tuple[str, str]:
     """How a mutant, or the code as it is, ends with these tests: "killed" and by which, "hung", or "survived"."""
@@ -174,12 +206,13 @@ def trial(mutant: Mutant | None, text: str, tests: Sequence[str]) -> tuple[str, 
         _die_with(mutant, text, tests, theirs)
     os.close(theirs)
     with os.fdopen(ours, encoding="utf-8") as said:
-        deadline = time.monotonic() + PATIENCE * BUDGET
+        deadline = time.monotonic() + 20 * PATIENCE
         while time.monotonic() < deadline:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 _sweep(child)
-                return ("survived", "") if status == 0 else ("killed", said.readline().strip())
+                hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+                return ("survived", "") if status == 0 else ("hung", "") if hung else ("killed", said.readline().strip())
             time.sleep(0.02)
         _sweep(child)
         os.waitpid(child, 0)
@@ -213,19 +246,30 @@ def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], pipe: int)
     code = 3
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 1))
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(silence, stream)
         if mutant:
-            sys.meta_path.insert(0, Changed(mutant, text))
+            Changed(mutant, text).enter()
         import pytest
 
-        # plain: else pytest's own finder stands before ours, and reads files whose doctests are asked for from disk
-        options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:cov"]
         files = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
-        code = next(filter(None, (int(pytest.main([*options, *some], plugins=[Witness(pipe)])) for some in files)), 0)
+        code = next(filter(None, (int(pytest.main([*OPTIONS, "-x", *some], plugins=[Witness(pipe)])) for some in files)), 0)
     finally:
         os._exit(code)
+
+
+# plain: else pytest's own finder stands before ours, and reads files whose doctests are asked for from disk
+OPTIONS = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:cov"]
+
+
+def warm(tests: Iterable[str]) -> None:
+    """Imports the files of tests, and offmap with them, for the processes that are forked from now on."""
+    import pytest
+
+    with redirect_stdout(io.StringIO()):
+        pytest.main([*OPTIONS, "--collect-only", *sorted({name.partition("::")[0] for name in tests})])
 
 
 class Bench:
@@ -244,11 +288,10 @@ class Bench:
         return "survived", "", 0
 
     def _is_sound(self, by: str, tests: Sequence[str]) -> bool:
-        """Whether a test passes without a change, after the same others; or, if it could not be imported, its file."""
+        """Whether a test passes without a change, after others of its file; or, if it could not be imported, the file."""
         if by not in self._sound:
-            end, failed = trial(
-                None, "", tests[: 1 + max((i for i, name in enumerate(tests) if of(by, name)), default=len(tests))]
-            )
+            same = [name for name in tests if of(by.partition("::")[0], name)]
+            end, failed = trial(None, "", same[: same.index(by) + 1] if by in same else same)
             self._sound |= {by} if end == "survived" else set()
             self._unsound |= {name for name in tests if end != "survived" and of(failed or by, name)}
         return by in self._sound
@@ -325,15 +368,20 @@ def judge(chosen: Sequence[Mutant], minutes: float, budget: float = BUDGET) -> N
     for name in HEAVY:
         import_module(name)  # once here, and found there by every forked process
     reach, bench, known, deadline = Reach(), Bench(), fates(), time.monotonic() + 60 * minutes
-    for mutant in chosen:
-        if time.monotonic() > deadline:
-            return
-        text, tests, began = mutated(mutant), reach.tests(mutant.file, mutant.line, budget), time.monotonic()
-        end, by, count = bench.fate(mutant, text, tests)
-        before, after = difference(read(mutant.file), text, mutant.line)
-        known[mutant] = Fate(mutant, end, by, count, before, after, digest(mutant.file))
-        keep({m: f for m, f in known.items() if m.file == mutant.file})
-        print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - began:.1f} s  {by}", flush=True)
+    given = {mutant: reach.tests(mutant.file, mutant.line, budget) for mutant in chosen}
+    for inner, some in groupby(sorted(chosen, key=within), within):
+        rooms = tuple(place for file in subjects() for place in (*own(file)[0], own(file)[1]))
+        if inner:
+            warm(name for tests in given.values() for name in tests if name.startswith(rooms))
+        for mutant in some:
+            if time.monotonic() > deadline:
+                return
+            text, began = mutated(mutant), time.monotonic()
+            end, by, count = bench.fate(mutant, text, given[mutant])
+            before, after = difference(read(mutant.file), text, mutant.line)
+            known[mutant] = Fate(mutant, end, by, count, before, after, digest(mutant.file))
+            keep({m: f for m, f in known.items() if m.file == mutant.file})
+            print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - began:.1f} s  {by}", flush=True)
 
 
 def difference(before: str, after: str, line: int) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.covered import below, own, shares, statement
-from benchmarks.mutants import annotations, difference, inside, stars
+from benchmarks.mutants import Mutant, annotations, difference, inside, read, stars, within
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +47,14 @@ def test_a_star_between_arguments_is_no_product():
     assert stars("def f(a, *, b): return a * b") != stars("def f(a, /, b): return a * b")
 
 
+def test_changes_inside_functions_are_told_from_those_on_import():
+    rows = read("scores.py").splitlines()
+    inner, head = (next(i for i, row in enumerate(rows, 1) if row.startswith(start)) for start in ("    return ", "def "))
+    assert within(Mutant("scores.py", "any", 0, inner))
+    assert not within(Mutant("scores.py", "any", 0, head))
+    assert not within(Mutant("scores.py", "any", 0, 1))
+
+
 def test_files_and_their_own_tests():
     assert below("/somewhere/src/offmap/core/noise.py") == "core/noise.py"
     assert own("scores.py") == (("src/offmap/scores.py", "tests/test_scores.py"), "tests/")
@@ -64,21 +72,31 @@ TEST = "tests/test_scores.py::test_entropies_match_the_loop"
 
 
 def test_a_changed_module_is_what_doctests_and_tests_see():
-    """A text that is the same survives, one with another mean or none at all is killed; the file on disk stays as it is."""
+    """A text that is the same survives, one with another mean or none at all is killed; the file on disk stays as it is.
+    So it is where offmap has been imported already.
+    """
     path = ROOT / "src" / "offmap" / "scores.py"
     before = path.read_bytes()
     assert b"entr(probs.mean(0))" in before
     command = (
-        "from benchmarks.mutants import Mutant, read, trial\n"
+        "import sys, pytest, torch\n"
+        "from benchmarks.mutants import Mutant, read, trial, warm\n"
+        "def tried(test, after):\n"
+        "    text = read('scores.py').replace('entr(probs.mean(0))', after)\n"
+        "    print(*trial(Mutant('scores.py', 'by hand', 0, 1), text, [test]))\n"
         "for test in sys.argv[1:]:\n"
         "    for after in ('entr(probs.mean(0))', 'entr(probs.mean(1))', '('):\n"
-        "        text = read('scores.py').replace('entr(probs.mean(0))', after)\n"
-        "        print(*trial(Mutant('scores.py', 'by hand', 0, 1), text, [test]))\n"
+        "        tried(test, after)\n"
+        "warm(sys.argv[1:])\n"
+        "for test in sys.argv[1:]:\n"
+        "    for after in ('entr(probs.mean(0))', 'entr(probs.mean(1))'):\n"
+        "        tried(test, after)\n"
     )
-    words = [sys.executable, "-c", f"import sys, pytest, torch\n{command}", DOCTEST, TEST]
+    words = [sys.executable, "-c", command, DOCTEST, TEST]
     ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     assert ran.stdout.splitlines() == [
         "survived ", f"killed {DOCTEST}", "killed src/offmap/scores.py",
         "survived ", f"killed {TEST}", "killed tests/test_scores.py",
+        "survived ", f"killed {DOCTEST}", "survived ", f"killed {TEST}",
     ]  # fmt: skip
     assert path.read_bytes() == before
