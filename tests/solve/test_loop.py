@@ -147,3 +147,8 @@ def test_all_ranks_stop_before_a_step_that_is_not_finite_on_one():
         return ending, float(w.detach())
 
     assert in_ranks(2, ended) == [("diverged", 0.5)] * 2
+
+
+def test_adam_is_that_of_the_paper():
+    (group,) = adam([torch.ones(1, requires_grad=True)], rate=0.25).param_groups
+    assert (group["lr"], group["eps"], group["betas"], group["weight_decay"]) == (0.25, 1e-8, (0.9, 0.999), 0)
