@@ -1,9 +1,9 @@
 """Small changes to the code, and whether a test notices: `python -m benchmarks.mutants run`, `... again`, `... left`.
 
 `run` draws mutants of the files in `SUBJECTS` in an order set by a seed and gives each to the tests that reach its line, as
-`benchmarks.covered` saw them, the room's own tests first, for at most `BUDGET` seconds; a mutant that no test fails in that time
-has survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests once more, after new
-tests and `covered`; `left` lists survivors that nothing explains.
+`benchmarks.covered` saw them, the room's own tests first, for at most `BUDGET` seconds of the processor; a mutant that no test
+fails in that time has survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests
+once more, after new tests and `covered`; `left` lists survivors that nothing explains.
 
 Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module or, if
 the change is inside a function, gives its code to the functions that are there already.
@@ -44,11 +44,11 @@ EXPLAINED = ROOT / "benchmarks" / "mutants.toml"
 SUBJECTS = ("core/*.py", "solve/*.py", "metrics/*.py", "scores.py", "conformal.py")
 """Below `src/offmap`."""
 
-BUDGET = 45.0
-"""Seconds of tests, as `cover` timed them, that a mutant is given at most."""
+BUDGET = 10.0
+"""Seconds of the processor after which no further test is given to a mutant: other work beside does not count."""
 
-PATIENCE = 60
-"""Seconds of the processor after which a mutant hangs, and is killed; so does one that goes on for twenty times as long."""
+PATIENCE = 40
+"""Seconds of the processor after which a mutant hangs, and is killed; so does one that goes on for thirty times as long."""
 
 Place = tuple[tuple[int, int], tuple[int, int]]
 
@@ -198,15 +198,15 @@ def within(mutant: Mutant) -> bool:
     return any(node.lineno < node.body[0].lineno <= mutant.line <= (node.end_lineno or 0) for node in functions)
 
 
-def trial(mutant: Mutant | None, text: str, tests: Sequence[str]) -> tuple[str, str]:
+def trial(mutant: Mutant | None, text: str, tests: Sequence[str], budget: float = BUDGET) -> tuple[str, str]:
     """How a mutant, or the code as it is, ends with these tests: "killed" and by which, "hung", or "survived"."""
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
-        _die_with(mutant, text, tests, theirs)
+        _die_with(mutant, text, tests, Witness(theirs, budget))
     os.close(theirs)
     with os.fdopen(ours, encoding="utf-8") as said:
-        deadline = time.monotonic() + 20 * PATIENCE
+        deadline = time.monotonic() + 30 * PATIENCE
         while time.monotonic() < deadline:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
@@ -226,22 +226,30 @@ def _sweep(group: int) -> None:
 
 
 class Witness:
-    """A pytest plugin that writes the name of each test that fails, or of a file that cannot be imported, to a pipe."""
+    """A pytest plugin that writes the name of each test that fails, or of a file that cannot be imported, to a pipe, and ends
+    all when the time is up.
+    """
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: int, budget: float) -> None:
+        self.pipe, self.budget, self.failed = pipe, budget, False
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Called for the beginning, the middle and the end of a test."""
         if report.failed:
+            self.failed = True
             os.write(self.pipe, f"{report.nodeid}\n".encode())
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Called after each test."""
+        if time.process_time() > self.budget and not self.failed:
+            os._exit(0)
 
     def pytest_collectreport(self, report: Any) -> None:
         """Called for each file."""
         self.pytest_runtest_logreport(report)
 
 
-def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], pipe: int) -> None:
+def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], witness: Witness) -> None:
     """In the child: has the changed module imported, runs the tests and exits with what pytest says."""
     code = 3
     try:
@@ -255,7 +263,7 @@ def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], pipe: int)
         import pytest
 
         files = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
-        code = next(filter(None, (int(pytest.main([*OPTIONS, "-x", *some], plugins=[Witness(pipe)])) for some in files)), 0)
+        code = next(filter(None, (int(pytest.main([*OPTIONS, "-x", *some], plugins=[witness])) for some in files)), 0)
     finally:
         os._exit(code)
 
@@ -275,14 +283,15 @@ def warm(tests: Iterable[str]) -> None:
 class Bench:
     """Gives mutants to tests, of which those that fail without any change too count for nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: float = BUDGET) -> None:
+        self._budget = budget
         self._sound: set[str] = set()
         self._unsound: set[str] = set()
 
     def fate(self, mutant: Mutant, text: str, tests: Sequence[str]) -> tuple[str, str, int]:
         """How a mutant ends, by which test, and how many it was given."""
         while sound := [name for name in tests if name not in self._unsound]:
-            end, by = trial(mutant, text, sound)
+            end, by = trial(mutant, text, sound, self._budget)
             if end != "killed" or self._is_sound(by, sound):
                 return end, by, len(sound)
         return "survived", "", 0
@@ -291,7 +300,7 @@ class Bench:
         """Whether a test passes without a change, after others of its file; or, if it could not be imported, the file."""
         if by not in self._sound:
             same = [name for name in tests if of(by.partition("::")[0], name)]
-            end, failed = trial(None, "", same[: same.index(by) + 1] if by in same else same)
+            end, failed = trial(None, "", same[: same.index(by) + 1] if by in same else same, PATIENCE)
             self._sound |= {by} if end == "survived" else set()
             self._unsound |= {name for name in tests if end != "survived" and of(failed or by, name)}
         return by in self._sound
@@ -367,8 +376,8 @@ def judge(chosen: Sequence[Mutant], minutes: float, budget: float = BUDGET) -> N
     """Tries mutants one after the other, and records how each ends."""
     for name in HEAVY:
         import_module(name)  # once here, and found there by every forked process
-    reach, bench, known, deadline = Reach(), Bench(), fates(), time.monotonic() + 60 * minutes
-    given = {mutant: reach.tests(mutant.file, mutant.line, budget) for mutant in chosen}
+    reach, bench, known, deadline = Reach(), Bench(budget), fates(), time.monotonic() + 60 * minutes
+    given = {mutant: reach.tests(mutant.file, mutant.line, 4 * budget) for mutant in chosen}
     for inner, some in groupby(sorted(chosen, key=within), within):
         rooms = tuple(place for file in subjects() for place in (*own(file)[0], own(file)[1]))
         if inner:
@@ -426,8 +435,8 @@ INTRODUCTION = """
 ## Mutants
 
 Small changes to the code (`make mutants`, by cosmic-ray), drawn by a seed, one at a place; each is given to the tests that reach
-its line, for at most forty-five seconds. Changes inside annotations are left out. Why no test can tell a survivor from the code
-is written in `benchmarks/mutants.toml`.
+its line, for at most ten seconds of the processor. Changes inside annotations are left out. Why no test can tell a survivor from
+the code is written in `benchmarks/mutants.toml`.
 """
 
 
@@ -439,7 +448,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=600, help="so many of the drawn mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next mutant after so long")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="so many seconds of tests for a mutant")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="so many seconds of the processor for a mutant")
     asked = parser.parse_args()
     if asked.command == "left":
         for fate in left():
