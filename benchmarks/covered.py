@@ -123,12 +123,13 @@ class Reach:
 
     def tests(self, file: str, line: int, budget: float) -> list[str]:
         """Tests that reach the statement of a line, of at most `budget` seconds, file by file: the module's own, those of its
-        room, then all others, the quickest first. A line that runs on import belongs to all tests that reach the module.
+        room, then all others, the quickest first; before all, own files that are newer than what coverage saw. A line that runs
+        on import belongs to all tests that reach the module.
         """
         if file not in self._lines:
             self._lines[file] = self._data.contexts_by_lineno(self._files[file])
         reached = self._lines[file]
-        names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line)) or _names(reached, reached)
+        names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line) or reached)
         files: dict[str, list[str]] = {}
         for name in sorted(names & self._seconds.keys(), key=self._seconds.__getitem__):
             files.setdefault(name.partition("::")[0], []).append(name)
@@ -137,19 +138,35 @@ class Reach:
             module, room = own(file)
             return path not in module, not path.startswith(room), sum(self._seconds[name] for name in files[path])
 
-        return list(self._affordable((name for path in sorted(files, key=rank) for name in files[path]), budget))
+        fresh = self._fresh(file)
+        known = (name for path in sorted(files, key=rank) for name in files[path] if path not in fresh)
+        return [*fresh, *map(ungrouped, self._affordable(known, budget))]
+
+    def _fresh(self, file: str) -> list[str]:
+        """Files of a module's own tests that were changed since: all of their tests may reach any line."""
+        seen = (COVERED / "seconds.json").stat().st_mtime
+        return [name for name in own(file)[0][1:] if (ROOT / name).exists() and (ROOT / name).stat().st_mtime > seen]
 
     def _affordable(self, names: Iterable[str], budget: float) -> Iterator[str]:
         for name in names:
-            budget -= self._seconds[name]
-            if budget < 0:
-                return
-            yield name
+            if (seconds := self._seconds[name]) <= budget:
+                budget -= seconds
+                yield name
 
 
 def _names(reached: Mapping[int, Sequence[str]], lines: Iterable[int]) -> set[str]:
     """The tests of some lines, without the phase that coverage puts behind their names."""
     return {name.rpartition("|")[0] for line in lines for name in reached.get(line, ()) if name}
+
+
+def ungrouped(name: str) -> str:
+    """The name of a test without the group that xdist puts behind it.
+
+    >>> ungrouped("test_a.py::test_b[1]@c"), ungrouped("test_a.py::test_b[x@y]")
+    ('test_a.py::test_b[1]', 'test_a.py::test_b[x@y]')
+    """
+    bare, _, group = name.rpartition("@")
+    return name if not bare or "]" in group else bare
 
 
 def own(file: str) -> tuple[tuple[str, str], str]:
@@ -163,16 +180,28 @@ def own(file: str) -> tuple[tuple[str, str], str]:
 
 
 def statement(text: str, line: int) -> list[int]:
-    """Lines of the smallest statement that holds a line; of a compound one the head alone, of a function or class the whole.
+    """Lines of the smallest statement of a function that holds a line; of a compound one the head alone, of a function the whole.
+    What runs on import has none: whoever came first is no more its test than others.
 
-    >>> statement("if a:\\n    b = (1 +\\n         2)\\n", 3), statement("if a:\\n    b = 1\\n", 1)
-    ([2, 3], [1])
+    >>> text = "@cache\\ndef f():\\n    if a:\\n        b = (1 +\\n             2)\\n"
+    >>> statement(text, 1), statement(text, 3), statement(text, 5), statement("a = 1\\n", 1)
+    ([2, 3, 4, 5], [3], [4, 5], [])
     """
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt) and node.lineno <= line <= last(node)]
-    node = min(nodes, key=lambda node: last(node) - node.lineno)
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inner = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.stmt)]
+    nodes = [node for node in inner if first(node) <= line <= last(node)]
+    if not nodes:
+        return []
+    node = min(nodes, key=lambda node: last(node) - first(node))
     body: list[ast.stmt] = getattr(node, "body", [])
     whole = isinstance(node, ast.FunctionDef | ast.ClassDef) or not body
     return list(range(node.lineno, last(node) + 1 if whole else max(body[0].lineno, node.lineno + 1)))
+
+
+def first(node: ast.stmt) -> int:
+    """The first line of a statement, with decorators."""
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
 
 
 def last(node: ast.stmt) -> int:

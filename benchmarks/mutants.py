@@ -1,47 +1,54 @@
 """Small changes to the code, and whether a test notices: `python -m benchmarks.mutants run`, `... again`, `... left`.
 
 `run` draws mutants of the files in `SUBJECTS` in an order set by a seed and gives each to the tests that reach its line, as
-`benchmarks.covered` saw them, the room's own tests first, for at most `BUDGET` seconds; a mutant that no test fails in that time
-has survived. `again` gives survivors to the tests once more, after new tests; `left` lists survivors that nothing explains.
+`benchmarks.covered` saw them, the room's own tests first, for at most `BUDGET` seconds of the processor; a mutant that no test
+fails in that time has survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests
+once more, after new tests and `covered`; `left` lists survivors that nothing explains.
 
-Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module.
-Changes inside annotations are left out, as nothing reads those at run time.
+Mutants are made by cosmic-ray and never written to disk: a forked process imports the changed text in place of the module or, if
+the change is inside a function, gives its code to the functions that are there already.
+Changes inside annotations are left out, as nothing reads those at run time, and so are stars between arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from itertools import groupby, islice
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
-from benchmarks.covered import ROOT, SOURCE, Reach, write
+from benchmarks.covered import ROOT, SOURCE, Reach, own, write
 
 FOLDER = ROOT / "benchmarks" / "records" / "mutants"
 EXPLAINED = ROOT / "benchmarks" / "mutants.toml"
 SUBJECTS = ("core/*.py", "solve/*.py", "metrics/*.py", "scores.py", "conformal.py")
 """Below `src/offmap`."""
 
-BUDGET = 45.0
-"""Seconds of tests, as `cover` timed them, that a mutant is given at most."""
+BUDGET = 10.0
+"""Seconds of the processor after which no further test is given to a mutant: other work beside does not count."""
 
-PATIENCE = 4.0
-"""A mutant whose tests take so many times their budget hangs, and is killed."""
+PATIENCE = 40
+"""Seconds of the processor after which a mutant hangs, and is killed; so does one that goes on for thirty times as long."""
 
 Place = tuple[tuple[int, int], tuple[int, int]]
 
@@ -61,10 +68,11 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant: "killed", "hung" or "survived"; `source` is the digest of the file that it changed."""
+    """What became of a mutant: "killed" `by` a test, "hung" or "survived"; `source` is the digest of the file that it changed."""
 
     mutant: Mutant
     end: str
+    by: str
     tests: int
     before: str
     after: str
@@ -161,40 +169,150 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
     def get_code(self, fullname: str) -> CodeType:
         return compile(self.text, self.path, "exec", dont_inherit=True)
 
+    def enter(self) -> None:
+        """Has the text imported, or its code given to the functions of the module if that is there."""
+        if self.name not in sys.modules:
+            sys.meta_path.insert(0, self)
+            return
+        codes: dict[tuple[str, int], list[CodeType]] = {}
+        for code in nested(self.get_code(self.name)):
+            codes.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+        for each in gc.get_objects():
+            if isinstance(each, FunctionType) and each.__code__.co_filename == self.path:
+                found = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno), [])
+                if len(found) == 1 and found[0].co_freevars == each.__code__.co_freevars:
+                    each.__code__ = found[0]
 
-def trial(mutant: Mutant | None, text: str, tests: Sequence[str]) -> str:
-    """How a mutant ends with these tests: "killed" by a failure, "hung", or "survived"."""
+
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """A code and all that it holds."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from nested(each)
+
+
+def within(mutant: Mutant) -> bool:
+    """Whether the change is inside a function, and not in its head: one that is made after the import."""
+    functions = (node for node in ast.walk(ast.parse(read(mutant.file))) if isinstance(node, ast.FunctionDef))
+    return any(node.lineno < node.body[0].lineno <= mutant.line <= (node.end_lineno or 0) for node in functions)
+
+
+def trial(mutant: Mutant | None, text: str, tests: Sequence[str], budget: float = BUDGET) -> tuple[str, str]:
+    """How a mutant, or the code as it is, ends with these tests: "killed" and by which, "hung", or "survived"."""
+    ours, theirs = os.pipe()
     child = os.fork()
     if not child:
-        _die_with(mutant, text, tests)
-    deadline = time.monotonic() + PATIENCE * BUDGET
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return "survived" if status == 0 else "killed"
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hung"
+        _die_with(mutant, text, tests, Witness(theirs, budget))
+    os.close(theirs)
+    with os.fdopen(ours, encoding="utf-8") as said:
+        deadline = time.monotonic() + 30 * PATIENCE
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                _sweep(child)
+                hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+                return ("survived", "") if status == 0 else ("hung", "") if hung else ("killed", said.readline().strip())
+            time.sleep(0.02)
+        _sweep(child)
+        os.waitpid(child, 0)
+        return "hung", ""
 
 
-def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str]) -> None:
-    """In the child: imports the changed module, runs the tests and exits with what pytest says."""
+def _sweep(group: int) -> None:
+    """Ends what a child has left running."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+class Witness:
+    """A pytest plugin that writes the name of each test that fails, or of a file that cannot be imported, to a pipe, and ends
+    all when the time is up.
+    """
+
+    def __init__(self, pipe: int, budget: float) -> None:
+        self.pipe, self.budget, self.failed = pipe, budget, False
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Called for the beginning, the middle and the end of a test."""
+        if report.failed:
+            self.failed = True
+            os.write(self.pipe, f"{report.nodeid}\n".encode())
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Called after each test."""
+        if time.process_time() > self.budget and not self.failed:
+            os._exit(0)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Called for each file."""
+        self.pytest_runtest_logreport(report)
+
+
+def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], witness: Witness) -> None:
+    """In the child: has the changed module imported, runs the tests and exits with what pytest says."""
     code = 3
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 1))
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(silence, stream)
         if mutant:
-            sys.meta_path.insert(0, Changed(mutant, text))
+            Changed(mutant, text).enter()
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov"]
         files = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
-        code = next(filter(None, (int(pytest.main([*options, *some])) for some in files)), 0)
+        code = next(filter(None, (int(pytest.main([*OPTIONS, "-x", *some], plugins=[witness])) for some in files)), 0)
     finally:
         os._exit(code)
+
+
+# plain: else pytest's own finder stands before ours, and reads files whose doctests are asked for from disk
+OPTIONS = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:cov"]
+
+
+def warm(tests: Iterable[str]) -> None:
+    """Imports the files of tests, and offmap with them, for the processes that are forked from now on."""
+    import pytest
+
+    with redirect_stdout(io.StringIO()):
+        pytest.main([*OPTIONS, "--collect-only", *sorted({name.partition("::")[0] for name in tests})])
+
+
+class Bench:
+    """Gives mutants to tests, of which those that fail without any change too count for nothing."""
+
+    def __init__(self, budget: float = BUDGET) -> None:
+        self._budget = budget
+        self._sound: set[str] = set()
+        self._unsound: set[str] = set()
+
+    def fate(self, mutant: Mutant, text: str, tests: Sequence[str]) -> tuple[str, str, int]:
+        """How a mutant ends, by which test, and how many it was given."""
+        while sound := [name for name in tests if name not in self._unsound]:
+            end, by = trial(mutant, text, sound, self._budget)
+            if end != "killed" or self._is_sound(by, sound):
+                return end, by, len(sound)
+        return "survived", "", 0
+
+    def _is_sound(self, by: str, tests: Sequence[str]) -> bool:
+        """Whether a test passes without a change, after others of its file; or, if it could not be imported, the file."""
+        if by not in self._sound:
+            same = [name for name in tests if of(by.partition("::")[0], name)]
+            end, failed = trial(None, "", same[: same.index(by) + 1] if by in same else same, PATIENCE)
+            self._sound |= {by} if end == "survived" else set()
+            self._unsound |= {name for name in tests if end != "survived" and of(failed or by, name)}
+        return by in self._sound
+
+
+def of(failed: str, test: str) -> bool:
+    """Whether what failed is the test, or its file.
+
+    >>> of("tests/test_a.py::test_b", "tests/test_a.py::test_b"), of("tests/test_a.py", "tests/test_a.py::test_b")
+    (True, True)
+    """
+    return failed in (test, test.partition("::")[0], "")
 
 
 # ------------------------------------------------------------------------------------------------------------- records
@@ -206,24 +324,34 @@ def drawn(seed: int) -> Iterator[Mutant]:
     places = [choices for file in subjects() for choices in mutants(file).values()]
     for choices in chance.sample(places, len(places)):
         chance.shuffle(choices)
-        if (mutant := next(filter(compiles, choices), None)) is not None:
+        if (mutant := next(filter(changes, choices), None)) is not None:
             yield mutant
 
 
-def compiles(mutant: Mutant) -> bool:
-    """Whether the change is Python at all: the star of keyword arguments is no product."""
+def changes(mutant: Mutant) -> bool:
+    """Whether the change is one of code: the star before keyword arguments is no product."""
     try:
-        ast.parse(mutated(mutant))
+        return stars(mutated(mutant)) == stars(read(mutant.file))
     except SyntaxError:
         return False
-    return True
+
+
+def stars(text: str) -> list[int]:
+    """How many arguments of each function are positional only."""
+    return [len(node.posonlyargs) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.arguments)]
+
+
+def recorded() -> list[Fate]:
+    """What is on record, of files as they were then."""
+    paths = sorted(FOLDER.glob("*.json"))
+    return [fate_of(entry) for path in paths for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def fates() -> dict[Mutant, Fate]:
     """What is on record, of files as they are now."""
-    found = [fate_of(entry) for path in sorted(FOLDER.glob("*.json")) for entry in json.loads(path.read_text(encoding="utf-8"))]
     present = set(subjects())
-    return {fate.mutant: fate for fate in found if fate.mutant.file in present and fate.source == digest(fate.mutant.file)}
+    found = (fate for fate in recorded() if fate.mutant.file in present)
+    return {fate.mutant: fate for fate in found if fate.source == digest(fate.mutant.file)}
 
 
 def fate_of(entry: dict[str, object]) -> Fate:
@@ -238,20 +366,31 @@ def keep(known: dict[Mutant, Fate]) -> None:
         write(FOLDER / f"{file.removesuffix('.py').replace('/', '.')}.json", text)
 
 
-def judge(chosen: Sequence[Mutant], minutes: float) -> None:
+HEAVY = (
+    "pytest", "hypothesis", "torch", "torch._dynamo", "torch.distributed", "torch.testing", "numpy.testing", "safetensors.torch",
+    "sklearn.metrics", "scipy.stats",
+)  # fmt: skip
+
+
+def judge(chosen: Sequence[Mutant], minutes: float, budget: float = BUDGET) -> None:
     """Tries mutants one after the other, and records how each ends."""
-    for name in ("pytest", "hypothesis", "torch", "sklearn.metrics", "scipy.stats"):
+    for name in HEAVY:
         import_module(name)  # once here, and found there by every forked process
-    reach, known, deadline = Reach(), fates(), time.monotonic() + 60 * minutes
-    for mutant in chosen:
-        if time.monotonic() > deadline:
-            return
-        text, tests, began = mutated(mutant), reach.tests(mutant.file, mutant.line, BUDGET), time.monotonic()
-        end = trial(mutant, text, tests) if tests else "survived"
-        before, after = difference(read(mutant.file), text, mutant.line)
-        known[mutant] = Fate(mutant, end, len(tests), before, after, digest(mutant.file))
-        keep({m: f for m, f in known.items() if m.file == mutant.file})
-        print(f"{end:9} {mutant}  {len(tests)} tests, {time.monotonic() - began:.1f} s", flush=True)
+    reach, bench, known, deadline = Reach(), Bench(budget), fates(), time.monotonic() + 60 * minutes
+    given = {mutant: reach.tests(mutant.file, mutant.line, 4 * budget) for mutant in chosen}
+    for inner, some in groupby(sorted(chosen, key=within), within):
+        rooms = tuple(place for file in subjects() for place in (*own(file)[0], own(file)[1]))
+        if inner:
+            warm(name for tests in given.values() for name in tests if name.startswith(rooms))
+        for mutant in some:
+            if time.monotonic() > deadline:
+                return
+            text, began = mutated(mutant), time.monotonic()
+            end, by, count = bench.fate(mutant, text, given[mutant])
+            before, after = difference(read(mutant.file), text, mutant.line)
+            known[mutant] = Fate(mutant, end, by, count, before, after, digest(mutant.file))
+            keep({m: f for m, f in known.items() if m.file == mutant.file})
+            print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - began:.1f} s  {by}", flush=True)
 
 
 def difference(before: str, after: str, line: int) -> tuple[str, str]:
@@ -274,8 +413,8 @@ def left() -> list[Fate]:
 
 
 def section() -> str:
-    """The figures, as a part of the page of trials: a row for each file, survivors that nothing explains, and reasons."""
-    reasons, known = explained(), list(fates().values())
+    """The figures, as a part of the page of trials: a row for each file."""
+    reasons, known = explained(), recorded()
     if not known:
         return ""
     lines = ["| file | mutants | killed | survived | explained |", "|---|--:|--:|--:|--:|"]
@@ -296,8 +435,8 @@ INTRODUCTION = """
 ## Mutants
 
 Small changes to the code (`make mutants`, by cosmic-ray), drawn by a seed, one at a place; each is given to the tests that reach
-its line, for at most forty-five seconds. Changes inside annotations are left out. Why no test can tell a survivor from the code
-is written in `benchmarks/mutants.toml`.
+its line, for at most ten seconds of the processor. Changes inside annotations are left out. Why no test can tell a survivor from
+the code is written in `benchmarks/mutants.toml`.
 """
 
 
@@ -309,6 +448,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=600, help="so many of the drawn mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next mutant after so long")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="so many seconds of the processor for a mutant")
     asked = parser.parse_args()
     if asked.command == "left":
         for fate in left():
@@ -319,7 +459,7 @@ def main() -> None:
     else:
         known = fates()
         chosen = [mutant for mutant in islice(drawn(asked.seed), asked.count) if mutant not in known]
-    judge([mutant for mutant in chosen if not asked.files or mutant.file in asked.files], asked.minutes)
+    judge([mutant for mutant in chosen if not asked.files or mutant.file in asked.files], asked.minutes, asked.budget)
 
 
 if __name__ == "__main__":

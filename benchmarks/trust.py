@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks import covered, mutants
 from offmap.files import write_whole
 
 ROOT = Path(__file__).parents[1]
@@ -243,7 +244,7 @@ def page() -> str:
         again = f"{then.trials:,} | {len(then.failures)}" if then.trials else "– | –"
         counted = f"{found.done:,} | {endings} | {len(found.failures)} | {each} | {again}"
         lines.append(f"| {check_of(name).promise} (`{name}`) | {counted} |")
-    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + _in_all(repeated) + fuzzed()
+    return INTRODUCTION + "\n" + "\n".join(lines) + "\n" + _in_all(repeated) + fuzzed() + covered.section() + mutants.section()
 
 
 def _in_all(repeated: dict[str, Repetition]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.covered import below, own, shares, statement
-from benchmarks.mutants import annotations, difference, inside
+from benchmarks.mutants import Mutant, annotations, difference, inside, read, stars, within
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,10 +24,13 @@ def test_annotations_are_spared_and_defaults_are_not():
 @pytest.mark.parametrize(
     ("text", "line", "lines"),
     [
-        ("if a:\n    b = (1 +\n         2)\n", 3, [2, 3]),
-        ("if a:\n    b = 1\n", 1, [1]),
-        ("while (a and\n       b):\n    c()\n", 2, [1, 2]),
+        ("def f():\n    if a:\n        b = (1 +\n             2)\n", 4, [3, 4]),
+        ("def f():\n    if a:\n        b = 1\n", 2, [2]),
+        ("def f():\n    while (a and\n           b):\n        c()\n", 3, [2, 3]),
         ("def f(x=1):\n    a = 1\n    return a\n", 1, [1, 2, 3]),
+        ("@cache\ndef f():\n    return 1\n", 1, [2, 3]),
+        ("class A:\n    x = 1\n    def f(self):\n        return 1\n", 2, []),
+        ("a = 1\n", 1, []),
     ],
 )
 def test_the_statement_of_a_line(text: str, line: int, lines: list[int]):
@@ -37,6 +40,19 @@ def test_the_statement_of_a_line(text: str, line: int, lines: list[int]):
 def test_the_line_of_a_change_is_empty_where_it_is_gone():
     assert difference("a = 1\nb = 2\n", "a = 1\nb = 3\n", 2) == ("b = 2", "b = 3")
     assert difference("@cache\ndef f(): ...\n", "def f(): ...\n", 1) == ("@cache", "")
+
+
+def test_a_star_between_arguments_is_no_product():
+    assert stars("def f(a, *, b): return a * b") == stars("def f(a, *, b): return a / b")
+    assert stars("def f(a, *, b): return a * b") != stars("def f(a, /, b): return a * b")
+
+
+def test_changes_inside_functions_are_told_from_those_on_import():
+    rows = read("scores.py").splitlines()
+    inner, head = (next(i for i, row in enumerate(rows, 1) if row.startswith(start)) for start in ("    return ", "def "))
+    assert within(Mutant("scores.py", "any", 0, inner))
+    assert not within(Mutant("scores.py", "any", 0, head))
+    assert not within(Mutant("scores.py", "any", 0, 1))
 
 
 def test_files_and_their_own_tests():
@@ -51,19 +67,36 @@ def test_shares_count_lines_of_all_rooms_together():
     assert shares({"a": one}) == (0.9, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("after", "end"), [("entr(probs.mean(0))", "survived"), ("entr(probs.mean(1))", "killed"), ("(", "killed")]
-)
-def test_a_changed_module_is_what_its_tests_see(after: str, end: str):
-    """A text that is the same survives, one with another mean or none at all is killed; the file on disk stays as it is."""
+DOCTEST = "src/offmap/scores.py::offmap.scores.predictive_entropy"
+TEST = "tests/test_scores.py::test_entropies_match_the_loop"
+
+
+def test_a_changed_module_is_what_doctests_and_tests_see():
+    """A text that is the same survives, one with another mean or none at all is killed; the file on disk stays as it is.
+    So it is where offmap has been imported already.
+    """
     path = ROOT / "src" / "offmap" / "scores.py"
     before = path.read_bytes()
     assert b"entr(probs.mean(0))" in before
     command = (
-        "from benchmarks.mutants import Mutant, read, trial\n"
-        f"text = read('scores.py').replace('entr(probs.mean(0))', {after!r})\n"
-        "print(trial(Mutant('scores.py', 'by hand', 0, 1), text, ['src/offmap/scores.py']))"
+        "import sys, pytest, torch\n"
+        "from benchmarks.mutants import Mutant, read, trial, warm\n"
+        "def tried(test, after):\n"
+        "    text = read('scores.py').replace('entr(probs.mean(0))', after)\n"
+        "    print(*trial(Mutant('scores.py', 'by hand', 0, 1), text, [test]))\n"
+        "for test in sys.argv[1:]:\n"
+        "    for after in ('entr(probs.mean(0))', 'entr(probs.mean(1))', '('):\n"
+        "        tried(test, after)\n"
+        "warm(sys.argv[1:])\n"
+        "for test in sys.argv[1:]:\n"
+        "    for after in ('entr(probs.mean(0))', 'entr(probs.mean(1))'):\n"
+        "        tried(test, after)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    assert ran.stdout.strip() == end
+    words = [sys.executable, "-c", command, DOCTEST, TEST]
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    assert ran.stdout.splitlines() == [
+        "survived ", f"killed {DOCTEST}", "killed src/offmap/scores.py",
+        "survived ", f"killed {TEST}", "killed tests/test_scores.py",
+        "survived ", f"killed {DOCTEST}", "survived ", f"killed {TEST}",
+    ]  # fmt: skip
     assert path.read_bytes() == before

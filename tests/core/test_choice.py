@@ -165,3 +165,7 @@ def test_what_no_input_reaches_stays_fixed():
     )
     with pytest.raises(ConfigError, match=message):
         choose(centre(net), X, "c.*", unreached=["c.weight", "c.bias"])
+
+
+def test_one_row_tells_the_last_layer():
+    assert list(choose(centre(ZOO["mlp"].build()), ZOO["mlp"].inputs(1), "last-layer").mean) == ["4.weight", "4.bias"]

@@ -112,3 +112,11 @@ def test_the_chunk_of_a_large_host_keeps_weights_within_memory(
     clock(monkeypatch, QUICK)
     net = nn.Linear(2000, 2000, bias=False).eval()
     assert choose_chunk(net, {"weight": net.weight.detach()[None]}, torch.zeros(2, 2000), select) == chunk
+
+
+@pytest.mark.parametrize("name", ["mlp", "tanh_mlp"])
+def test_a_host_too_large_for_any_chunk_runs_draw_after_draw(monkeypatch: pytest.MonkeyPatch, name: str):
+    sizes = clock(monkeypatch, {})
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", 10)
+    assert chunk_of(name) == 1
+    assert not sizes

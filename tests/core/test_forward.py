@@ -66,7 +66,9 @@ def test_blocks_cover_every_row_once(stacked: int):
         assert torch.equal(covered, x)
 
 
-@pytest.mark.parametrize(("chunk", "members", "spans"), [(1, 1, [3, 3, 1]), (1, 2, [1] * 7), (4, 1, [4, 3]), (4, 2, [4, 3])])
+@pytest.mark.parametrize(
+    ("chunk", "members", "spans"), [(1, 1, [3, 3, 1]), (1, 2, [1] * 7), (1, 4, [1] * 7), (4, 1, [4, 3]), (4, 2, [4, 3])]
+)
 def test_looped_draws_are_made_together_within_a_fixed_memory(
     monkeypatch: pytest.MonkeyPatch, chunk: int, members: int, spans: list[int]
 ):

@@ -43,3 +43,10 @@ def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over
     basis = bases["table.weight"]
     over_the_data = (basis.amplitude[0, 0, :, None] * scale).square().sum(0)
     torch.testing.assert_close(over_the_data, basis.reach[0].square(), rtol=1e-5, atol=0)
+
+
+def test_a_table_that_a_product_reads_in_parts_has_no_amplitude_although_it_is_looked_up():
+    net = Through(lambda s, x: s.table(x).mean(1)[:, :2] @ s.table.weight[:, :2].mT, table=nn.Embedding(6, 3))
+    seen = observe(centre(net), lambda rows: [torch.tensor([[0, 1], [4, 1]])], rotated=True)
+    assert seen.bases == {}
+    assert seen.why == {"table.weight": "read in parts of its fan-in"}

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from offmap.batches import Batch, Place, Rows, batches
 from offmap.errors import DataError
+from offmap.group import ALONE, Group
 from offmap.solve.loop import adam, cycle, minimize
+from threads import Thread, in_ranks
 
 
 def rows(n: int = 5, batch_size: int = 2) -> Rows:
@@ -104,3 +106,49 @@ def test_no_data_is_refused_not_waited_for():
     empty = batches(torch.utils.data.DataLoader([]), Place(torch.device("cpu"), torch.float32), name="train")
     with pytest.raises(DataError, match="Expected at least one batch in `train`, but it is empty"):
         next(cycle(empty, 0))
+
+
+def stepped(x: Tensor, y: Tensor, group: Group = ALONE) -> tuple[Tensor, list[float]]:
+    """The weight after four steps of least squares on all rows, and the losses that a monitor heard."""
+    weight, losses = torch.tensor([0.3, -0.7], dtype=torch.float64, requires_grad=True), list[float]()
+
+    def heard(step: int, loss: Tensor) -> bool:
+        losses.append(float(loss))
+        return False
+
+    ending = minimize(
+        lambda step, batch: (batch[0] @ weight - batch[1]).square().mean(),
+        torch.optim.SGD([weight], 0.1),
+        Rows(x, y, len(x), "train"),
+        steps=4,
+        monitors=[heard],
+        group=group,
+    )
+    assert ending == "finished"
+    return weight.detach(), losses
+
+
+def test_ranks_step_together_as_one_with_all_rows():
+    """Σ n·g / Σ n over ranks of three and of five rows is the gradient over the eight, and the loss theirs."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(8, *shape, generator=generator, dtype=torch.float64) for shape in ((2,), ()))
+    pieces = [slice(0, 3), slice(3, 8)]
+    weight, losses = stepped(x, y)
+    for other, heard in in_ranks(2, lambda group: stepped(x[pieces[group.rank]], y[pieces[group.rank]], group)):
+        torch.testing.assert_close(other, weight)
+        assert heard == pytest.approx(losses)
+
+
+def test_all_ranks_stop_before_a_step_that_is_not_finite_on_one():
+    def ended(group: Thread) -> tuple[str, float]:
+        w = torch.ones(1, requires_grad=True)
+        objective = lambda step, batch: (w * (math.inf if (step, group.rank) == (2, 1) else 1.0)).sum()  # noqa: E731
+        ending = minimize(objective, torch.optim.SGD([w], 0.25), rows(), steps=9, group=group)
+        return ending, float(w.detach())
+
+    assert in_ranks(2, ended) == [("diverged", 0.5)] * 2
+
+
+def test_adam_is_that_of_the_paper():
+    (group,) = adam([torch.ones(1, requires_grad=True)], rate=0.25).param_groups
+    assert (group["lr"], group["eps"], group["betas"], group["weight_decay"]) == (0.25, 1e-8, (0.9, 0.999), 0)
