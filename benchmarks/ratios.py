@@ -39,6 +39,7 @@ ROWS: dict[str, dict[str, Source]] = {
         "MC-dropout": ("peers", "scores: times faster than MC-dropout"),
         "a bare GEMM": ("scoring", "times the bare GEMM"),
     },
+    "answer, `guard(x)`, a block of rows": {"a bare GEMM": ("throughput", "times the bare GEMM of both passes, `guard(x)`")},
     "score of one row, plain: the net": {
         "maxwent": ("latency", "maxwent, `predict_std(x)`", "offmap, `guard.score(x)`"),
         "plain": ("latency", "offmap, `guard.score(x)`", "the plain net"),
