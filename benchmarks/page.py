@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import ratios
 from benchmarks.record import Claim, Measurement, Record
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -33,10 +34,15 @@ def show(record: Record) -> None:
 
 def write(records: Sequence[Record]) -> Path:
     """Write the page."""
-    sections = [INTRODUCTION, *map(_section, records)]
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text("\n".join(sections), encoding="utf-8")
+    PAGE.write_text(page(records), encoding="utf-8")
     return PAGE
+
+
+def page(records: Sequence[Record]) -> str:
+    """All ratios, then every record."""
+    together = _markdown(*ratios.table({record.theme: record for record in records}))
+    return "\n".join([INTRODUCTION, ratios.TEXT, together + "\n", *map(_section, records)])
 
 
 def _section(record: Record) -> str:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import offmap
 import trained
 from offmap.core.clipped import clipped_entropy
-from offmap.core.distribution import WeightDistribution
+from offmap.core.distribution import Rotation, WeightDistribution
+from offmap.core.frames import Frame
 from offmap.core.noise import Noise, Normal, Rademacher, Uniform
 from offmap.errors import ConfigError
 
@@ -38,6 +39,23 @@ def test_both_parts_are_those_of_a_histogram_of_draws(noise: Noise, scale: float
     assert float(found.continuous) == pytest.approx(float(-(torch.xlogy(mass, mass / width)).sum()), abs=0.02)
     assert float(found.points) == pytest.approx(float(-torch.xlogy(ends, ends).sum()), abs=0.01)
     assert float(found.share) == pytest.approx(float(ends.sum()), abs=0.005)
+
+
+def test_both_parts_are_those_of_weights_drawn_along_a_basis() -> None:
+    scale, clip = torch.tensor([[[0.2, 0.5, 1.0], [2.0, 0.4, 0.7]]], dtype=torch.float64), 0.6
+    v = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    rotation = Rotation({"w": v.view(1, 1, 1, 3, 3)}, {"w": Frame(view=(2, 3), outs=(0,), axes=(1,), blocks=(2,))})
+    q = WeightDistribution({"w": torch.zeros_like(scale)}, initial_scale={"w": scale}, rotation=rotation)
+    y = (q.draw(range(40_000), clip=clip)["w"].detach() @ v).flatten(1).mT  # along the basis: (6, draws)
+    cut = y.abs() > clip - 1e-9
+    found = clipped_entropy(q, clip)
+    assert float(found.share) == pytest.approx(float(cut.double().mean()), abs=0.005)
+    ends = torch.stack([(cut & (y < 0)).double().mean(1), (cut & (y > 0)).double().mean(1)])
+    assert float(found.points) == pytest.approx(float(-torch.xlogy(ends, ends).sum()), abs=0.02)
+    mass = (
+        torch.stack([torch.histc(row[~own], bins=40, min=-clip, max=clip) for row, own in zip(y, cut, strict=True)]) / y.shape[1]
+    )
+    assert float(found.continuous) == pytest.approx(float(-torch.xlogy(mass, mass / (2 * clip / 40)).sum()), abs=0.1)
 
 
 @given(st.floats(1e-3, 1e3), st.sampled_from(NOISES))
