@@ -137,16 +137,19 @@ class Reach:
         reached = self._lines[file]
         names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line) or reached)
         files: dict[str, list[str]] = {}
-        for name in sorted(names & self._seconds.keys(), key=self._seconds.__getitem__):
+        for name in sorted(names, key=self._took):
             files.setdefault(name.partition("::")[0], []).append(name)
 
         def rank(path: str) -> tuple[bool, bool, float]:
             module, room = own(file)
-            return path not in module, not path.startswith(room), sum(self._seconds[name] for name in files[path])
+            return path not in module, not path.startswith(room), sum(map(self._took, files[path]))
 
         fresh = self._fresh(file)
         known = (name for path in sorted(files, key=rank) for name in files[path] if path not in fresh)
         return [*fresh, *map(ungrouped, self._affordable(known, budget))]
+
+    def _took(self, name: str) -> float:
+        return self._seconds.get(name, 1.0)
 
     def _fresh(self, file: str) -> list[str]:
         """Files of a module's own tests that were changed since: all of their tests may reach any line."""
@@ -155,7 +158,7 @@ class Reach:
 
     def _affordable(self, names: Iterable[str], budget: float) -> Iterator[str]:
         for name in names:
-            if (seconds := self._seconds[name]) <= budget:
+            if (seconds := self._took(name)) <= budget:
                 budget -= seconds
                 yield name
 
