@@ -178,11 +178,14 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
         codes: dict[tuple[str, int], list[CodeType]] = {}
         for code in nested(self.get_code(self.name)):
             codes.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
-        for each in gc.get_objects():
-            if isinstance(each, FunctionType) and each.__code__.co_filename == self.path:
-                found = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno), [])
-                if len(found) == 1 and found[0].co_freevars == each.__code__.co_freevars:
-                    each.__code__ = found[0]
+        for each in FUNCTIONS.get(self.path, []):
+            found = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno), [])
+            if len(found) == 1 and found[0].co_freevars == each.__code__.co_freevars:
+                each.__code__ = found[0]
+
+
+FUNCTIONS: dict[str, list[FunctionType]] = {}
+"""Those of offmap that are there when processes are forked, by file."""
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
@@ -227,22 +230,22 @@ def _sweep(group: int) -> None:
 
 
 class Witness:
-    """A pytest plugin that writes the name of each test that fails, or of a file that cannot be imported, to a pipe, and ends
-    all when the time is up.
+    """A pytest plugin that writes the name of the first test that fails, or of a file that cannot be imported, to a pipe;
+    then, or when the time is up, it ends the process.
     """
 
     def __init__(self, pipe: int, budget: float) -> None:
-        self.pipe, self.budget, self.failed = pipe, budget, False
+        self.pipe, self.budget = pipe, budget
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Called for the beginning, the middle and the end of a test."""
         if report.failed:
-            self.failed = True
             os.write(self.pipe, f"{report.nodeid}\n".encode())
+            os._exit(1)
 
     def pytest_runtest_logfinish(self) -> None:
         """Called after each test."""
-        if time.process_time() > self.budget and not self.failed:
+        if time.process_time() > self.budget:
             os._exit(0)
 
     def pytest_collectreport(self, report: Any) -> None:
@@ -279,6 +282,10 @@ def warm(tests: Iterable[str]) -> None:
 
     with redirect_stdout(io.StringIO()):
         pytest.main([*OPTIONS, "--collect-only", *sorted({name.partition("::")[0] for name in tests})])
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename.startswith(str(SOURCE)):
+            FUNCTIONS.setdefault(each.__code__.co_filename, []).append(each)
+    gc.freeze()  # pytest collects garbage five times before it ends: not among all that is there already
 
 
 class Elsewhere:
@@ -287,6 +294,7 @@ class Elsewhere:
     def __init__(self) -> None:
         self.pipe, theirs = Pipe()
         if not os.fork():
+            gc.freeze()
             self.pipe.close()
             with suppress(EOFError):
                 while True:
