@@ -1,4 +1,4 @@
-"""Which lines and branches the tests reach: `python -m benchmarks.covered`, or `make coverage`.
+"""Which lines and branches the tests reach: `python -m benchmarks.covered`, or `make coverage`; `... more TESTS` adds some.
 
 The tests run once, with the name of the test beside each line that it reaches and the seconds that it takes: both stay in
 `build/coverage` for the mutants. `benchmarks/records/coverage.json` keeps the shares of each room. Processes that tests start are
@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "offmap"
 COVERED = ROOT / "build" / "coverage"
+SECONDS = COVERED / "seconds.json"
 RECORD = ROOT / "benchmarks" / "records" / "coverage.json"
 
 
@@ -40,14 +41,19 @@ class Clock:
 
 
 def cover(arguments: Sequence[str]) -> int:
-    """Runs the tests under coverage and keeps what it saw; pytest's exit code."""
+    """Runs the tests under coverage and keeps what it saw, after "more" beside what was seen before; pytest's exit code."""
     import pytest
 
-    clock = Clock()
+    more, clock = list(arguments[:1]) == ["more"], Clock()
     options = ["-q", "--cov", "--cov-context=test", "--cov-report=", "-p", "no:cacheprovider"]
-    code = pytest.main([*options, *arguments], plugins=[clock])
-    write(COVERED / "seconds.json", json.dumps(clock.seconds, indent=0, sort_keys=True))
+    code = pytest.main([*options, *(["--cov-append"] if more else []), *arguments[more:]], plugins=[clock])
+    write(SECONDS, json.dumps((timed() if more else {}) | clock.seconds, indent=0, sort_keys=True))
     return int(code)
+
+
+def timed() -> dict[str, float]:
+    """The seconds of each test that coverage saw."""
+    return json.loads(SECONDS.read_text(encoding="utf-8"))
 
 
 # ------------------------------------------------------------------------------------------------------------ the shares
@@ -117,7 +123,7 @@ class Reach:
 
         self._data = CoverageData(str(COVERED / "data"))
         self._data.read()
-        self._seconds: dict[str, float] = json.loads((COVERED / "seconds.json").read_text(encoding="utf-8"))
+        self._seconds = timed()
         self._files = {below(name): name for name in self._data.measured_files()}
         self._lines: dict[str, dict[int, list[str]]] = {}
 
@@ -131,25 +137,28 @@ class Reach:
         reached = self._lines[file]
         names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line) or reached)
         files: dict[str, list[str]] = {}
-        for name in sorted(names & self._seconds.keys(), key=self._seconds.__getitem__):
+        for name in sorted(names, key=self._took):
             files.setdefault(name.partition("::")[0], []).append(name)
 
         def rank(path: str) -> tuple[bool, bool, float]:
             module, room = own(file)
-            return path not in module, not path.startswith(room), sum(self._seconds[name] for name in files[path])
+            return path not in module, not path.startswith(room), sum(map(self._took, files[path]))
 
         fresh = self._fresh(file)
         known = (name for path in sorted(files, key=rank) for name in files[path] if path not in fresh)
         return [*fresh, *map(ungrouped, self._affordable(known, budget))]
 
+    def _took(self, name: str) -> float:
+        return self._seconds.get(name, 1.0)
+
     def _fresh(self, file: str) -> list[str]:
         """Files of a module's own tests that were changed since: all of their tests may reach any line."""
-        seen = (COVERED / "seconds.json").stat().st_mtime
+        seen = SECONDS.stat().st_mtime
         return [name for name in own(file)[0][1:] if (ROOT / name).exists() and (ROOT / name).stat().st_mtime > seen]
 
     def _affordable(self, names: Iterable[str], budget: float) -> Iterator[str]:
         for name in names:
-            if (seconds := self._seconds[name]) <= budget:
+            if (seconds := self._took(name)) <= budget:
                 budget -= seconds
                 yield name
 

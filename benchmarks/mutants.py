@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
 from itertools import groupby, islice
+from multiprocessing import Pipe
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -177,11 +178,14 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
         codes: dict[tuple[str, int], list[CodeType]] = {}
         for code in nested(self.get_code(self.name)):
             codes.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
-        for each in gc.get_objects():
-            if isinstance(each, FunctionType) and each.__code__.co_filename == self.path:
-                found = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno), [])
-                if len(found) == 1 and found[0].co_freevars == each.__code__.co_freevars:
-                    each.__code__ = found[0]
+        for each in FUNCTIONS.get(self.path, []):
+            found = codes.get((each.__code__.co_qualname, each.__code__.co_firstlineno), [])
+            if len(found) == 1 and found[0].co_freevars == each.__code__.co_freevars:
+                each.__code__ = found[0]
+
+
+FUNCTIONS: dict[str, list[FunctionType]] = {}
+"""Those of offmap that are there when processes are forked, by file."""
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
@@ -226,22 +230,22 @@ def _sweep(group: int) -> None:
 
 
 class Witness:
-    """A pytest plugin that writes the name of each test that fails, or of a file that cannot be imported, to a pipe, and ends
-    all when the time is up.
+    """A pytest plugin that writes the name of the first test that fails, or of a file that cannot be imported, to a pipe;
+    then, or when the time is up, it ends the process.
     """
 
     def __init__(self, pipe: int, budget: float) -> None:
-        self.pipe, self.budget, self.failed = pipe, budget, False
+        self.pipe, self.budget = pipe, budget
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Called for the beginning, the middle and the end of a test."""
         if report.failed:
-            self.failed = True
             os.write(self.pipe, f"{report.nodeid}\n".encode())
+            os._exit(1)
 
     def pytest_runtest_logfinish(self) -> None:
         """Called after each test."""
-        if time.process_time() > self.budget and not self.failed:
+        if time.process_time() > self.budget:
             os._exit(0)
 
     def pytest_collectreport(self, report: Any) -> None:
@@ -278,29 +282,57 @@ def warm(tests: Iterable[str]) -> None:
 
     with redirect_stdout(io.StringIO()):
         pytest.main([*OPTIONS, "--collect-only", *sorted({name.partition("::")[0] for name in tests})])
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename.startswith(str(SOURCE)):
+            FUNCTIONS.setdefault(each.__code__.co_filename, []).append(each)
+    gc.freeze()  # pytest collects garbage five times before it ends: not among all that is there already
+
+
+class Elsewhere:
+    """A process forked before offmap is imported: trials of changes that are made on import."""
+
+    def __init__(self) -> None:
+        self.pipe, theirs = Pipe()
+        if not os.fork():
+            gc.freeze()
+            self.pipe.close()
+            with suppress(EOFError):
+                while True:
+                    theirs.send(trial(*theirs.recv()))
+            os._exit(0)
+        theirs.close()
+
+    def trial(self, mutant: Mutant | None, text: str, tests: Sequence[str], budget: float) -> tuple[str, str]:
+        """As the function."""
+        self.pipe.send((mutant, text, tests, budget))
+        return self.pipe.recv()
 
 
 class Bench:
     """Gives mutants to tests, of which those that fail without any change too count for nothing."""
 
-    def __init__(self, budget: float = BUDGET) -> None:
+    def __init__(self, tests: Iterable[str], budget: float = BUDGET) -> None:
         self._budget = budget
         self._sound: set[str] = set()
         self._unsound: set[str] = set()
+        self._elsewhere = Elsewhere()
+        warm(tests)
 
     def fate(self, mutant: Mutant, text: str, tests: Sequence[str]) -> tuple[str, str, int]:
         """How a mutant ends, by which test, and how many it was given."""
+        run = trial if within(mutant) else self._elsewhere.trial
         while sound := [name for name in tests if name not in self._unsound]:
-            end, by = trial(mutant, text, sound, self._budget)
+            end, by = run(mutant, text, sound, self._budget)
             if end != "killed" or self._is_sound(by, sound):
                 return end, by, len(sound)
         return "survived", "", 0
 
     def _is_sound(self, by: str, tests: Sequence[str]) -> bool:
-        """Whether a test passes without a change, after others of its file; or, if it could not be imported, the file."""
+        """Whether a test, or all of those that a failure may stand for, pass without a change."""
         if by not in self._sound:
-            same = [name for name in tests if of(by.partition("::")[0], name)]
-            end, failed = trial(None, "", same[: same.index(by) + 1] if by in same else same, PATIENCE)
+            same = [name for name in tests if of(by, name)]
+            run = trial if by in same else self._elsewhere.trial
+            end, failed = run(None, "", same or [by], PATIENCE)
             self._sound |= {by} if end == "survived" else set()
             self._unsound |= {name for name in tests if end != "survived" and of(failed or by, name)}
         return by in self._sound
@@ -372,25 +404,21 @@ HEAVY = (
 )  # fmt: skip
 
 
-def judge(chosen: Sequence[Mutant], minutes: float, budget: float = BUDGET) -> None:
+def judge(chosen: Iterable[Mutant], minutes: float, budget: float = BUDGET) -> None:
     """Tries mutants one after the other, and records how each ends."""
     for name in HEAVY:
         import_module(name)  # once here, and found there by every forked process
-    reach, bench, known, deadline = Reach(), Bench(budget), fates(), time.monotonic() + 60 * minutes
-    given = {mutant: reach.tests(mutant.file, mutant.line, 4 * budget) for mutant in chosen}
-    for inner, some in groupby(sorted(chosen, key=within), within):
-        rooms = tuple(place for file in subjects() for place in (*own(file)[0], own(file)[1]))
-        if inner:
-            warm(name for tests in given.values() for name in tests if name.startswith(rooms))
-        for mutant in some:
-            if time.monotonic() > deadline:
-                return
-            text, began = mutated(mutant), time.monotonic()
-            end, by, count = bench.fate(mutant, text, given[mutant])
-            before, after = difference(read(mutant.file), text, mutant.line)
-            known[mutant] = Fate(mutant, end, by, count, before, after, digest(mutant.file))
-            keep({m: f for m, f in known.items() if m.file == mutant.file})
-            print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - began:.1f} s  {by}", flush=True)
+    rooms = [place for file in subjects() for place in own(file)[0] if (ROOT / place).exists()]
+    reach, bench, known, deadline = Reach(), Bench(rooms, budget), fates(), time.monotonic() + 60 * minutes
+    for mutant in chosen:
+        if time.monotonic() > deadline:
+            return
+        text, tests, began = mutated(mutant), reach.tests(mutant.file, mutant.line, 4 * budget), time.monotonic()
+        end, by, count = bench.fate(mutant, text, tests)
+        before, after = difference(read(mutant.file), text, mutant.line)
+        known[mutant] = Fate(mutant, end, by, count, before, after, digest(mutant.file))
+        keep({m: f for m, f in known.items() if m.file == mutant.file})
+        print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - began:.1f} s  {by}", flush=True)
 
 
 def difference(before: str, after: str, line: int) -> tuple[str, str]:
@@ -458,8 +486,8 @@ def main() -> None:
         chosen = [fate.mutant for fate in left()]
     else:
         known = fates()
-        chosen = [mutant for mutant in islice(drawn(asked.seed), asked.count) if mutant not in known]
-    judge([mutant for mutant in chosen if not asked.files or mutant.file in asked.files], asked.minutes, asked.budget)
+        chosen = (mutant for mutant in islice(drawn(asked.seed), asked.count) if mutant not in known)
+    judge((mutant for mutant in chosen if not asked.files or mutant.file in asked.files), asked.minutes, asked.budget)
 
 
 if __name__ == "__main__":

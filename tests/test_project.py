@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,11 @@ def test_links_and_targets_that_are_named_exist(name: str) -> None:
     rules = set(re.findall(r"^([a-z]+):", text("Makefile"), flags=re.MULTILINE)) | {"unit", "slow"}
     for rule in re.findall(r"`make ([a-z]+)", text(name)):
         assert rule in rules, f"{name} names `make {rule}`"
+
+
+def test_no_folder_of_tests_or_code_is_passed_over(pytestconfig: pytest.Config) -> None:
+    """Pytest leaves folders out by their name, without a word."""
+    files = [path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
+    folders = {name for path in files for name in path.relative_to(ROOT).parts[:-1]}
+    assert {"dist", "core", "offmap"} <= folders
+    assert [name for name in folders if any(fnmatch(name, left) for left in pytestconfig.getini("norecursedirs"))] == []
