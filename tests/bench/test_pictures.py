@@ -23,6 +23,7 @@ from offmap.bench.run import run
 from offmap.bench.store import Found, Record, read_all, settings_of
 from offmap.data.task import Task
 from offmap.errors import ConfigError
+from offmap.metrics import auroc
 
 SIDE = 12
 HOST = {"epochs": 3, "rate": 3e-3, "batch_size": 16}
@@ -149,6 +150,17 @@ def test_a_cell_tells_detection_accuracy_and_seconds(method: str, config: dict[s
     assert record.metrics["test"].get("accuracy", 1.0) > 0.8
     assert {"fit", "score", "thousand"} == set(record.seconds)
     assert Found({digest(record.cell): record}, {}).state(cell(method, config)) == "ok"
+
+
+def test_a_guard_in_a_cell_has_the_score_that_the_cell_names(task: Task) -> None:
+    bench = Bench(_task=(("images/mnist", 0), task))
+    net, found = learned(task, "plain", HOST, 0)[0].net, list[float]()
+    for name in ("default", "paper"):
+        record = bench.run(cell("image_guard", {"draws": 5, "score": name}))
+        guard = offmap.fit(net, task.train, task.valid, draws=5, score=name)
+        found.append(float(auroc(guard.score(task.test[0]), guard.score(task.ood["fashion"]))))
+        assert record.metrics["fashion"]["auroc"] == pytest.approx(found[-1], abs=1e-5)
+    assert found[0] != pytest.approx(found[1], abs=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,15 @@ class Bench:
 
     def fitted(self, cell: Cell, task: Task, warnings: list[str]) -> Fitted:
         """The cell's fit; a fit that failed for one cell fails for those that share it, and its warnings are theirs too."""
-        if self._fit is None or self._fit[0] != cell.fit_key:
+        key = cell.hash if METHODS[cell.method].single else cell.fit_key
+        if self._fit is None or self._fit[0] != key:
             self._fit = None  # memory first: a fit remembers its outputs
             with heard() as said:
                 try:
                     made = chosen_fit(cell, task)
                 except Exception as error:
                     made = error
-            self._fit = cell.fit_key, made, said
+            self._fit = key, made, said
         warnings += self._fit[2]
         if isinstance(self._fit[1], Exception):
             raise self._fit[1]
@@ -100,8 +101,9 @@ def chosen_fit(cell: Cell, task: Task) -> Fitted:
 
 
 def fitted_with(ground: Ground, cell: Cell, candidate: Settings) -> Fitted:
-    """The fit of one candidate, which it names."""
-    made = METHODS[cell.method].fit(ground, {**cell.fit_config, **candidate})
+    """The fit of one candidate, which it names. One that is a scorer itself is told its score."""
+    method = METHODS[cell.method]
+    made = method.fit(ground, {**(cell.config if method.single else cell.fit_config), **candidate})
     return replace(made, chosen={**made.chosen, **candidate})
 
 
