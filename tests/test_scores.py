@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offmap._types import ScoreFn
-from offmap.errors import ShapeError
+from offmap.errors import DataError, ShapeError
 from offmap.scores import (
     epistemic_variance,
     expected_entropy,
@@ -175,6 +175,12 @@ def test_scores_run_under_vmap() -> None:
     means = probs.log()
     mapped = torch.func.vmap(epistemic_variance, in_dims=1)(means)
     torch.testing.assert_close(mapped, means.var(0, correction=0))
+
+
+@pytest.mark.parametrize(("one", "other"), [("cpu", "meta"), ("meta", "cpu")])
+def test_means_and_variances_on_different_devices_are_refused(one: str, other: str) -> None:
+    with pytest.raises(DataError, match=rf"on one device, but got {one} and {other}; pass `variances.to\(means.device\)`"):
+        mixture_variance(torch.ones(5, 3, 2, device=one), torch.ones(5, 3, 2, device=other))
 
 
 def test_different_shapes_of_means_and_variances_are_refused() -> None:

@@ -30,6 +30,11 @@ def mixture_variance(means: Tensor, variances: Tensor) -> Tensor:
             f"Expected `means` and `variances` of one shape, but got {tuple(means.shape)} and {tuple(variances.shape)};"
             " for a noise that all draws share, pass `variance.expand_as(means)`."
         )
+    if means.device != variances.device:
+        raise DataError(
+            f"Expected `means` and `variances` on one device, but got {means.device} and {variances.device}; pass "
+            "`variances.to(means.device)`."
+        )
     return epistemic_variance(means) + variances.mean(0)
 
 
