@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oracles
-from hosts import ZOO
+from hosts import ZOO, Through
 from offmap.core.construct import centre, observe
 from offmap.core.distribution import WeightDistribution
 from offmap.solve.closed_form import FLOOR, calm, largest_factor, largest_factor_near, unit_scale
@@ -174,3 +174,11 @@ def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
     assert float(factor[1]) == pytest.approx(10 ** (-6 + 6 * math.floor(1024 * (1 - math.log10(2) / 6)) / 1024), rel=1e-4)
     assert calm(q, validation, torch.full((3,), 4.0)) == (risk, risk)
     assert len(widened) == 1
+
+
+def test_one_number_that_is_added_to_all_outputs_scales_with_its_own_size():
+    net = Through(
+        lambda s, x: torch.addmm(s.b, x, s.a.weight.mT), a=nn.Linear(3, 2, bias=False), b=nn.Parameter(torch.tensor([-0.7]))
+    )
+    scale = unit(net, torch.ones(5, 3))
+    torch.testing.assert_close(scale["b"], torch.tensor([[0.7]]))
