@@ -267,7 +267,8 @@ def _die_with(mutant: Mutant | None, text: str, tests: Sequence[str], witness: W
         import pytest
 
         files = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
-        code = next(filter(None, (int(pytest.main([*OPTIONS, "-x", *some], plugins=[witness])) for some in files)), 0)
+        codes = (int(pytest.main([*OPTIONS, "-x", *some], plugins=[witness])) for some in files)
+        code = next(filter(FAILED.__contains__, codes), 0)
     finally:
         os._exit(code)
 
@@ -283,9 +284,13 @@ def warm(tests: Iterable[str]) -> None:
     with redirect_stdout(io.StringIO()):
         pytest.main([*OPTIONS, "--collect-only", *sorted({name.partition("::")[0] for name in tests})])
     for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__code__.co_filename.startswith(str(SOURCE)):
+        if type(each) is FunctionType and each.__code__.co_filename.startswith(str(SOURCE)):
             FUNCTIONS.setdefault(each.__code__.co_filename, []).append(each)
     gc.freeze()  # pytest collects garbage five times before it ends: not among all that is there already
+
+
+FAILED = (1, 2, 3)
+"""Exit codes of tests that fail or cannot be imported; others say that a test of that name is gone."""
 
 
 class Elsewhere:

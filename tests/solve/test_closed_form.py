@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oracles
-from hosts import ZOO
+from hosts import ZOO, Through
 from offmap.core.construct import centre, observe
 from offmap.core.distribution import WeightDistribution
-from offmap.solve.closed_form import FLOOR, largest_factor, largest_factor_near, unit_scale
+from offmap.solve.closed_form import FLOOR, calm, largest_factor, largest_factor_near, unit_scale
 
 
 def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, floor: float = 1e-4) -> dict[str, Tensor]:
@@ -157,3 +159,26 @@ def test_a_rough_answer_shortens_the_search_where_it_is_right_and_does_no_harm_w
     assert bool((factor <= limit * (1 + 1e-9)).all())
     assert bool((factor * 1.05 >= limit).all())
     assert len(asked) == 5 if abs(off) < 0.4 else len(asked) in (5, 15)
+
+
+def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
+    """Risks c²·(0.5, 4, 1) against τ = 1: the second is halved, the others pass."""
+    widened: list[Tensor] = []
+    risk = torch.tensor([0.5, 4.0, 1.0])
+    validation: Any = SimpleNamespace(look=lambda q: (risk, risk), along=lambda q: lambda c: c.square() * risk)
+    q: Any = SimpleNamespace(widen=widened.append)
+    assert calm(q, validation, torch.ones(3)) is None
+    (factor,) = widened
+    assert factor[[0, 2]].tolist() == [1.0, 1.0]
+    # ten halvings of the six decades below one
+    assert float(factor[1]) == pytest.approx(10 ** (-6 + 6 * math.floor(1024 * (1 - math.log10(2) / 6)) / 1024), rel=1e-4)
+    assert calm(q, validation, torch.full((3,), 4.0)) == (risk, risk)
+    assert len(widened) == 1
+
+
+def test_one_number_that_is_added_to_all_outputs_scales_with_its_own_size():
+    net = Through(
+        lambda s, x: torch.addmm(s.b, x, s.a.weight.mT), a=nn.Linear(3, 2, bias=False), b=nn.Parameter(torch.tensor([-0.7]))
+    )
+    scale = unit(net, torch.ones(5, 3))
+    torch.testing.assert_close(scale["b"], torch.tensor([[0.7]]))

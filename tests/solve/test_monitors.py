@@ -188,3 +188,11 @@ def test_a_trained_mean_is_kept_with_its_scale_and_a_frozen_one_is_left_alone():
         monitor.restore()
         assert q.raw_scale["w"].unique().tolist() == [0.0]
         assert q.mean["w"].unique().tolist() == [5.0 if trainable else 6.0]
+
+
+def test_a_history_is_told_by_its_last_check():
+    history = History(threshold=[1.0, 3.0])
+    assert history.describe() == ""
+    history.add(10, 0.0, *(torch.tensor(v) for v in ([9.0, 9.0], [9.0, 9.0], [9.0, 9.0])))
+    history.add(20, 0.0, *(torch.tensor(v) for v in ([0.5, 1.0], [-3.0, -4.5], [9.0, 9.0])))
+    assert history.describe() == "risk 0.750  τ 2.000  entropy -3.75"

@@ -250,3 +250,9 @@ def test_a_rough_look_at_few_rows_has_the_same_threshold():
     few, near = validation.rough(q, threshold)
     assert few.data.rows == validation.data.rows
     assert torch.equal(near, threshold)
+
+
+@pytest.mark.parametrize("slack", ["smoothed", "reference", "paper"])
+def test_a_slack_is_what_it_says_not_where_it_comes_from(slack: str):
+    q, validation, _ = regression()
+    assert torch.equal(validation.threshold(q, slack="".join(list(slack))), validation.threshold(q, slack=slack))
