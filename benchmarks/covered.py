@@ -130,12 +130,13 @@ class Reach:
     def tests(self, file: str, line: int, budget: float) -> list[str]:
         """Tests that reach the statement of a line, of at most `budget` seconds, file by file: the module's own, those of its
         room, then all others, the quickest first; before all, own files that are newer than what coverage saw. A line that runs
-        on import belongs to all tests that reach the module.
+        on import belongs to all tests of the module's own, and to others that reach the module.
         """
         if file not in self._lines:
             self._lines[file] = self._data.contexts_by_lineno(self._files[file])
         reached = self._lines[file]
-        names = _names(reached, statement((SOURCE / file).read_text(encoding="utf-8"), line) or reached)
+        lines = statement((SOURCE / file).read_text(encoding="utf-8"), line)
+        names = _names(reached, lines or reached)
         files: dict[str, list[str]] = {}
         for name in sorted(names, key=self._took):
             files.setdefault(name.partition("::")[0], []).append(name)
@@ -144,7 +145,7 @@ class Reach:
             module, room = own(file)
             return path not in module, not path.startswith(room), sum(map(self._took, files[path]))
 
-        fresh = self._fresh(file)
+        fresh = self._fresh(file) if lines else [name for name in own(file)[0][1:] if (ROOT / name).exists()]
         known = (name for path in sorted(files, key=rank) for name in files[path] if path not in fresh)
         return [*fresh, *map(ungrouped, self._affordable(known, budget))]
 

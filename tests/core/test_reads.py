@@ -199,6 +199,18 @@ def test_beyond_the_exact_rows_a_sample_stands_for_all(monkeypatch: pytest.Monke
     assert torch.equal(moments(net, *batches)["weight"].value(), moment.value())
 
 
+def test_up_to_the_exact_rows_all_are_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(basis, "EXACT_ROWS", 64)
+    monkeypatch.setattr(basis, "EXACT_PRODUCTS", 0)
+    x = torch.randn(65, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    net = nn.Linear(4, 3).double()
+    for rows, exact in ((64, True), (65, False)):
+        moment = x[:rows].mT @ x[:rows] / rows
+        assert torch.allclose(moments(net, x[:rows])["weight"].value()[0, 0], moment, rtol=1e-12) is exact
+    whole = x[:64].mT @ x[:64] / 64
+    torch.testing.assert_close(moments(net, x[:30], x[30:64])["weight"].value()[0, 0], whole)
+
+
 def test_moments_are_taken_one_group_of_parameters_at_a_time(monkeypatch: pytest.MonkeyPatch):
     net, x = ZOO["mlp"].build(), ZOO["mlp"].inputs()
     whole = observe(net, x).bases

@@ -7,11 +7,12 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from offmap.batches import Batch, Place, Rows, batches
 from offmap.errors import DataError
 from offmap.group import ALONE, Group
-from offmap.solve.loop import adam, cycle, minimize
+from offmap.solve.loop import Cycle, adam, cycle, minimize
 from threads import Thread, in_ranks
 
 
@@ -152,3 +153,24 @@ def test_all_ranks_stop_before_a_step_that_is_not_finite_on_one():
 def test_adam_is_that_of_the_paper():
     (group,) = adam([torch.ones(1, requires_grad=True)], rate=0.25).param_groups
     assert (group["lr"], group["eps"], group["betas"], group["weight_decay"]) == (0.25, 1e-8, (0.9, 0.999), 0)
+
+
+def test_a_cycle_over_a_users_loader_goes_on_where_another_stood():
+    x = torch.arange(5.0)
+    data = batches(
+        DataLoader(TensorDataset(x[:, None], x), batch_size=2, shuffle=True),
+        Place(torch.device("cpu"), torch.float32),
+        name="train",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = Cycle(data, 0)
+        source = iter(first)
+        for _ in range(5):
+            next(source)
+        assert (first.epoch, first.taken) == (1, 2)  # of three
+        state = first.epoch, first.taken, list(first.order)
+        rest = [next(source)[1].tolist() for _ in range(7)]
+        torch.manual_seed(99)
+        again = iter(Cycle(data, 0, *state))
+        assert [next(again)[1].tolist() for _ in range(7)] == rest

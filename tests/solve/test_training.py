@@ -174,3 +174,11 @@ def test_impossible_numbers_are_refused(value) -> None:
 def test_one_field_of_every_setting_becomes_a_tensor() -> None:
     values = per_setting([Tuned(tradeoff=1), Tuned(tradeoff=0.25)], "tradeoff", stack(settings=2))
     torch.testing.assert_close(values, torch.tensor([1.0, 0.25]))
+
+
+def test_without_a_word_there_is_one_setting() -> None:
+    made = stack(settings=3)
+    mean = made.trained()[0]
+    once = Stack.of(made.host, mean, {})
+    assert (once.settings, once.members) == (1, 3)
+    assert all(torch.equal(once.weights[n], w) and once.weights[n] is not w for n, w in mean.items())
