@@ -101,11 +101,11 @@ def section() -> str:
     if not RECORD.exists():
         return ""
     rooms: dict[str, dict[str, int]] = json.loads(RECORD.read_text(encoding="utf-8"))
-    lines = ["", "## Coverage", "", INTRODUCTION, "| room | lines | reached | branches | reached |", "|---|--:|--:|--:|--:|"]
+    lines = ["", "## Coverage", "", INTRODUCTION, "", "| room | lines | reached | branches | reached |", "|---|--:|--:|--:|--:|"]
     for name, some in [*((name, {name: counts}) for name, counts in rooms.items()), ("all", rooms)]:
         sizes = (sum(counts[key] for counts in some.values()) for key in ("num_statements", "num_branches"))
         cells = [f"{size:,} | {share:.1%}" for size, share in zip(sizes, shares(some), strict=True)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
