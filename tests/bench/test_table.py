@@ -77,7 +77,7 @@ def test_a_seed_that_lacks_a_task_is_no_mean() -> None:
     page = markdown(PLAN, found(Near_yacht_1=None))
     assert lines(page, "| Near") == ["| Near | 70.0\\* | 50.0\\* | – |", "| Near | 60.0\\* | 85.0 ± 5.0 |"]
     assert "\\* not all seeds: only those with every task count." in page
-    assert "**1 of 8 cells not run yet:**\n- Near, 1: uci/yacht/extrapolation (seed 1)" in page
+    assert "**1 of 8 cells not run yet:**\n\n- Near, 1: uci/yacht/extrapolation (seed 1)" in page
 
 
 def test_a_task_without_any_record_leaves_no_mean() -> None:

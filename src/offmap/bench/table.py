@@ -142,22 +142,27 @@ def lead(results: Results) -> str:
 
 
 def missing(results: Results) -> list[str]:
-    """What is not in the tables, by state and label; nothing when all is there."""
+    """What is not in the tables, by state; labels that lack the same cells in one line. Nothing when all is there."""
     lines: list[str] = []
     for state, words in (
         ("missing", "not run yet"), ("failed", "failed"), ("stale", "made with other defaults, to be run again"),
         ("damaged", "in files that cannot be read"),
     ):  # fmt: skip
         concerned = [cell for cell in results.cells if results.states[cell.hash] == state]
-        if concerned:
-            lines.append(f"**{len(concerned)} of {len(results.cells)} cells {words}:**")
+        if not concerned:
+            continue
+        alike: dict[tuple[str, ...], list[str]] = {}
         for label in dict.fromkeys(cell.label for cell in concerned):
-            own = [f"{cell.task} (seed {cell.seed}){_reason(results, cell)}" for cell in concerned if cell.label == label]
+            own = (f"{cell.task} (seed {cell.seed}){_reason(results, cell)}" for cell in concerned if cell.label == label)
+            alike.setdefault(tuple(own), []).append(label)
+        lines += [f"**{len(concerned)} of {len(results.cells)} cells {words}:**", ""]
+        for own, labels in alike.items():
             shown = "; ".join(own[:3]) + (f"; and {len(own) - 3} more" if len(own) > 3 else "")
-            lines.append(f"- {label}, {len(own)}: {shown}")
+            lines.append(f"- {', '.join(labels)}, {len(own)}{' each' * (len(labels) > 1)}: {shown}")
+        lines.append("")
     if results.found.damaged:
         lines.append("Files that cannot be read: " + ", ".join(results.found.damaged))
-    return ["\n".join(lines)] if lines else []
+    return ["\n".join(lines).strip()] if lines else []
 
 
 def _reason(results: Results, cell: Cell) -> str:
