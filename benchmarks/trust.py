@@ -46,7 +46,8 @@ INTRODUCTION = """# Trust
 
 Made by `python -m benchmarks.trust page` from the records of `make trust-run`. A trial is a seed of a module in `tests/faults`;
 hangs and crashes count as failures. `make trust` repeats a seeded tenth of the trials, and `make test` the first few of each.
-*Repeated* are those of the last `make trust`, and how many of them failed then.
+*Repeated* are those of the last `make trust`, and how many of them failed then. Times are of the wall clock, beside whatever else
+the machine did.
 """
 
 
