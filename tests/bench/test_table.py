@@ -90,7 +90,7 @@ def test_a_task_without_any_record_leaves_no_mean() -> None:
 def test_failures_are_told_with_their_reason() -> None:
     change = {"status": "failed", "metrics": {}, "traceback": "Traceback\nHostError: no luck\n"}
     page = markdown(PLAN, found(Plain_energy_0=change))
-    assert "**1 of 8 cells failed:**\n- Plain, 1: uci/energy/extrapolation (seed 0): HostError: no luck" in page
+    assert "**1 of 8 cells failed:**\n\n- Plain, 1: uci/energy/extrapolation (seed 0): HostError: no luck" in page
     assert lines(page, "| Plain")[0] == "| Plain | 80.0\\* | 50.0\\* | – |"
 
 
