@@ -51,3 +51,15 @@ def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(construct, "MOST_ROWS", 3)
     assert plan().rows == 3
     assert plan().rates == {("0.weight", 0, 4, 2): 9.0, ("2.weight", 0, 10, 1): 1.0, ("3.weight", 0, 3, 1): 1.0}
+
+
+def test_the_centre_of_one_host_is_its_own():
+    net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+    at = centre(net)
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1.0)
+    for name, p in before.items():
+        assert torch.equal(at.net.get_parameter(name), p)
+        assert torch.equal(at.mean[name][0], p)

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 import oracles
 from hosts import ZOO, Through
+from offmap.core.basis import Basis
 from offmap.core.construct import centre, observe
 from offmap.core.distribution import WeightDistribution
+from offmap.core.frames import Frame
 from offmap.solve.closed_form import FLOOR, calm, largest_factor, largest_factor_near, unit_scale
 
 
@@ -182,3 +184,14 @@ def test_one_number_that_is_added_to_all_outputs_scales_with_its_own_size():
     )
     scale = unit(net, torch.ones(5, 3))
     torch.testing.assert_close(scale["b"], torch.tensor([[0.7]]))
+
+
+def test_rows_that_reach_nothing_get_a_share_of_what_is_typical_of_their_member():
+    net = nn.Linear(2, 3, bias=False)
+    basis = Basis(
+        Frame((3, 2), (0,), (1,)), torch.ones(2, 1, 2), torch.tensor([[0.0, 3.0, 4.0], [0.0, 300.0, 400.0]]), None, None
+    )
+    scale = unit_scale({"w": torch.stack([net.weight.detach()] * 2)}, {"w": basis}, floor=1e-4)("w")
+    typical = math.sqrt(25 / 3)
+    expected = torch.tensor([[FLOOR * typical, 3.0, 4.0], [100 * FLOOR * typical, 300.0, 400.0]])[..., None] / math.sqrt(2)
+    torch.testing.assert_close(scale, expected.expand(2, 3, 2))
