@@ -148,7 +148,16 @@ def spent(board: Board, label: str, tasks: Sequence[str]) -> list[str]:
     own = [board.seen[label, task] for task in tasks if (label, task) in board.seen]
     right = [value for seen in own for value in seen.accuracy]
     fit, thousand = ([value for seen in own for value in seen.seconds[key]] for key in ("fit", "thousand"))
-    return [percent(fmean(right)) if right else NOTHING, *(f"{fmean(s):.2g}" if s else NOTHING for s in (fit, thousand))]
+    return [percent(fmean(right)) if right else NOTHING, *(seconds(fmean(s)) if s else NOTHING for s in (fit, thousand))]
+
+
+def seconds(value: float) -> str:
+    """Two digits below ten, whole ones above.
+
+    >>> seconds(0.0478), seconds(151.4)
+    ('0.048', '151')
+    """
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
 def verdict(plan: Plan, mean: Numbers) -> list[str]:
