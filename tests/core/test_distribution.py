@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hosts import ZOO
 from offmap.core import distribution
 from offmap.core.construct import scaling, svd
 from offmap.core.distribution import Parameterization, Rotation, WeightDistribution, inverse_softplus
-from offmap.core.noise import NOISES, Normal, Uniform
+from offmap.core.noise import NOISES, Normal, Stream, Uniform, draw_noise
 from offmap.errors import ConfigError
 
 
@@ -292,3 +293,22 @@ def test_every_member_is_widened_by_its_own_factor():
     for name, scale in q.scale().items():
         torch.testing.assert_close(scale, torch.stack([2 * before[name][0], 0.5 * before[name][1]]))
         torch.testing.assert_close(q.draw(range(3))[name], tried[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("limit", "stream", "made"), [(None, "infer", 1), (36, "infer", 1), (35, "infer", 2), (None, "fit", 2)])
+def test_noise_is_made_once_where_it_is_small_and_asked_for_again(
+    limit: int | None, stream: Stream, made: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Two members of six weights, three draws: 36 numbers."""
+    q, asked = WeightDistribution({"w": torch.zeros(2, 3, 2)}), list[str]()
+
+    def counted(like: dict[str, Tensor], *args: Any, **options: Any) -> dict[str, Tensor]:
+        asked.extend(like)
+        return draw_noise(like, *args, **options)
+
+    monkeypatch.setattr(distribution, "draw_noise", counted)
+    if limit is not None:
+        monkeypatch.setattr(distribution, "REMEMBERED", limit)
+    first, second = (q.draw(range(3), stream=stream)["w"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert len(asked) == made

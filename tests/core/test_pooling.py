@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hosts import Through
-from offmap.core.basis import Moment, Total
+from offmap.core.basis import Moment, Total, build
 from offmap.core.construct import Observed, centre, observe
 from offmap.core.frames import Frame
 from offmap.core.pooling import Dealt, pool
@@ -133,3 +133,14 @@ def test_counts_of_other_lengths_are_added_row_by_row():
     merged = summed(Moment(counts=torch.tensor([1, 0, 2])), Moment(), Moment(counts=torch.tensor([4, 1, 1, 5, 6])), None)
     assert merged.counts is not None
     assert merged.counts.tolist() == [5, 1, 3, 5, 6]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_basis_is_made_by_one_rank(size: int, monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+    monkeypatch.setattr(
+        "offmap.core.pooling.build", lambda moments, mean, **options: made.extend(mean) or build(moments, mean, **options)
+    )
+    net, data = mlp(), BATCHES[mlp]
+    in_ranks(size, lambda group: seen_by(group, net, data, rotated=True))
+    assert sorted(made) == sorted(name for name, _ in net.named_parameters())

@@ -17,7 +17,8 @@ from offmap.core.basis import Moment, second_moments
 from offmap.core.construct import Observed, centre
 from offmap.core.construct import observe as observe_feed
 from offmap.core.forward import call
-from offmap.core.reads import open_attention, slow_attention
+from offmap.core.frames import Frame
+from offmap.core.reads import Meeting, open_attention, slow_attention
 
 
 def moments(net: nn.Module, *batches: Any) -> dict[str, Moment]:
@@ -182,6 +183,28 @@ def test_a_fan_in_above_the_limit_is_cut_into_pieces(caplog: pytest.LogCaptureFi
     for piece, part in enumerate(x.double().split(3, 1)):
         v, s = matrix[0, 0, piece, : part.shape[1], : part.shape[1]].double(), seen.bases["weight"].amplitude[0, 0, 3 * piece :]
         torch.testing.assert_close(v * s[: part.shape[1]].square() @ v.mT, part.mT @ part / 9, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fan_in_at_the_limit_is_whole(caplog: pytest.LogCaptureFixture):
+    seen = observe_feed(centre(nn.Linear(6, 2)), lambda rows: [torch.randn(9, 6)], rotated=True, limit=6)
+    matrix = seen.bases["weight"].matrix
+    assert matrix is not None
+    assert matrix.shape == (1, 1, 1, 6, 6)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "groups", "before", "size"),
+    [(64, 1, 0, 2048), (64, 1, 2000, 2000), (128, 2, 2000, 2000), (640, 1, 2048, 20_000), (1, 1, 10**6, 31), (1, 20, 10**6, 16)],
+)
+def test_a_sample_costs_a_part_of_the_pass_beyond_the_exact_rows(
+    outputs: int, groups: int, before: int, size: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 20,000 rows of fan-in 10: 20,000 · outputs / groups / 640 of them, at least those that are still exact, and sixteen."""
+    monkeypatch.setattr(basis, "EXACT_PRODUCTS", 0)
+    met = Meeting(Frame((outputs, 10), (0,), (1,)), 0, outputs, groups, 20_000, lambda chosen: ())
+    chosen = basis._sample(met, "weight", before)
+    assert (20_000 if chosen is None else len(chosen)) == size
 
 
 def test_beyond_the_exact_rows_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch):

@@ -189,7 +189,7 @@ def test_one_number_that_is_added_to_all_outputs_scales_with_its_own_size():
 def test_rows_that_reach_nothing_get_a_share_of_what_is_typical_of_their_member():
     net = nn.Linear(2, 3, bias=False)
     basis = Basis(
-        Frame((3, 2), (0,), (1,)), torch.ones(2, 1, 2), torch.tensor([[0.0, 3.0, 4.0], [0.0, 300.0, 400.0]]), None, None
+        Frame((3, 2), (0,), (1,), (3,)), torch.ones(2, 1, 2), torch.tensor([[0.0, 3.0, 4.0], [0.0, 300.0, 400.0]]), None, None
     )
     scale = unit_scale({"w": torch.stack([net.weight.detach()] * 2)}, {"w": basis}, floor=1e-4)("w")
     typical = math.sqrt(25 / 3)
