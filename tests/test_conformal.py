@@ -37,6 +37,7 @@ def test_rank_is_exact_for_every_percent_where_floats_are_not() -> None:
         (1, 0.51, 2),
         (1, 1e-300, 1),
         (10**9 - 1, 0.95, 950_000_000),
+        (10**9 - 1, 0.95 * (1 + 5e-12), 950_000_001),  # twelve digits, and no fewer
     ],
 )
 def test_rank_of_known_cases(n: int, level: float, k: int) -> None:

@@ -100,6 +100,8 @@ def test_a_host_that_vmap_cannot_run_is_refused_with_the_remedy(name: str):
     with pytest.raises(HostError, match=r"`vmap` cannot run \w+ \(.*\). Pass `chunk_size=1` to loop over draws."):
         forward(net, weights, case.inputs(), select=case.select)
     assert forward(net, weights, case.inputs(), loop=True, select=case.select).shape[:3] == (3, 12, 2)
+    alone = {n: w[:1] for n, w in weights.items()}  # one set takes no `vmap`
+    assert forward(net, alone, case.inputs(), select=case.select).shape[:3] == (1, 12, 2)
 
 
 @pytest.mark.parametrize("loop", [True, False])
