@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hosts import ZOO
+from offmap.core import basis as module
 from offmap.core.basis import Basis, eigenbasis
 from offmap.core.construct import centre
 from offmap.core.construct import observe as observe_feed
+from offmap.core.frames import Frame
+from offmap.core.reads import Meeting
 
 BATCHES = {
     "full rank": torch.randn(50, 4, generator=torch.Generator().manual_seed(0)) @ torch.tensor(
@@ -104,3 +107,17 @@ def test_members_have_bases_of_their_own():
         for name, basis in alone.items():
             torch.testing.assert_close(both[name].amplitude[m], basis.amplitude[0])
             torch.testing.assert_close(both[name].reach[m], basis.reach[0])
+
+
+def met(count: int, fan_in: int, outputs: int = 1) -> Meeting:
+    return Meeting(Frame((outputs, fan_in), (0,), (1,)), 0, outputs, 1, count, lambda chosen: ())
+
+
+def test_inputs_of_small_matrices_are_all_counted():
+    """Up to 2¹¹ rows, two for every one of the fan-in, or 2²⁶ multiplications."""
+    for count, fan_in in ((2**11, 10**4), (2 * 10**4, 10**4), (2**26 // 100, 10)):
+        assert module._sample(met(count, fan_in), "w", 0) is None
+        beyond = module._sample(met(count + 1, fan_in), "w", 0)
+        assert (beyond is None) == (count < 2 * fan_in)
+        if beyond is not None:
+            assert len(beyond) == count

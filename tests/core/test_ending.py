@@ -78,6 +78,7 @@ def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -
         (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ["1.weight"]),
         (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ["0.weight", "0.bias"]),
         (nn.Sequential(nn.Linear(3, 2), nn.ReLU()), ["0.weight", "0.bias"]),
+        (nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (4, 3)), nn.Linear(3, 2)), ["2.weight", "2.bias"]),
     ],
 )  # fmt: skip
 def test_other_hosts_have_no_ending(net: nn.Module, random: list[str]) -> None:

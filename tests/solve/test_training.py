@@ -182,3 +182,7 @@ def test_without_a_word_there_is_one_setting() -> None:
     once = Stack.of(made.host, mean, {})
     assert (once.settings, once.members) == (1, 3)
     assert all(torch.equal(once.weights[n], w) and once.weights[n] is not w for n, w in mean.items())
+
+
+def test_plain_nets_are_trained_as_in_the_paper() -> None:
+    assert Training() == Training(steps=10_000, rate=1e-3, adam_epsilon=1e-7, check_every=100)
