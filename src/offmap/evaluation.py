@@ -19,6 +19,7 @@ from offmap.core.noise import permutation
 from offmap.errors import ConfigError, DataError
 from offmap.guarding.calibrating import check_familiar, nll
 from offmap.guarding.guard import Guard
+from offmap.guarding.mixture import Mixture, even_nll
 from offmap.likelihoods import Prediction, aligned
 from offmap.methods.protocol import Scorer
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
@@ -49,8 +50,8 @@ class Example:
 class Seen:
     """What was seen of one scorer beyond its scores. `losses` (n,) is all that grows with the data.
 
-    `examples` {set: the least strange, then the strangest}. Of guards: `losses` of the test rows, squared errors or shares of
-    wrong labels, NaN where a row has no target; `reliability` {"own" or "wide": (k, 3)}, stated, seen, number.
+    `examples` {set: the least strange, then the strangest}. Of guards and mixtures: `losses` of the test rows, squared errors or
+    shares of wrong labels, NaN where a row has no target; `reliability` {"own" or "wide": (k, 3)}, stated, seen, number.
     """
 
     threshold: float | None
@@ -100,7 +101,8 @@ def evaluate(
     positive: str = "id",
     target: str = "labels",
 ) -> Evaluation:
-    """AUROC, FPR@95, AUPR-in and -out of every scorer on every strange set; NLL, ECE, coverage and width of guards on `test`.
+    """AUROC, FPR@95, AUPR-in and -out of every scorer on every strange set; NLL, ECE, coverage and width of what guards and
+    mixtures predict on `test`.
 
     FPR@95 is the share of OOD scores at or below the 95 % quantile of the ID scores; `positive="ood"` turns the roles around.
     OOD data may come without targets. A few rows of every set are kept as examples.
@@ -112,12 +114,12 @@ def evaluate(
         place = getattr(scorer, "place", Place(torch.device("cpu"), torch.float32))
         with own_order("test"):
             familiar = gather(batches(test, place, name="test", target=target))
-        if isinstance(scorer, Guard):
-            check_familiar(scorer, familiar)
+        if isinstance(scorer, Guard | Mixture):
+            check_familiar(scorer if isinstance(scorer, Guard) else scorer.guards[0], familiar)
         scores = made.scores[name] = {"test": scorer.score(familiar.inputs)}
         examples = {"test": extremes(scores["test"], [familiar.inputs], familiar.targets)}
         losses, reliability = None, {}
-        if isinstance(scorer, Guard):
+        if isinstance(scorer, Guard | Mixture):
             row, losses, reliability = quality(scorer, familiar)
             made.rows.append({"scorer": name, "set": "test", **row})
         _keep(made.points, "test", [familiar.inputs], familiar.targets)
@@ -173,18 +175,24 @@ def detection(familiar: Tensor, strange: Tensor, positive: str = "id") -> dict[s
     }
 
 
-def quality(guard: Guard, rows: Rows) -> tuple[dict[str, float], Tensor, dict[str, Tensor]]:
-    """Quality of a guard's predictions on familiar data, clipped and (prefix `wide_`) unclipped; losses; reliability."""
-    own, wide = guard.predict(rows.inputs), guard.predict(rows.inputs, clip=None)
+def quality(guard: Guard | Mixture, rows: Rows) -> tuple[dict[str, float], Tensor, dict[str, Tensor]]:
+    """Quality of predictions on familiar data, and (prefix `wide_`) of a guard's unclipped ones; losses; reliability."""
+    own = guard.predict(rows.inputs)
+    losses = _losses(own, rows.targets)
+    said = {"own": own} | ({"wide": guard.predict(rows.inputs, clip=None)} if isinstance(guard, Guard) else {})
     result: dict[str, float] = {}
-    for prefix, clip, prediction in (("", guard.clip, own), ("wide_", None, wide)):
-        measured = {"nll": float(nll(guard, rows, clip=clip).mean())} | _fit_of(prediction, rows.targets)
-        result |= {f"{prefix}{name}": value for name, value in measured.items()}
-    curves = {name: _reliability(said, rows.targets) for name, said in (("own", own), ("wide", wide))}
-    return result | _conformal(guard, rows, own), _losses(own, rows.targets).cpu(), curves
+    for name, prediction in said.items():
+        if isinstance(guard, Guard):
+            paid = nll(guard, rows, clip=guard.clip if name == "own" else None)
+        else:
+            paid = even_nll(prediction, rows.targets)
+        measured = {"nll": float(paid[~losses.isnan()].mean())} | _fit_of(prediction, rows.targets)
+        result |= {key if name == "own" else f"wide_{key}": value for key, value in measured.items()}
+    curves = {name: _reliability(prediction, rows.targets) for name, prediction in said.items()}
+    return result | _conformal(guard, rows, own), losses.cpu(), curves
 
 
-def _conformal(guard: Guard, rows: Rows, own: Prediction) -> dict[str, float]:
+def _conformal(guard: Guard | Mixture, rows: Rows, own: Prediction) -> dict[str, float]:
     """Coverage and mean width of conformal intervals or sets."""
     if own.mean is not None:
         interval = guard.interval(rows.inputs, LEVEL)

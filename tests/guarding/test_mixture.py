@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
+from offmap.guarding.mixture import even_nll
+from offmap.likelihoods import Prediction
 from offmap.metrics import auroc
 from trained import classes, classifier, host, inputs, quick, regression, regressor
 
@@ -168,6 +170,29 @@ def test_intervals_hold_validation_targets_at_their_level(mixed: offmap.Mixture)
 def test_a_mixture_is_a_scorer_among_others(guards: list[offmap.Guard], mixed: offmap.Mixture) -> None:
     found = offmap.evaluate({"both": mixed, "one": guards[0]}, VALID, {"far": FAR})
     assert {row["scorer"] for row in found.rows if row["set"] == "far" and row["auroc"] == 1.0} == {"both", "one"}
+
+
+def test_predictions_of_a_mixture_are_judged_like_those_of_a_guard(guards: list[offmap.Guard]) -> None:
+    twice = offmap.mixture([guards[0], guards[0]], VALID)
+    same, one = (offmap.evaluate(scorer, VALID, {"far": FAR}) for scorer in (twice, guards[0]))
+    assert same.rows[0] == pytest.approx({n: v for n, v in one.rows[0].items() if not n.startswith("wide_")}, rel=1e-4)
+    torch.testing.assert_close(same.seen["guard"].losses, one.seen["guard"].losses)
+    assert list(same.seen["guard"].reliability) == ["own"]
+
+
+def test_classes_of_a_mixture_are_judged_where_they_have_a_label() -> None:
+    x, y = classes(60, 3)
+    guards = [quick(classifier(), classes(60, 0), (x, y)) for _ in range(2)]
+    twice, some = offmap.mixture(guards, (x, y)), torch.where(torch.arange(60) < 20, -100, y)
+    same, one = (offmap.evaluate(scorer, (x, some), {"far": 20 * x}).rows[0] for scorer in (twice, guards[0]))
+    assert same == pytest.approx({n: v for n, v in one.items() if not n.startswith("wide_")}, rel=1e-4)
+    others = offmap.evaluate(guards[0], (x[20:], y[20:]), {"far": 20 * x}).rows[0]
+    assert (one["nll"], one["wide_nll"]) == pytest.approx((others["nll"], others["wide_nll"]), rel=1e-4)
+
+
+def test_what_is_deemed_impossible_costs_much_and_is_no_nan() -> None:
+    cost = even_nll(Prediction(probs=torch.tensor([[1.0, 0.0]])), torch.tensor([1]))
+    assert 80 < float(cost) < 100
 
 
 def test_too_few_rows_for_a_threshold_are_said(guards: list[offmap.Guard], caplog: pytest.LogCaptureFixture) -> None:

@@ -8,14 +8,16 @@ Nets of one kind are stacked by `offmap.fit`. Others are guarded apart, and of w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from offmap import checks, conformal
-from offmap._types import Data, Inputs
+from offmap._types import IGNORED, Data, Inputs
 from offmap.batches import Place, Rows, batches, gather, own_order
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.guarding.answer import (
@@ -33,7 +35,7 @@ from offmap.guarding.answer import (
 from offmap.guarding.calibrating import EMPTY
 from offmap.guarding.guard import Guard
 from offmap.guarding.space import Scale
-from offmap.likelihoods import Prediction
+from offmap.likelihoods import Prediction, aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,3 +178,19 @@ def even(predictions: Sequence[Prediction]) -> Prediction:
     means = torch.stack([p.mean for p in predictions if p.mean is not None])
     variances = torch.stack([p.std for p in predictions if p.std is not None]).square()
     return Prediction(mean=means.mean(0), std=(variances.mean(0) + means.var(0, correction=0)).sqrt())
+
+
+def even_nll(prediction: Prediction, y: Tensor) -> Tensor:
+    """NLL of what a mixture predicts at the targets, (n,), nats: of its probabilities, or of a Gaussian with its moments.
+
+    >>> even_nll(Prediction(probs=torch.tensor([[0.25, 0.75]])), torch.tensor([0]))
+    tensor([1.3863])
+    """
+    if prediction.probs is not None:
+        y, smallest = aligned(y, prediction.probs[:, 0].shape).long(), torch.finfo(prediction.probs.dtype).tiny
+        return F.nll_loss(prediction.probs.clamp_min(smallest).log(), y, ignore_index=IGNORED, reduction="none")
+    assert prediction.mean is not None
+    assert prediction.std is not None
+    variance, y = prediction.std.square(), aligned(y, prediction.mean.shape).to(prediction.mean)
+    each = 0.5 * ((2 * math.pi * variance).log() + (y - prediction.mean).square() / variance)
+    return each.reshape(len(each), -1).sum(1)
