@@ -187,8 +187,11 @@ def own(file: str) -> tuple[tuple[str, str], str]:
 
     >>> own("core/noise.py")
     (('src/offmap/core/noise.py', 'tests/core/test_noise.py'), 'tests/core/')
+    >>> own("metrics/__init__.py")
+    (('src/offmap/metrics/__init__.py', 'tests/metrics/test_metrics.py'), 'tests/metrics/')
     """
     room, slash, module = f"tests/{file.removesuffix('.py')}".rpartition("/")
+    module = room.rpartition("/")[2] if module == "__init__" else module
     return (f"src/offmap/{file}", f"{room}{slash}test_{module}.py"), f"{room}{slash}"
 
 

@@ -295,6 +295,17 @@ def test_every_member_is_widened_by_its_own_factor():
         torch.testing.assert_close(q.draw(range(3))[name], tried[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("basis", ["svd", "identity"])
+def test_stretched_draws_are_those_of_a_wider_scale(basis: str):
+    q, factor = small(basis).requires_grad_(True), torch.tensor([2.0, 0.5])
+    stretched, drawn = q.stretched(q.draw(range(3)), factor), q.draw(range(3), factor=factor)
+    assert stretched.keys() == drawn.keys()
+    for name, w in stretched.items():
+        torch.testing.assert_close(w, drawn[name].detach(), rtol=1e-5, atol=1e-6)
+        assert drawn[name].requires_grad
+        assert not w.requires_grad  # they are tried, not trained
+
+
 @pytest.mark.parametrize(("limit", "stream", "made"), [(None, "infer", 1), (36, "infer", 1), (35, "infer", 2), (None, "fit", 2)])
 def test_noise_is_made_once_where_it_is_small_and_asked_for_again(
     limit: int | None, stream: Stream, made: int, monkeypatch: pytest.MonkeyPatch

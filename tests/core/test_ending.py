@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap.core.choice import choose
@@ -43,6 +44,17 @@ class Twice(nn.Module):
         return self.last(x).softmax(1)
 
 
+class Uncalled(nn.Module):
+    """The weights of the last layer are used, and the layer is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.last.weight, self.last.bias)
+
+
 class Counted(nn.Module):
     """Counts the rows that pass."""
 
@@ -75,6 +87,7 @@ def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -
     [
         (Tied(), ["first.weight"]),
         (Twice(), ["last.weight", "last.bias"]),
+        (Uncalled(), ["last.weight", "last.bias"]),
         (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ["1.weight"]),
         (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ["0.weight", "0.bias"]),
         (nn.Sequential(nn.Linear(3, 2), nn.ReLU()), ["0.weight", "0.bias"]),

@@ -165,6 +165,16 @@ def test_rows_that_meet_different_inputs_are_blocks_and_what_meets_nothing_has_n
     assert float(moment.value()[1].abs().max()) == 0
 
 
+def test_a_matrix_that_is_picked_from_a_stack_is_a_block_of_its_own():
+    w, x = nn.Parameter(torch.randn(3, 2, 4), requires_grad=False), torch.randn(7, 4)
+    moment = moments(Through(lambda s, x: x @ s.w[1].T, w=w), x)["w"]
+    assert moment.frame is not None
+    assert moment.blocks() == (2, 2, 2)
+    assert torch.equal(moment.frame.rows(w[None])[0, 2:4], w[1])
+    plain = x.double().mT @ x.double() / 7
+    torch.testing.assert_close(moment.value()[:, 0], torch.stack([0 * plain, plain, 0 * plain]))
+
+
 def test_a_part_that_is_read_twice_counts_both_times():
     net = Through(lambda s, x: x @ s.w.T + F.pad(2 * x @ s.w[:2].T, (0, 2)), w=nn.Parameter(torch.randn(4, 3)))
     x = torch.randn(7, 3)
@@ -319,3 +329,9 @@ def test_what_is_added_later_is_no_bias_of_an_earlier_product():
             return (x @ self.weight).tanh() + self.shift
 
     assert moments(Shifted(), torch.randn(6, 3))["weight"].bias is None
+
+
+def test_what_is_added_to_a_lookup_is_no_bias():
+    shift = nn.Parameter(torch.randn(3))
+    tied = Through(lambda s, x: F.linear((s.table(x) + s.shift).mean(1), s.table.weight), table=nn.Embedding(5, 3), shift=shift)
+    assert moments(tied, torch.randint(5, (4, 2)))["table.weight"].bias is None

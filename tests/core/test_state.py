@@ -47,6 +47,14 @@ def test_changes_are_named_in_buffers_attributes_and_containers():
     assert sorted(changed(twin, net)) == sorted(NAMES)
 
 
+def test_the_smallest_change_is_one():
+    net = Memo()
+    twin = copy.deepcopy(net)
+    net.get_buffer("calls").fill_(1.0)
+    twin.get_buffer("calls").fill_(1.0 + torch.finfo(torch.float32).eps)
+    assert changed(net, twin) == ["calls"]
+
+
 @pytest.mark.parametrize("travel", [lambda net: net, copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_a_host_forgets_its_calls_also_as_a_copy_and_under_vmap(travel: Any):
     net = Memo().requires_grad_(False)

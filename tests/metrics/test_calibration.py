@@ -78,6 +78,13 @@ def test_confidence_on_an_edge_falls_into_the_bin_below(confidence: float, dtype
     assert got.item() == pytest.approx(abs(1 - confidence - below) / 2, abs=1e-6)
 
 
+def test_confidence_that_rounding_lifts_above_one_falls_into_the_last_bin() -> None:
+    # wrong and sure beside right and nearly so: in one bin the two cancel
+    probs = torch.tensor([[1.0005, 0.0], [0.95, 0.05]], dtype=torch.float64)
+    got = expected_calibration_error(probs, torch.tensor([1, 0]), bins=10)
+    assert got.item() == pytest.approx((1.0005 - 0.05) / 2, abs=1e-12)
+
+
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 5))
 def test_brier_agrees_with_scikit_learn(seed: int, classes: int) -> None:
@@ -119,6 +126,11 @@ def test_ence_does_not_see_the_unit_or_the_order() -> None:
     expected = ence(mean, std, y)
     torch.testing.assert_close(ence(1000 * mean, 1000 * std, 1000 * y), expected)
     torch.testing.assert_close(ence(mean[shuffle], std[shuffle], y[shuffle]), expected)
+
+
+def test_ence_keeps_equal_std_in_the_order_given() -> None:
+    error = torch.tensor([1.0, 2.0, 4.0]).repeat_interleave(32)
+    assert ence(torch.zeros(96), torch.ones(96), error, bins=3).item() == pytest.approx((0 + 1 + 3) / 3)
 
 
 @pytest.mark.parametrize("levels", [1, 9, 10])
@@ -174,6 +186,7 @@ BAD_CLASSES: list[tuple[Tensor, Tensor, type[Exception], str]] = [
         r"`probs` of shape \(B, C\) and `labels` of shape \(B,\)",
     ),
     (torch.ones(3, 1), torch.zeros(2).long(), ShapeError, r"but got \(3, 1\) and \(2,\); move positions into"),
+    (torch.ones(3, 1), torch.zeros(4).long(), ShapeError, r"but got \(3, 1\) and \(4,\); move positions into"),
     (torch.ones(0, 2), torch.zeros(0).long(), DataError, r"one example and one class, but `probs` is empty"),
     (torch.tensor([[2.0, -1.0]]), torch.tensor([0]), DataError, SOFTMAX),
     (torch.tensor([[0.5, 0.2]]), torch.tensor([0]), DataError, SOFTMAX),

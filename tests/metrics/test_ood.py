@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import Tensor
 
-from offmap import metrics
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.metrics import HIGHER_IS_BETTER, aupr_in, aupr_out, auroc, fpr_at
+from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 
 METRICS = [auroc, fpr_at, aupr_in, aupr_out]
 # few distinct values: many ties
@@ -90,6 +89,7 @@ def test_fpr_of_a_hand_counted_case() -> None:
 def test_rate_that_is_a_whole_number_of_scores_is_not_rounded_up() -> None:
     ids = torch.arange(100.0)  # 0.55 * 100 = 55.00000000000001
     assert fpr_at(ids, torch.tensor([54.0, 54.5]), 0.55).item() == 0.5
+    assert fpr_at(ids, torch.tensor([54.0, 54.5]), 0.55 * (1 + 3e-12)).item() == 1.0  # twelve digits, and no fewer: the 56th
 
 
 def test_separated_sets_are_perfect_and_reversed_sets_are_worst() -> None:
@@ -159,11 +159,3 @@ def test_impossible_rates_are_refused(rate: float) -> None:
 def test_unknown_positive_class_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"`positive` to be one of \['id', 'ood'\].*, but got 'oods'"):
         fpr_at(torch.zeros(2), torch.zeros(2), positive="oods")  # type: ignore
-
-
-def test_every_metric_says_which_way_is_better() -> None:
-    curves = {"risk_coverage", "HIGHER_IS_BETTER"}
-    assert set(HIGHER_IS_BETTER) == set(metrics.__all__) - curves
-    assert HIGHER_IS_BETTER["auroc"] is True
-    assert HIGHER_IS_BETTER["fpr_at"] is False
-    assert HIGHER_IS_BETTER["coverage"] is None
