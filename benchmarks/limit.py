@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from benchmarks.race import Timing
 
@@ -24,7 +24,7 @@ def flops(work: Callable[[], object]) -> int:
     >>> flops(lambda: torch.zeros(3, 4) @ torch.zeros(4, 5))
     120
     """
-    with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter:
+    with FlopCounterMode(display=False, custom_mapping=MISSING) as counter:
         work()
     return counter.get_total_flops()
 
@@ -33,8 +33,16 @@ def _added(to: torch.Size, a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> 
     return 2 * math.prod(a) * b[-1]
 
 
-IN_PLACE: dict[Any, Callable[..., int]] = {torch.ops.aten.addmm_: _added, torch.ops.aten.baddbmm_: _added}
-"""Products that torch's counter does not know."""
+def _attended(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+MISSING: dict[Any, Callable[..., int]] = {
+    torch.ops.aten.addmm_: _added,
+    torch.ops.aten.baddbmm_: _added,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attended,
+}
+"""What torch's counter does not know: products added in place, and attention on the CPU."""
 
 
 def product() -> Callable[[], None]:

@@ -111,6 +111,12 @@ def test_flops_are_seen_through_vmap():
     assert limit.flops(lambda: vmap(lambda w: functional_call(net, w, x))(stack)) == 2 * 6 * 2 * 64 * 3 * 4 * 9
 
 
+def test_flops_are_seen_in_attention():
+    q, k = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
+    attention = nn.functional.scaled_dot_product_attention
+    assert limit.flops(lambda: attention(q, k, k)) == 2 * 2 * (2 * 3) * 5 * 7 * 4
+
+
 def test_the_least_time_is_in_proportion_to_the_flops():
     turn = limit.PRODUCTS * 2 * limit.SIDE**3
     assert limit.least(Timing([1.0, 3.0], [2.0, 4.0]), turn / 2) == Timing([0.5, 1.5], [1.0, 2.0])
