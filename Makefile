@@ -51,7 +51,7 @@ bench: $(VENV)/bench.stamp  ## speed and memory, ours against peers
 	$(PY) -m benchmarks $(ARGS)
 
 bench-speed: $(VENV)/bench.stamp  ## the ratios: peers, the GEMM limit, fits, training, basis, export, server, exponents
-	$(PY) -m benchmarks scoring peers exponents fitting paper_steps stacking grids basis architectures latency serving
+	$(PY) -m benchmarks scoring peers exponents throughput fitting paper_steps stacking grids basis architectures latency export serving
 
 trust-run trust: export OMP_NUM_THREADS := 1
 trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"

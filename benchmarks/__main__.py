@@ -25,6 +25,7 @@ THEMES = (
     "memory",
     "large",
     "command",
+    "export",
     "serving",
 )
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks import peer, subject
+from benchmarks import limit, peer, peers, subject
 from benchmarks.race import race
 from benchmarks.record import Measurement, Record
 
 CALLS = 20
+OTHERS = ("laplace-torch", "bayesian-torch", "MC-dropout", "deep ensemble", peers.STACKED)
 
 HOW = """One row, 50 draws, the mean over 20 calls in a row. A guard remembers its draws (up to 32 MB of them), so only
-the first call draws; `guard(x)` uses unclipped draws for the score and clipped ones for the prediction."""
+the first call draws; `guard(x)` uses unclipped draws for the score and clipped ones for the prediction. Other libraries as
+[beside them](#beside-other-libraries), the deep ensemble of five nets. The bare GEMM is of `guard.score(x)`, score="paper"."""
 
 
 def run(rounds: int = 15) -> Record:
@@ -34,6 +36,10 @@ def run(rounds: int = 15) -> Record:
         "maxwent, `predict_std(x)`": lambda: theirs.predict_std(numpy, n_sample=subject.DRAWS),
         "the plain net": torch.no_grad()(lambda: net(x)),
     }
-    timings = race({name: lambda c=call: [c() for _ in range(CALLS)] for name, call in calls.items()}, rounds=rounds)
+    calls |= {name: work for name, work in peers.scoring(x).items() if name in OTHERS}
+    turns = {name: lambda c=call: [c() for _ in range(CALLS)] for name, call in calls.items()}
+    timings = race({**turns, "gemm": limit.product()}, rounds=rounds)
+    least = limit.least(timings.pop("gemm"), limit.flops(lambda: guard.score(x)))
     measurements = [Measurement.of(name, t, unit="ms", per=CALLS) for name, t in timings.items()]
+    measurements.append(Measurement.of(limit.NAME, least, unit="ms"))
     return Record("latency", "Scoring one row", HOW, rounds, measurements)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from maxwent.tch import MaxWEnt, set_maxwent_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import subject
 from offmap.likelihoods import Gaussian
@@ -14,12 +14,16 @@ from offmap.likelihoods import Gaussian
 
 def model() -> Any:
     """The peer around the same net, with its SVD basis, ready for `fit` and `predict_std`."""
-    network = set_maxwent_model(subject.net())
-    peer = MaxWEnt(network, lambda_=10.0)
+    peer = around(subject.net())
     peer.fit_svd(subject.table()["train"][0].numpy(), batch_size=subject.BATCH)
-    random = [p for p in network.parameters() if p.requires_grad]
+    random = [p for p in peer.network.parameters() if p.requires_grad]
     peer.compile(torch.optim.Adam(random, lr=1e-3), loss, metrics=[])
     return peer
+
+
+def around(net: nn.Module) -> Any:
+    """The peer around any net of linear layers."""
+    return MaxWEnt(set_maxwent_model(net), lambda_=10.0)
 
 
 def loss(output: Tensor, y: Tensor) -> Tensor:

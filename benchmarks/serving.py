@@ -18,43 +18,49 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import offmap
+from benchmarks import limit, subject
+from benchmarks.export import asking, written
+from benchmarks.race import Timing
 from benchmarks.record import Claim, Measurement, Record
 from offmap.deploy.export import opened
-from offmap.nets.mlp import mlp
 
-ROWS, DRAWS, CALLS, TURNS, CLIENTS = 32, 50, 200, 5, 8
+ROWS, CALLS, TURNS, CLIENTS = 32, 200, 5, 8
 
-HOW = f"""A guard of the net 8-100-100-100-2 with {DRAWS} draws and the default score (1,000 training rows) is exported; requests
-of {ROWS} rows, {CALLS} a turn, go to a server process over kept connections, one after another, or from {CLIENTS} clients at
-once. Times are of the server's processor per request, against the bare `session.run` on the same rows in this process, in turns;
-the wall clock of a request includes the client, and of several clients their waiting. The machine was busy with other work."""
+HOW = f"""Of the [exported graph](#the-exported-graph): requests of {ROWS} rows, {CALLS} a turn, go to a server process over kept
+connections, one after another, or from {CLIENTS} clients at once. Times are of the server's processor per request, against the
+bare `session.run` on the same rows in this process, in turns; the wall clock of a request includes the client, and of several
+clients their waiting."""
 
 
 def run() -> Record:
     """One server, bodies of both kinds, and the bare calls in between."""
-    x = np.random.RandomState(0).randn(ROWS, 8).astype(np.float32)
+    guard, rows = subject.fitted(), subject.table()["score"][0][:ROWS]
+    x = rows.numpy()
     with tempfile.TemporaryDirectory() as folder:
-        path = export(Path(folder))
-        session = opened(str(path))
+        path = written(guard, Path(folder))
+        call, product = asking(opened(str(path)), rows), limit.product()
         with Server(path) as server:
             contestants: dict[str, Callable[[], tuple[float, list[float]]]] = {
-                "bare `session.run`": lambda: bare(session, x),
+                "bare `session.run`": lambda: timed(call, CALLS),
                 "NPY body": lambda: server.asked(*npy(x)),
                 "JSON body": lambda: server.asked(*text(x)),
                 f"NPY body, {CLIENTS} clients": lambda: server.crowded(*npy(x)),
+                "gemm": lambda: timed(product, 1),
             }
             turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in contestants}
             for _ in range(TURNS):
                 for name, measure in contestants.items():
                     turns[name].append(measure())
+    gemm = turns.pop("gemm")
+    products = Timing([cpu / 1e3 for cpu, _ in gemm], [wall[0] / 1e3 for _, wall in gemm])
     spent = {name: sorted(cpu for cpu, _ in each) for name, each in turns.items()}
     walls = {name: min((sorted(wall) for _, wall in each), key=lambda wall: wall[len(wall) // 2]) for name, each in turns.items()}
     measured = [Measurement(f"{n}, a call", "ms", t[0], t[TURNS // 2], walls[n][CALLS // 2]) for n, t in spent.items()]
     measured += [Measurement(f"{n}, p99 on the wall", "ms", w[int(0.99 * CALLS)], w[int(0.99 * CALLS)]) for n, w in walls.items()]
+    measured.append(Measurement.of(limit.NAME, limit.least(products, limit.flops(lambda: guard(rows))), unit="ms"))
     plain = spent["bare `session.run`"][0]
     return Record(
         "serving", f"Serving requests of {ROWS} rows", HOW, TURNS, measured,
@@ -64,26 +70,15 @@ def run() -> Record:
     )  # fmt: skip
 
 
-def export(folder: Path) -> Path:
-    """An exported guard."""
-    torch.manual_seed(0)
-    x = torch.randn(1_200, 8)
-    y = x[:, 0].sin() + 0.1 * torch.randn(1_200)
-    guard = offmap.fit(
-        mlp(8, 2), (x[:1_000], y[:1_000]), (x[1_000:], y[1_000:]), solver="closed-form", draws=DRAWS, progress=False
-    )
-    return guard.export(folder / "g.onnx", x[:64]).path
-
-
-def bare(session: Any, x: NDArray[Any]) -> tuple[float, list[float]]:
+def timed(call: Callable[[], object], calls: int) -> tuple[float, list[float]]:
     """Milliseconds of the processor per call, and each call's on the wall."""
     walls: list[float] = []
     start = time.process_time()
-    for _ in range(CALLS):
+    for _ in range(calls):
         before = time.perf_counter()
-        session.run(None, {"input": x})
+        call()
         walls.append(1e3 * (time.perf_counter() - before))
-    return 1e3 * (time.process_time() - start) / CALLS, walls
+    return 1e3 * (time.process_time() - start) / calls, walls
 
 
 def npy(x: NDArray[Any]) -> tuple[bytes, str]:
