@@ -41,6 +41,16 @@ ROWS: dict[str, dict[str, Source]] = {
         "deep ensemble": ("peers", "fit, closed form: times faster than deep ensemble"),
         "a bare GEMM": ("fitting", 'offmap, solver="closed-form"', f"{NAME} as the closed form"),
     },
+    "φ alone, by default": {
+        "laplace-torch": ("peers", "fit: laplace-torch", "fit: offmap, default, φ alone"),
+        "bayesian-torch": ("peers", "φ alone, by default: times faster than bayesian-torch"),
+        "deep ensemble": ("peers", "φ alone, by default: times faster than deep ensemble"),
+    },
+    "φ alone, closed form": {
+        "laplace-torch": ("peers", "φ alone, closed form: times faster than laplace-torch"),
+        "bayesian-torch": ("peers", "φ alone, closed form: times faster than bayesian-torch"),
+        "deep ensemble": ("peers", "φ alone, closed form: times faster than deep ensemble"),
+    },
     "score, 10,000 rows": {
         "maxwent": ("scoring", "times faster than the peer at its best"),
         "bayesian-torch": ("peers", "scores: times faster than bayesian-torch"),

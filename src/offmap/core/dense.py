@@ -81,8 +81,13 @@ def _run(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, draws: int) -> 
 
 def _linear(prefix: str, layer: nn.Linear, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     matrix = weights.get(f"{prefix}weight", layer.weight)
-    matrix = matrix.expand(h.shape[0], *matrix.shape[-2:]).mT
+    matrix = _stacked(matrix, 3, h.shape[0]).mT
     if layer.bias is None:
         return torch.bmm(h, matrix)
-    bias = weights.get(f"{prefix}bias", layer.bias)
-    return torch.baddbmm(bias.expand(h.shape[0], bias.shape[-1]).unsqueeze(1), h, matrix)
+    bias = _stacked(weights.get(f"{prefix}bias", layer.bias), 2, h.shape[0])
+    return torch.baddbmm(bias.unsqueeze(1), h, matrix)
+
+
+def _stacked(weight: Tensor, axes: int, draws: int) -> Tensor:
+    """One of every draw: those that are not random are the same in all."""
+    return weight if weight.ndim == axes else weight.expand(draws, *weight.shape)

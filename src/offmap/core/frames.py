@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -43,14 +44,23 @@ class Frame:
         """The same frame with its rows cut into blocks of these sizes."""
         return replace(self, blocks=blocks)
 
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether outputs come before inputs, as almost always: then a matrix is only another view."""
+        return (*self.outs, *self.axes) == tuple(range(len(self.view)))
+
     def rows(self, weight: Tensor) -> Tensor:
         """The parameter as matrices, for any number L of them: (L, *shape) -> (L, out, D)."""
+        if self.in_order:
+            return weight.reshape(weight.shape[0], self.outputs, self.fan_in)
         order = (*self.outs, *self.axes)
         seen = weight.reshape(weight.shape[0], *self.view)
         return seen.permute(0, *(a + 1 for a in order)).reshape(weight.shape[0], self.outputs, self.fan_in)
 
     def back(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """The inverse of `rows`: (L, out, D) -> (L, *shape)."""
+        if self.in_order:
+            return rows.reshape(rows.shape[0], *shape)
         order = (*self.outs, *self.axes)
         seen = rows.reshape(rows.shape[0], *(self.view[a] for a in order))
         inverse = [order.index(a) for a in range(len(order))]
@@ -80,16 +90,17 @@ def in_pieces(rows: Tensor, pieces: int) -> Tensor:
 def rotate(delta: Tensor, matrix: Tensor, frame: Frame) -> Tensor:
     """Noise in the basis to noise in weights: (M, P, *shape), (M, G, N, d, d) -> (M, P, *shape), δ Vᵀ block by block."""
     members, draws, shape = delta.shape[0], delta.shape[1], delta.shape[2:]
-    flat = frame.rows(delta.flatten(0, 1)).unflatten(0, (members, draws))
+    flat = frame.rows(delta.flatten(0, 1))
     # eigh returns columns; rows of the weight meet h on the right, hence Vᵀ. A draw must not depend on its company to the bit:
     # one product over many draws rounds by their number, and one with a transposed view by where the draw lies in memory
     backs = matrix.mT.contiguous()
     if delta.requires_grad and backs.shape[1:3] == (1, 1):  # a step of a fit, always in the same company: one product is faster
-        together = torch.bmm(flat.flatten(1, 2), backs[:, 0, 0])
-        return frame.back(together.view(members * draws, *flat.shape[2:]), shape).unflatten(0, (members, draws))
-    turned = [_turn(draw, back, frame.blocks) for member, back in zip(flat, backs, strict=True) for draw in member]
-    stacked = turned[0].unsqueeze(0) if len(turned) == 1 else torch.stack(turned)  # large hosts draw one at a time: no copy
-    return frame.back(stacked, shape).unflatten(0, (members, draws))
+        turned = torch.bmm(flat.reshape(members, -1, frame.fan_in), backs[:, 0, 0]).view(flat.shape)
+    else:
+        apart = flat.unflatten(0, (members, draws))
+        each = [_turn(draw, back, frame.blocks) for member, back in zip(apart, backs, strict=True) for draw in member]
+        turned = each[0].unsqueeze(0) if len(each) == 1 else torch.stack(each)  # large hosts draw one at a time: no copy
+    return frame.back(turned, shape).unflatten(0, (members, draws))
 
 
 def _turn(rows: Tensor, back: Tensor, blocks: tuple[int, ...]) -> Tensor:
