@@ -375,6 +375,16 @@ def test_of_several_floors_the_closed_form_of_highest_entropy_wins(solver: str):
         assert float(made.q.mean_log_square().mean()) == pytest.approx(max(alone.values()))
 
 
+@pytest.mark.parametrize("solver", ["closed-form", "refine"])
+def test_all_floors_are_tried_in_one_distribution(solver: str, monkeypatch: pytest.MonkeyPatch):
+    """Each holds φ and the bases: for a large host, one more is more than its draws take."""
+    made: list[float] = []
+    plain = maxwent.Task.distribution
+    monkeypatch.setattr(maxwent.Task, "distribution", lambda task, scale: made.append(1.0) or plain(task, scale))
+    solve(hosts(), solver=solver, floor=(1e-4, 1e-3, 1e-2, 1e-1))
+    assert len(made) == 1
+
+
 def test_a_users_own_law_has_no_closed_form():
     for solver in ("closed-form", "refine"):
         with pytest.raises(ConfigError, match="A parameterization of your own has no closed form: pass `solver='sgd'`"):

@@ -97,10 +97,11 @@ class WeightDistribution(nn.Module):
         return {name: F.softplus(raw) for name, raw in self.raw_scale.items()}
 
     @torch.no_grad()
-    def set_scale(self, scale: Mapping[str, Tensor]) -> None:
+    def set_scale(self, scale: Start) -> None:
         """Write φ (floored where softplus has no inverse)."""
+        start = _starting(scale, dict(self.mean.items()))
         for name, raw in self.raw_scale.items():
-            raw.copy_(inverse_softplus(scale[name]))
+            raw.copy_(inverse_softplus(start(name)))
 
     @torch.no_grad()
     def widen(self, factor: Tensor | float) -> None:
@@ -236,9 +237,7 @@ def inverse_softplus(scale: Tensor) -> Tensor:
     return scale.neg().expm1_().neg_().log_().add_(scale)  # in place: hosts may be large
 
 
-def _starting(
-    scale: float | Mapping[str, Tensor] | Callable[[str], Tensor], mean: Mapping[str, Tensor]
-) -> Callable[[str], Tensor]:
+def _starting(scale: Start, mean: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
     """φ at the start of a parameter by name: a number for all, or given for each."""
     if isinstance(scale, Mapping):
         return scale.__getitem__

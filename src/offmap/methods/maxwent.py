@@ -177,38 +177,38 @@ def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
 
 def _shaped(task: Task) -> tuple[WeightDistribution, History]:
     """The closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member."""
-
-    def shape(floor: float | Tensor) -> WeightDistribution:
-        return task.distribution(closed_form.unit_scale(task.at.mean, task.seen.bases, floor=floor))
-
+    shape = partial(closed_form.unit_scale, task.at.mean, task.seen.bases)
     known = task.runtime.checkpoint["shape"]
     if known is None:
-        q, found = _searched(task, shape)
+        q = task.distribution(shape(floor=several(task.config.floor)[0]))
+        found = _searched(task, q, lambda floor: q.set_scale(shape(floor=floor)))
         task.runtime.checkpoint.keep("shape", lambda: Part({}, found), always=True)
     else:
         found = {name: tensor.to(task.at.device) for name, tensor in known.tensors.items()}
-        q = shape(found["floor"])
+        q = task.distribution(shape(floor=found["floor"]))
     threshold, floor, factor = found["threshold"], found["floor"], found["factor"]
     q.widen(factor)
     chosen = {"factor": float(factor.mean()), "floor": float(floor.log().mean().exp())}
     return q, History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished", chosen=chosen)
 
 
-def _searched(task: Task, shape: Callable[[float | Tensor], WeightDistribution]) -> tuple[WeightDistribution, Weights]:
-    """The best shape, and τ, ε and c of every member, (M,): sought roughly for every ε, by all draws and rows for the best."""
+def _searched(task: Task, q: WeightDistribution, shape: Callable[[float | Tensor], None]) -> Weights:
+    """τ, and ε and c of the best shape of every member, (M,), which q ends with: sought roughly for every ε, by all draws and
+    rows for the best. One q takes one shape after another: hosts may be large.
+    """
     floors = several(task.config.floor)
-    first = shape(floors[0])
-    threshold = task.threshold(first)
-    few, near = task.validation.rough(first, threshold)
+    threshold = task.threshold(q)
+    few, near = task.validation.rough(q, threshold)
     rough: list[tuple[Tensor, Tensor]] = []  # (entropy, c), (M,) each
-    for q in map(shape, floors):
+    for floor in floors:
+        shape(floor)
         about = closed_form.largest_factor(few.along(q), near)
         rough.append((q.mean_log_square() + 2 * about.log(), about))
     best = torch.stack([entropy for entropy, _ in rough]).argmax(0, keepdim=True)
-    floor = torch.tensor(floors, device=best.device)[best[0]]
-    q, about = shape(floor), torch.stack([c for _, c in rough]).gather(0, best)[0]
+    floor, about = torch.tensor(floors, device=best.device)[best[0]], torch.stack([c for _, c in rough]).gather(0, best)[0]
+    shape(floor)
     factor = closed_form.largest_factor_near(about, task.validation.along(q), threshold)
-    return q, {"threshold": threshold, "floor": floor, "factor": factor}
+    return {"threshold": threshold, "floor": floor, "factor": factor}
 
 
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
