@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,10 @@ def test_files_that_are_no_tables_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "code.npz", x=np.array([{}], dtype=object))
     with pytest.raises(DataError, match="code.npz, but it cannot be read: Object arrays cannot be loaded"):
         tabular.task(tmp_path / "code.npz", "y")
+    with zipfile.ZipFile(tmp_path / "odd.npz", "w") as archive:
+        archive.writestr("x", "no array")
+    with pytest.raises(DataError, match=r"arrays of numbers or words in .*odd.npz, but 'x' is something else"):
+        tabular.task(tmp_path / "odd.npz", "y")
     np.savez(tmp_path / "deep.npz", x=np.zeros((2, 2, 2)), y=np.zeros(2))
     with pytest.raises(DataError, match=r"\(n,\) or \(n, D\) in .*deep.npz, but 'x' has shape \(2, 2, 2\)"):
         tabular.task(tmp_path / "deep.npz", "y")

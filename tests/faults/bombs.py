@@ -234,12 +234,34 @@ def large_picture(rng: random.Random) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
+def claimed_rows(rng: random.Random) -> bytes:
+    """A Parquet table of three rows that somewhere says that it has, or that a column has, up to a million millions."""
+    import pyarrow
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table({"a": [1.0, 2.0, 3.0], "colour": ["red", "blue", "red"]}), buffer)
+    data = buffer.getvalue()
+    end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    head, footer = data[:end], data[end:-8]
+    three = b"\x16\x06"  # a field of 64 bits, and 3, doubled for the sign as Thrift writes it
+    places = [i for i in range(len(footer)) if footer.startswith(three, i)]
+    number, digits = 2 << rng.randint(20, 40), bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    digits.append(number)
+    place = rng.choice(places)
+    footer = footer[: place + 1] + bytes(digits) + footer[place + 2 :]
+    return head + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
 BOMBS: list[tuple[str, Make]] = [
     ("guard", long_header), ("guard", deep_header), ("guard", wide_header), ("guard", crossed_tensors),
     ("guard", strange_names), ("guard", changed_header), ("guard", changed_header), ("guard", changed_tensor),
     ("guard", changed_tensor), ("checkpoint", long_header), ("checkpoint", deep_header), ("checkpoint", crossed_tensors),
     ("npz", packed_arrays), ("npz", packed_arrays), ("npz", claimed_arrays), ("npz", pickled_arrays), ("csv", packed_text),
     ("csv", packed_text), ("annotation", entities), ("annotation", tall_annotation), ("weights", harmful_weights),
-    ("body", large_body), ("picture", large_picture),
+    ("body", large_body), ("picture", large_picture), ("parquet", claimed_rows),
 ]  # fmt: skip
 """What is attacked, and how."""

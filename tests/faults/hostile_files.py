@@ -84,5 +84,5 @@ def trial(seed: int, folder: Path) -> str:
 
 CHECK = Check(
     f"A file that means harm, of a few megabytes, runs nothing, writes nothing elsewhere and takes at most {BOUND:,} MB.",
-    trial, trials=460, limit=240.0, quick=12,
+    trial, trials=480, limit=240.0, quick=12,
 )  # fmt: skip

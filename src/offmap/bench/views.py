@@ -133,7 +133,7 @@ def _read(path: Path) -> dict[str, Array]:
         return {}
     try:
         with path.open("rb") as content, np.load(content) as file:
-            return {name: file[name] for name in file.files}
+            return {name: np.asarray(file[name], np.float32) for name in file.files}
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         logger.warning("The views at %s cannot be read (%s) and are made again.", path, error)
         return {}

@@ -144,6 +144,8 @@ def read_npz(path: Path, words: Sequence[str]) -> Columns:
     except Exception as error:  # whatever the bytes are, they are no arrays
         raise DataError(f"Expected arrays of numbers or words in {path}, but it cannot be read: {error}.") from error
     for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy gives a member that is no array as bytes
+            raise DataError(f"Expected arrays of numbers or words in {path}, but {name!r} is something else.")
         if array.ndim not in (1, 2):
             raise DataError(f"Expected arrays (n,) or (n, D) in {path}, but {name!r} has shape {array.shape}.")
         if array.ndim == 2 and array.shape[1] > WIDEST:
@@ -161,13 +163,14 @@ def read_npz(path: Path, words: Sequence[str]) -> Columns:
 
 
 def read_parquet(path: Path, words: Sequence[str]) -> Columns:
-    """By pyarrow."""
+    """By pyarrow, in batches: a damaged file may say that a part has billions of rows, and whole parts are reserved at once."""
     try:
-        parquet = require("pyarrow.parquet", "parquet")
-        told = parquet.read_metadata(path)
-        check_size(path, 8 * told.num_rows * told.num_columns)
-        table = parquet.read_table(path)
-        lists = {name: table.column(i).to_pylist() for i, name in enumerate(table.column_names)}
+        with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
+            check_size(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
+            lists: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
+            for batch in file.iter_batches(use_threads=False):
+                for name, column in zip(lists, batch.columns, strict=True):
+                    lists[name].extend(column.to_pylist())
     except OffmapError:
         raise
     except Exception as error:  # pyarrow raises all kinds of errors on damaged files
