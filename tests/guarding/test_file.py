@@ -21,6 +21,7 @@ from torch import nn
 
 import offmap
 from hosts import Through
+from offmap.core.digest import checksum
 from offmap.core.noise import Uniform
 from offmap.errors import ConfigError, FileError, HostError
 from offmap.guarding.file import about
@@ -264,6 +265,19 @@ def test_swapped_tensors_are_noticed(saved: Path, tmp_path: Path) -> None:
     tensors["calibration.scores"] = tensors["calibration.scores"].flip(0)
     save_file(tensors, tmp_path / "other", metadata)
     with pytest.raises(FileError, match="is damaged .its checksum does not fit.. Save the guard again"):
+        offmap.load(tmp_path / "other", regressor())
+
+
+@pytest.mark.parametrize("size", [0, 2, 1_000])
+def test_numbers_of_the_likelihood_are_as_many_as_targets(saved: Path, tmp_path: Path, size: int) -> None:
+    """Also in a file whose checksum is right."""
+    with safe_open(saved, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = file.metadata()["offmap"].partition(" ")[2]
+    name = next(name for name in tensors if name.startswith("likelihood."))
+    tensors[name] = torch.ones(size)
+    save_file(tensors, tmp_path / "other", {"offmap": f"{checksum(text, tensors)} {text}"})
+    with pytest.raises(FileError, match=rf"is damaged or not a guard file .* has the shape \({size},\)"):
         offmap.load(tmp_path / "other", regressor())
 
 

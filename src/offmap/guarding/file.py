@@ -246,7 +246,12 @@ def _likelihood_state(law: Likelihood) -> tuple[dict[str, Any], Weights]:
 
 
 def _likelihood(state: dict[str, Any], tensors: Weights) -> Likelihood:
-    return LIKELIHOODS[state["name"]](**state["fields"] | _part(tensors, "likelihood."))
+    parts = _part(tensors, "likelihood.")
+    law = LIKELIHOODS[state["name"]](**state["fields"] | parts)
+    for name, values in parts.items():  # one number per target
+        if values.ndim > 1 or values.numel() not in (1, getattr(law, "targets", 1)):
+            raise ValueError(f"`{name}` has the shape {tuple(values.shape)}")
+    return law
 
 
 def _noise_state(noise: Noise) -> Any:
