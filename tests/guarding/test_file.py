@@ -277,7 +277,7 @@ def test_numbers_of_the_likelihood_are_as_many_as_targets(saved: Path, tmp_path:
     name = next(name for name in tensors if name.startswith("likelihood."))
     tensors[name] = torch.ones(size)
     save_file(tensors, tmp_path / "other", {"offmap": f"{checksum(text, tensors)} {text}"})
-    with pytest.raises(FileError, match=rf"is damaged or not a guard file .* has the shape \({size},\)"):
+    with pytest.raises(FileError, match="is damaged or not a guard file"):
         offmap.load(tmp_path / "other", regressor())
 
 
