@@ -203,7 +203,7 @@ def _searched(task: Task, q: WeightDistribution, shape: Callable[[float | Tensor
     for floor in floors:
         shape(floor)
         about = closed_form.largest_factor(few.along(q), near)
-        rough.append((q.mean_log_square() + 2 * about.log(), about))
+        rough.append((q.mean_log_square().detach() + 2 * about.log(), about))  # a graph would hold φ
     best = torch.stack([entropy for entropy, _ in rough]).argmax(0, keepdim=True)
     floor, about = torch.tensor(floors, device=best.device)[best[0]], torch.stack([c for _, c in rough]).gather(0, best)[0]
     shape(floor)
