@@ -206,3 +206,10 @@ def test_mutual_information_of_saturated_draws_equals_the_entropy_of_their_mean(
     logits = 200 * torch.eye(4).unsqueeze(1) - 40 * torch.rand(4, 1, 4, generator=torch.Generator().manual_seed(0))
     probs = logits.softmax(2)  # one-hot to rounding: probabilities far below the mean, but not zero
     torch.testing.assert_close(mutual_information(probs), predictive_entropy(probs), rtol=1e-5, atol=0)
+
+
+def test_tensors_without_values_are_traced() -> None:
+    """Compilers and exporters ask what shape comes of a shape."""
+    found = predictive_entropy(torch.zeros(3, 5, 4, device="meta"))
+    assert found.is_meta
+    assert found.shape == (5,)
