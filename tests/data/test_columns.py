@@ -26,6 +26,13 @@ def test_csv_comes_with_commas_semicolons_or_tabs_packed_or_not(delimiter: str, 
     assert torch.equal(tasks[0].train[0], tasks[2].train[0])
 
 
+def test_columns_of_one_name_are_refused_in_parquet_too(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table([[1.0, 2.0], [3.0, 4.0]], names=["x", "x"]), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"names that differ, but got \['x'\]"):
+        tabular.task(tmp_path / "t.parquet", "x")
+
+
 def test_npz_arrays_are_columns(tmp_path: Path) -> None:
     rng = np.random.RandomState(0)
     x, y, site = rng.randn(50, 3), rng.randn(50), np.array(["a", "b"] * 25)

@@ -70,11 +70,7 @@ def read_csv(path: Path, words: Sequence[str]) -> Columns:
     if not rows:
         raise DataError(f"Expected a header row in {path}, but the file is empty.")
     names = [name.strip() for name in rows[0]]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice or "" in names:
-        raise DataError(
-            f"Expected a header row in {path} with names that differ, but got {twice or 'an empty one'}. Is it missing?"
-        )
+    check_names(path, names, "a header row")
     for number, row in enumerate(rows[1:], 1):
         if len(row) != len(names):
             raise DataError(f"Expected {len(names)} values in each row of {path}, but row {number} has {len(row)}.")
@@ -100,6 +96,13 @@ def check_size(path: Path, size: int, kind: str = "arrays") -> None:
         raise DataError(
             f"Expected at most {most(path, kind)} bytes in {path} when unpacked, but there are more. Pack it less tightly."
         )
+
+
+def check_names(path: Path, names: Sequence[str], what: str) -> None:
+    """Refuse columns that cannot be told apart."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or "" in names:
+        raise DataError(f"Expected {what} in {path} with names that differ, but got {twice or 'an empty one'}. Is it missing?")
 
 
 def parsed(name: str, values: Sequence[str], path: Path, words: bool) -> Column:
@@ -167,6 +170,7 @@ def read_parquet(path: Path, words: Sequence[str]) -> Columns:
     try:
         with require("pyarrow.parquet", "parquet").ParquetFile(path) as file:
             check_size(path, 8 * file.metadata.num_rows * file.metadata.num_columns)
+            check_names(path, file.schema_arrow.names, "a schema")
             lists: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
             for batch in file.iter_batches(use_threads=False):
                 for name, column in zip(lists, batch.columns, strict=True):
