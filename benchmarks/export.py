@@ -11,7 +11,7 @@ from torch import Tensor
 
 import offmap
 from benchmarks import limit, subject
-from benchmarks.race import race
+from benchmarks.race import race, repeated
 from benchmarks.record import Claim, Measurement, Record
 from offmap.deploy.export import opened
 
@@ -52,8 +52,3 @@ def asking(session: Any, x: Tensor) -> Callable[[], object]:
     """One call of the graph."""
     feed = {"input": x.numpy()}
     return lambda: session.run(None, feed)
-
-
-def repeated(calls: int, call: Callable[[], object]) -> Callable[[], object]:
-    """So many calls in a row."""
-    return lambda: [call() for _ in range(calls)]

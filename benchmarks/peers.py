@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
 from benchmarks import limit, subject
-from benchmarks.export import repeated
-from benchmarks.race import Timing, race
+from benchmarks.race import Timing, race, repeated
 from benchmarks.record import Claim, Measurement, Record
 from offmap.batches import Rows
 from offmap.likelihoods import Gaussian

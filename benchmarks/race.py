@@ -45,3 +45,8 @@ def race(
                 timings[name].cpu.append(time.process_time() - cpu)
                 timings[name].wall.append(time.perf_counter() - wall)
     return timings
+
+
+def repeated(calls: int, call: Callable[[], object]) -> Callable[[], object]:
+    """So many calls in a row."""
+    return lambda: [call() for _ in range(calls)]
