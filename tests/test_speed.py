@@ -1,6 +1,7 @@
 """The page of speed is that of its records, and every ratio on it has one."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,11 @@ KEPT = {theme: kept for theme in THEMES if (kept := record.read(theme)) is not N
 
 def test_the_page_is_that_of_the_records():
     assert page.PAGE.read_text(encoding="utf-8") == page.page(list(KEPT.values())), "run `python -m benchmarks table`"
+
+
+def test_the_figure_shows_the_exponents_on_record():
+    slopes = [(claim.what.split(", ")[-1], f"{claim.value:.2f}") for claim in KEPT["exponents"].claims]
+    assert re.findall(r">([a-z]+), ([0-9.]+)<", exponents.FIGURE.read_text(encoding="utf-8")) == slopes
 
 
 @pytest.mark.parametrize("source", [source for cells in ratios.ROWS.values() for source in cells.values()], ids="-".join)
