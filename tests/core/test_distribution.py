@@ -298,12 +298,16 @@ def test_every_member_is_widened_by_its_own_factor():
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_stretched_draws_are_those_of_a_wider_scale(basis: str):
     q, factor = small(basis).requires_grad_(True), torch.tensor([2.0, 0.5])
-    stretched, drawn = q.stretched(q.draw(range(3)), factor), q.draw(range(3), factor=factor)
+    stretched, drawn = q.stretched(q.draw(range(3)), range(3), factor, [0, 1]), q.draw(range(3), factor=factor)
     assert stretched.keys() == drawn.keys()
     for name, w in stretched.items():
         torch.testing.assert_close(w, drawn[name].detach(), rtol=1e-5, atol=1e-6)
         assert drawn[name].requires_grad
         assert not w.requires_grad  # they are tried, not trained
+    second = q.stretched(q.draw(range(3)), range(1, 3), factor[1:], [1])
+    assert second.keys() == drawn.keys()
+    for name, w in second.items():
+        torch.testing.assert_close(w, stretched[name][4:])
 
 
 @pytest.mark.parametrize(("limit", "stream", "made"), [(None, "infer", 1), (36, "infer", 1), (35, "infer", 2), (None, "fit", 2)])

@@ -1,15 +1,11 @@
-"""φ from the geometry of the activations, and the one number found by bisection."""
+"""φ from the geometry of the activations."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oracles
@@ -18,7 +14,7 @@ from offmap.core.basis import Basis
 from offmap.core.construct import centre, observe
 from offmap.core.distribution import WeightDistribution
 from offmap.core.frames import Frame
-from offmap.solve.closed_form import FLOOR, calm, largest_factor, largest_factor_near, unit_scale
+from offmap.solve.closed_form import FLOOR, unit_scale
 
 
 def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, floor: float = 1e-4) -> dict[str, Tensor]:
@@ -122,60 +118,6 @@ def test_degenerate_activations_give_positive_and_moderate_scales(net: nn.Module
         assert bool((scale > 0).all()), name
         # a layer that met nothing but zeros has no size to go by, but must not explode off the map
         assert float(scale.max()) < 1e6, name
-
-
-@given(st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4), st.integers(8, 24))
-def test_the_largest_factor_passes_and_a_slightly_larger_one_does_not(exponents: list[float], halvings: int):
-    limit = 10 ** torch.tensor(exponents, dtype=torch.float64)
-    asked: list[Tensor] = []
-
-    def risk(c: Tensor) -> Tensor:
-        asked.append(c)
-        return c.square()
-
-    factor = largest_factor(risk, limit.square(), halvings=halvings)
-    assert len(asked) == halvings
-    assert bool((factor <= limit).all())
-    step = math.exp(math.log(1e7) / 2**halvings)
-    assert bool((factor * step * (1 + 1e-9) >= limit).all())
-
-
-def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do():
-    factor = largest_factor(lambda c: torch.stack([c[0] * 0, c[1] * 0 + 1, c[2] * math.nan]), torch.full((3,), 0.5), halvings=20)
-    assert float(factor[0]) == pytest.approx(100, rel=1e-3)
-    assert factor[1:].tolist() == pytest.approx([1e-5, 1e-5])
-
-
-@given(st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4), st.floats(-2, 2))
-def test_a_rough_answer_shortens_the_search_where_it_is_right_and_does_no_harm_where_it_is_wrong(
-    exponents: list[float], off: float
-):
-    limit = 10 ** torch.tensor(exponents, dtype=torch.float64)
-    asked: list[Tensor] = []
-
-    def risk(c: Tensor) -> Tensor:
-        asked.append(c)
-        return c.square()
-
-    factor = largest_factor_near(limit * 2**off, risk, limit.square())
-    assert bool((factor <= limit * (1 + 1e-9)).all())
-    assert bool((factor * 1.05 >= limit).all())
-    assert len(asked) == 5 if abs(off) < 0.4 else len(asked) in (5, 15)
-
-
-def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
-    """Risks c²·(0.5, 4, 1) against τ = 1: the second is halved, the others pass."""
-    widened: list[Tensor] = []
-    risk = torch.tensor([0.5, 4.0, 1.0])
-    validation: Any = SimpleNamespace(look=lambda q: (risk, risk), along=lambda q: lambda c: c.square() * risk)
-    q: Any = SimpleNamespace(widen=widened.append)
-    assert calm(q, validation, torch.ones(3)) is None
-    (factor,) = widened
-    assert factor[[0, 2]].tolist() == [1.0, 1.0]
-    # ten halvings of the six decades below one
-    assert float(factor[1]) == pytest.approx(10 ** (-6 + 6 * math.floor(1024 * (1 - math.log10(2) / 6)) / 1024), rel=1e-4)
-    assert calm(q, validation, torch.full((3,), 4.0)) == (risk, risk)
-    assert len(widened) == 1
 
 
 def test_one_number_that_is_added_to_all_outputs_scales_with_its_own_size():

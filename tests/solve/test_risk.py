@@ -155,7 +155,7 @@ def test_a_factor_that_is_tried_is_not_written():
     q, validation, _ = regression()
     before = {n: s.detach().clone() for n, s in q.scale().items()}
     factor = torch.full((q.members,), 2.0)
-    risk = validation(q, factor=factor)
+    risk, _ = validation.along(q)(factor)
     assert all(torch.equal(s, before[n]) for n, s in q.scale().items())
     q.widen(factor)
     torch.testing.assert_close(validation(q), risk, rtol=1e-4, atol=1e-5)
@@ -171,8 +171,9 @@ def test_risk_is_the_same_in_blocks_of_rows_of_any_size(monkeypatch: pytest.Monk
 
 def test_outputs_that_are_not_numbers_have_a_risk_above_any_threshold():
     q, validation, _ = regression(members=1)
-    risk = validation(q, factor=torch.tensor([math.nan]))
-    assert not bool((risk <= 1e30).any())
+    q.widen(math.nan)
+    assert not bool((validation(q) <= 1e30).any())
+    assert not bool((validation.look(q)[0] <= 1e30).any())
 
 
 def test_the_smoothed_threshold_counts_one_more_example_at_chance():
@@ -222,7 +223,25 @@ def test_the_risk_along_a_factor_is_that_of_the_widened_distribution(most: int, 
     q, validation, _ = regression()
     along = validation.along(q)
     for factor in (torch.tensor([1e-3, 1.0]), torch.tensor([7.0, 0.2])):
-        torch.testing.assert_close(along(factor), validation(q, factor=factor), rtol=1e-4, atol=1e-5)
+        wider, validation, _ = regression()
+        wider.widen(factor)
+        for ours, expected in zip(along(factor), validation.look(wider), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_members_that_are_not_asked_about_cost_nothing(bounded: bool, monkeypatch: pytest.MonkeyPatch):
+    q, validation, _ = regression()
+    validation = validation.bounded(dict(q.mean.items())) if bounded else validation
+    passed, outputs = list[int](), Host.outputs
+    monkeypatch.setattr(Host, "outputs", lambda *args, members: passed.append(members) or outputs(*args, members=members))
+    along = validation.along(q)
+    both = along(torch.tensor([3.0, 2.0]))
+    second = along(torch.tensor([math.nan, 2.0]))
+    assert passed == [2, 1]
+    for all_, one in zip(both, second, strict=True):
+        assert bool(one[0].isnan())
+        torch.testing.assert_close(one[1], all_[1], rtol=1e-5, atol=1e-6)
 
 
 def test_the_draws_along_a_factor_are_made_once(monkeypatch: pytest.MonkeyPatch):

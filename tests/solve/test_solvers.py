@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_the_kept_state_is_at_or_below_the_threshold_and_uses_some_of_it(solver:
     assert not any(p.requires_grad for p in made.q.parameters())
     if solver != "sgd":  # which has not come far after so few steps
         # widened until the risk was nearly spent: half as much again is too much
-        wider = validation(made.q, factor=torch.full((made.q.members,), 1.5))
+        wider, _ = validation.along(made.q)(torch.full((made.q.members,), 1.5))
         assert bool((wider > threshold).all())
 
 
@@ -383,6 +384,32 @@ def test_all_floors_are_tried_in_one_distribution(solver: str, monkeypatch: pyte
     monkeypatch.setattr(maxwent.Task, "distribution", lambda task, scale: made.append(1.0) or plain(task, scale))
     solve(hosts(), solver=solver, floor=(1e-4, 1e-3, 1e-2, 1e-1))
     assert len(made) == 1
+
+
+def test_no_graph_is_held_while_factors_are_sought(monkeypatch: pytest.MonkeyPatch):
+    """A graph would hold a copy of φ for every floor: hosts may be large."""
+    held: weakref.WeakSet[Any] = weakref.WeakSet()
+    at_looks, told = list[int](), Validation._told
+
+    class Box:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+            held.add(self)
+
+    monkeypatch.setattr(Validation, "_told", lambda *args: at_looks.append(len(held)) or told(*args))
+    with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
+        solve(hosts(members=2), solver="closed-form", floor=(1e-4, 1e-3, 1e-2))
+    assert len(at_looks) > 10
+    assert set(at_looks) == {0}
+
+
+def test_a_fit_knows_the_risk_it_ends_with():
+    made, validation, _ = solve(hosts(members=2), solver="refine")
+    assert made.history.final_risk == pytest.approx(validation(made.q).tolist(), rel=1e-3)
+    made, validation, _ = solve(hosts(members=2), solver="refine", widen=False)
+    assert made.history.final_risk == validation(made.q).tolist()
+    made, validation, _ = solve(hosts(members=2), solver="closed-form")
+    assert made.history.final_risk == pytest.approx(validation(made.q).tolist(), rel=1e-3)
 
 
 def test_a_users_own_law_has_no_closed_form():

@@ -87,6 +87,8 @@ def course(
     prepared = maxwent.Task(at, host, train, law, replace(config, tradeoff=one), validation, seen, seed, runtime)
     q, history = maxwent.SOLVERS[config.solver](prepared)
     q.requires_grad_(False)
+    if not found:  # a closed form is sought by looks at parts of it
+        validation.look(q)
     # the start may have been looked at several times, every check once
     return Course(Stochastic(host, q, history), list(zip(history.step, found[-len(history.step) :], strict=True)))
 

@@ -150,12 +150,18 @@ class WeightDistribution(nn.Module):
         return result | fixed
 
     @torch.no_grad()
-    def stretched(self, drawn: Weights, factor: Tensor) -> Weights:
-        """Unclipped draws {name: (M·P, ...)} as they are with φ multiplied by `factor` (M,), up to rounding: w̄ + c·(w − w̄)."""
-        result = dict(drawn)
-        for name, mean in self.mean.items():
-            own, c = drawn[name].unflatten(0, (self.members, -1)), factor.to(mean).view(-1, *[1] * mean.ndim)
-            result[name] = torch.lerp(mean.unsqueeze(1), own, c).flatten(0, 1)
+    def stretched(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
+        """Of unclipped draws, {name: (M·P, ...)}, the p in `span` of the k members in `which`, with φ multiplied by `factor`
+        (k,), up to rounding: w̄ + c·(w − w̄), (k·p, ...).
+        """
+        result: Weights = {}
+        for name, stacked in drawn.items():
+            own = stacked.unflatten(0, (self.members, -1))[:, span.start : span.stop]
+            own = own if len(which) == self.members else own[which]
+            if name in self.mean:
+                mean, c = self.mean[name][which], factor.to(own).view(-1, *[1] * (own.ndim - 1))
+                own = torch.lerp(mean.unsqueeze(1), own, c)
+            result[name] = own.flatten(0, 1)
         return result
 
     def _turned(self, name: str, mean: Tensor, delta: Tensor, clip: float | None) -> Tensor:

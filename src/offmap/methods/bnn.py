@@ -28,7 +28,7 @@ from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
 from offmap.progress import bar
-from offmap.solve import closed_form, objectives
+from offmap.solve import objectives, search
 from offmap.solve.loop import adam, minimize
 from offmap.solve.monitors import History, RiskThreshold
 from offmap.solve.risk import RiskFn, Validation, as_risk
@@ -104,7 +104,7 @@ def fit(
     q = distribution(at, seen, config)
     validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
     threshold = _threshold(q, validation, config)
-    start = closed_form.calm(q, validation, threshold)
+    start = search.calm(q, validation, threshold)
     history = History()
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = RiskThreshold(

@@ -27,7 +27,7 @@ from offmap.likelihoods import Likelihood
 from offmap.methods.predictives import Stochastic
 from offmap.methods.protocol import Runtime
 from offmap.progress import bar
-from offmap.solve import closed_form, objectives
+from offmap.solve import closed_form, objectives, search
 from offmap.solve.checkpoint import Part
 from offmap.solve.feeding import dealt_among, feed_of
 from offmap.solve.loop import Cycle, adam, minimize
@@ -168,15 +168,16 @@ def _spread(q: WeightDistribution) -> Tensor:
 
 def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
     """φ = c times the geometry of the activations, no gradient step."""
-    q, history = _shaped(task)
-    risk, uncertainty = task.validation.look(q)
+    q, history, (risk, uncertainty) = _shaped(task)
     history.finish(risk, q.mean_log_square().detach())
     history.add(0, float("nan"), risk, q.mean_log_square().detach(), uncertainty)
     return q, history
 
 
-def _shaped(task: Task) -> tuple[WeightDistribution, History]:
-    """The closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member."""
+def _shaped(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, Tensor]]:
+    """The closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member; and what is seen
+    of it on the validation rows.
+    """
     shape = partial(closed_form.unit_scale, task.at.mean, task.seen.bases)
     known = task.runtime.checkpoint["shape"]
     if known is None:
@@ -186,34 +187,37 @@ def _shaped(task: Task) -> tuple[WeightDistribution, History]:
     else:
         found = {name: tensor.to(task.at.device) for name, tensor in known.tensors.items()}
         q = task.distribution(shape(floor=found["floor"]))
-    threshold, floor, factor = found["threshold"], found["floor"], found["factor"]
-    q.widen(factor)
-    chosen = {"factor": float(factor.mean()), "floor": float(floor.log().mean().exp())}
-    return q, History(threshold=threshold.tolist(), kept=[0] * q.members, ending="finished", chosen=chosen)
+        q.widen(found["factor"])
+    chosen = {"factor": float(found["factor"].mean()), "floor": float(found["floor"].log().mean().exp())}
+    history = History(threshold=found["threshold"].tolist(), kept=[0] * q.members, ending="finished", chosen=chosen)
+    return q, history, (found["risk"], found["uncertainty"])
 
 
 def _searched(task: Task, q: WeightDistribution, shape: Callable[[float | Tensor], None]) -> Weights:
-    """τ, and ε and c of the best shape of every member, (M,), which q ends with: sought roughly for every ε, by all draws and
-    rows for the best. One q takes one shape after another: hosts may be large.
+    """τ, and ε, c, risk and uncertainty of the best shape of every member, (M,), which q ends with: sought roughly for every ε,
+    by all draws and rows for the best. One q takes one shape after another: hosts may be large.
     """
-    floors = several(task.config.floor)
+    floors, validation = several(task.config.floor), task.validation
     threshold = task.threshold(q)
-    few, near = task.validation.rough(q, threshold)
+    few, near = validation.rough(q, threshold)
+    plain = few.plain(q)
     rough: list[tuple[Tensor, Tensor]] = []  # (entropy, c), (M,) each
     for floor in floors:
         shape(floor)
-        about = closed_form.largest_factor(few.along(q), near)
+        about = search.largest_factor(few.along(q), near, plain).factor
         rough.append((q.mean_log_square().detach() + 2 * about.log(), about))  # a graph would hold φ
     best = torch.stack([entropy for entropy, _ in rough]).argmax(0, keepdim=True)
     floor, about = torch.tensor(floors, device=best.device)[best[0]], torch.stack([c for _, c in rough]).gather(0, best)[0]
     shape(floor)
-    factor = closed_form.largest_factor_near(about, task.validation.along(q), threshold)
-    return {"threshold": threshold, "floor": floor, "factor": factor}
+    found = search.largest_factor_near(about, validation.along(q), threshold, validation.plain(q))
+    q.widen(found.factor)
+    risk, uncertainty = search.seen_of(found, lambda: validation.look(q))
+    return {"threshold": threshold, "floor": floor, "factor": found.factor, "risk": risk, "uncertainty": uncertainty}
 
 
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
     """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
-    q, history = _shaped(task)
+    q, history, _ = _shaped(task)
     q.widen(float(task.config.start))
     return _descend(task, q, History(chosen=history.chosen))
 
@@ -232,7 +236,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     assert isinstance(config.tradeoff, float)
     group.copy(*q.raw_scale.values())
     name = f"steps.{config.tradeoff!r}"
-    start = closed_form.calm(q, task.validation, threshold) if task.runtime.checkpoint[name] is None else None
+    start = search.calm(q, task.validation, threshold) if task.runtime.checkpoint[name] is None else None
     objective = objectives.maxwent(
         q, task.host, task.likelihood, tradeoff=config.tradeoff, growth=objectives.as_growth(config.entropy),
         draws=config.draws_per_step, seed=task.seed,
@@ -255,9 +259,10 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
         if history.ending == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
     monitor.restore()
+    seen = tuple(threshold.new_tensor(each) for each in history.of_kept())
     if config.widen:
-        _fill(task, q, threshold)
-    history.finish(task.validation(q), q.mean_log_square().detach())
+        seen = _filled(task, q, threshold, seen)
+    history.finish(seen[0], q.mean_log_square().detach())
     history.chosen["tradeoff"] = config.tradeoff
     descent.end()
     if history.ending == "diverged":
@@ -268,9 +273,14 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     return q, history
 
 
-def _fill(task: Task, q: WeightDistribution, threshold: Tensor) -> None:
-    """Use what is left of the risk: multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ."""
-    q.widen(closed_form.largest_factor(task.validation.along(q), threshold, low=1.0, high=10.0, halvings=6))
+def _filled(task: Task, q: WeightDistribution, threshold: Tensor, seen: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Use what is left of the risk: multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ.
+    Takes what is `seen` on the validation rows before, and returns what is seen then.
+    """
+    look, plain = task.validation.along(q), task.validation.plain(q)
+    found = search.largest_factor(look, threshold, plain, start=seen, low=1.0, high=10.0, halvings=6)
+    q.widen(found.factor)
+    return found.seen
 
 
 SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {

@@ -1,4 +1,4 @@
-"""φ without gradients: the geometry of the training activations, and one number c found by bisection.
+"""φ without gradients: the geometry of the training activations, and one number c, found by `solve/search.py`.
 
 With s the amplitude of a matrix' inputs along each direction, b its fan-in, and r_j the amplitude of its pre-activation j:
 
@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from offmap.core.basis import Basis
-from offmap.core.distribution import WeightDistribution
-from offmap.solve.risk import Validation
 
 FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
@@ -61,45 +59,3 @@ def _plain(weight: Tensor) -> Tensor:
 def _floored(reach: Tensor) -> Tensor:
     typical = reach.square().mean(1, keepdim=True).sqrt()
     return torch.maximum(reach, FLOOR * torch.where(typical > 0, typical, torch.ones_like(typical)))
-
-
-def largest_factor(
-    risk: Callable[[Tensor], Tensor], threshold: Tensor, *, low: float = 1e-5, high: float = 1e2, halvings: int = 10
-) -> Tensor:
-    """The largest c per member, (M,), in [low, high] with risk(c) ≤ τ, by bisection of log c; `low` where none is.
-
-    >>> largest_factor(lambda c: c.square(), torch.tensor([4.0]), halvings=24)
-    tensor([2.0000])
-    """
-    below = torch.full_like(threshold, low).log()
-    above = torch.full_like(threshold, high).log()
-    for _ in range(halvings):
-        middle = (below + above) / 2
-        passed = risk(middle.exp()) <= threshold
-        below, above = torch.where(passed, middle, below), torch.where(passed, above, middle)
-    return below.exp()
-
-
-def largest_factor_near(
-    about: Tensor, risk: Callable[[Tensor], Tensor], threshold: Tensor, *, reach: float = 1.4, halvings: int = 5
-) -> Tensor:
-    """The same where a rough answer is known: sought within `reach` times of it, elsewhere for members without it.
-
-    >>> largest_factor_near(torch.tensor([1.7]), lambda c: c.square(), torch.tensor([4.0]), halvings=24)
-    tensor([2.0000])
-    """
-    share = largest_factor(lambda c: risk(about * c), threshold, low=1 / reach, high=reach, halvings=halvings)
-    edge = reach ** (1 - 2 ** (1 - halvings))  # what the last step leaves of the ends
-    inside = (share * reach > 1 + 1e-6) & (share < edge * (1 - 1e-6))
-    return about * share if bool(inside.all()) else torch.where(inside, about * share, largest_factor(risk, threshold))
-
-
-def calm(q: WeightDistribution, validation: Validation, threshold: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Shrink the members whose risk is above τ until it is not; if there are none, what a look at them shows."""
-    seen = validation.look(q)
-    passed = seen[0] <= threshold
-    if bool(passed.all()):
-        return seen
-    factor = largest_factor(validation.along(q), threshold, low=1e-6, high=1.0)
-    q.widen(torch.where(passed, torch.ones_like(threshold), factor))
-    return None

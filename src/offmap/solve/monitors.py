@@ -48,6 +48,13 @@ class History:
         mean = [sum(v) / len(v) for v in (self.risk[-1], self.threshold, self.entropy[-1])]
         return f"risk {mean[0]:.3f}  τ {mean[1]:.3f}  entropy {mean[2]:.2f}"
 
+    def of_kept(self) -> tuple[list[float], list[float]]:
+        """Risk and uncertainty of the state that each member keeps, as they were seen."""
+        row = dict(zip(self.step, range(len(self.step)), strict=True))
+        rows = [row[step] for step in self.kept]
+        risk, uncertainty = ([each[r][m] for m, r in enumerate(rows)] for each in (self.risk, self.uncertainty))
+        return risk, uncertainty
+
     def finish(self, risk: Tensor, entropy: Tensor) -> None:
         """Note what was reached, (M,) each."""
         self.final_risk, self.final_entropy = risk.tolist(), entropy.tolist()

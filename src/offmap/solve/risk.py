@@ -11,7 +11,7 @@ not the mean NLL of the draws: it forbids disagreement that the reported varianc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -82,38 +82,50 @@ class Validation:
     bound: Tensor | None = None  # (M, 1): no example costs more, unless its loss is not finite
     group: Group = ALONE  # the processes among which the rows are divided: each ends with the losses of all
 
-    def losses(self, q: WeightDistribution, *, clip: float | None = None, factor: Tensor | None = None) -> Tensor:
-        """Loss per member and example, (M, n), with φ multiplied by `factor` (M,)."""
-        return self._passed(q.members, self._draw(q, clip, factor), 1 if clip == 0 else self.draws)[0]
+    def losses(self, q: WeightDistribution, *, clip: float | None = None) -> Tensor:
+        """Loss per member and example, (M, n)."""
+        return self._passed(range(q.members), self._draw(q, clip), 1 if clip == 0 else self.draws)[0]
+
+    def plain(self, q: WeightDistribution) -> Tensor:
+        """The risk of the members themselves, (M,)."""
+        return self.losses(q, clip=0).mean(1)
 
     def look(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
         """The risk and the mean uncertainty on the validation inputs, the likelihood's score, of every member, (M,) each."""
-        losses, uncertainty = self._passed(q.members, self._draw(q), self.draws, scored=True)
-        return losses.mean(1).nan_to_num(nan=math.inf), uncertainty
+        return self._told(range(q.members), self._draw(q))
 
-    def along(self, q: WeightDistribution) -> Callable[[Tensor], Tensor]:
-        """The risk with φ multiplied by a factor, (M,) -> (M,), for a q that stays as it is: small draws are made once."""
+    def along(self, q: WeightDistribution) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Looks with φ multiplied by a factor, (M,), NaN for members that need none, for a q that stays as it is: small draws
+        are made once.
+        """
         whole = all(mean.dtype.itemsize >= 4 for mean in q.mean.values())  # shorter numbers would lose too much when scaled
         if not whole or q.parameterization is not None or self.draws * q.members * q.dimension > REMEMBERED:
-            return lambda factor: self(q, factor=factor)
-        kept: dict[range, Weights] = {}
+            return lambda factor: self._told(range(q.members), self._draw(q, factor=factor.nan_to_num(nan=1.0)))
+        drawn: Weights = {}
 
-        def risk(factor: Tensor) -> Tensor:
-            def draw(span: range) -> Weights:
-                if span not in kept:
-                    kept[span] = self._draw(q)(span)
-                return q.stretched(kept[span], factor)
+        @torch.no_grad()
+        def look(factor: Tensor) -> tuple[Tensor, Tensor]:
+            factor = factor if self.host.ending is None else factor.nan_to_num(nan=1.0)  # which remembers what all members met
+            which = (~factor.isnan()).nonzero().flatten()
 
-            return self._passed(q.members, draw, self.draws)[0].mean(1).nan_to_num(nan=math.inf)
+            drawn.update({} if drawn else self._draw(q)(range(self.draws)))
+            risk, uncertainty = self._told(which.tolist(), lambda span: q.stretched(drawn, span, factor[which], which.tolist()))
+            empty = torch.full_like(factor, math.nan, dtype=torch.float64)
+            return empty.to(risk).scatter(0, which, risk), empty.to(uncertainty).scatter(0, which, uncertainty)
 
-        return risk
+        return look
 
     def _draw(self, q: WeightDistribution, clip: float | None = None, factor: Tensor | None = None) -> Draw:
         return lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor)
 
-    def _passed(self, members: int, draw: Draw, draws: int, *, scored: bool = False) -> tuple[Tensor, Tensor]:
-        """Loss per member and example, (M, n), and if `scored` the mean uncertainty of every member, (M,)."""
-        parts: list[Tensor] = []
+    def _told(self, which: Sequence[int], draw: Draw) -> tuple[Tensor, Tensor]:
+        """The risk and the mean uncertainty of k members, (k,) each."""
+        losses, uncertainty = self._passed(which, draw, self.draws, scored=True)
+        return losses.mean(1).nan_to_num(nan=math.inf), uncertainty
+
+    def _passed(self, which: Sequence[int], draw: Draw, draws: int, *, scored: bool = False) -> tuple[Tensor, Tensor]:
+        """Loss of k members and every example, (k, n), and if `scored` their mean uncertainty, (k,)."""
+        members, parts = len(which), list[Tensor]()
         total = torch.zeros(members, dtype=torch.float64, device=self.data.targets.device)
         own = part(self.group, self.data.rows)
         inputs, targets = take_rows(self.data.inputs, own), self.data.targets[own]
@@ -128,7 +140,7 @@ class Validation:
         if scored:
             self.group.sum(total)
         if self.bound is not None:
-            losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound.to(losses)), losses)
+            losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound[which].to(losses)), losses)
         return losses, total / self.data.rows
 
     def bounded(self, weights: Weights) -> Validation:
@@ -139,7 +151,7 @@ class Validation:
         if worst is None:
             return self
         members = next(iter(weights.values())).shape[0]
-        losses = self._passed(members, lambda span: weights, 1)[0].clamp_max(worst)
+        losses = self._passed(range(members), lambda span: weights, 1)[0].clamp_max(worst)
         # a threshold at the bound itself would let anything pass
         beaten = losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(losses.shape[1]) >= worst
         return replace(self, bound=torch.full_like(losses[:, :1], worst).masked_fill(beaten[:, None], math.inf))
@@ -149,12 +161,11 @@ class Validation:
         some = slice(None, None, -(-self.data.rows // ROUGH))
         data = replace(self.data, inputs=take_rows(self.data.inputs, some), targets=self.data.targets[some])
         few = replace(self, data=data, draws=max(2, self.draws // 5))
-        plain, whole = (each.losses(q, clip=0).mean(1) for each in (few, self))
-        return few, threshold + (plain - whole)
+        return few, threshold + (few.plain(q) - self.plain(q))
 
-    def __call__(self, q: WeightDistribution, *, factor: Tensor | None = None) -> Tensor:
+    def __call__(self, q: WeightDistribution) -> Tensor:
         """The validation risk of every member, (M,); NaN counts as infinite."""
-        return self.losses(q, factor=factor).mean(1).nan_to_num(nan=math.inf)
+        return self.losses(q).mean(1).nan_to_num(nan=math.inf)
 
     def threshold(self, q: WeightDistribution, *, slack: str = "paper") -> Tensor:
         """τ per member, (M,): the plain host's risk plus twice its standard error.
