@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.covered import below, own, shares, statement
-from benchmarks.mutants import Mutant, annotations, difference, inside, read, stars, within
+from benchmarks.mutant_trial import within
+from benchmarks.mutating import Mutant, annotated, difference, inside, read, stars
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_annotations_are_spared_and_defaults_are_not():
     text = "def f(x: int | None = 1 + 2) -> a | b:\n    y: c | d = 3 | 4\n"
-    spans = annotations(text)
+    spans = annotated(text)
     assert len(spans) == 3
     for sign, spared in [("int |", True), ("1 +", False), ("a |", True), ("c |", True), ("3 |", False)]:
         line, column = next((n, row.index(sign) + len(sign) - 1) for n, row in enumerate(text.splitlines(), 1) if sign in row)
@@ -80,7 +81,8 @@ def test_a_changed_module_is_what_doctests_and_tests_see():
     assert b"entr(probs.mean(0))" in before
     command = (
         "import sys, pytest, torch\n"
-        "from benchmarks.mutants import Mutant, read, trial, warm\n"
+        "from benchmarks.mutant_trial import trial, warm\n"
+        "from benchmarks.mutating import Mutant, read\n"
         "def tried(test, after):\n"
         "    text = read('scores.py').replace('entr(probs.mean(0))', after)\n"
         "    print(*trial(Mutant('scores.py', 'by hand', 0, 1), text, [test]))\n"
