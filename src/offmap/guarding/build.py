@@ -18,8 +18,8 @@ from offmap import checks
 from offmap._types import Data, ScoreFn
 from offmap.batches import Batches, Place, Rows, Stream, batches, gather, is_sharded, own_order, pooled, split
 from offmap.core.choice import choose
-from offmap.core.construct import centre
-from offmap.core.examine import UNREACHED, examine
+from offmap.core.construct import Centre, centre
+from offmap.core.examine import UNREACHED, Findings, examine
 from offmap.core.forward import Select, first_tensor
 from offmap.core.inputs import take_rows
 from offmap.core.state import forget
@@ -112,17 +112,10 @@ def fit(
         held = pooled(held, group) if (sharded if valid is None else apart(valid)) else held
         at = centre(hosts)
         take_from_rank_0(at, group)
-        kept = Checkpoint()
-        if checkpoint is not None or group.size > 1:
-            data = {"train": None if sharded else rows, "valid": held}
-            words = identity(at, data, settings, seed=seed, batch_size=batch_size, likelihood=likelihood, select=select)
-            same_on_all(words, group)
-            kept = Checkpoint(None if checkpoint is None else checks.file("checkpoint", checkpoint), words, group)
+        same = partial(identity, at, settings=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, select=select)
+        kept = _checkpoint(checkpoint, partial(same, {"train": None if sharded else rows, "valid": held}), group)
         runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
-        findings = examine(at.net, held.inputs, runtime.select)
-        for note in findings.notes:
-            logger.warning(note)
-        forget(at.net, findings.changing)
+        findings = _examined(at, held, runtime)
         plain = Sampled(runtime.host(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
         same_function(hosts, plain, held)
         law = likelihood_of(plain, rows, held, likelihood)
@@ -131,7 +124,7 @@ def fit(
         form = form_of(law, rows, held, lambda x: plain.outputs(x, 1)[0])
         familiar = held
         if calibration is not None:
-            familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
+            familiar = _calibrating(calibration, place, target)
             familiar = pooled(familiar, group) if apart(calibration) else familiar
             _checked(familiar, law, plain)
         if config == "default" and are_pictures(law, held):
@@ -178,10 +171,30 @@ def guard(
         made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
         if train is not None:
             made = compared(made, batches(train, place, name="train", target=target), held)
-        familiar = held
-        if calibration is not None:
-            familiar = gather(batches(calibration, place, name="calibration", target=target), least=2)
+        familiar = held if calibration is None else _calibrating(calibration, place, target)
         return calibrated(made, held, familiar, clip, false_alarms)
+
+
+def _calibrating(calibration: Data, place: Place, target: str) -> Rows:
+    return gather(batches(calibration, place, name="calibration", target=target), least=2)
+
+
+def _checkpoint(path: str | Path | None, words: Callable[[], dict[str, str]], group: Group) -> Checkpoint:
+    """Where the state of a fit is kept, told by what the fit is of; several processes compare that in any case."""
+    if path is None and group.size == 1:
+        return Checkpoint()
+    told = words()
+    same_on_all(told, group)
+    return Checkpoint(None if path is None else checks.file("checkpoint", path), told, group)
+
+
+def _examined(at: Centre, held: Rows, runtime: Runtime) -> Findings:
+    """What a look at the host found, said; state that it changes by itself is forgotten."""
+    findings = examine(at.net, held.inputs, runtime.select)
+    for note in findings.notes:
+        logger.warning(note)
+    forget(at.net, findings.changing)
+    return findings
 
 
 def _apart(data: Data, *, given: bool, group: Group) -> bool:
