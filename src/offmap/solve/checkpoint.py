@@ -24,7 +24,7 @@ from offmap.errors import FileError
 from offmap.files import HEADER, write_whole
 from offmap.group import ALONE, Group
 
-FORMAT = "offmap-checkpoint-1"
+FORMAT = "offmap-checkpoint-2"
 REMEDY = "Delete the file to start anew, or pass another `checkpoint=`."
 
 SHARE = 0.1
