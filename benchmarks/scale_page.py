@@ -16,7 +16,7 @@ LIMIT, MOMENTS = 4096, 1 << 24
 """The largest fan-in with one basis, and numbers of second moments that are held at a time."""
 
 VALID, DRAWS, SEARCH, STEPS, BATCH, CHECKS = 10_000, 50, 20 * 10 + 7 * 50, 500, 4_096, 10
-"""Validation rows; draws; draws of all looks of the bisection; gradient steps, rows of each, and looks in between."""
+"""Validation rows; draws; draws of all looks that a bisection would take; gradient steps, rows of each, and looks in between."""
 
 NAMES = {
     "pass": "basis pass", "risk": "validation risk, {draws} draws", "step": "{steps} gradient steps",
