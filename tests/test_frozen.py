@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-FILLED = {"Cycle", "Descent", "History", "Memory", "Moment", "Part", "Total"}
-"""Sums, memories and states of a fit under way."""
+FILLED = {"Bracket", "Cycle", "Descent", "History", "Memory", "Moment", "Part", "Total"}
+"""Sums, memories and states of a fit or a search under way."""
 
 
 def records(room: str) -> list[Any]:
