@@ -295,6 +295,21 @@ def test_every_member_is_widened_by_its_own_factor():
         torch.testing.assert_close(q.draw(range(3))[name], tried[name], rtol=1e-5, atol=1e-7)
 
 
+def test_a_scale_that_is_given_is_not_written():
+    q = WeightDistribution({"w": torch.zeros(2, 3)})
+    given = {"w": torch.ones(2, 3)}
+    wide = q.draw(range(2), scale=given, factor=torch.tensor([2.0, 3.0]))["w"]
+    assert torch.equal(given["w"], torch.ones(2, 3))
+    assert torch.equal(wide, q.draw(range(2), scale={"w": torch.tensor([[2.0], [3.0]]).expand(2, 3)})["w"])
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_mean_that_is_trained_is_a_copy(trainable: bool):
+    given = torch.zeros(1, 3)
+    q = WeightDistribution({"w": given}, trainable_mean=trainable)
+    assert (q.mean["w"].data_ptr() == given.data_ptr()) is not trainable
+
+
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_stretched_draws_are_those_of_a_wider_scale(basis: str):
     q, factor = small(basis).requires_grad_(True), torch.tensor([2.0, 0.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import trained
 from offmap.batches import Rows
 from offmap.core import forward
 from offmap.core.construct import scaling
-from offmap.core.distribution import WeightDistribution
+from offmap.core.distribution import Parameterization, WeightDistribution
 from offmap.core.forward import Host
 from offmap.core.weights import copy_host
 from offmap.errors import ConfigError
@@ -244,13 +245,44 @@ def test_members_that_are_not_asked_about_cost_nothing(bounded: bool, monkeypatc
         torch.testing.assert_close(one[1], all_[1], rtol=1e-5, atol=1e-6)
 
 
-def test_the_draws_along_a_factor_are_made_once(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("most", "made"), [(0, 1), (-1, 3)])
+def test_small_draws_along_a_factor_are_made_once(most: int, made: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """Small are those of as many numbers as are remembered; large ones are made for every look."""
     q, validation, _ = regression()
+    q, rows = q.to(dtype), validation.data
+    validation = replace(validation, data=replace(rows, inputs=rows.inputs.to(dtype), targets=rows.targets.to(dtype)))
+    monkeypatch.setattr(risk, "REMEMBERED", P * q.members * q.dimension + most)
     along, drawn, draw = validation.along(q), [], q.draw
     monkeypatch.setattr(q, "draw", lambda span, **options: drawn.append(span) or draw(span, **options))
     for factor in (0.1, 1.0, 10.0):
         along(torch.full((2,), factor))
-    assert len(drawn) == 1
+    assert len(drawn) == made
+
+
+def test_a_users_own_law_is_asked_for_every_factor():
+    """w̄ + c·(w − w̄) is not what a wider φ gives there."""
+    q, validation, _ = regression()
+    q.parameterization = Parameterization(
+        lambda mean, scale, z: {n: mean[n] + scale[n].square() * z[n] for n in mean}, lambda *_: torch.zeros(1)
+    )
+    factor = torch.tensor([3.0, 0.5])
+    tried = validation.along(q)(factor)
+    q.widen(factor)
+    for ours, expected in zip(tried, validation.look(q), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_members_themselves_are_passed_once(monkeypatch: pytest.MonkeyPatch):
+    q, validation, _ = regression()
+    asked, outputs = list[int](), Host.outputs
+    monkeypatch.setattr(
+        Host,
+        "outputs",
+        lambda host, draw, draws, *args, **options: asked.append(draws) or outputs(host, draw, draws, *args, **options),
+    )
+    torch.testing.assert_close(validation.plain(q), validation.losses(q, clip=0).mean(1))
+    assert asked == [1, 1]
 
 
 def test_a_rough_look_takes_fewer_rows_and_draws_and_is_as_far_from_its_threshold(monkeypatch: pytest.MonkeyPatch):
