@@ -48,7 +48,8 @@ PROMISES = (
     Promise(
         "Reproducible scores",
         "The same seed, host and rows give the same weights to the bit and the same scores up to rounding, whatever the chunk, "
-        "batch or order; and on one thread the same bits in every process.",
+        "batch or order; and on one thread, with the same chunk, the same bits in every process (`chunk_size=\"auto\"` measures "
+        "which is quicker, and two processes may find differently: pass a number where that matters).",
         ("tests/contracts/test_untouched.py::test_a_fit_repeats_to_the_bit",
          "tests/contracts/test_zoo.py::test_drawn_weights_are_bit_identical_for_any_chunk_and_order",
          "tests/contracts/test_zoo.py::test_outputs_and_scores_agree_for_any_batch_and_chunk",
