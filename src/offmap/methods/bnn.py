@@ -118,7 +118,7 @@ def fit(
         if history.ending == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
     monitor.restore()
-    history.finish(validation(q), q.mean_log_square().detach())
+    history.finish(threshold.new_tensor(history.of_kept()[0]), q.mean_log_square().detach())
     history.chosen["tradeoff"] = config.tradeoff
     if history.ending == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its last state below τ. Lower `rate`.")

@@ -107,8 +107,8 @@ class Validation:
         def look(factor: Tensor) -> tuple[Tensor, Tensor]:
             factor = factor if self.host.ending is None else factor.nan_to_num(nan=1.0)  # which remembers what all members met
             which = (~factor.isnan()).nonzero().flatten()
-
-            drawn.update({} if drawn else self._draw(q)(range(self.draws)))
+            if not drawn:
+                drawn.update(self._draw(q)(range(self.draws)))
             risk, uncertainty = self._told(which.tolist(), lambda span: q.stretched(drawn, span, factor[which], which.tolist()))
             empty = torch.full_like(factor, math.nan, dtype=torch.float64)
             return empty.to(risk).scatter(0, which, risk), empty.to(uncertainty).scatter(0, which, uncertainty)
