@@ -48,41 +48,41 @@ format: $(VENV)/test.stamp  ## let ruff fix and format
 	$(BIN)/ruff format
 
 bench: $(VENV)/bench.stamp  ## speed and memory, ours against peers
-	$(PY) -m benchmarks $(ARGS)
+	$(PY) -m offmap_bench.speed $(ARGS)
 
 bench-speed: $(VENV)/bench.stamp  ## the ratios: peers, the GEMM limit, fits, training, basis, export, server, exponents
-	$(PY) -m benchmarks scoring peers exponents throughput fitting paper_steps stacking grids basis architectures latency export serving
+	$(PY) -m offmap_bench.speed scoring peers exponents throughput fitting paper_steps stacking grids basis architectures latency export serving
 
 trust-run trust: export OMP_NUM_THREADS := 1
 trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"
-	$(PY) -m benchmarks.trust run $(ARGS)
+	$(PY) -m offmap_bench.checks.trust run $(ARGS)
 
 trust: $(VENV)/test.stamp  ## a tenth of the trials again, and the page of all
-	$(PY) -m benchmarks.trust again $(ARGS)
+	$(PY) -m offmap_bench.checks.trust again $(ARGS)
 
 fuzz: export OMP_NUM_THREADS := 1
 fuzz: $(VENV)/fuzz.stamp  ## fuzz whatever parses bytes, five minutes each; ARGS="csv npz --minutes 10"
-	$(PY) -m benchmarks.fuzz $(ARGS)
+	$(PY) -m offmap_bench.checks.fuzz $(ARGS)
 
 coverage mutants: export OMP_NUM_THREADS := 1
 coverage: $(VENV)/mutants.stamp  ## which lines and branches the tests reach, and in which test
-	$(PY) -m benchmarks.covered -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PY) -m offmap_bench.checks.covered -n $(WORKERS) --dist loadgroup $(ARGS)
 
 mutants: $(VENV)/mutants.stamp  ## small changes to the code, and whether a test notices; after `make coverage`
-	$(PY) -m benchmarks.mutants run $(ARGS)
+	$(PY) -m offmap_bench.checks.mutants run $(ARGS)
 
 sbom: $(VENV)/test.stamp  ## the software bill of materials, CycloneDX, into build/sbom.json
-	$(PY) -m benchmarks.materials bill
+	$(PY) -m offmap_bench.checks.materials bill
 
 audit: $(VENV)/test.stamp  ## installed packages against their pins and their own lists of files
-	$(PY) -m benchmarks.materials audit
+	$(PY) -m offmap_bench.checks.materials audit
 
 # Keeps the torch line as it is written, and takes the newest of everything else that goes with it.
 constraints:  ## pin anew what a fresh install of all extras gives
 	@echo "Installing all extras afresh to pin them"
 	@rm -rf build/pins && $(PYTHON) -m venv build/pins
 	@grep '^torch==' constraints.txt > build/pins/torch.txt
-	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[demo,test,docs,dev,bench,fuzz,mutants]'
+	@build/pins/bin/pip install -qq --disable-pip-version-check -c build/pins/torch.txt -e '.[test,docs,dev]' -e 'bench[peers,fuzz,mutants]'
 	@grep '^#' constraints.txt > build/pins/new.txt
 	@build/pins/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+.*//' >> build/pins/new.txt
 	@mv build/pins/new.txt constraints.txt && rm -rf build/pins
@@ -96,29 +96,29 @@ clean:  ## remove .venv, caches and build products
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(PY)
+$(VENV)/demo.stamp: pyproject.toml bench/pyproject.toml constraints.txt | $(PY)
 	@echo "Setting up $(VENV) for the demo; the first time this takes a minute or two"
-	@$(INSTALL) -e '.[demo]'
+	@$(INSTALL) -e . -e bench
 	@touch $@
 
-$(VENV)/test.stamp: pyproject.toml constraints.txt | $(PY)
+$(VENV)/test.stamp: pyproject.toml bench/pyproject.toml constraints.txt | $(PY)
 	@echo "Setting up $(VENV) for the tests; the first time this takes a minute or two"
-	@$(INSTALL) -e '.[demo,test,docs,dev]'
+	@$(INSTALL) -e '.[test,docs,dev]' -e bench
 	@touch $(VENV)/demo.stamp $@
 
 # --no-deps: a peer must not bring another torch.
 $(VENV)/bench.stamp: $(VENV)/test.stamp
 	@echo "Setting up $(VENV) for the benchmarks"
 	@$(INSTALL) --no-deps maxwent tqdm laplace-torch curvlinops-for-pytorch backpack-for-pytorch bayesian-torch
-	@$(INSTALL) -e '.[laplace]'
+	@$(INSTALL) -e 'bench[laplace]'
 	@touch $@
 
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	@echo "Setting up $(VENV) for fuzzing"
-	@$(INSTALL) -e '.[fuzz]'
+	@$(INSTALL) -e 'bench[fuzz]'
 	@touch $@
 
 $(VENV)/mutants.stamp: $(VENV)/test.stamp
 	@echo "Setting up $(VENV) for coverage and mutants"
-	@$(INSTALL) -e '.[mutants]'
+	@$(INSTALL) -e 'bench[mutants]'
 	@touch $@

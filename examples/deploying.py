@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import offmap
-from offmap.core.freeze import freeze
-from offmap.data.synthetic import regression
+from offmap.model.freeze import freeze
+from offmap_bench.tasks.synthetic import regression
 
 SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 task = regression()

@@ -10,11 +10,11 @@ import os
 import torch
 
 import offmap
-from offmap.batches import Place, batches, gather
-from offmap.data.synthetic import regression
+from offmap.data import Place, batches, gather
+from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
-from offmap.methods import deep_ensemble
-from offmap.nets.mlp import mlp
+from offmap_bench.methods import deep_ensemble
+from offmap_bench.tasks.synthetic import regression
 
 SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 task = regression()

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offmap.data.synthetic import moons
 from offmap.integrations.lightning import GuardCallback
+from offmap_bench.tasks.synthetic import moons
 
 SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 task = moons()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.data.synthetic import regression
+from offmap_bench.tasks.synthetic import regression
 
 SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 task = regression()

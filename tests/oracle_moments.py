@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.core.weights import copy_host
+from offmap.model.params import copy_host
 from oracles import run_once
 
 Rows: TypeAlias = dict[str, Tensor | list[Tensor]]

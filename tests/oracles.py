@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.core.distribution import WeightDistribution
-from offmap.core.forward import Select, first_tensor
-from offmap.core.weights import copy_host
+from offmap.model.forward import Select, first_tensor
+from offmap.model.params import copy_host
+from offmap.posterior.distribution import WeightDistribution
 
 
 def noise_of(q: WeightDistribution, name: str, *, seed: int, stream: str, member: int, draw: int) -> Tensor:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import offmap
-from offmap.batches import Place, batches
-from offmap.core.construct import centre, observe
-from offmap.engine.torchrun import together
+from offmap.data import Place, batches
+from offmap.distributed.torchrun import together
 from offmap.errors import HostError, OffmapError
-from offmap.solve.feeding import dealt_among, feed_of
+from offmap.maxwent.feeding import dealt_among, feed_of
+from offmap.posterior.construct import centre, observe
 
 Tensors = dict[str, Tensor]
 RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

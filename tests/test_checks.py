@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from offmap import checks, conformal, metrics, scores
+from offmap import checks, conformal, metrics
 from offmap.errors import ConfigError, DataError, FileError
-from offmap.files import write_whole
+from offmap.io.atomic import write_whole
+from offmap.scores import uncertainty as scores
 
 V = torch.tensor([0.1, 0.4, 0.3])
 LOOKING: list[Callable[[Any], Any]] = [

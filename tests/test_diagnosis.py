@@ -12,22 +12,22 @@ from torch import nn
 
 import offmap
 import trained
-from hosts import Case
-from hosts.ways import BASES
-from offmap.batches import Place, batches, gather
-from offmap.core.construct import centre, observe, scaling, svd
-from offmap.core.distribution import WeightDistribution
-from offmap.core.forward import Host
-from offmap.core.weights import copy_host
-from offmap.data.synthetic import moons
+from offmap.calibration import EMPTY
+from offmap.data import Place, batches, gather
 from offmap.errors import ConfigError
-from offmap.guarding.calibrating import EMPTY
-from offmap.methods import bnn
-from offmap.methods.deep_ensemble import Config as PlainConfig
-from offmap.methods.deep_ensemble import fit as fit_plain
-from offmap.methods.predictives import Stochastic
-from offmap.nets.mlp import mlp
-from offmap.solve.closed_form import unit_scale
+from offmap.integrations.mlp import mlp
+from offmap.maxwent.closed_form import unit_scale
+from offmap.model.forward import Host
+from offmap.model.params import copy_host
+from offmap.posterior.construct import centre, observe, scaling, svd
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.predictive import Stochastic
+from offmap_bench.methods import bnn
+from offmap_bench.methods.deep_ensemble import Config as PlainConfig
+from offmap_bench.methods.deep_ensemble import fit as fit_plain
+from offmap_bench.tasks.synthetic import moons
+from zoo import Case
+from zoo.ways import BASES
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import offmap
-from benchmarks import blocks, options
 from citycams import Brightness, to_tensor, write_copy
-from offmap.bench.reading import parse
+from offmap_bench.runner.reading import parse
+from offmap_bench.studies import blocks, options
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
@@ -114,7 +114,7 @@ def test_a_plan_on_a_page_can_be_read(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", blocks.pages(), ids=lambda path: path.name)
 def test_quoted_numbers_are_those_of_the_pages_they_come_from(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert blocks.filled(text, path) == text, "run `python -m benchmarks.blocks`"
+    assert blocks.filled(text, path) == text, "run `python -m offmap_bench.studies.blocks`"
 
 
 def test_every_block_is_quoted_somewhere() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
-from offmap.batches import Place, batches, gather
+from offmap.data import Place, batches, gather
 from offmap.errors import ConfigError, DataError, HostError, ShapeError
-from offmap.methods import deep_ensemble
+from offmap_bench.methods import deep_ensemble
 from trained import binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 
 DETECTION = {"auroc", "fpr95", "aupr_in", "aupr_out"}

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from offmap.data.synthetic import moons
 from offmap.errors import ConfigError
 from offmap.extras import require
+from offmap_bench.tasks.synthetic import moons
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):

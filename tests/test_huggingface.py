@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import offmap
-from offmap.batches import Place, Rows, batches
+from offmap.data import Place, Rows, batches
 from offmap.likelihoods import Categorical
 from offmap.metrics import auroc
 from trained import quick

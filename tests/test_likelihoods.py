@@ -16,16 +16,7 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal as TorchNormal
 
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    Likelihood,
-    Prediction,
-    check_targets,
-    infer,
-    resolve,
-)
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction, check_targets, infer, resolve
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import torch
 
-from hosts import ZOO, Case
-from offmap.core.construct import centre, observe, scaling
-from offmap.core.forward import forward
-from offmap.core.weights import copy_host
 from offmap.errors import HostError
+from offmap.model.forward import forward
+from offmap.model.params import copy_host
+from offmap.posterior.construct import centre, observe, scaling
+from zoo import ZOO, Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "hosts.md"
 
 HEAD = """\
 # Hosts
 
-What the library finds in each host of the test zoo (`tests/hosts/`), as it comes. A *matrix* is a parameter with two axes or more
+What the library finds in each host of the test zoo (`tests/zoo/`), as it comes. A *matrix* is a parameter with two axes or more
 that are longer than one, or one that is rotated. *Rotated* ones have a basis of their inputs' directions, one per block (×2: two
 of them); *plain* ones keep their own axes, for the reason given. Draws run all at once (`vmap`) where torch has a rule for every
 operator, else one after the other (loop). Made by `python tests/zoo_table.py`; a test compares it with what is found today.

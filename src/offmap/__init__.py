@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from offmap import errors
 from offmap._version import __version__
-from offmap.core.distribution import Parameterization, WeightDistribution
-from offmap.core.inputs import shared
-from offmap.detection import Detector, detect, detect_all
+from offmap.data.inputs import shared
+from offmap.detector import Answer, Interval
+from offmap.detectors.posthoc import Detector, detect, detect_all
 from offmap.diagnosis import Diagnosis, diagnose
+from offmap.distill import OnePass, one_pass
+from offmap.ensemble import Mixture, mixture
 from offmap.errors import OffmapError
 from offmap.evaluation import Evaluation, evaluate
-from offmap.guarding.answer import Answer, Interval
-from offmap.guarding.build import fit, guard
-from offmap.guarding.file import load
-from offmap.guarding.guard import Guard
-from offmap.guarding.mixture import Mixture, mixture
-from offmap.guarding.quick import OnePass, one_pass
+from offmap.fit import fit, guard
+from offmap.guard import Guard
+from offmap.io.guard_file import load
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
-from offmap.methods.maxwent import Config
-from offmap.methods.protocol import Predictive, Scorer
+from offmap.maxwent.solve import Config
+from offmap.posterior.distribution import Parameterization, WeightDistribution
+from offmap.posterior.protocol import Predictive, Scorer
 from offmap.report.evaluated import write_page
 
 __all__ = [

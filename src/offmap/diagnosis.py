@@ -19,14 +19,14 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Data
-from offmap.batches import Batches, batches, own_order
-from offmap.core.basis import LIMIT, Basis
-from offmap.core.construct import Centre, Observed, observe
+from offmap.data import Batches, batches, own_order
 from offmap.errors import ConfigError
-from offmap.guarding.guard import Guard
-from offmap.methods.predictives import Stochastic
+from offmap.guard import Guard
+from offmap.maxwent.monitors import History
 from offmap.metrics import rank_correlation
-from offmap.solve.monitors import History
+from offmap.posterior.basis import LIMIT, Basis
+from offmap.posterior.construct import Centre, Observed, observe
+from offmap.posterior.predictive import Stochastic
 from offmap.table import Table
 
 FLOOR = 1e-4

@@ -13,19 +13,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
-from offmap.batches import Place, Rows, batches, gather, given, own_order, unlabelled
-from offmap.core.inputs import is_table, rows_of, take_rows
-from offmap.core.noise import permutation
+from offmap.calibration import check_familiar, nll
+from offmap.data import Place, Rows, batches, gather, given, own_order, unlabelled
+from offmap.data.inputs import is_table, rows_of, take_rows
+from offmap.ensemble import Mixture, even_nll
 from offmap.errors import ConfigError, DataError
-from offmap.guarding.calibrating import check_familiar, nll
-from offmap.guarding.guard import Guard
-from offmap.guarding.mixture import Mixture, even_nll
+from offmap.guard import Guard
 from offmap.likelihoods import Prediction, aligned
-from offmap.methods.protocol import Scorer
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 from offmap.metrics.calibration import expected_calibration_error, quantile_ece
 from offmap.metrics.curves import confidence_curve, coverage_curve
 from offmap.metrics.intervals import coverage, mean_width
+from offmap.posterior.noise import permutation
+from offmap.posterior.protocol import Scorer
 from offmap.table import Table
 
 LEVEL = 0.95

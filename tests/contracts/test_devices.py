@@ -17,11 +17,11 @@ from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map
 
 import offmap
-from hosts import ZOO, Case
-from offmap.core.distribution import WeightDistribution
-from offmap.core.forward import forward
-from offmap.core.weights import copy_host
 from offmap.likelihoods import Categorical, Gaussian
+from offmap.model.forward import forward
+from offmap.model.params import copy_host
+from offmap.posterior.distribution import WeightDistribution
+from zoo import ZOO, Case
 
 HOME = Path(offmap.__file__).parent
 NOISE = "core/noise.py"

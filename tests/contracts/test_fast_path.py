@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from hosts import ZOO, Case
-from hosts.case import Through
-from hosts.sequences import with_mask
-from offmap.core.construct import svd
-from offmap.core.forward import forward
-from offmap.core.weights import copy_host
+from offmap.model.forward import forward
+from offmap.model.params import copy_host
+from offmap.posterior.construct import svd
 from oracle_moments import slow_path
+from zoo import ZOO, Case
+from zoo.case import Through
+from zoo.sequences import with_mask
 
 NAMES = ("attention", "attention_mask", "transformer", "norm_first", "encoder", "decoder_layer", "tokenized")
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import oracle_moments
-from hosts import ZOO, Case, Through
-from hosts.case import weight
-from hosts.ways import HOSTS
-from offmap.core.basis import Moment, eigenbasis, second_moments
-from offmap.core.construct import centre, observe, svd
-from offmap.core.forward import call
-from offmap.core.inputs import take_rows
-from offmap.core.weights import copy_host
+from offmap.data.inputs import take_rows
+from offmap.model.forward import call
+from offmap.model.params import copy_host
+from offmap.posterior.basis import Moment, eigenbasis, second_moments
+from offmap.posterior.construct import centre, observe, svd
 from oracles import run_once
+from zoo import ZOO, Case, Through
+from zoo.case import weight
+from zoo.ways import HOSTS
 
 
 def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:

@@ -9,10 +9,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 import offmap
-from hosts import ZOO, Case
-from offmap.core.basis import Moment, second_moments
-from offmap.core.construct import centre, svd
-from offmap.core.forward import call
+from offmap.model.forward import call
+from offmap.posterior.basis import Moment, second_moments
+from offmap.posterior.construct import centre, svd
+from zoo import ZOO, Case
 
 NAMES = (
     "linear", "mlp", "layernorm", "bilinear", "tied", "repeated", "conv1d", "conv2d", "depthwise", "transposed2d", "batchnorm",

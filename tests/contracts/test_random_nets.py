@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import oracle_moments
 import oracles
-from offmap.core.basis import second_moments
-from offmap.core.construct import centre, svd
-from offmap.core.forward import call, forward
-from offmap.core.weights import copy_host
+from offmap.model.forward import call, forward
+from offmap.model.params import copy_host
+from offmap.posterior.basis import second_moments
+from offmap.posterior.construct import centre, svd
 
 ROWS = 4
 FEW = st.integers(1, 3)

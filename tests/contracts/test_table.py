@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zoo_table
-from hosts import ZOO
+from zoo import ZOO
 from zoo_table import PAGE
 
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import offmap
-from hosts import Case
-from hosts.ways import HOSTS, WAYS
-from offmap.batches import Rows
-from offmap.methods import maxwent
-from offmap.methods.maxwent import Config
-from offmap.methods.predictives import Stochastic
-from offmap.methods.protocol import Runtime
-from offmap.solve.risk import Validation
+from offmap.data import Rows
+from offmap.maxwent import solve as maxwent
+from offmap.maxwent.risk import Validation
+from offmap.maxwent.solve import Config
+from offmap.posterior.predictive import Stochastic
+from offmap.posterior.protocol import Runtime
+from zoo import Case
+from zoo.ways import HOSTS, WAYS
 
 FINE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
 """What scales and scores are kept in, by the dtype of the host."""

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import oracles
-from hosts import Case
-from hosts.ways import BASES, BATCHED, LOOPED, WAYS
-from offmap.core.construct import scaling, svd
-from offmap.core.distribution import WeightDistribution
-from offmap.core.forward import Host, forward
-from offmap.core.noise import draw_noise
-from offmap.core.weights import copy_host
 from offmap.errors import HostError
-from offmap.methods.predictives import Stochastic
+from offmap.model.forward import Host, forward
+from offmap.model.params import copy_host
+from offmap.posterior.construct import scaling, svd
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.noise import draw_noise
+from offmap.posterior.predictive import Stochastic
+from zoo import Case
+from zoo.ways import BASES, BATCHED, LOOPED, WAYS
 
 DRAWS, SCALE = 6, 0.05
 

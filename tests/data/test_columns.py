@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from offmap.data import tabular
 from offmap.errors import ConfigError, DataError
+from offmap_bench.tasks import tabular
 from tables import cars, edit
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offmap.cli.host import read_weights
-from offmap.data import columns, tabular
-from offmap.data.columns import read
-from offmap.data.stream import text
-from offmap.data.stream.table import opened
-from offmap.data.uci import read as read_uci
+from offmap.cli.models import read_weights
+from offmap.data.tables import columns
+from offmap.data.tables import csv as text
+from offmap.data.tables.columns import read
+from offmap.data.tables.formats import opened
 from offmap.errors import ConfigError, DataError, FileError
+from offmap_bench.tasks import tabular
+from offmap_bench.tasks.uci import read as read_uci
 
 MEGABYTE = 1 << 20
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offmap.data.stream import block
-from offmap.data.stream.sink import sink
-from offmap.data.stream.table import opened
+from offmap.data.tables import block
+from offmap.data.tables.formats import opened
+from offmap.data.tables.writer import sink
 from offmap.errors import ConfigError, DataError, FileError
 
 arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'offmap[parquet]'")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from sklearn.covariance import ledoit_wolf
 
-from offmap.core.noise import generator
 from offmap.detectors.mahalanobis import mahalanobis, mahalanobis_distance, shrunk_covariance
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.methods.protocol import Scorer
+from offmap.posterior.noise import generator
+from offmap.posterior.protocol import Scorer
 
 
 def rows(n: int = 50, width: int = 6) -> torch.Tensor:

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import offmap
-from offmap.core.memory import Memory
 from offmap.detectors import catalog
 from offmap.detectors.penultimate import ENDINGS, classifier
 from offmap.errors import ConfigError, HostError
-from offmap.nets.lenet import lenet
-from offmap.nets.resnet import cifar_resnet, resnet
+from offmap.model.cache import Memory
+from offmap_bench.nets.lenet import lenet
+from offmap_bench.nets.resnet import cifar_resnet, resnet
 from trained import classes
 from trained import classifier as trained_net
 
@@ -181,7 +181,7 @@ def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
 
 
 def test_a_memory_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offmap.core.memory.REMEMBERED", 100)
+    monkeypatch.setattr("offmap.model.cache.REMEMBERED", 100)
     memory = Memory()
     for value in range(10):
         memory.find(torch.full((2,), float(value)), lambda: (torch.zeros(10), torch.zeros(20)))

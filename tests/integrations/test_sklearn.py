@@ -20,8 +20,8 @@ from torch import nn
 
 import offmap
 from offmap.errors import ConfigError
+from offmap.integrations.mlp import mlp
 from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
-from offmap.nets.mlp import mlp
 
 KINDS = [OffmapRegressor, OffmapClassifier, OffmapDetector]
 SMALL = {"hidden": (16,), "steps": 60, "draws": 8}

@@ -12,8 +12,8 @@ import offmap
 import trained
 from offmap.diagnosis import Diagnosis
 from offmap.errors import FileError
+from offmap.maxwent.monitors import History
 from offmap.report.diagnosis import MOST_PANELS, risk_limits, shown, trace_panels, write_diagnosis
-from offmap.solve.monitors import History
 from pages import check_page
 
 

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offmap import cli
-from offmap.deploy.seal import sealed
 from offmap.errors import ConfigError, FileError
+from offmap.export.checksum import sealed
 from offmap.serve.batching import Batcher
 from offmap.serve.body import Refused, arrays_of
 from offmap.serve.metrics import Seen

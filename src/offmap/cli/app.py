@@ -7,14 +7,13 @@ import signal
 import sys
 import threading
 import traceback
+from importlib.metadata import entry_points
 from types import FrameType
 from typing import Annotated
 
 import typer
 
 import offmap
-from offmap.cli.bench import bench
-from offmap.cli.demo import demo
 from offmap.cli.doctor import doctor
 from offmap.cli.evaluate import evaluate
 from offmap.cli.fit import fit
@@ -24,11 +23,29 @@ from offmap.cli.serve import serve
 from offmap.errors import OffmapError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (demo, fit, score, evaluate, serve, doctor):
+for command in (fit, score, evaluate, serve, doctor):
     app.command()(command)
-app.add_typer(bench, name="bench")
+
+
+def _add_commands() -> None:
+    """Add the sub-commands that other packages declare as entry points of the group `offmap.commands`."""
+    for point in entry_points(group="offmap.commands"):
+        command = point.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=point.name)
+        else:
+            app.command(point.name)(command)
+    for name in EXPERIMENTS - {point.name for point in entry_points(group="offmap.commands")}:
+        app.command(name, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_missing)
+
+
+def _missing(context: typer.Context) -> None:
+    raise Misuse(f"`offmap {context.info_name}` belongs to the experiments: install them with `pip install offmap-bench`.")
+
 
 DEBUG = "--debug"
+EXPERIMENTS = {"bench", "demo"}
+"""Sub-commands of the package `offmap-bench`."""
 
 
 def _version(wanted: bool) -> None:
@@ -65,6 +82,7 @@ def main() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _leave)  # through `finally`: what is half-written goes
     try:
+        _add_commands()
         app(args=words, prog_name="offmap")
     except Exception as error:
         if debug:

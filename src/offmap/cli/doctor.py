@@ -9,7 +9,7 @@ from offmap.cli.options import Json, tell
 
 def doctor(as_json: Json = False) -> None:
     """Show versions, devices, threads and optional packages, and try a small fit. Example: offmap doctor --json"""
-    from offmap.doctor import examine_installation
+    from offmap.cli.checkup import examine_installation
 
     health = examine_installation()
     tell(as_json, health.record(), str(health.table()))

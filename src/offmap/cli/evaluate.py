@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 
 import offmap
-from offmap.cli.guards import load_guard
+from offmap.cli.load import load_guard
 from offmap.cli.options import Drop, GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, misused, tell
 from offmap.cli.show import drawn
-from offmap.data.schema import ColumnError, Schema, columns_of
-from offmap.data.stream.table import ending_of, opened
+from offmap.data.tables.formats import ending_of, opened
+from offmap.data.tables.schema import ColumnError, Schema, columns_of
 from offmap.evaluation import Evaluation
-from offmap.guarding.guard import Guard
+from offmap.guard import Guard
 from offmap.likelihoods import Gaussian
 from offmap.report.page import check_path
 from offmap.table import Table

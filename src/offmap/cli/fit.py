@@ -16,13 +16,13 @@ import typer
 from torch import nn
 
 import offmap
-from offmap.cli.host import nets_of
+from offmap.cli.models import nets_of
 from offmap.cli.options import Json, Misuse, NeededNet, Quiet, Separator, Weights, misused, tell
-from offmap.core.forward import first_tensor
-from offmap.data.columns import Column
-from offmap.data.schema import Array, ColumnError, Schema
-from offmap.data.stream.table import ending_of, opened
+from offmap.data.tables.columns import Column
+from offmap.data.tables.formats import ending_of, opened
+from offmap.data.tables.schema import Array, ColumnError, Schema
 from offmap.errors import DataError, HostError, OffmapError, nearest
+from offmap.model.forward import first_tensor
 from offmap.report.page import check_path
 
 FIELDS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "where", "parameterization"}

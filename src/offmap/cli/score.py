@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from offmap.cli.guards import load_guard
+from offmap.cli.load import load_guard
 from offmap.cli.options import (
     Address,
     Drop,
@@ -27,14 +27,15 @@ from offmap.cli.options import (
     note,
     tell,
 )
-from offmap.cli.scores import Ask, score_all
-from offmap.data.schema import ColumnError, Schema
-from offmap.data.stream import sink, table
-from offmap.data.stream.block import Table
-from offmap.engine.pool import Pool
-from offmap.guarding.guard import Guard
+from offmap.cli.score_many import Ask, score_all
+from offmap.cli.score_rows import choose, score_rows
+from offmap.data.tables import formats as table
+from offmap.data.tables import writer as sink
+from offmap.data.tables.block import Table
+from offmap.data.tables.schema import ColumnError, Schema
+from offmap.distributed.pool import Pool
+from offmap.guard import Guard
 from offmap.progress import bar
-from offmap.scoring.rows import choose, score_rows
 
 
 def score(

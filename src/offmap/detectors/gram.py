@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.core.forward import Select, call
-from offmap.core.inputs import rows_of, take_rows
+from offmap.data.inputs import rows_of, take_rows
 from offmap.detectors.known import Known, each_class, number
 from offmap.detectors.penultimate import Classifier, Seen
 from offmap.errors import HostError
+from offmap.model.forward import Select, call
 
 LEAST = 1e-3
 """Of the mean over layers, the least usual deviation that a layer is divided by."""

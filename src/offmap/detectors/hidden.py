@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.batches import check_finite
-from offmap.core.features import features
-from offmap.core.forward import Select, first_tensor
-from offmap.core.inputs import rows_of, take_rows
-from offmap.core.weights import copy_host
+from offmap.data import check_finite
+from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ConfigError, DataError, HostError, nearest
+from offmap.model.features import features
+from offmap.model.forward import Select, first_tensor
+from offmap.model.params import copy_host
 
 STEP = 1024
 """Rows that run together."""

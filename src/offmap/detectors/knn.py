@@ -11,8 +11,8 @@ from torch import Tensor
 
 from offmap.detectors.known import Known
 from offmap.detectors.penultimate import Seen
-from offmap.distance import nearest
 from offmap.errors import ConfigError
+from offmap.scores.distance import nearest
 
 logger = logging.getLogger("offmap")
 

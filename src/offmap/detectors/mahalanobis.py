@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.batches import check_finite
-from offmap.core.forward import Select, first_tensor
+from offmap.data import check_finite
 from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
+from offmap.model.forward import Select, first_tensor
 
 
 def mahalanobis_distance(x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:

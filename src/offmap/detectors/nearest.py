@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.batches import check_finite
-from offmap.core.forward import Select, first_tensor
+from offmap.data import check_finite
 from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
+from offmap.model.forward import Select, first_tensor
 
 DISTANCES = 1 << 22
 """Distances held at once (16 MB in float32), whatever the number of rows."""

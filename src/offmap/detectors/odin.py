@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offmap._types import Inputs
-from offmap.core.inputs import take_rows
+from offmap.data.inputs import take_rows
 from offmap.detectors.known import Known, number
 from offmap.detectors.msp import msp
 from offmap.detectors.penultimate import Classifier, Seen

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.batches import Place
-from offmap.core.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed
-from offmap.core.inputs import rows_of, take_rows
-from offmap.core.memory import Memory
-from offmap.core.reads import Read, ReadWatcher, open_attention
-from offmap.core.weights import copy_host, floating
+from offmap.data import Place
+from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ConfigError, HostError, nearest
+from offmap.model.cache import Memory
+from offmap.model.capture import Read, ReadWatcher, open_attention
+from offmap.model.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed
+from offmap.model.params import copy_host, floating
 
 LOOKED_AT = 8
 """Rows of the pass that finds the features."""

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from offmap._types import Data
 from offmap.errors import ConfigError
 from offmap.evaluation import Evaluation, evaluate
-from offmap.guarding.build import fit
-from offmap.guarding.guard import Guard
+from offmap.fit import fit
+from offmap.guard import Guard
 
 logger = logging.getLogger("offmap")
 

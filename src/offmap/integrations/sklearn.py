@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from offmap._types import ScoreFn
 from offmap.errors import ConfigError
 from offmap.extras import require
-from offmap.guarding.build import fit
-from offmap.guarding.guard import Guard
+from offmap.fit import fit
+from offmap.guard import Guard
 from offmap.integrations.tabular import InUnits, Standardize, train
 from offmap.likelihoods import Categorical, Gaussian, Likelihood
 

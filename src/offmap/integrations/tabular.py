@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from offmap.batches import Place, batches, gather
+from offmap.data import Place, batches, gather
+from offmap.integrations.mlp import mlp
+from offmap.integrations.stack_training import Stack, Training, maximum_likelihood, train_stack
 from offmap.likelihoods import Gaussian, Likelihood
-from offmap.methods import deep_ensemble
-from offmap.methods.protocol import Runtime
-from offmap.nets.mlp import mlp
+from offmap.posterior.protocol import Runtime
 
 Pair = tuple[Tensor, Tensor]
 
@@ -95,7 +95,10 @@ def train(
         batches((scaling(x), y), place, name=name, batch_size=batch_size) for (x, y), name in ((data, "train"), (valid, "valid"))
     )
     count = steps_for(len(data[0]), batch_size) if steps is None else steps
-    config = deep_ensemble.Config(steps=count, rate=rate, check_every=max(1, min(100, count // 10)))
+    config = Training(steps=count, rate=rate, check_every=max(1, min(100, count // 10)))
     runtime = Runtime(batch_size=batch_size, progress=False)
-    trained = deep_ensemble.fit(starts, rows, gather(held), likelihood=likelihood, config=config, seed=seed, runtime=runtime)
-    return [nn.Sequential(scaling, *net.children()) for net in trained.nets()]
+    held = gather(held)
+    stack = Stack.build(starts, held.inputs, runtime)
+    losses = maximum_likelihood(stack, likelihood)
+    train_stack(stack, losses, rows, held, likelihood=likelihood, config=config, seed=seed, progress=False)
+    return [nn.Sequential(scaling, *net.children()) for net in stack.sampled()[0].nets()]

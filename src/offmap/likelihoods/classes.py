@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offmap import scores
 from offmap._types import IGNORED
 from offmap.errors import ConfigError
 from offmap.likelihoods.protocol import Prediction, aligned, averaged
+from offmap.scores import uncertainty as scores
 
 
 @dataclass(frozen=True)

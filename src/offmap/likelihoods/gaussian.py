@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offmap import scores
 from offmap.likelihoods.protocol import Prediction, aligned
+from offmap.scores import uncertainty as scores
 
 LOG_VARIANCE_BOUND = 20.0
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offmap import scores
 from offmap.evaluation import Evaluation, Points
-from offmap.guarding.guard import Guard
+from offmap.guard import Guard
 from offmap.likelihoods import Prediction
-from offmap.methods.predictives import Stochastic
+from offmap.posterior.predictive import Stochastic
 from offmap.report.axis import nice
 from offmap.report.figures import Array
 from offmap.report.measured import short
+from offmap.scores import uncertainty as scores
 
 CLIPS: tuple[float | None, ...] = (None, 5.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
 """The frames, with the guard's own clip among them."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offmap.diagnosis import Diagnosis, Layer
+from offmap.maxwent.monitors import History
 from offmap.report import style
 from offmap.report.figures import Array, Panel, drawn
 from offmap.report.page import Section, check_path, gallery, legend, paragraphs, render, table, write
-from offmap.solve.monitors import History
 from offmap.table import Table
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from offmap._version import __version__
 from offmap.evaluation import Evaluation
-from offmap.guarding.guard import Guard
+from offmap.guard import Guard
 from offmap.report import style
 from offmap.report.clips import frames
 from offmap.report.examples import Names, examples, note

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from offmap._types import Inputs
 from offmap.evaluation import KEPT, Evaluation, Example
-from offmap.guarding.guard import Guard
+from offmap.guard import Guard
 from offmap.report.axis import label as number
 from offmap.report.page import table
 from offmap.report.pictures import data_uri, image_of, levels, side_of

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from offmap.evaluation import Evaluation, Seen
+from offmap.maxwent.monitors import History
 from offmap.metrics import risk_coverage
 from offmap.report.axis import Axis, nice
 from offmap.report.diagnosis import risk_limits
 from offmap.report.figures import Array, roc
-from offmap.solve.monitors import History
 
 STEPS = 400
 """The threshold moves in so many steps from one end of the axis to the other; one of them is the scorer's own."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from offmap.errors import FileError
 from offmap.evaluation import Evaluation
-from offmap.files import write_whole
+from offmap.io.atomic import write_whole
 from offmap.report import style
 from offmap.report.figures import Array, Panel, histogram_panel, roc, roc_panel, score_bins
 from offmap.table import Table

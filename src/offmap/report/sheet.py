@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from offmap.files import write_whole
+from offmap.io.atomic import write_whole
 from offmap.report import style
 from offmap.report.figures import Panel
 

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.deploy.export import opened
-from offmap.deploy.seal import check_seal
 from offmap.errors import FileError
+from offmap.export.checksum import check_seal
+from offmap.export.onnx import opened
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 """Rows of every input or output, by name."""

@@ -1,0 +1,1 @@
+"""The experiments of offmap: tasks, competitors, plans, the runner, paper tables, speed, faults."""

@@ -1,0 +1,1 @@
+"""Checks of the project itself: fault trials, fuzzing, coverage, mutants, bill of materials."""

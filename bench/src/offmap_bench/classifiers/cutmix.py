@@ -1,0 +1,41 @@
+"""CutMix (Yun et al., 2019): a box of one image is pasted into another, and the answer is shared by area."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from offmap_bench.classifiers.mixup import shared_loss
+from offmap_bench.classifiers.training import Moment, Schooling, Way
+
+Box = tuple[slice, slice]
+
+
+def box(height: int, width: int, random: torch.Generator) -> Box:
+    """Of a share of the area that is uniform from 0 to 1, around a uniform centre, cut at the edges."""
+    share, down, right = torch.rand(3, generator=random, device="cpu").tolist()
+    side = math.sqrt(1 - share) / 2
+    rows, columns = (
+        slice(max(0, round((centre - side) * length)), min(length, round((centre + side) * length)))
+        for centre, length in ((down, height), (right, width))
+    )
+    return rows, columns
+
+
+def pasted(x: Tensor, order: Tensor, where: Box) -> tuple[Tensor, float]:
+    """Images with the box of x[order], and the share of x that is left: (B, K, H, W) -> the same."""
+    made = x.clone()
+    made[:, :, where[0], where[1]] = x[order][:, :, where[0], where[1]]
+    return made, 1 - made[0, 0, where[0], where[1]].numel() / made[0, 0].numel()
+
+
+def loss(net: nn.Module, x: Tensor, y: Tensor, config: Schooling, moment: Moment) -> Tensor:
+    """Every image gets a box of another one of the batch, all the same box."""
+    order = torch.randperm(len(x), generator=moment.random, device="cpu").to(x.device)
+    made, share = pasted(x, order, box(x.shape[2], x.shape[3], moment.random))
+    return shared_loss(net(made), y, order, share)
+
+
+WAY = Way(loss=loss)

@@ -1,0 +1,155 @@
+"""What ways to train share: their configuration, the training itself, and the Scorer that comes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from offmap.data import Batch, Place, batches, check_finite, check_inputs
+from offmap.detectors.msp import msp
+from offmap.errors import HostError
+from offmap.likelihoods import Prediction
+from offmap.maxwent.train import adam, minimize
+from offmap.posterior.noise import generator
+
+BLOCK = 512
+"""Images that are looked at together after training."""
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Schooling:
+    """Adam over some epochs, its rate falling to 0 along a cosine; with `augment`, batches are mirrored and shifted."""
+
+    epochs: int = 5
+    rate: float = 1e-3
+    batch_size: int = 128
+    augment: bool = False
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of training: where randomness comes from, and the share of all steps that is done."""
+
+    random: torch.Generator
+    done: float = 0.0
+
+
+Loss = Callable[[Any, Tensor, Tensor, Any, Moment], Tensor]
+"""(net, images, classes, config, moment) -> scalar."""
+
+
+def plain_loss(net: nn.Module, x: Tensor, y: Tensor, config: Any, moment: Moment) -> Tensor:
+    """The cross-entropy."""
+    return F.cross_entropy(net(x), y)
+
+
+def by_msp(net: nn.Module, x: Tensor, config: Any) -> Tensor:
+    """1 − the largest probability, (B,)."""
+    return msp(net(x))
+
+
+def nothing(net: Any, x: Tensor, y: Tensor, config: Any) -> None:
+    """Nothing to be done."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train: `build` makes the module of a net that ends in a Linear; what it learns is all in its state.
+
+    `begin` sees the training data before the first step, `settle` the validation data after the last. Without `classes` the net
+    gives no logits.
+    """
+
+    config: type[Schooling] = Schooling
+    loss: Loss = plain_loss
+    score: Callable[[Any, Tensor, Any], Tensor] = by_msp
+    build: Callable[[nn.Sequential, Any], nn.Module] = lambda net, config: net
+    begin: Callable[[Any, Tensor, Tensor, Any], None] = nothing
+    settle: Callable[[Any, Tensor, Tensor, Any], None] = nothing
+    classes: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A trained classifier as a Scorer; higher scores are stranger."""
+
+    way: Way
+    net: nn.Module
+    config: Any = field(default_factory=Schooling)
+
+    @property
+    def place(self) -> Place:
+        """Where images belong."""
+        return Place.of(self.net)
+
+    def score(self, x: Tensor) -> Tensor:
+        """How strange each image is, (B,)."""
+        return torch.cat([self.way.score(self.net, part, self.config).detach() for part in self._parts(x)])
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Prediction:
+        """Probabilities and classes; neither without classes."""
+        if not self.way.classes:
+            return Prediction()
+        probs = torch.cat([self.net(part) for part in self._parts(x)]).softmax(1)
+        return Prediction(probs=probs, label=probs.argmax(1))
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.place.put(x)
+        check_inputs(x, "the classifier")
+        check_finite(x, None, "the inputs")
+        return x.split(BLOCK)
+
+
+def body_and_head(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
+    """What makes features, (B, D), and the last matrix, which makes logits of them."""
+    layers = list(net) if isinstance(net, nn.Sequential) else []
+    if not layers or not isinstance(layers[-1], nn.Linear):
+        raise HostError(f"Expected a torch.nn.Sequential whose last layer is a Linear, but got {type(net).__name__}.")
+    return nn.Sequential(*layers[:-1]), layers[-1]
+
+
+def train(way: Way, net: nn.Module, data: Pair, valid: Pair, *, config: Any, seed: int = 0) -> None:
+    """Train what `way.build` made, in place, and leave it in evaluation mode. All that is random depends on `seed` alone."""
+    rows = batches(data, Place.of(net), name="train", batch_size=config.batch_size)
+    steps = config.epochs * math.ceil(len(data[1]) / config.batch_size)
+    way.begin(net, *data, config)
+
+    def objective(step: int, batch: Batch) -> Tensor:
+        moment = Moment(generator(seed, "classifier", step), step / steps)
+        x, y = batch
+        assert isinstance(x, Tensor)
+        return way.loss(net, augmented(x, moment.random) if config.augment else x, y, config, moment)
+
+    net.train()
+    optimizer = adam(net.parameters(), rate=config.rate)
+    minimize(objective, optimizer, rows, steps=steps, seed=seed, schedule=lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
+    net.eval()
+    way.settle(net, *valid, config)
+
+
+def augmented(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
+    """Each image mirrored or not; the batch shifted by up to `most` pixels, edges filled with zeros: (B, K, H, W) -> the same."""
+    height, width = x.shape[2:]
+    flips = torch.rand(len(x), 1, 1, 1, generator=random, device="cpu") < 0.5
+    down, right = torch.randint(0, 2 * most + 1, (2,), generator=random, device="cpu").tolist()
+    wide = F.pad(torch.where(flips.to(x.device), x.flip(3), x), (most,) * 4)
+    return wide[:, :, down : down + height, right : right + width]
+
+
+def fit(way: Way, net: nn.Sequential, data: Pair, valid: Pair, *, config: Any = None, seed: int = 0) -> Learned:
+    """Build, train, and give the Scorer."""
+    config = config or way.config()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = way.build(net, config)
+    train(way, module, data, valid, config=config, seed=seed)
+    return Learned(way, module, config)

@@ -1,0 +1,95 @@
+"""Virtual outliers (VOS, Du et al., 2022): features beyond the Gaussian of every class teach the energy where to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from offmap_bench.classifiers.training import Moment, Schooling, Way, body_and_head
+
+
+@dataclass(frozen=True)
+class Config(Schooling):
+    """Outliers count by `weight` from a share `start` of all steps on: of `candidates` draws of each class, the furthest."""
+
+    weight: float = 0.1
+    start: float = 0.4
+    queue: int = 200
+    candidates: int = 1_000
+
+
+class Energetic(nn.Module):
+    """A net with its last features of each class, (C, Q, D), and a logistic rule on its energy, which weighs classes."""
+
+    def __init__(self, net: nn.Sequential, queue: int) -> None:
+        super().__init__()
+        self.body, self.head = body_and_head(net)
+        classes, width, device = self.head.out_features, self.head.in_features, self.head.weight.device
+        self.shares = nn.Parameter(torch.zeros(classes, device=device))  # the logarithm of what a class counts in the energy
+        self.slope, self.shift = nn.Parameter(torch.ones((), device=device)), nn.Parameter(torch.zeros((), device=device))
+        self.kept: Tensor
+        self.count: Tensor
+        self.register_buffer("kept", torch.zeros(classes, queue, width, device=device))
+        self.register_buffer("count", torch.zeros(classes, dtype=torch.long, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C)."""
+        return self.head(self.body(x))
+
+    def energy(self, features: Tensor) -> Tensor:
+        """−log Σ_c w_c exp z_c: (B, D) -> (B,)."""
+        return -(self.head(features) + self.shares).logsumexp(1)
+
+    @torch.no_grad()
+    def keep(self, features: Tensor, y: Tensor) -> None:
+        """The newest features of each class take the places of the oldest."""
+        for c in y.unique().tolist():
+            new = features[y == c][-self.kept.shape[1] :]
+            places = (int(self.count[c]) + torch.arange(len(new), device=y.device)) % self.kept.shape[1]
+            self.kept[c, places] = new
+            self.count[c] += len(new)
+
+
+def outliers(kept: Tensor, noise: Tensor) -> Tensor:
+    """The least likely of S draws of every class: (C, Q, D), (C, S, D) -> (C, D).
+
+    Draws are μ_c + L·n with L·Lᵀ = Σ, the covariance of all features around the means of their classes; the least likely one has
+    the longest n.
+    """
+    mean = kept.mean(1)
+    centred = (kept - mean[:, None]).flatten(0, 1)
+    covariance = centred.mT @ centred / len(centred)
+    ridge = (1e-4 * covariance.diagonal().mean() + 1e-8) * torch.eye(len(covariance), device=kept.device, dtype=kept.dtype)
+    furthest = noise.square().sum(2).argmax(1)
+    longest = noise[torch.arange(len(noise), device=noise.device), furthest]
+    return mean + longest @ torch.linalg.cholesky(covariance + ridge).mT
+
+
+def apart(familiar: Tensor, strange: Tensor) -> Tensor:
+    """The logistic loss of numbers that should be negative for familiar rows and positive for strange ones."""
+    return F.softplus(familiar).mean() + F.softplus(-strange).mean()
+
+
+def loss(net: Energetic, x: Tensor, y: Tensor, config: Config, moment: Moment) -> Tensor:
+    """CE and, once every class has a full queue and the time has come, weight·(the logistic loss of energies)."""
+    features = net.body(x)
+    total = F.cross_entropy(net.head(features), y)
+    net.keep(features.detach(), y)
+    if moment.done < config.start or int(net.count.min()) < config.queue:
+        return total
+    shape = (net.kept.shape[0], config.candidates, net.kept.shape[2])
+    strange = outliers(net.kept, torch.randn(shape, generator=moment.random, device="cpu").to(x))
+    rule = apart(net.slope * net.energy(features) + net.shift, net.slope * net.energy(strange) + net.shift)
+    return total + config.weight * rule
+
+
+@torch.no_grad()
+def score(net: Energetic, x: Tensor, config: Config) -> Tensor:
+    """The energy, (B,)."""
+    return net.energy(net.body(x))
+
+
+WAY = Way(Config, loss, score, lambda net, config: Energetic(net, config.queue))

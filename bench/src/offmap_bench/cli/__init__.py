@@ -1,0 +1,1 @@
+"""The sub-commands that this package adds to `offmap`: `bench` and `demo`."""

@@ -1,0 +1,1 @@
+"""Detectors that only serve as baselines."""

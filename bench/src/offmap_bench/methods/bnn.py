@@ -1,0 +1,177 @@
+"""Bayesian neural nets by variational inference: the same weight distribution, found by the ELBO instead of its entropy.
+
+The paper's appendix C asks what turns such a net into MaxWEnt: a mean frozen at the trained weights w̄ with the prior N(w̄, σ²I)
+around it, a wide prior, and the SVD basis. ABLATION holds its six settings. (Its definitions swap the words "frozen" and
+"unfrozen"; its tables, and these names, mean what they say.)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from offmap.data import Batches, Rows
+from offmap.errors import ConfigError, nearest
+from offmap.likelihoods import Likelihood
+from offmap.maxwent import objective as objectives
+from offmap.maxwent import search
+from offmap.maxwent.monitors import History, RiskThreshold
+from offmap.maxwent.risk import RiskFn, Validation, as_risk
+from offmap.maxwent.train import adam, minimize
+from offmap.model.forward import Host
+from offmap.model.params import Where
+from offmap.model.select_params import choose
+from offmap.posterior.construct import Centre, Observed, centre, observe
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.noise import Noise, as_noise
+from offmap.posterior.predictive import Stochastic
+from offmap.posterior.protocol import Runtime
+from offmap.progress import bar
+
+logger = logging.getLogger("offmap")
+
+MEANS = ("frozen", "trained")
+BASES = ("svd", "identity")
+SLACKS = ("paper", "reference", "smoothed")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A mean-field (or, in the SVD basis, matrix-wise) posterior around the given nets; the defaults are the paper's.
+
+    `tradeoff` multiplies KL/d beside the *mean* NLL of the training rows. The paper's weight 10·n/d on the KL, beside the *sum*
+    over n rows, is `tradeoff=10` for any n; the untempered posterior is `tradeoff=d/n`.
+    """
+
+    mean: Literal["frozen", "trained"] = "frozen"  # frozen: prior N(w̄, σ²I); trained from w̄ on: prior N(0, σ²I)
+    prior_variance: float = 1e10  # σ²
+    basis: Literal["svd", "identity"] = "svd"  # svd: the mean must be frozen, V belongs to its activations
+    where: Where = None
+    noise: str | Noise = "normal"
+    tradeoff: float = 10.0
+    steps: int = 50_000
+    rate: float = 1e-3
+    draws_per_step: int = 1
+    adam_epsilon: float = 1e-8
+    initial_raw_scale: float | None = None  # u at the start; None: −5 for identity, −10 for svd, as for MaxWEnt
+    fan_in_limit: int = 4096
+    risk: str | RiskFn = "nll"
+    threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
+    slack: Literal["paper", "reference", "smoothed"] = "paper"
+    check_every: int = 100
+    patience: int | None = None
+    risk_draws: int = 50
+
+
+LARGE = Config(basis="identity")
+SMALL = replace(LARGE, prior_variance=0.1)
+ABLATION: dict[str, Config] = {
+    "nosvd_unfrozen_small": replace(SMALL, mean="trained"),
+    "nosvd_unfrozen_large": replace(LARGE, mean="trained"),
+    "nosvd_frozen_small": SMALL,
+    "nosvd_frozen_large": LARGE,
+    "svd_frozen_small": replace(SMALL, basis="svd"),
+    "svd_frozen_large": replace(LARGE, basis="svd"),
+}
+"""The paper's tables 8 and 9, by column. The two large priors around a frozen mean are MaxWEnt with g = log, up to a constant."""
+
+
+def fit(
+    nets: nn.Module | Sequence[nn.Module] | Centre,
+    train: Batches,
+    valid: Rows,
+    *,
+    likelihood: Likelihood,
+    config: Config = ABLATION["svd_frozen_large"],
+    seed: int = 0,
+    runtime: Runtime = Runtime(),
+) -> Stochastic:
+    """Minimise E_q[NLL] + λ·KL/d around the trained nets; every member ends with its last state at or below τ.
+
+    The state is φ, and the mean where it is trained; τ belongs to the nets as they are given.
+    """
+    check(config)
+    at = nets if isinstance(nets, Centre) else choose(centre(nets), valid.inputs, config.where, runtime.select)
+    host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
+    seen = Observed()
+    if config.basis == "svd":
+        seen = observe(at, lambda rows: (x for x, _ in train), rotated=True, pick=runtime.select, limit=config.fan_in_limit)
+    q = distribution(at, seen, config)
+    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
+    threshold = _threshold(q, validation, config)
+    start = search.calm(q, validation, threshold)
+    history = History()
+    with bar("BNN", config.steps, show=runtime.progress) as advance:
+        monitor = RiskThreshold(
+            q, validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
+            report=lambda step, h: advance(step, h.describe()),
+        )  # fmt: skip
+        monitor.check(0, float("nan"), start)
+        objective = posterior(q, at, host, likelihood, config, seed)
+        optimizer = adam((p for p in q.parameters() if p.requires_grad), rate=config.rate, epsilon=config.adam_epsilon)
+        history.ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
+        if history.ending == "finished" and config.steps % config.check_every:
+            monitor.check(config.steps, float("nan"))
+    monitor.restore()
+    history.finish(threshold.new_tensor(history.of_kept()[0]), q.mean_log_square().detach())
+    history.chosen["tradeoff"] = config.tradeoff
+    if history.ending == "diverged":
+        logger.warning("Training diverged (the loss is not finite); every member keeps its last state below τ. Lower `rate`.")
+    q.requires_grad_(False)
+    return Stochastic(host, q, history)
+
+
+def distribution(at: Centre, seen: Observed, config: Config) -> WeightDistribution:
+    """Q at the start: peaked around the nets."""
+    raw = config.initial_raw_scale
+    raw = raw if raw is not None else (-10.0 if config.basis == "svd" else -5.0)
+    return WeightDistribution(
+        at.mean,
+        initial_scale=raw if raw > 30 else math.log1p(math.exp(raw)),  # softplus
+        rotation=seen.rotation(),
+        fixed=at.fixed,
+        noise=as_noise(config.noise),
+        trainable_mean=config.mean == "trained",
+    )
+
+
+def posterior(
+    q: WeightDistribution, at: Centre, host: Host, likelihood: Likelihood, config: Config, seed: int
+) -> objectives.Objective:
+    """The objective of a setting: the prior sits at w̄ for a frozen mean, else at 0."""
+    return objectives.elbo(
+        q, host, likelihood, tradeoff=config.tradeoff, prior_variance=config.prior_variance,
+        prior_mean=at.mean if config.mean == "frozen" else None, draws=config.draws_per_step, seed=seed,
+    )  # fmt: skip
+
+
+def _threshold(q: WeightDistribution, validation: Validation, config: Config) -> Tensor:
+    """τ per member, (M,)."""
+    own = validation.threshold(q, slack=config.slack).detach()
+    return own if config.threshold is None else torch.full_like(own, float(config.threshold))
+
+
+def check(config: Config) -> None:
+    """Refuse impossible settings before any work."""
+    choices = (("mean", config.mean, MEANS), ("basis", config.basis, BASES), ("slack", config.slack, SLACKS))
+    for field, value, valid in choices:
+        if value not in valid:
+            raise ConfigError(f"Expected `{field}` to be {nearest(str(value), valid)}, but got {value!r}.")
+    if config.basis == "svd" and config.mean == "trained":
+        raise ConfigError("Expected `mean='frozen'` with `basis='svd'`: the basis belongs to the activations of that mean.")
+    as_noise(config.noise)
+    as_risk(config.risk)
+    for name in ("prior_variance", "tradeoff", "rate", "adam_epsilon"):
+        value = getattr(config, name)
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")
+    for name in ("steps", "draws_per_step", "check_every", "risk_draws", "fan_in_limit"):
+        value = getattr(config, name)
+        if not (isinstance(value, int) and value > 0):
+            raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")

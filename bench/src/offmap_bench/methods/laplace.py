@@ -1,0 +1,251 @@
+"""Laplace's approximation around trained nets, by laplace-torch: a Gaussian as wide as the loss is flat.
+
+laplace-torch finds the curvature, the prior and the posterior, and draws from it. Here its draws become a Predictive: as weights
+of the host itself ("sampled"), or of the host linearised at its trained weights w̄ ("linear", its authors' advice), as
+
+    f(x) + J(x)·(w − w̄)
+
+by one Jacobian-vector product per draw, so that one draw is one function of all rows.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from offmap._types import Inputs, Weights
+from offmap.data import Batches, Rows, gather
+from offmap.data.inputs import rows_of, take_rows
+from offmap.errors import ConfigError, ShapeError, nearest
+from offmap.extras import require
+from offmap.likelihoods import Categorical, Gaussian, Likelihood
+from offmap.model.forward import Host, Select
+from offmap.model.params import Where, at, copy_host
+from offmap.posterior.construct import Centre, centre
+from offmap.posterior.distribution import REMEMBERED
+from offmap.posterior.noise import generator
+from offmap.posterior.protocol import Runtime
+
+STRUCTURES = ("kron", "diag", "full")
+KINDS = ("linear", "sampled")
+LAWS: dict[type, str] = {Gaussian: "regression", Categorical: "classification"}
+"""laplace-torch's words for the likelihoods that it knows."""
+
+ROUNDS, HALF = 4, 4
+"""How often the grid of the evidence is laid, and its points on each side of the middle."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """`where` says which weights are random, as for MaxWEnt: None all, "6.*" the layer of that name."""
+
+    structure: Literal["kron", "diag", "full"] = "kron"
+    kind: Literal["linear", "sampled"] = "linear"
+    where: Where = None
+    prior_precision: float | None = None  # None: that of highest marginal likelihood, found with the noise of a regression
+    batch_size: int = 200
+
+
+@dataclass(frozen=True)
+class Approximated:
+    """A Predictive: hosts whose weights are w̄ + δ with δ from `draw(span, seed)`, {name: (M·p, ...)}. There is nothing to clip.
+
+    `means` are how many outputs of a row are random: a Gaussian's log-variances stay the host's own, for its Laplace
+    approximation knows of one noise for all rows. None: all.
+    """
+
+    host: Host
+    weights: Weights
+    draw: Callable[[range, int], Weights]
+    linear: bool = True
+    means: int | None = None
+    chosen: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return next(iter(self.weights.values())).shape[0]
+
+    def plain(self, member: int = 0) -> Weights:
+        """The weights of one host as it was trained."""
+        return at(self.weights, member)
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
+        """(M·P, B, ...), member-major."""
+        if self.linear:
+            random = self._linearised(x, draws, seed)
+        else:
+            random = self.host.outputs(lambda span: self._sampled(span, seed), draws, x, members=self.members)
+        if self.means is None:
+            return random
+        plain = self.host.outputs(lambda span: self.weights, 1, x, members=self.members).repeat_interleave(draws, 0)
+        return torch.cat([random[..., : self.means], plain[..., self.means :]], -1)
+
+    def _repeated(self, draws: int) -> Weights:
+        return {name: w.repeat_interleave(draws, 0) for name, w in self.weights.items()}
+
+    def _sampled(self, span: range, seed: int) -> Weights:
+        weights = self._repeated(len(span))
+        return weights | {name: weights[name] + delta for name, delta in self.draw(span, seed).items()}
+
+    @torch.enable_grad()  # no gradient is asked for, but tiles are written in place without
+    def _linearised(self, x: Inputs, draws: int, seed: int) -> Tensor:
+        step, parts = max(1, self.host.chunk_size), list[Tensor]()
+        for span in (range(i, min(i + step, draws)) for i in range(0, draws, step)):
+            delta, weights = self.draw(span, seed), self._repeated(len(span))
+            point = {name: weights[name] for name in delta}
+            rows: list[Tensor] = []
+            for start in range(0, rows_of(x), self.host.batch_size):
+                taken = take_rows(x, slice(start, start + self.host.batch_size))
+
+                def run(moved: Weights, fixed: Weights = weights, taken: Inputs = taken) -> Tensor:
+                    return self.host(fixed | moved, taken)
+
+                tangent = torch.func.jvp(run, (point,), (delta,))  # f and J·δ
+                rows.append((tangent[0] + tangent[1]).detach())
+            parts.append(torch.cat(rows, 1).unflatten(0, (self.members, len(span))))
+        return torch.cat(parts, 1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Draws of every member's posterior by laplace-torch, each from the generator of its address, relative to w̄."""
+
+    posteriors: Sequence[Any]
+    shapes: dict[str, torch.Size]
+    _known: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __call__(self, span: range, seed: int) -> Weights:
+        """{name: (M·p, ...)}."""
+        flat = torch.stack([self.one(seed, member, number) for member in range(len(self.posteriors)) for number in span])
+        parts = flat.split([math.prod(shape) for shape in self.shapes.values()], 1)
+        return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def one(self, seed: int, member: int, number: int) -> Tensor:
+        """δ of one draw as a vector; the latest are remembered, for drawing takes a while."""
+        key = seed, member, number
+        if key not in self._known:
+            posterior = self.posteriors[member]
+            with torch.no_grad():
+                drawn = posterior.sample(1, generator=generator(seed, "infer", member, number, "laplace"))[0] - posterior.mean
+            if drawn.numel() * (len(self._known) + 1) > REMEMBERED:
+                self._known.clear()
+            self._known[key] = drawn
+        return self._known[key]
+
+
+class Means(nn.Module):
+    """A host as laplace-torch wants it: (B, K), without log-variances."""
+
+    def __init__(self, net: nn.Module, select: Select, means: int | None) -> None:
+        super().__init__()
+        self.net, self.select, self.means = net, select, means
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The first columns of the host's output."""
+        output = self.select(self.net(x))
+        return output.unsqueeze(1) if output.ndim == 1 else output[:, : self.means]
+
+
+def fit(
+    nets: nn.Module | Sequence[nn.Module],
+    train: Batches,
+    valid: Rows,
+    *,
+    likelihood: Likelihood,
+    config: Config = Config(),
+    seed: int = 0,
+    runtime: Runtime = Runtime(),
+) -> Approximated:
+    """The curvature at every member on the training data, and the prior of highest evidence; nothing is trained or drawn yet."""
+    check(config)
+    if type(likelihood) not in LAWS:
+        words = " or ".join(law.__name__ for law in LAWS)
+        raise ConfigError(f"Expected a likelihood that laplace-torch knows, {words}, but got {type(likelihood).__name__}.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own use of torch and numpy
+        library = require("laplace", "laplace")
+    whole, around = gather(train), centre(nets, config.where)
+    host = runtime.host(around.net, around.mean | around.fixed, valid.inputs)
+    if not isinstance(whole.inputs, Tensor) or host.output_axes not in (0, 1):
+        raise ShapeError("Expected inputs that are one tensor and one row of outputs for each: laplace-torch knows no others.")
+    targets = likelihood.columns(whole.targets) if isinstance(likelihood, Gaussian) else whole.targets
+    loader = DataLoader(TensorDataset(whole.inputs, targets), batch_size=config.batch_size)
+    means = likelihood.targets if isinstance(likelihood, Gaussian) and likelihood.noise is None else None
+    law = LAWS[type(likelihood)]
+    posteriors = [
+        posterior(library, Means(host_of(around, m), runtime.select, means), loader, law, config) for m in range(around.members)
+    ]
+    names = [n.removeprefix("net.") for n, p in posteriors[0].model.named_parameters() if p.requires_grad]
+    chosen = {key: [float(getattr(p, key)) for p in posteriors] for key in ("prior_precision", "sigma_noise")}
+    draw = Draw(posteriors, {name: around.mean[name].shape[1:] for name in names})
+    return Approximated(host, around.mean | around.fixed, draw, config.kind == "linear", means, chosen)
+
+
+def host_of(around: Centre, member: int) -> nn.Module:
+    """One member as a module of its own, in which the random weights want gradients."""
+    net = copy_host(around.net)
+    net.load_state_dict(around.weights(member), strict=False)
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name in around.mean)
+    return net
+
+
+@torch.enable_grad()
+def posterior(library: Any, model: Means, loader: DataLoader[Any], law: str, config: Config) -> Any:
+    """laplace-torch's posterior around one member, with its prior, and the noise of a regression."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = library.Laplace(model, law, subset_of_weights="all", hessian_structure=config.structure)
+        made.fit(loader)
+        if config.prior_precision is None:
+            by_evidence(made, noisy=law == "regression")
+        else:
+            made.prior_precision = float(config.prior_precision)
+            if law == "regression":
+                x, y = loader.dataset.tensors  # pyright: ignore[reportAttributeAccessIssue]
+                with torch.no_grad():
+                    made.sigma_noise = (model(x) - y).square().mean().sqrt()
+    return made
+
+
+@torch.no_grad()
+def by_evidence(made: Any, *, noisy: bool) -> None:
+    """Prior precision, and noise, of highest log marginal likelihood: a grid in powers of ten, laid anew around its best point.
+
+    No gradients: laplace-torch 0.3 gives none of the Kronecker log-determinant in the noise.
+    """
+    best, sides = (0.0, -1.0)[: 1 + noisy], (4.0, 2.0)[: 1 + noisy]  # middle and half side of the grid
+
+    def evidence(powers: tuple[float, ...]) -> float:
+        value = float(made.log_marginal_likelihood(*(made.mean.new_tensor([10.0**power]) for power in powers)))
+        return value if math.isfinite(value) else -math.inf
+
+    for _ in range(ROUNDS):
+        axes = [
+            [middle + side * step / HALF for step in range(-HALF, HALF + 1)] for middle, side in zip(best, sides, strict=True)
+        ]
+        best = max(product(*axes), key=evidence)
+        sides = tuple(side / HALF for side in sides)
+    evidence(best)  # laplace-torch keeps what it was asked last
+
+
+def check(config: Config) -> None:
+    """Refuse impossible settings before any work."""
+    for name, valid in (("structure", STRUCTURES), ("kind", KINDS)):
+        value = getattr(config, name)
+        if value not in valid:
+            raise ConfigError(f"Expected `{name}` to be {nearest(str(value), valid)}, but got {value!r}.")
+    if not (isinstance(config.batch_size, int) and config.batch_size > 0):
+        raise ConfigError(f"Expected `batch_size` to be a whole number above 0, but got {config.batch_size!r}.")
+    prior = config.prior_precision
+    if prior is not None and not (isinstance(prior, int | float) and 0 < prior < math.inf):
+        raise ConfigError(f"Expected `prior_precision` to be a number above 0 or None, but got {prior!r}.")

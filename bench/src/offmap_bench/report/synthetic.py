@@ -1,0 +1,191 @@
+"""Figures 1–6 of the paper, from the records of a plan on its two synthetic tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from offmap.diagnosis import diagnose
+from offmap.errors import ConfigError
+from offmap.maxwent import solve as maxwent
+from offmap.posterior.predictive import Stochastic
+from offmap.posterior.protocol import override
+from offmap.report.diagnosis import amplitude_panels
+from offmap.report.figures import Panel, band_panel, map_panel
+from offmap_bench.runner.context import BATCH, Ground, likelihood_of
+from offmap_bench.runner.plan import Cell
+from offmap_bench.runner.pretrained import maxwent_settings
+from offmap_bench.runner.store import Record
+from offmap_bench.runner.table import Results
+from offmap_bench.runner.views import POINTS, View, grid, read_as, refitted, view_of, views
+from offmap_bench.runner.watch import course
+from offmap_bench.tasks.catalog import task as task_of
+from offmap_bench.tasks.synthetic import SQUARE, truth
+from offmap_bench.tasks.task import Task
+
+TASKS = ("regression", "moons")
+PLAIN, WIDE = "MaxWEnt ×1", "MaxWEnt-SVD ×1"
+INTRODUCTION = ("Deep ensemble ×5", "MC-dropout ×1", WIDE)
+CLIPS: tuple[float | None, ...] = (None, 1.5, 1.0, 0.5, 0.0)
+SHARES = (0.05, 0.375, 0.625, 1.0)
+"""When a fit is looked at, as shares of its steps: the paper's epochs 10, 75, 125 and 200 of 200."""
+
+TOP = 0.6931
+"""Entropy of an even choice."""
+
+CLIPPED = {"regression": 0.5, "moons": 2.0}
+EVERY = tuple(dict.fromkeys((*CLIPS, *CLIPPED.values())))
+DRAWS = 20
+"""Drawn nets over which amplitudes are taken."""
+
+PREDICTIONS = 50
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The records of the plan, and the folder where what is drawn is kept."""
+
+    results: Results
+    folder: Path
+    say: Say
+
+    def cell(self, label: str, task: str) -> tuple[Cell, Record]:
+        """The first seed's cell of a method on a task, which must have been run."""
+        for cell, record in self.results.ok:
+            if (cell.label, cell.task) == (label, task):
+                return cell, record
+        raise ConfigError(f"Expected a record of {label!r} on {task!r}; run `offmap bench run` of the plan first.")
+
+    def has(self, label: str, task: str) -> bool:
+        """Whether it was run."""
+        return any((cell.label, cell.task) == (label, task) for cell, _ in self.results.ok)
+
+    def looks(self, label: str, task: str, clips: Sequence[float | None] = (None,)) -> list[View]:
+        """What a method says all over the picture."""
+        self.say(f"{label} on {task}")
+        cell, record = self.cell(label, task)
+        if label != WIDE:
+            return views(cell, record, self.folder, clips)
+        seen = dict(zip(EVERY, views(cell, record, self.folder, EVERY), strict=True))  # one fit for all figures
+        return [seen[clip] for clip in clips]
+
+
+def figures(results: Results, folder: Path, say: Say) -> dict[str, list[Panel]]:
+    """The paper's figures by name; a method that has not been run is left out."""
+    pictures = Pictures(results, folder, say)
+    return {
+        "figure-1-introduction": introduction(pictures),
+        "figure-2-regression": methods(pictures, "regression"),
+        "figure-3-moons": methods(pictures, "moons"),
+        "figure-4-clips": clips(pictures),
+        "figure-5-course": courses(pictures),
+        "figure-6-amplitudes": amplitudes(pictures),
+    }
+
+
+def maps(results: Results, folder: Path, say: Say) -> dict[str, list[Panel]]:
+    """What every method of a plan says around the two moons, as in the paper's table 8."""
+    return {"moons": methods(Pictures(results, folder, say), "moons")}
+
+
+def methods(pictures: Pictures, task: str) -> list[Panel]:
+    """Figures 2 and 3: a panel for every method that has been run."""
+    labels = [label for label in pictures.results.plan.labels if pictures.has(label, task)]
+    return [draw(task, pictures.looks(label, task)[0], label, task) for label in labels]
+
+
+def draw(task: str, seen: View, title: str, subtitle: str = "") -> Panel:
+    """A band for the regression, a map for the moons."""
+    data = task_of(task)
+    x, y = (t.numpy() for t in data.train)
+    if task == "regression":
+        line = np.linspace(-1.5, 1.5, POINTS[1])
+        mean, std = seen.band()
+        svg = band_panel(line, mean, std, points=(x[:, 0], y), truth=truth(line), limits=(-2, 2))
+        edges = f"{std[0]:.2g} at the left edge, {std[len(std) // 2]:.2g} in the middle, {std[-1]:.2g} at the right edge"
+        return Panel(svg, title, f"{title}, {subtitle}: mean ± 2 standard deviations over x; one is {edges}.", subtitle)
+    values = seen.map()
+    svg = map_panel(values, half=SQUARE, points=[x[y == c] for c in (0, 1)], top=TOP)
+    dark = 100 * float((values > TOP / 2).mean())
+    alt = f"{title}, {subtitle}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} %."
+    return Panel(svg, title, alt, subtitle)
+
+
+def introduction(pictures: Pictures) -> list[Panel]:
+    """Figure 1: an ensemble, dropout, MaxWEnt and MaxWEnt with clipped weights on both tasks."""
+    panels: list[Panel] = []
+    for task in reversed(TASKS):
+        if all(pictures.has(label, task) for label in INTRODUCTION):
+            panels += [draw(task, pictures.looks(label, task)[0], label, task) for label in INTRODUCTION]
+            clip = CLIPPED[task]
+            panels.append(draw(task, pictures.looks(WIDE, task, (clip,))[0], WIDE, f"{task}, clipped at {clip:g}"))
+    return [replace(panel, alt=f"Figure 1. {panel.alt}") for panel in panels]  # ids of a page follow from the words
+
+
+def clips(pictures: Pictures) -> list[Panel]:
+    """Figure 4: one distribution with ever smaller clips."""
+    names = {clip: "no clip" if clip is None else f"clip {clip:g}" for clip in CLIPS}
+    return [
+        draw(task, seen, names[clip], f"{task}")
+        for task in TASKS
+        if pictures.has(WIDE, task)
+        for clip, seen in zip(CLIPS, pictures.looks(WIDE, task, CLIPS), strict=True)
+    ]
+
+
+def courses(pictures: Pictures) -> list[Panel]:
+    """Figure 5: the uncertainty on the moons while MaxWEnt is fitted, without and with the SVD."""
+    panels: list[Panel] = []
+    for label in (PLAIN, WIDE):
+        if not pictures.has(label, "moons"):
+            continue
+        pictures.say(f"the course of {label}")
+        cell, record = pictures.cell(label, "moons")
+        panels += [
+            draw("moons", seen, f"{label}, step {step}", f"H = {entropy:.1f}") for step, entropy, seen in passed(cell, record)
+        ]
+    return panels
+
+
+def passed(cell: Cell, record: Record) -> list[tuple[int, float, View]]:
+    """Step, entropy and view at the chosen shares of a fit's steps, of its first net and with the λ that its record chose."""
+    task = task_of(cell.task, cell.seed)
+    net = Ground.of(task, cell.seed, cell.source).hosts().nets[0]
+    settings = {**maxwent_settings(cell.config), "tradeoff": float(record.chosen["tradeoff"]), "patience": None}
+    config = override(maxwent.Config(), {k: v for k, v in settings.items() if k in maxwent.Config.__dataclass_fields__})
+    config = replace(config, check_every=max(1, config.steps // 40))
+    x = grid(task.inputs, POINTS[2])
+    assert x is not None
+
+    law, batch = likelihood_of(task, net), cell.config.get("batch_size", BATCH)
+
+    def look(predictive: Stochastic) -> tuple[float, View]:
+        prediction = law.predictive(predictive.outputs(x, PREDICTIONS, clip=None, seed=cell.seed))
+        return float(predictive.q.mean_log_square().detach().mean()), view_of(prediction)
+
+    seen = course([net], task, config, cell.seed, look, batch_size=batch).seen
+    wanted = [min(seen, key=lambda s, share=share: abs(s[0] - share * config.steps)) for share in SHARES]
+    return [(step, *found) for step, found in wanted]
+
+
+def amplitudes(pictures: Pictures) -> list[Panel]:
+    """Figure 6: mean φ over amplitude in the hidden layers, of MaxWEnt and of a Bayesian net."""
+    panels: list[Panel] = []
+    for label in (PLAIN, "BNN ×1"):
+        if not pictures.has(label, "moons"):
+            continue
+        pictures.say(f"amplitudes of {label}")
+        cell, record = pictures.cell(label, "moons")
+        task: Task = task_of("moons", cell.seed)
+        fitted = refitted(cell, record, task)
+        if isinstance(fitted.predictive, Stochastic):
+            made = read_as(replace(cell, members=5), fitted, task)
+            panels += [
+                replace(p, title=f"{label}, {p.title}") for p in amplitude_panels(diagnose(made, task.train, draws=DRAWS))[1:]
+            ]
+    return panels

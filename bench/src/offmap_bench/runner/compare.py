@@ -1,0 +1,207 @@
+"""Our numbers beside the printed ones: mean ± standard deviation over seeds, and where we are better or worse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from offmap_bench.runner.printed import STRANGE, Number, Printed, Sheet
+from offmap_bench.runner.reading import read_plan
+from offmap_bench.runner.store import read_all
+from offmap_bench.runner.table import NOTHING, Results, Values, complete_seeds, missing, percent, plain, results_of, spread, table
+
+MARKS = {"better": "▲", "alike": "≈", "worse": "▼"}
+MARGIN = {"percent": 1.0, "plain": 0.05}
+"""Differences up to here, or up to our standard deviation over seeds if that is more, are alike."""
+
+FAR = 5.0
+"""Means in per cent that differ by more are listed."""
+
+SHOW = {"percent": percent, "plain": plain}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a comparison: ours by seed (in shares), what was printed (as printed), and how they differ."""
+
+    ours: tuple[float, ...]
+    printed: float | str | None
+    number: Number
+
+    @property
+    def mean(self) -> float | None:
+        """Ours, in the unit of the printed number."""
+        return self.factor * fmean(self.ours) if self.ours else None
+
+    @property
+    def factor(self) -> float:
+        """From our unit to the printed one."""
+        return 100.0 if self.number.show == "percent" else 1.0
+
+    @property
+    def verdict(self) -> str | None:
+        """Better, alike or worse; None where there is nothing to compare."""
+        if self.mean is None or not isinstance(self.printed, float | int):
+            return None
+        margin = max(MARGIN[self.number.show], self.factor * pstdev(self.ours))
+        target = self.number.better
+        gain = self.mean - self.printed if target == "higher" else self.printed - self.mean
+        if isinstance(target, float | int):
+            gain = abs(self.printed - target) - abs(self.mean - target)
+        return "alike" if abs(gain) <= margin else "better" if gain > 0 else "worse"
+
+    def __str__(self) -> str:
+        ours = spread(self.ours, SHOW[self.number.show])
+        if self.printed is None:
+            return ours
+        digits = 1 if self.number.show == "percent" else 2
+        theirs = self.printed if isinstance(self.printed, str) else f"{self.printed:.{digits}f}"
+        return f"{ours} ({theirs}) {MARKS.get(self.verdict or '', '')}".strip()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of our methods, and the printed one that it answers to."""
+
+    label: str
+    name: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One printed table with our rows, those that answer to a printed method first."""
+
+    title: str
+    numbers: tuple[Number, ...]
+    rows: tuple[Row, ...]
+
+    def verdicts(self) -> Counter[str]:
+        """How many cells are better, alike and worse."""
+        return Counter(entry.verdict for row in self.rows for entry in row.entries if entry.verdict)
+
+
+def compared(printed: Printed, several: Sequence[Results]) -> Comparison:
+    """The table with what the records of several plans say."""
+    labels = list(dict.fromkeys(label for results in several for label in results.plan.labels))
+    owners = {own: (name, place) for place, (name, answers) in enumerate(printed.methods) for own in answers}
+    order = [own for _, answers in printed.methods for own in answers]
+    found = {number: [_values(number, results) for results in several] for number in printed.numbers}
+    rows = [
+        Row(label, *_entries(label, owners.get(label), found))
+        for label in [*order, *(label for label in labels if label not in owners)]
+    ]
+    run = {row.label for row in rows if any(entry.ours for entry in row.entries)}
+    first = {answers[0] for _, answers in printed.methods if not run & {*answers}}  # a printed method that nobody answers to yet
+    return Comparison(printed.title, printed.numbers, tuple(row for row in rows if row.label in run | first))
+
+
+Means = Mapping[str, tuple[float, ...]]
+"""{label: a mean over tasks for every seed}."""
+
+
+def _entries(label: str, owner: tuple[str, int] | None, found: Mapping[Number, Sequence[Means]]) -> tuple[str, tuple[Entry, ...]]:
+    name, place = owner or ("", None)
+    entries = [
+        # the first plan that has the label answers
+        Entry(next((m[label] for m in means if m.get(label)), ()), None if place is None else number.printed[place], number)
+        for number, means in found.items()
+    ]
+    return name, tuple(entries)
+
+
+def _values(number: Number, results: Results) -> Means:
+    """The mean over the matching tasks, for every label and every seed that has all of them."""
+    tasks = [task for task in results.plan.tasks if fnmatchcase(task, number.tasks)]
+    values = measured(results, number)
+    values = values if number.relative is None else relative(values, number.relative)
+    return {label: tuple(complete_seeds(own, tasks, results.plan.seeds)) for label, own in values.items()}
+
+
+def measured(results: Results, number: Number) -> Values:
+    """One number of every record that has it; that of all strange sets is their mean."""
+    if number.part != STRANGE:
+        return results.values(number.part, number.measure)
+    values: Values = {label: {} for label in results.plan.labels}
+    for cell, record in results.ok:
+        parts = [record.metrics[name].get(number.measure) for name in record.metrics if name not in ("test", "valid")]
+        if parts and None not in parts:
+            values[cell.label][cell.task, cell.seed] = fmean(float(part) for part in parts if part is not None)
+    return values
+
+
+def relative(values: Mapping[str, Mapping[tuple[str, int], float]], label: str) -> Values:
+    """Every number as a multiple of one label's on the same task with the same seed.
+
+    >>> relative({"a": {("t", 0): 2.0}, "b": {("t", 0): 3.0}}, "a")["b"]
+    {('t', 0): 1.5}
+    """
+    unit = values.get(label, {})
+    return {own: {key: v / unit[key] for key, v in found.items() if unit.get(key)} for own, found in values.items()}
+
+
+def answers(sheet: Sheet, room: Path, *, quick: bool = False) -> list[Results]:
+    """The results of the plans that answer a sheet; `room` holds a folder of records for each."""
+    plans = [read_plan(name, quick=quick) for name in sheet.plans]
+    return [results_of(plan, read_all(room / plan.name)) for plan in plans]
+
+
+def comparisons(sheet: Sheet, several: Sequence[Results]) -> list[Comparison]:
+    """All tables of a sheet."""
+    return [compared(printed, several) for printed in sheet.tables]
+
+
+def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str:
+    """The page that sets our numbers beside the paper's."""
+    made = comparisons(sheet, several)
+    total = sum((comparison.verdicts() for comparison in made), Counter[str]())
+    parts = [
+        f"# {name}, beside the paper",
+        f"Written by `offmap bench compare {name}`. Ours (printed): mean ± standard deviation over seeds. {legend()} "
+        f"Of {total.total()} printed numbers that we have too, {total['better']} are better here, {total['alike']} alike and "
+        f"{total['worse']} worse.",
+        *([sheet.note] if sheet.note else []),
+        *(part for results in several for part in missing(results)),
+        *(_part(comparison) for comparison in made),
+        *far(made),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def legend() -> str:
+    """What the marks mean."""
+    return (
+        f"{MARKS['better']} better, {MARKS['worse']} worse, {MARKS['alike']} alike: within a point, 0.05 where not in per cent, "
+        f"or within our standard deviation. {NOTHING}: not run, or not all tasks of it."
+    )
+
+
+def header(comparison: Comparison) -> list[str]:
+    """Titles of the columns."""
+    return ["here", "in the paper", *(number.title for number in comparison.numbers)]
+
+
+def texts(comparison: Comparison) -> list[list[str]]:
+    """The rows in words."""
+    return [[row.label, row.name, *map(str, row.entries)] for row in comparison.rows]
+
+
+def _part(comparison: Comparison) -> str:
+    return f"## {comparison.title}\n\n{table(header(comparison), texts(comparison))}"
+
+
+def far(made: Sequence[Comparison]) -> list[str]:
+    """Means over several tasks that lie further than 5 points from the printed ones, to be explained."""
+    lines = [
+        f"- {row.label}, {comparison.title}, {entry.number.title}: {entry.mean:.1f} here, {entry.printed:.1f} printed"
+        for comparison in made
+        for row in comparison.rows
+        for entry in row.entries
+        if "*" in entry.number.tasks and entry.number.show == "percent"
+        and entry.mean is not None and isinstance(entry.printed, float | int) and abs(entry.mean - entry.printed) > FAR
+    ]  # fmt: skip
+    return ["\n".join(["## Means more than 5 points from the printed ones", "", *lines])] if lines else []

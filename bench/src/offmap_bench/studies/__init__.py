@@ -1,0 +1,1 @@
+"""Studies behind single pages of the documentation."""

@@ -1,0 +1,74 @@
+"""All tasks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+
+from offmap.errors import ConfigError, nearest
+from offmap_bench.tasks.citycam import SHIFTS, citycam
+from offmap_bench.tasks.digits import digits
+from offmap_bench.tasks.images import SETTINGS, few, images, open_set, renamed
+from offmap_bench.tasks.synthetic import moons, regression
+from offmap_bench.tasks.tabular import PREFIX, named
+from offmap_bench.tasks.task import Task
+from offmap_bench.tasks.uci import MODES, SETS, uci
+from offmap_bench.tasks.weights import WEIGHTS
+
+PICTURES: dict[str, Callable[[int], Task]] = {
+    **{f"images/{name}": partial(images, name) for name, setting in SETTINGS.items() if setting.near},
+    **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
+    **{
+        f"images/cifar10/resnet{depth}": partial(renamed, partial(images, "cifar10"), f"images/cifar10/resnet{depth}")
+        for depth in WEIGHTS.values()
+    },
+}
+"""Tasks of images; some name the given net that belongs to them."""
+
+TASKS: dict[str, Callable[[int], Task]] = {
+    "regression": lambda seed: regression(),  # the authors' points, whatever the seed
+    "moons": lambda seed: moons(),
+    "digits": lambda seed: digits(seed=seed),
+    **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
+    **PICTURES,
+    **{f"{name}/few": partial(few, whole) for name, whole in PICTURES.items()},
+    **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
+}
+
+
+def names() -> list[str]:
+    """The names of all tasks.
+
+    >>> len(names()), names()[3]
+    (50, 'uci/yacht/extrapolation')
+    """
+    return list(TASKS)
+
+
+def task(name: str, seed: int = 0) -> Task:
+    """The task of that name, or of a file of your own ("file:cars.csv#target=price"); `seed` splits its data."""
+    if name.startswith(PREFIX):
+        return named(name).task(seed)
+    if name not in TASKS:
+        raise ConfigError(f"Expected the name of a task to be {nearest(name, TASKS)}, but got {name!r}.")
+    return TASKS[name](seed)
+
+
+def expand(patterns: Sequence[str]) -> list[str]:
+    """Names and patterns such as "uci/*/extrapolation" to names, each once, in the order of the catalog for each pattern.
+
+    Files of your own must be there, and their options right.
+
+    >>> expand(["moons", "uci/y*"])
+    ['moons', 'uci/yacht/extrapolation', 'uci/yacht/interpolation']
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        if pattern.startswith(PREFIX):
+            named(pattern)
+        matching = [pattern] if pattern.startswith(PREFIX) else [name for name in TASKS if fnmatchcase(name, pattern)]
+        if not matching:
+            raise ConfigError(f"Expected a task or a pattern of tasks to be {nearest(pattern, TASKS)}, but got {pattern!r}.")
+        found += matching
+    return list(dict.fromkeys(found))

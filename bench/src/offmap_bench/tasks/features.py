@@ -1,0 +1,156 @@
+"""Images through a backbone, in batches; what it says of them is kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from offmap.errors import ConfigError, DataError
+from offmap.extras import require
+from offmap.io.atomic import write_whole
+from offmap.model.digest import sealed, unsealed
+
+logger = logging.getLogger("offmap")
+
+FORMAT = 1
+"""Raised whenever the same files and backbone come to give other features."""
+
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's colours, from 0 to 1."""
+
+SIDE = 224
+PIXELS = 50_000_000
+"""An image that claims more is not one of a webcam."""
+
+
+def standard(image: Any) -> Tensor:
+    """A colour image as nets trained on ImageNet expect it: 224 × 224, each channel centred and scaled, (3, 224, 224)."""
+    small = image.resize((SIDE, SIDE), require("PIL.Image", "images").Resampling.LANCZOS)
+    values = (np.asarray(small, dtype=np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(SPREAD, np.float32)
+    return torch.from_numpy(values.transpose(2, 0, 1).copy())
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """`backbone` maps a batch of what `preprocess` makes of Pillow's RGB images to features: (B, D), or (B, D, h, w), averaged.
+
+    Features are kept below `folder`, one file for each list of images, under a name that changes with the images (name, size
+    and time of change), with the backbone (its structure and weights) and with the preprocessing (what it makes of a sample).
+    """
+
+    backbone: nn.Module
+    folder: Path
+    preprocess: Callable[[Any], Tensor] = standard
+    batch_size: int = 64
+
+    def __call__(self, images: Sequence[Path], name: str) -> tuple[Tensor, dict[int, str]]:
+        """Features (n, D) of the readable images, in order; and what is wrong with the others, by their place."""
+        path = self.folder / f"{name}-{self.key(images)}.safetensors"
+        found = remembered(path)
+        if found is None:
+            found = self.compute(images)
+            told, kept = json.dumps({str(place): reason for place, reason in found[1].items()}), {"features": found[0]}
+            write_whole(path, save(kept, {"offmap": sealed(told, kept)}))
+        return found
+
+    def key(self, images: Sequence[Path]) -> str:
+        """Twenty hexadecimal digits that tell these images, this backbone and this preprocessing apart from others."""
+        told = [(path.name, stat.st_size, stat.st_mtime_ns) for path in images for stat in [path.stat()]]
+        return hashlib.sha256(json.dumps([FORMAT, self.digest, told]).encode()).hexdigest()[:20]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the structure and weights of the backbone, and of what the preprocessing makes of one image."""
+        total = hashlib.sha256(f"{type(self.backbone).__qualname__} {self.backbone!r}".encode())
+        for name, value in self.backbone.state_dict().items():
+            total.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        noise = np.random.RandomState(0).randint(0, 256, (240, 352, 3)).astype(np.uint8)
+        once, again = (self.prepared(require("PIL.Image", "images").fromarray(noise)) for _ in range(2))
+        if not torch.equal(once, again):
+            raise ConfigError(
+                "Expected `preprocess` to give the same for the same image, but two calls differ: leave out what is random."
+            )
+        total.update(f"{tuple(once.shape)} {once.dtype}".encode() + once.contiguous().numpy().tobytes())
+        return total.hexdigest()
+
+    def prepared(self, image: Any) -> Tensor:
+        """What the backbone is given of one image."""
+        value = self.preprocess(image)
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"Expected `preprocess` to give a tensor for a Pillow image, but got {type(value).__name__}.")
+        return value
+
+    def compute(self, images: Sequence[Path]) -> tuple[Tensor, dict[int, str]]:
+        """Features and failures, nothing remembered."""
+        parts: list[Tensor] = []
+        failures: dict[int, str] = {}
+        for start in range(0, len(images), self.batch_size):
+            batch: list[Tensor] = []
+            for place, path in enumerate(images[start : start + self.batch_size], start):
+                image = opened(path)
+                if isinstance(image, str):
+                    failures[place] = image
+                else:
+                    batch.append(self.prepared(image))
+            if batch:
+                parts.append(run(self.backbone, torch.stack(batch)))
+        return torch.cat(parts) if parts else torch.zeros(0, 0), failures
+
+
+def run(backbone: nn.Module, batch: Tensor) -> Tensor:
+    """Features of a batch, (B, ...) -> (B, D), on the CPU as float32; the backbone is in evaluation mode meanwhile."""
+    place = next((p for p in backbone.parameters()), torch.zeros(()))
+    modes = {module: module.training for module in backbone.modules()}
+    try:
+        with torch.no_grad():
+            out = backbone.eval()(batch.to(place.device, place.dtype))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if not isinstance(out, Tensor) or out.ndim < 2 or len(out) != len(batch):
+        came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ConfigError(f"Expected the backbone to give a tensor (B, D) for a batch of {len(batch)} images, but got {came}.")
+    out = out.flatten(2).mean(2) if out.ndim > 2 else out
+    if not bool(out.isfinite().all()):
+        raise DataError("Expected finite features, but the backbone gave some that are not: check its weights and `preprocess`.")
+    return out.float().cpu().contiguous()
+
+
+def opened(path: Path) -> Any:
+    """The image in memory as RGB, or in words why it cannot be had. Only JPEG and PNG are tried."""
+    image = require("PIL.Image", "images")
+    try:
+        with warnings.catch_warnings(action="ignore"), image.open(path, formats=("JPEG", "PNG")) as file:
+            if file.width * file.height > PIXELS:
+                return f"claims {file.width} × {file.height} pixels"
+            return file.convert("RGB")
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        return f"cannot be read ({str(error) or type(error).__name__})"
+
+
+def remembered(path: Path) -> tuple[Tensor, dict[int, str]] | None:
+    """What was kept; None when there is nothing, or when the file is damaged, said so."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            features = file.get_tensor("features")
+            told = json.loads(unsealed(file.metadata()["offmap"], {"features": features}))
+            return features, {int(place): reason for place, reason in told.items()}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        logger.warning("The cached features at %s cannot be read (%s) and are computed again.", path, error)
+        return None

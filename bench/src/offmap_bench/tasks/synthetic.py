@@ -1,0 +1,79 @@
+"""The paper's two synthetic tasks (section 7.1), number for number: 1-D regression and two moons."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmap.extras import require
+from offmap_bench.tasks.task import Task, pair, tensor
+
+Array = NDArray[np.float64]
+
+CENTRES = (-0.5, 0.75)
+"""Where the inputs of the 1-D regression lie, ± 0.1."""
+
+OUTSIDE = ((-1.5, -1.1), (1.1, 1.5))
+GAP = (-0.1, 0.4)
+SQUARE = 3.0
+"""Half the side of the square around the moons."""
+
+
+def truth(x: Array) -> Array:
+    """f*(x) = 0.3·(x + sin 2πx + sin 4πx).
+
+    >>> truth(np.array([0.0, 0.125, 0.5])).round(4)
+    array([0.    , 0.5496, 0.15  ])
+    """
+    return 0.3 * (x + np.sin(2 * np.pi * x) + np.sin(4 * np.pi * x))
+
+
+def regression(*, test: int = 200, strange: int = 200) -> Task:
+    """100 + 20 points around −0.5 and 0.75 with noise 0.02; strange: beside the data ("outside") and between ("gap").
+
+    Training and validation points are those of the authors' code. `test` familiar points follow from the same generator.
+    """
+    rng = np.random.RandomState(123)
+
+    def sample(n: int) -> tuple[Array, Array]:
+        x = np.concatenate([rng.randn(n // 2) * 0.1 + centre for centre in CENTRES])
+        return x[:, None], truth(x) + 0.02 * rng.randn(len(x))
+
+    train, valid, familiar = sample(100), sample(20), sample(test)
+    outside = np.concatenate([np.linspace(low, high, strange // 2) for low, high in OUTSIDE])
+    gap = np.linspace(*GAP, strange)
+    return Task(
+        name="regression",
+        train=pair(*train),
+        valid=pair(*valid),
+        test=pair(*familiar),
+        ood={"outside": tensor(outside[:, None]), "gap": tensor(gap[:, None])},
+        likelihood="gaussian",
+        outputs=2,
+    )
+
+
+def moons(*, test: int = 400, strange: int = 1000, distance: float = 0.5) -> Task:
+    """200 + 50 points on two moons; strange: uniform on [−3, 3]², more than `distance` from every training point.
+
+    Training and validation points are those of the authors' code. `test` familiar points follow from the same generator.
+    """
+    make_moons = require("sklearn.datasets").make_moons
+    rng = np.random.RandomState(0)
+
+    def sample(n: int) -> tuple[Array, NDArray[np.int64]]:
+        x, y = make_moons(n_samples=n, noise=0.1, random_state=rng)
+        return x - np.array([0.5, 0.25]), y
+
+    train, valid, familiar = sample(200), sample(50), sample(test)
+    around = rng.uniform(-SQUARE, SQUARE, (4 * strange, 2))
+    nearest = np.linalg.norm(around[:, None] - train[0][None], axis=2).min(1)
+    return Task(
+        name="moons",
+        train=pair(*train),
+        valid=pair(*valid),
+        test=pair(*familiar),
+        ood={"off the moons": tensor(around[nearest > distance][:strange])},
+        likelihood="bernoulli",
+        outputs=1,
+    )

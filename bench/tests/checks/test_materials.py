@@ -1,0 +1,89 @@
+"""The bill of materials is whole, and the audit notices what it says it looks at."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from importlib.metadata import Distribution, PathDistribution
+from pathlib import Path
+
+import pytest
+
+from offmap_bench.checks.materials import ROOT, audit, bill, changed, installed, licence, pins
+
+
+@pytest.fixture(scope="module")
+def packages() -> dict[str, Distribution]:
+    return installed()
+
+
+def made(folder: Path, version: str = "1.0", told: str = "License-Expression: MIT\n") -> Distribution:
+    """A package of one file, as installers leave it."""
+    inside = folder / "small-1.dist-info"
+    inside.mkdir()
+    (folder / "small.py").write_bytes(b"x = 1\n")
+    sum_ = base64.urlsafe_b64encode(hashlib.sha256(b"x = 1\n").digest()).rstrip(b"=").decode()
+    (inside / "RECORD").write_text(f"small.py,sha256={sum_},6\nsmall-1.dist-info/RECORD,,\n", encoding="utf-8")
+    (inside / "METADATA").write_text(f"Metadata-Version: 2.4\nName: small\nVersion: {version}\n{told}", encoding="utf-8")
+    return PathDistribution(inside)
+
+
+def test_the_bill_names_every_package_with_its_version(packages: dict[str, Distribution]) -> None:
+    told = bill(packages)
+    assert (told["bomFormat"], told["specVersion"], told["metadata"]["component"]["name"]) == ("CycloneDX", "1.5", "offmap")
+    assert {"torch", "numpy", "safetensors", "rich", "typer", "scikit-learn", "pyarrow"} <= {
+        c["name"] for c in told["components"]
+    }
+    assert all(re.fullmatch(r"pkg:pypi/[a-z0-9-]+@\S+", c["purl"]) for c in told["components"])
+    assert all(re.fullmatch("[0-9a-f]{64}", c["hashes"][0]["content"]) for c in told["components"])
+
+
+def test_what_the_bill_refers_to_is_there_once(packages: dict[str, Distribution]) -> None:
+    told = bill(packages)
+    refs = [told["metadata"]["component"]["bom-ref"], *(c["bom-ref"] for c in told["components"])]
+    assert len(refs) == len(set(refs)) == len(told["dependencies"])
+    graph = {each["ref"]: each["dependsOn"] for each in told["dependencies"]}
+    assert {ref for needed in graph.values() for ref in needed} <= set(refs)
+    assert any(ref.startswith("pkg:pypi/torch@") for ref in graph[refs[0]])
+
+
+def test_equal_packages_have_equal_bills(packages: dict[str, Distribution]) -> None:
+    assert bill(packages) == bill(dict(packages))
+    fewer = {name: package for name, package in packages.items() if name != "rich"}
+    assert bill(fewer)["serialNumber"] != bill(packages)["serialNumber"]
+
+
+def test_what_users_install_is_pinned(packages: dict[str, Distribution]) -> None:
+    pinned = pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    assert [name for name in packages if name not in pinned and name != "offmap"] == []
+
+
+def test_a_package_as_it_was_installed_passes(tmp_path: Path) -> None:
+    package = made(tmp_path)
+    assert licence(package) == "MIT"
+    assert audit({"small": package}, {"small": "1.0"}) == []
+
+
+def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
+    package = made(tmp_path)
+    (tmp_path / "small.py").write_bytes(b"x = 2\n")
+    assert changed(package) == ["small.py"]
+    assert audit({"small": package}, {"small": "1.0"}) == ["small 1.0: small.py is not the file that was installed"]
+    (tmp_path / "small.py").unlink()
+    assert changed(package) == ["small.py"]
+
+
+@pytest.mark.parametrize(
+    ("version", "told", "pinned", "said"),
+    [
+        ("2.0", "License-Expression: MIT\n", {"small": "1.0"}, "small is 2.0, but constraints.txt has 1.0"),
+        ("1.0", "License-Expression: MIT\n", {}, "small 1.0 is not in constraints.txt"),
+        ("1.0rc1", "License-Expression: MIT\n", {"small": "1.0rc1"}, "small 1.0rc1 is a pre-release"),
+        ("1.0", "", {"small": "1.0"}, "small 1.0 names no licence"),
+    ],
+)
+def test_other_versions_pre_releases_and_lacking_licences_are_said(
+    tmp_path: Path, version: str, told: str, pinned: dict[str, str], said: str
+) -> None:
+    assert audit({"small": made(tmp_path, version, told)}, pinned) == [said]

@@ -1,0 +1,99 @@
+"""Training: every way learns stripes, depends on its seed alone, and is read as a Scorer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from offmap.errors import DataError, HostError
+from offmap.metrics import auroc
+from offmap.posterior.protocol import Scorer
+from offmap_bench.classifiers.catalog import WAYS
+from offmap_bench.classifiers.ensemble import Ensemble
+from offmap_bench.classifiers.training import Learned, Schooling, augmented, body_and_head, fit
+from offmap_bench.nets.lenet import lenet
+
+SIDE = 12
+
+
+def stripes(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Upright, lying or slanted stripes in noise, (B, 1, 12, 12)."""
+    random = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (rows,), generator=random)
+    down, right = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    along = torch.stack([right, down, right + down])[y]
+    phase = torch.randint(0, 4, (rows, 1, 1), generator=random)
+    x = ((along + phase) % 4 < 2).float() + 0.1 * torch.randn(rows, SIDE, SIDE, generator=random)
+    return x[:, None], y
+
+
+def learned(name: str, seed: int = 0, epochs: int = 2) -> Learned:
+    way = WAYS[name]
+    changes = {"queue": 20, "candidates": 50} if name == "vos" else {}
+    config = replace(way.config(), epochs=epochs, rate=3e-3, batch_size=32, **changes)
+    return fit(way, lenet(3, side=SIDE, seed=seed), stripes(192), stripes(60, 1), config=config, seed=seed)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_way_learns_and_scores(name: str) -> None:
+    made = learned(name, epochs=16)
+    x, y = stripes(90, 2)
+    assert isinstance(made, Scorer)
+    assert made.score(x).shape == (90,)
+    assert not made.score(x).requires_grad
+    assert not any(module.training for module in made.net.modules())
+    label = made.predict(x).label
+    if name == "svdd":
+        assert label is None
+        noise = torch.rand(90, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(3))
+        assert float(auroc(made.score(x), made.score(noise))) > 0.8
+    else:
+        assert label is not None
+        assert float((label == y).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("name", ["mixup", "vos", "dropout"])
+def test_the_seed_alone_decides(name: str) -> None:
+    x, _ = stripes(20, 2)
+    first = learned(name).score(x)
+    torch.manual_seed(99)
+    assert torch.equal(learned(name).score(x), first)
+    assert not torch.equal(learned(name, 1).score(x), first)
+
+
+def test_scores_do_not_depend_on_company() -> None:
+    x, _ = stripes(30, 2)
+    for name in ("dropout", "godin"):
+        made = learned(name)
+        torch.testing.assert_close(torch.cat([made.score(x[:7]), made.score(x[7:])]), made.score(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_ensemble_predicts_the_mean_and_scores_its_entropy() -> None:
+    members = [learned("plain", seed) for seed in range(2)]
+    together, (x, _) = Ensemble(members), stripes(9, 2)
+    mean = sum(m.net(x).softmax(1) for m in members) / 2
+    assert isinstance(mean, Tensor)
+    torch.testing.assert_close(together.predict(x).probs, mean)
+    torch.testing.assert_close(together.score(x), -(mean * mean.log()).sum(1))
+
+
+def test_images_are_mirrored_and_shifted() -> None:
+    x = torch.arange(1.0, 37).view(1, 1, 6, 6).expand(40, -1, -1, -1)
+    made = augmented(x, torch.Generator().manual_seed(0), most=2)
+    assert made.shape == x.shape
+    kinds = {tuple(image.flatten().tolist()) for image in made}
+    assert len(kinds) == 2  # one shift for the batch, mirrored or not
+    shifted = [torch.nn.functional.pad(i, (2, 2, 2, 2))[0, 0, a : a + 6, b : b + 6] for a in range(5) for b in range(5)
+               for i in (x[:1], x[:1].flip(3))]  # fmt: skip
+    assert kinds <= {tuple(image.flatten().tolist()) for image in shifted}
+
+
+def test_bad_nets_and_images_are_refused_in_words() -> None:
+    with pytest.raises(HostError, match="Expected a torch.nn.Sequential whose last layer is a Linear, but got Conv2d"):
+        body_and_head(nn.Conv2d(1, 1, 1))  # pyright: ignore[reportArgumentType]
+    made = Learned(WAYS["plain"], lenet(3, side=SIDE), Schooling())
+    with pytest.raises(DataError, match="NaN or infinite"):
+        made.score(torch.full((2, 1, SIDE, SIDE), torch.nan))

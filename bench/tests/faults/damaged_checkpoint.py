@@ -1,0 +1,47 @@
+"""The state of a fit that was cut or changed is refused by its name, and left alone."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+import rank_jobs as jobs
+from faults.damage import damaged
+from offmap.errors import FileError
+from offmap_bench.checks.trust import Check
+
+
+class Ended(Exception):
+    pass
+
+
+def _end() -> None:
+    raise Ended
+
+
+@cache
+def _state() -> bytes:
+    """In the middle of the steps."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "fit.state"
+        with pytest.raises(Ended):
+            jobs.stepped(file, jobs.EndsAfter(file, "steps.", _end))
+        return file.read_bytes()
+
+
+def trial(seed: int, folder: Path) -> str:
+    what, content = damaged(_state(), seed, random.Random(seed))
+    file = folder / "fit.state"
+    file.write_bytes(content)
+    with pytest.raises(FileError, match=re.escape(str(file))):
+        jobs.stepped(file)
+    assert file.read_bytes() == content
+    return f"{what}, refused"
+
+
+CHECK = Check("The state of a fit that was cut or changed is refused, and the error names it.", trial, limit=60.0, quick=8)

@@ -1,0 +1,73 @@
+"""`offmap score --resume` of a folder is killed, and started again: finished scores are kept, the others made."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from faults.damaged_scores import fill, read
+from faults.places import shared_folder
+from faults.zygote import Ended, drawn, zygote
+from offmap import cli
+from offmap.cli.score_folder import ROOM
+from offmap_bench.checks.trust import Check
+from trained import quick, regression, regressor
+
+FILES = ("a.csv", "b.npz", "c.csv", "d.npz", "e.csv", "f.npz")  # pyarrow has threads: a zygote must not know it
+
+
+def work(folder: Path, data: str, guard: str) -> None:
+    """The command; the net is made by a function of the tests."""
+    sys.argv = ["offmap", "score", guard, data, "--net", "trained:regressor", "--out", str(folder / "out"), "--resume", "--json"]
+    cli.main()
+
+
+@cache
+def undisturbed() -> tuple[Ended, Path]:
+    room = shared_folder()
+    fill(room / "data", FILES, rows=300)
+    quick(regressor(), regression(60), regression(30, seed=1)).save(room / "guard.safetensors")
+    return zygote()(work, room, *_asked(room), warm=True).check(), room
+
+
+def _asked(room: Path) -> tuple[str, str]:
+    return str(room / "data"), str(room / "guard.safetensors")
+
+
+def noted(folder: Path) -> dict[str, tuple[int, int]]:
+    """Scores with a note, which are finished, and which file it is."""
+    found = [folder / "out" / name for name in FILES if (folder / "out" / ROOM / f"{name}.json").exists()]
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+
+def trial(seed: int, folder: Path) -> str:
+    """Killed once or twice, then left alone."""
+    rng, (usual, room) = random.Random(seed), undisturbed()
+    ending, before = "finished before the kill", dict[str, tuple[int, int]]()
+    for _ in range(rng.choice((1, 1, 2))):
+        ended = zygote()(work, folder, *_asked(room), moment=drawn(rng, usual))
+        assert before.items() <= noted(folder).items()
+        before = noted(folder)
+        if not ended.killed:
+            ended.check()
+            break
+        for path in (folder / "out").glob("[a-f].*"):  # what has its name is whole, noted or not
+            np.testing.assert_array_equal(read(path), read(room / "out" / path.name))
+        place = "while a file was written" if ended.begun > ended.ended else "between files"
+        ending = f"killed {place}, {'went on' if before else 'began anew'}"
+    answer = json.loads(zygote()(work, folder, *_asked(room)).check().said)
+    assert (answer["before"], answer["files"], answer["failed"]) == (len(before), len(FILES), {})
+    assert answer["rows"] == 300 * len(FILES)
+    assert before.items() <= noted(folder).items()
+    assert sorted(path.name for path in (folder / "out").rglob("*") if path.is_file() and path.suffix != ".json") == list(FILES)
+    for name in FILES:
+        np.testing.assert_array_equal(read(folder / "out" / name), read(room / "out" / name))
+    return ending
+
+
+CHECK = Check("A killed `score --resume` keeps the finished scores, and makes the others, to the same numbers.", trial, quick=3)

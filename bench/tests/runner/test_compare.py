@@ -1,0 +1,128 @@
+"""Comparisons: our means beside printed numbers, joined from several plans, and every verdict by hand."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offmap.errors import ConfigError
+from offmap_bench.runner.compare import Entry, answers, compare_markdown, compared
+from offmap_bench.runner.methods import METHODS
+from offmap_bench.runner.plan import Plan, cells
+from offmap_bench.runner.printed import Number, parse_sheet, sheet, sheets
+from offmap_bench.runner.reading import packaged, parse, read_plan
+from offmap_bench.runner.store import Found, Record, settings_of
+from offmap_bench.runner.table import Results, results_of
+
+
+def plan(name: str, *labels: str, seeds: str = "[0, 1]") -> Plan:
+    methods = "".join(f'[[method]]\nname = "deep_ensemble"\nlabel = "{label}"\nconfig = {{steps = {place + 1}}}\n'
+                      for place, label in enumerate(labels))  # fmt: skip
+    tasks = '["uci/yacht/extrapolation", "uci/wine/extrapolation"]'
+    return parse(f'name = "{name}"\nseeds = {seeds}\ntasks = {tasks}\n{methods}', f"{name}.toml")
+
+
+def results(plan: Plan, values: dict[str, float], **metrics: Any) -> Results:
+    """Records with the AUROC of each label on yacht, 0.2 less on wine, 0.02 more with seed 1; NLL a tenth of it."""
+    records = {}
+    for cell in cells(plan):
+        if cell.label in values:
+            auroc = values[cell.label] - 0.2 * ("wine" in cell.task) + 0.02 * cell.seed
+            told = {"test": {"nll": auroc / 10, "width": auroc}, "extrapolation": {"auroc": auroc}}
+            records[cell.hash] = Record(cell.told(), "ok", settings_of(cell), told)
+    return results_of(plan, Found(records, {}))
+
+
+SHEET = parse_sheet("""
+plans = ["first", "second"]
+note = "What to mind."
+[[table]]
+title = "AUROC"
+all = {tasks = "uci/*/*", measure = "auroc"}
+methods = [["A", "ours"], ["B", "absent", "other"], ["C", "missing", "too"]]
+numbers = [
+    {title = "yacht", tasks = "uci/yacht/*", printed = [91.0, 85.0, 1.0]},
+    {title = "mean", printed = [70.0, 75.0, "> 50"]},
+    {title = "NLL", part = "test", measure = "nll", show = "plain", better = "lower", printed = [0.2, 0.07, 0.0]},
+    {title = "w", part = "test", measure = "width", show = "plain", better = "lower", printed = [1, 0.5, 1], relative = "ours"},
+]
+""")
+SEVERAL = [
+    results(plan("first", "ours", "spare"), {"ours": 0.9, "spare": 0.5}),
+    results(plan("second", "other", "ours"), {"other": 0.8, "ours": 0.4}),
+]
+
+
+def test_every_row_says_ours_printed_and_the_verdict() -> None:
+    page = compare_markdown("first", SHEET, SEVERAL)
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert rows == [
+        "| here | in the paper | yacht | mean | NLL | w |",
+        "| ours | A | 91.0 ± 1.0 (91.0) ≈ | 81.0 ± 1.0 (70.0) ▲ | 0.081 ± 0.001 (0.20) ▲ | 1.000 ± 0.000 (1.00) ≈ |",
+        "| other | B | 81.0 ± 1.0 (85.0) ▼ | 71.0 ± 1.0 (75.0) ▼ | 0.071 ± 0.001 (0.07) ≈ | 2.443 ± 0.057 (0.50) ▼ |",
+        "| missing | C | – (1.0) | – (> 50) | – (0.00) | – (1.00) |",
+        "| spare |  | 51.0 ± 1.0 | 41.0 ± 1.0 | 0.041 ± 0.001 | 0.498 ± 0.006 |",
+    ]
+    assert "Of 8 printed numbers that we have too, 2 are better here, 3 alike and 3 worse." in page
+    assert "\n\nWhat to mind.\n\n" in page
+    assert "## Means more than 5 points from the printed ones\n\n- ours, AUROC, mean: 81.0 here, 70.0 printed\n" in page
+
+
+def test_the_first_plan_that_has_a_label_answers() -> None:
+    made = compared(SHEET.tables[0], SEVERAL[::-1])
+    assert made.rows[0].entries[0].mean == pytest.approx(41.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "printed", "better", "verdict"),
+    [
+        ((0.9,), 88.9, "higher", "better"), ((0.9,), 89.1, "higher", "alike"), ((0.9,), 91.1, "higher", "worse"),
+        ((0.9,), 88.9, "lower", "worse"), ((0.8, 0.9), 90.0, "higher", "alike"), ((0.8, 0.9), 90.1, "higher", "worse"),
+        ((0.9,), 80.0, 95.0, "better"), ((0.9,), 94.0, 95.0, "worse"), ((0.99,), 90.0, 95.0, "alike"),
+        ((), 50.0, "higher", None), ((0.9,), "> 50", "higher", None), ((0.9,), None, "higher", None),
+    ],
+)  # fmt: skip
+def test_verdicts(ours: tuple[float, ...], printed: Any, better: Any, verdict: str | None) -> None:
+    assert Entry(ours, printed, Number("x", "*", "auroc", (), better=better)).verdict == verdict
+
+
+def test_a_table_with_too_few_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Expected 2 printed numbers, one for each method, in 'x' of 'T', but got 1"):
+        parse_sheet('plans=[]\n[[table]]\ntitle="T"\nmethods=[["A","a"],["B","b"]]\n'
+                    'numbers=[{title="x", tasks="*", measure="m", printed=[1.0]}]')  # fmt: skip
+
+
+def test_a_plan_without_printed_numbers_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match="Expected a plan with printed numbers to compare with, .*did you mean 'uci'.*but got 'ucy'"
+    ):
+        sheet("ucy")
+
+
+def test_the_printed_averages_are_the_means_of_the_printed_cells() -> None:
+    for table in sheet("uci").tables:
+        mean, *tasks = table.numbers
+        assert mean.title == "mean"
+        assert len(tasks) == 8
+        for place in range(len(table.methods)):
+            found = sum(float(number.printed[place]) for number in tasks) / 8
+            assert found == pytest.approx(float(mean.printed[place]), abs=0.2)
+
+
+@pytest.mark.parametrize("name", sorted(sheets()))
+def test_every_label_of_a_sheet_is_in_a_plan_that_answers(name: str) -> None:
+    found = sheet(name)
+    told = [tomllib.loads(packaged()[plan]) for plan in found.plans]
+    labels = {method.get("label", method["name"]) for plan in told for method in plan["method"]}
+    for table in found.tables:
+        assert {label for _, answers in table.methods for label in answers} <= labels
+        assert {number.relative for number in table.numbers} <= labels | {None}
+    known = all(method["name"] in METHODS for plan in told for method in plan["method"])
+    if not known:
+        pytest.skip("some of its methods are not registered yet")
+    tasks = {task for plan in found.plans for task in read_plan(plan).tasks}
+    assert tasks
+    assert len(answers(found, Path("nowhere"))) == len(found.plans)

@@ -1,0 +1,200 @@
+"""Ensembles in a benchmark: a grid in one stack, nets that are remembered, and MaxWEnt around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offmap.errors import ConfigError
+from offmap.maxwent.risk import prediction_nll
+from offmap.posterior.protocol import Runtime
+from offmap_bench.runner import cell as cells
+from offmap_bench.runner import ensembles
+from offmap_bench.runner.base_models import Recipe, Way, digest, material, starts
+from offmap_bench.runner.cell import Bench, chosen_fit
+from offmap_bench.runner.context import Ground
+from offmap_bench.runner.methods import METHODS
+from offmap_bench.runner.plan import Cell
+from offmap_bench.runner.plan import cells as plan_cells
+from offmap_bench.runner.reading import parse
+from offmap_bench.runner.store import settings_of
+from offmap_bench.tasks.catalog import task
+from offmap_bench.tasks.task import Task
+
+QUICK: dict[str, Any] = {"hidden": [8], "steps": 40, "check_every": 20, "rate": 0.01}
+DATA = task("regression")
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path))
+
+
+def cell(method: str, config: dict[str, Any] | None = None, **options: Any) -> Cell:
+    return Cell("regression", method, method, QUICK if config is None else config, 0, **{"members": 5} | options)
+
+
+GRIDS: dict[str, dict[str, list[float]]] = {
+    "negative_correlation": {"tradeoff": [1.0, 1e-3]},
+    "overall_diversity": {"tradeoff": [0.1, 1e-3]},
+    "anchored": {"tradeoff": [0.1, 10.0], "anchor_scale": [0.1, 1.0]},
+    "mc_dropout": {"dropout": [0.05, 0.5]},
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_stacked_grid_chooses_as_fits_one_after_another_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = cell(name, grid=GRIDS[name])
+    stacked = chosen_fit(asked, DATA)
+    fits: list[tuple[float, dict[str, Any]]] = []
+    for candidate in asked.candidates():
+        alone = METHODS[name].fit(Ground(DATA, 0, {}), {**QUICK, **candidate})
+        fits.append((cells.validation_risk(alone, DATA, asked), candidate))
+    risk, best = min(fits, key=lambda fit: fit[0])
+    assert stacked.chosen == best
+    assert cells.validation_risk(stacked, DATA, asked) == pytest.approx(risk, rel=1e-4)
+    monkeypatch.setitem(METHODS, name, replace(METHODS[name], fit_grid=None))
+    assert chosen_fit(asked, DATA).chosen == best
+
+
+def test_a_grid_that_no_stack_can_hold_is_fitted_one_after_another() -> None:
+    asked = cell("negative_correlation", grid={"steps": [1, 40]})
+    assert chosen_fit(asked, DATA).chosen == {"steps": 40}
+
+
+def test_the_chosen_nets_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    candidates = [{"tradeoff": 1.0}, {"tradeoff": 1e-3}]
+    first = ensembles.chosen("negative_correlation", DATA, 0, QUICK, candidates)
+    monkeypatch.setattr(ensembles, "_train", pytest.fail)
+    again = ensembles.chosen("negative_correlation", DATA, 0, QUICK, candidates)
+    assert (again.chosen, again.seconds) == (first.chosen, first.seconds)
+    for one, other in zip(first.nets, again.nets, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+    assert len(list((tmp_path / "hosts").iterdir())) == 1
+
+
+def test_the_lowest_validation_nll_is_chosen() -> None:
+    """Among fits of which only one has learned anything."""
+    candidates = [{"tradeoff": 0.0}, {"tradeoff": 1e6}, {"tradeoff": 1e7}]
+    made = ensembles.chosen("anchored", DATA, 0, QUICK, candidates)
+    assert made.chosen == {"tradeoff": 0.0}
+    recipe, config = ensembles.parts("anchored", {**QUICK, "tradeoff": 0.0})
+    nets = starts(DATA, 0, recipe)
+    rows, held, law = material(nets, DATA, recipe)
+    fit = ensembles.ENSEMBLES["anchored"].fit_grid
+    (alone,) = fit(nets, rows, held, likelihood=law, configs=[config], runtime=Runtime(progress=False))
+    outputs = torch.stack([net(held.inputs).detach() for net in made.nets])
+    torch.testing.assert_close(outputs, alone.outputs(held.inputs, 1), rtol=1e-4, atol=1e-5)
+    assert prediction_nll(law, outputs, held.targets).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "grid"), [("anchored", GRIDS["anchored"]), ("repulsive", {})])
+def test_maxwent_starts_from_the_nets_that_were_chosen(name: str, grid: dict[str, Any]) -> None:
+    source = {"method": name, "config": QUICK} | ({"grid": grid} if grid else {})
+    asked = cell("maxwent", {"solver": "closed-form", "draws": 4, "risk_draws": 4}, source=source)
+    made = chosen_fit(asked, DATA)
+    centres = chosen_fit(cell(name, grid=grid), DATA)
+    for member in range(5):
+        ours, theirs = made.predictive.plain(member), centres.predictive.plain(member)
+        assert all(torch.equal(ours[n], w) for n, w in theirs.items())
+    record = Bench().run(asked)
+    assert record.status == "ok", record.traceback
+    assert record.settings["from"]["steps"] == 40
+
+
+def test_every_ensemble_gives_a_record() -> None:
+    for name in ("negative_correlation", "overall_diversity", "anchored", "repulsive"):
+        record = Bench().run(cell(name))
+        assert record.status == "ok", record.traceback
+        assert record.steps == 40
+        assert 0 <= record.metrics["test"]["ece"] <= 1
+    record = Bench().run(cell("dare", {"steps": 20, "check_every": 10}, source={"method": "deep_ensemble", "config": QUICK}))
+    assert record.status == "ok", record.traceback
+    assert record.settings["config"]["tradeoff"] == 1.0
+
+
+def test_a_plan_names_an_ensemble_and_its_grid() -> None:
+    text = """
+        name = "small"
+        seeds = [0]
+        tasks = ["regression"]
+        [[method]]
+        name = "negative_correlation"
+        members = 5
+        config = {hidden = [8], steps = 40, check_every = 20, rate = 0.01}
+        grid = {tradeoff = [1, 0.001]}
+    """
+    (asked,) = plan_cells(parse(text, "small.toml"))
+    assert asked == cell("negative_correlation", grid={"tradeoff": [1, 0.001]})
+    record = Bench().run(asked)
+    assert record.chosen["tradeoff"] in (1, 0.001)
+    with pytest.raises(ConfigError, match="small.toml: .*`config` of 'negative_correlation' to be .*did you mean 'tradeoff'"):
+        parse(text.replace("steps = 40", "tradeof = 1"), "small.toml")
+
+
+def test_a_plan_names_an_ensemble_to_start_from() -> None:
+    text = """
+        name = "small"
+        seeds = [0]
+        tasks = ["regression"]
+        defaults = {hidden = [8], steps = 40, check_every = 20, rate = 0.01, maxwent = {solver = "closed-form", risk_draws = 4}}
+        [[method]]
+        name = "anchored"
+        label = "Anchored"
+        members = 5
+        config = {score = "paper"}
+        grid = {tradeoff = [0.1, 10], anchor_scale = [0.1]}
+        [[method]]
+        name = "maxwent"
+        label = "around anchored"
+        members = 5
+        from = "Anchored"
+        [[method]]
+        name = "maxwent"
+        label = "around repulsive"
+        members = 5
+        from = "repulsive"
+    """
+    plan = parse(text, "small.toml")
+    assert plan.entries[1].source == {
+        "method": "anchored",
+        "config": QUICK,
+        "grid": {"tradeoff": [0.1, 10], "anchor_scale": [0.1]},
+    }
+    assert plan.entries[2].source == {"method": "repulsive", "config": QUICK}  # no row of the plan: the defaults
+    records = [Bench().run(asked) for asked in plan_cells(plan)]
+    assert [record.status for record in records] == ["ok"] * 3
+    with pytest.raises(ConfigError, match="`from` of 'around repulsive' to be .*did you mean 'repulsive'.*but got 'repulsion'"):
+        parse(text.replace('from = "repulsive"', 'from = "repulsion"'), "small.toml")
+    with pytest.raises(ConfigError, match="`from` of 'around anchored' to name nets without a `grid`, but 'Anchored' has one"):
+        parse(text.replace("anchor_scale = [0.1]", "steps = [1, 2]"), "small.toml")
+
+
+def test_settings_are_filled_in_and_impossible_ones_refused() -> None:
+    told = settings_of(cell("anchored", {"tradeoff": 10.0, "score": "paper"}))["config"]
+    assert told == {
+        "hidden": [100, 100, 100], "batch_size": 128, "steps": 10000, "rate": 0.001, "adam_epsilon": 1e-7, "check_every": 100,
+        "tradeoff": 10.0, "anchor_scale": 1.0, "score": "paper",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number of at least 0, but got 'wide'."):
+        METHODS["anchored"].settings({"anchor_scale": "wide"})
+
+
+def test_another_way_of_training_has_another_digest_and_plain_hosts_keep_theirs() -> None:
+    x = torch.arange(12.0).view(6, 2)
+    exact = Task(
+        name="exact",
+        train=(x, x[:, 0]),
+        valid=(x[:2], x[:2, 0]),
+        test=(x, x[:, 0]),
+        ood={"far": x},
+        likelihood="gaussian",
+        outputs=2,
+    )
+    assert digest(exact, 0, Recipe()) == "9b0394b4f993a3aa"
+    ways = [Way({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)]
+    assert len({digest(exact, 0, Recipe()), *(digest(exact, 0, Recipe(), way) for way in ways)}) == 5

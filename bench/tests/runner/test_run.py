@@ -1,0 +1,318 @@
+"""Runs: what a store lacks and nothing else, whatever fails and whenever it is stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+
+import offmap
+from offmap.posterior.predictive import Sampled
+from offmap_bench.runner.base_models import plain
+from offmap_bench.runner.cell import Bench
+from offmap_bench.runner.context import Ground, without_reading
+from offmap_bench.runner.methods import METHODS
+from offmap_bench.runner.plan import Cell, cells, narrowed
+from offmap_bench.runner.reading import parse
+from offmap_bench.runner.run import Event, run
+from offmap_bench.runner.store import Found, read_all, write
+from offmap_bench.tasks.catalog import task
+
+TEXT = """
+name = "tiny"
+seeds = [0]
+tasks = ["regression"]
+
+[defaults]
+draws = 5
+steps = 10
+check_every = 5
+risk_draws = 5
+
+[defaults.deep_ensemble]
+hidden = [10]
+steps = 30
+check_every = 10
+
+[[method]]
+name = "deep_ensemble"
+label = "plain"
+members = 1
+config = {score = "paper"}
+
+[[method]]
+name = "deep_ensemble"
+label = "ensemble"
+members = 5
+config = {score = "paper"}
+
+[[method]]
+name = "maxwent"
+label = "wide, alone"
+config = {score = "epistemic"}
+
+[[method]]
+name = "maxwent"
+label = "wide"
+members = 5
+
+[[method]]
+name = "bnn"
+label = "posterior"
+config = {setting = "nosvd_unfrozen_small"}
+members = 5
+
+[[method]]
+name = "mc_dropout"
+label = "dropout"
+config = {hidden = [10], steps = 20, check_every = 10, score = "paper"}
+members = 5
+
+[[method]]
+name = "nearest"
+
+[[method]]
+name = "mahalanobis"
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
+
+
+def tiny(label: str | None = None, text: str = TEXT) -> list[Cell]:
+    return cells(narrowed(parse(text, "tiny.toml"), label=label))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def of(found: Found, label: str) -> Any:
+    (cell,) = (c for c in tiny() if c.label == label)
+    return found.records[cell.hash]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the records of the whole tiny plan."""
+    folder = tmp_path_factory.mktemp("records")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
+        assert run(tiny(), folder).done == 8
+    return folder
+
+
+def test_every_method_leaves_a_record_with_its_metrics(done: Path) -> None:
+    found = read_all(done)
+    assert {found.state(cell) for cell in tiny()} == {"ok"}
+    for label in ("plain", "ensemble", "wide, alone", "wide", "posterior", "dropout"):
+        record = of(found, label)
+        assert {"nll", "rmse", "ece", "conformal_coverage", "conformal_width", "false_alarms"} <= record.metrics["test"].keys()
+        assert {"auroc", "fpr95", "flagged"} <= record.metrics["gap"].keys()
+        assert record.metrics["test"]["valid_rows"] == 20
+        assert set(record.metrics["valid"]) == {"nll"}
+        assert len(record.chosen["clip"]) == record.cell["members"] % 5 * 4 + 1  # of each net alone, or of all
+        assert record.threads == 1
+    for label in ("nearest", "mahalanobis"):
+        assert set(of(found, label).metrics) == {"test", "outside", "gap"}
+        assert set(of(found, label).metrics["test"]) == {"valid_rows"}
+
+
+def test_what_a_fit_chose_is_kept(done: Path) -> None:
+    record = of(read_all(done), "wide")
+    assert record.chosen["tradeoff"] == 30
+    assert len(record.chosen["kept"]) == 5
+    assert record.chosen["entropy"] < 0
+    assert record.steps == 10
+    assert record.versions == {"offmap": offmap.__version__, "torch": str(torch.__version__)}
+
+
+def test_a_posterior_is_recorded_with_its_setting_filled_in(done: Path) -> None:
+    record = of(read_all(done), "posterior")
+    config = record.settings["config"]
+    assert (config["mean"], config["prior_variance"], config["basis"], config["steps"]) == ("trained", 0.1, "identity", 10)
+    assert (record.steps, len(record.chosen["kept"]), record.chosen["tradeoff"]) == (10, 5, 10)
+
+
+def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
+    (cell,) = tiny("ensemble")
+    data = task("regression")
+    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), without_reading(cell.config)).predictive
+    assert isinstance(nets, Sampled)
+    made = offmap.guard(plain(nets.nets(), data), data.valid, likelihood="gaussian")
+    expected = offmap.evaluate(made, data.valid, data.ood).rows[0]["nll"]
+    assert of(read_all(done), "ensemble").metrics["valid"]["nll"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_second_run_does_nothing(done: Path) -> None:
+    before, told = contents(done), list[Event]()
+    outcome = run(tiny(), done, report=told.append)
+    assert (outcome.before, outcome.done, outcome.failed) == (8, 0, 0)
+    assert contents(done) == before
+    assert told == [Event("before", cell) for cell in tiny()]
+
+
+def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> None:
+    run(tiny("wide*"), tmp_path)
+    for cell in tiny("wide*"):
+        again, record = (read_all(folder).records[cell.hash] for folder in (tmp_path, done))
+        assert again.metrics.keys() == record.metrics.keys()
+        for part, metrics in record.metrics.items():
+            assert again.metrics[part] == pytest.approx(metrics, rel=1e-3, abs=1e-3)
+
+
+def test_each_net_alone_is_the_mean_over_the_members(done: Path) -> None:
+    (cell,) = tiny("plain")
+    data = task("regression")
+    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), without_reading(cell.config)).predictive
+    assert isinstance(nets, Sampled)
+    areas = []
+    for net in nets.nets():
+        alone = offmap.guard(plain([net], data), data.valid, likelihood="gaussian", score="paper")
+        rows = offmap.evaluate(alone, data.test, data.ood).rows
+        areas.append(next(row["auroc"] for row in rows if row["set"] == "gap"))
+    assert of(read_all(done), "plain").metrics["gap"]["auroc"] == pytest.approx(fmean(areas), abs=1e-5)
+
+
+def test_cells_that_share_a_fit_fit_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[Any] = []
+    method = METHODS["maxwent"]
+    monkeypatch.setitem(METHODS, "maxwent", replace(method, fit=lambda g, s: fits.append(s) or method.fit(g, s)))
+    run(tiny("wide*"), tmp_path)
+    assert len(fits) == 1
+    assert {record.seconds["fit"] for record in read_all(tmp_path).records.values()} == {
+        next(iter(read_all(tmp_path).records.values())).seconds["fit"]
+    }
+
+
+def test_a_failed_cell_loses_no_other_and_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [*tiny("nearest"), *tiny("mahalanobis")]
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "nearest", replace(METHODS["nearest"], fit=lambda g, s: 1 / 0))
+        outcome = run(wanted, tmp_path)
+    assert (outcome.done, outcome.failures) == (1, {"ZeroDivisionError: division by zero": 1})
+    record = read_all(tmp_path).records[wanted[0].hash]
+    assert record.status == "failed"
+    assert record.metrics == {}
+    assert "ZeroDivisionError: division by zero" in record.traceback
+    outcome = run(wanted, tmp_path)
+    assert (outcome.before, outcome.done, outcome.failed) == (1, 1, 0)
+    assert read_all(tmp_path).records[wanted[0].hash].traceback is None
+
+
+def test_a_fit_that_fails_is_not_tried_again_for_every_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[Any] = []
+    monkeypatch.setitem(METHODS, "maxwent", replace(METHODS["maxwent"], fit=lambda g, s: tries.append(s) or 1 / 0))
+    bench = Bench()
+    assert [bench.run(cell).status for cell in tiny("wide*")] == ["failed", "failed"]
+    assert len(tries) == 1
+
+
+def test_damaged_and_stale_records_are_run_again(tmp_path: Path) -> None:
+    (cell,) = tiny("nearest")
+    run([cell], tmp_path)
+    path = tmp_path / f"{cell.hash}.json"
+    path.write_text("{", encoding="utf-8")
+    outcome = run([cell], tmp_path)
+    assert list(outcome.damaged) == [path.name]
+    assert outcome.damaged[path.name].endswith(f" It is now {path.name}.damaged.")
+    assert (tmp_path / f"{path.name}.damaged").read_text(encoding="utf-8") == "{"
+    assert outcome.done == 1
+    path.write_text("[", encoding="utf-8")
+    run([cell], tmp_path)
+    assert (tmp_path / f"{path.name}.damaged-2").read_text(encoding="utf-8") == "["
+    write(tmp_path, replace(read_all(tmp_path).records[cell.hash], settings={"config": {"k": 5}}))
+    assert run([cell], tmp_path).done == 1
+    assert run([cell], tmp_path).before == 1
+
+
+def test_a_grid_is_decided_by_the_validation_risk(tmp_path: Path) -> None:
+    text = TEXT.replace('label = "ensemble"', 'label = "ensemble"\ngrid = {steps = [1, 200, 2]}')
+    (cell,) = tiny("ensemble", text)
+    run([cell], tmp_path)
+    record = read_all(tmp_path).records[cell.hash]
+    assert record.chosen["steps"] == 200
+    assert record.steps == 200
+
+
+def test_warnings_go_into_the_record(tmp_path: Path) -> None:
+    (cell,) = tiny("ensemble")
+    data = task("regression")
+    few = replace(data, valid=(data.valid[0][:10], data.valid[1][:10]))
+    bench = Bench(_task=((cell.task, cell.seed), few))
+    record = bench.run(cell)
+    assert record.warnings == [
+        "The threshold is infinite, so nothing will be flagged: 10 calibration rows are too few for a false alarm rate of 0.05. "
+        "Pass at least 19."
+    ]
+    assert record.metrics["test"]["conformal_width"] is None
+    assert record.metrics["test"]["conformal_coverage"] is None
+    assert record.metrics["test"]["false_alarms"] is None
+    lost = ("conformal_coverage", "conformal_width", "wide_conformal_coverage", "wide_conformal_width", "false_alarms")
+    assert record.metrics["test"]["not_finite"] == dict.fromkeys(lost, 1)
+
+
+def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(ground: Ground, settings: Any) -> Any:
+        logging.getLogger("offmap").warning("Mind the %s.", "gap")
+        return 1 / 0
+
+    monkeypatch.setitem(METHODS, "maxwent", replace(METHODS["maxwent"], fit=warn))
+    bench = Bench()
+    assert [bench.run(cell).warnings for cell in tiny("wide*")] == [["Mind the gap."]] * 2
+
+
+def test_two_processes_do_the_same_work(tmp_path: Path) -> None:
+    wanted, told = tiny("nearest", TEXT.replace("seeds = [0]", "seeds = [0, 1]")), list[Event]()
+    outcome = run(wanted, tmp_path, jobs=2, report=told.append)
+    assert (outcome.done, outcome.failed) == (2, 0)
+    assert sorted(event.kind for event in told) == ["begin", "begin", "done", "done"]
+    assert {event.cell.hash for event in told} == {cell.hash for cell in wanted}
+    assert len(read_all(tmp_path).records) == 2
+
+
+def test_a_run_that_is_killed_goes_on_and_ends_with_the_records_of_an_undisturbed_one(tmp_path: Path) -> None:
+    text = TEXT.replace("seeds = [0]", "seeds = [0, 1, 2]").replace("steps = 30", "steps = 150")
+    plan, folder, whole = tmp_path / "plan.toml", tmp_path / "records", tmp_path / "whole"
+    plan.write_text(text, encoding="utf-8")
+    words = [sys.executable, "-m", "offmap.cli", "bench", "run", str(plan), "--only", "?[li][ad]*", "--jobs", "2"]
+    environment = {**os.environ, "OFFMAP_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen([*words, "--records", str(folder)], env=environment)
+    try:
+        while not list(folder.glob("*.json")):
+            assert process.poll() is None, "it ended before it wrote a record"
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wanted = tiny("?[li][ad]*", text)
+    before = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    assert 0 < len(before) < len(wanted)
+    outcome = run(wanted, folder)
+    assert (outcome.before + outcome.done, outcome.failed, outcome.damaged) == (len(wanted), 0, {})
+    assert outcome.before >= len(before)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    run(wanted, whole)
+    assert told(folder) == told(whole)
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """What the records of a folder say, apart from how long it took."""
+    records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    return {
+        name: {key: value for key, value in record.items() if key not in ("seconds", "checksum")}
+        for name, record in records.items()
+    }

@@ -1,0 +1,112 @@
+"""Tables: means over whole sets of tasks, and what is missing said plainly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from offmap_bench.runner.plan import Cell, cells
+from offmap_bench.runner.reading import parse
+from offmap_bench.runner.store import Found, Record, settings_of
+from offmap_bench.runner.table import markdown
+
+PLAN = parse(
+    """
+    name = "two"
+    seeds = [0, 1]
+    tasks = ["uci/yacht/extrapolation", "uci/energy/extrapolation"]
+    [[method]]
+    name = "nearest"
+    label = "Near"
+    [[method]]
+    name = "deep_ensemble"
+    label = "Plain"
+    """,
+    "two.toml",
+)
+
+
+def record(cell: Cell, auroc: float, **changes: Any) -> Record:
+    metrics: dict[str, dict[str, Any]] = {"test": {"valid_rows": 7}, "extrapolation": {"auroc": auroc, "fpr95": 0.5}}
+    if cell.method == "deep_ensemble":
+        width = None if "yacht" in cell.task else 2.0
+        metrics["valid"] = {"nll": -2.0}
+        metrics["test"] |= {"nll": -1.0, "rmse": 0.1, "ece": 0.05, "conformal_width": width}
+    return Record(**{"cell": cell.told(), "status": "ok", "settings": settings_of(cell), "metrics": metrics, **changes})
+
+
+def found(**changes: dict[str, Any] | None) -> Found:
+    """Records of all cells: AUROC 0.6 and 0.8 on the tasks, 0.1 more with seed 1; some changed or gone, by label_task_seed."""
+    records: dict[str, Record] = {}
+    for cell in cells(PLAN):
+        name = f"{cell.label}_{cell.task.split('/')[1]}_{cell.seed}"
+        change = changes.get(name, {})
+        if change is not None:
+            records[cell.hash] = record(cell, (0.6 if "yacht" in cell.task else 0.8) + 0.1 * cell.seed, **change)
+    return Found(records, {})
+
+
+def lines(page: str, start: str) -> list[str]:
+    return [line for line in page.splitlines() if line.startswith(start)]
+
+
+def test_means_are_over_tasks_and_the_spread_over_seeds() -> None:
+    page = markdown(PLAN, found())
+    assert "from 8 of 8 records" in page
+    assert lines(page, "| Near") == ["| Near | 75.0 ± 5.0 | 50.0 ± 0.0 | – |", "| Near | 65.0 ± 5.0 | 85.0 ± 5.0 |"]
+    assert "cells" not in page
+    assert lines(page, "| method")[-1] == "| method | yacht | energy |"
+
+
+def test_a_number_that_does_not_exist_for_a_task_is_said() -> None:
+    page = markdown(PLAN, found())
+    assert "width: 1 of 2 tasks; it does not exist for uci/yacht/extrapolation." in page
+    assert lines(page, "| Plain")[1].removesuffix(" |").split(" | ")[5] == "2.000 ± 0.000"
+
+
+def test_the_validation_nll_stands_beside_that_of_the_test_data() -> None:
+    row = lines(markdown(PLAN, found()), "| Plain")[1].split(" | ")
+    assert row[1:3] == ["-1.000 ± 0.000", "-2.000 ± 0.000"]
+
+
+def test_the_note_of_a_plan_is_on_its_page() -> None:
+    assert "\n\nWhat to look at.\n\n" in markdown(replace(PLAN, note="What to look at."), found())
+
+
+def test_a_seed_that_lacks_a_task_is_no_mean() -> None:
+    page = markdown(PLAN, found(Near_yacht_1=None))
+    assert lines(page, "| Near") == ["| Near | 70.0\\* | 50.0\\* | – |", "| Near | 60.0\\* | 85.0 ± 5.0 |"]
+    assert "\\* not all seeds: only those with every task count." in page
+    assert "**1 of 8 cells not run yet:**\n\n- Near, 1: uci/yacht/extrapolation (seed 1)" in page
+
+
+def test_a_task_without_any_record_leaves_no_mean() -> None:
+    gone = {f"{label}_energy_{seed}": None for label in ("Near", "Plain") for seed in (0, 1)}
+    page = markdown(PLAN, found(**gone))
+    assert lines(page, "| Near") == ["| Near | – | – | – |", "| Near | 65.0 ± 5.0 | – |"]
+    assert "**4 of 8 cells not run yet:**" in page
+
+
+def test_failures_are_told_with_their_reason() -> None:
+    change = {"status": "failed", "metrics": {}, "traceback": "Traceback\nHostError: no luck\n"}
+    page = markdown(PLAN, found(Plain_energy_0=change))
+    assert "**1 of 8 cells failed:**\n\n- Plain, 1: uci/energy/extrapolation (seed 0): HostError: no luck" in page
+    assert lines(page, "| Plain")[0] == "| Plain | 80.0\\* | 50.0\\* | – |"
+
+
+def test_stale_and_damaged_records_are_told() -> None:
+    some = found(Near_yacht_0={"settings": {"config": {"k": 9}}})
+    page = markdown(PLAN, some)
+    assert "**1 of 8 cells made with other defaults, to be run again:**" in page
+    cell = cells(PLAN)[0]
+    rest = {name: r for name, r in found().records.items() if name != cell.hash}
+    page = markdown(PLAN, Found(rest, {f"{cell.hash}.json": "broken", "other.json": "broken"}))
+    assert "**1 of 8 cells in files that cannot be read:**" in page
+    assert f"Files that cannot be read: {cell.hash}.json, other.json" in page
+
+
+def test_an_empty_folder_is_a_page_that_says_so() -> None:
+    page = markdown(PLAN, Found({}, {}))
+    assert "from 0 of 8 records" in page
+    assert "**8 of 8 cells not run yet:**" in page
+    assert "##" not in page

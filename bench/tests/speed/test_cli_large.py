@@ -1,0 +1,24 @@
+"""A file larger than the memory that scoring it may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from offmap_bench.speed import command, record
+
+pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'offmap[parquet]'")
+
+
+def test_the_record_of_five_million_rows_keeps_its_claims():
+    kept = record.read("command")
+    assert kept is not None
+    assert [claim.what for claim in kept.claims if not claim.met] == []
+    assert any("5,000,000 rows" in claim.what and claim.target <= 1000 for claim in kept.claims)
+
+
+@pytest.mark.slow
+def test_five_million_rows_are_scored_in_less_than_a_gigabyte(tmp_path):
+    command.prepare(tmp_path)
+    found = command.score(tmp_path, *command.MANY)
+    assert found.size > 400
+    assert found.peak < command.LIMIT

@@ -1,1 +1,0 @@
-"""Speed and memory, ours against peers, in one run: `python -m benchmarks`, and `python -m benchmarks table` for the page."""

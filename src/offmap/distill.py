@@ -1,0 +1,202 @@
+"""A guard's score from one plain pass: `one_pass` trains the head of `export/distilled.py`, `OnePass` answers with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from offmap import checks, conformal
+from offmap._types import Data, Inputs
+from offmap.data import batches, gather, own_order, sample
+from offmap.data.inputs import rows_of, take_rows
+from offmap.detector import Answer, gathered, joined, laid, tell_if_infinite
+from offmap.errors import ConfigError, DataError
+from offmap.export.distilled import Distilled, Looks, Plain, distil, strange
+from offmap.export.draws import own
+from offmap.export.graph import Answering
+from offmap.export.onnx import ExportInfo, Sheet, check_path, export
+from offmap.export.passes import CONVOLUTIONS, Passes
+from offmap.guard import Guard
+from offmap.likelihoods import Prediction
+from offmap.model.features import features
+from offmap.model.params import everything
+from offmap.scores.combine import LAYERS, ROWS
+from offmap.scores.features import NARROW, WIDEST, blocks, directions, spread_out
+
+logger = logging.getLogger("offmap")
+
+LEAST = 20
+"""Familiar rows that strange ones can be made of."""
+
+SHARE = 6
+"""For so many strange rows there is one familiar row in the lesson, at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class OnePass:
+    """A frozen Scorer with a threshold, from a guard: methods take what the guard's take; higher scores are stranger.
+
+    The prediction is the first plain net's. `calibration` (n,) are the scores of familiar data.
+    """
+
+    guard: Guard
+    passes: Passes
+    judge: Distilled
+    calibration: Tensor
+    false_alarms: float = 0.05
+
+    @property
+    def threshold(self) -> float:
+        """Scores above it are called OOD; infinite when calibration data are too few."""
+        return float(conformal.quantile(self.calibration, 1 - self.false_alarms))
+
+    def __call__(self, x: Inputs) -> Answer:
+        """The plain net's prediction, the score and the verdict for every input."""
+        return gathered((self._answer(block) for block in self._blocks(x)), joined)
+
+    def score(self, x: Inputs) -> Tensor:
+        """How strange each input is, (B,), on the scale of the guard's score."""
+        return gathered((self._scores(block)[0] for block in self._blocks(x)), laid)
+
+    def predict(self, x: Inputs) -> Prediction:
+        """The first plain net's prediction."""
+        return gathered((self._predicted(self._scores(block)[1]) for block in self._blocks(x)), joined)
+
+    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> OnePass:
+        """The same with threshold and p-values from other familiar data."""
+        false_alarms = checks.alarms(false_alarms)
+        with own_order(self.guard.seed):
+            rows = gather(batches(valid, self.guard.place, name="valid", target=self.guard.target), least=2)
+        made = replace(self, calibration=self.score(rows.inputs), false_alarms=false_alarms)
+        tell_if_infinite(made.threshold, rows.rows, false_alarms)
+        return made
+
+    def export(self, path: str | Path, example: Inputs) -> ExportInfo:
+        """Write pass, score and verdict as one graph, `.onnx` or `.pt2`, with the outputs and checks of `Guard.export`."""
+        path = check_path(path)
+        if self.guard.place.device.type != "cpu":
+            raise ConfigError(
+                f"Expected a guard on the CPU for export, but it is on {self.guard.place.device}. Start from `guard.to('cpu')`."
+            )
+        rows = next(self._blocks(example))
+        rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
+        precise = torch.promote_types(self.guard.place.dtype, torch.float32)
+        predict = self.guard.likelihood.predictive
+        module = Answering(rows, self.passes, Plain(), predict, None, self.judge, self.threshold, precise).eval()
+        answer = self(rows)
+        names = ("mean", "std", "probs", "score", "ood")
+        expected = {name: value for name in names if (value := getattr(answer, name)) is not None}
+        facts = {"threshold": self.threshold, "false_alarms": self.false_alarms, "exact": True, "draws": 1, "members": 1,
+                 "half": False, "levels": _levels(self.calibration), "score": "one pass"}  # fmt: skip
+        assert isinstance(rows, Tensor)
+        sheet = Sheet(module, (rows.as_subclass(Tensor),), ("input",), (True,), expected, None, facts)
+        return export(sheet, path, draws=1, threshold=self.threshold, exact=True)
+
+    def _blocks(self, x: Inputs) -> Iterator[Inputs]:
+        for block in self.guard.blocks(x):
+            yield from blocks(self.guard.predictive, checked(block))
+
+    @torch.no_grad()
+    def _scores(self, block: Inputs) -> tuple[Tensor, Tensor]:
+        """Scores (B,) and the plain net's outputs (1, B, ...)."""
+        passed = self.passes(block)
+        return self.judge(block, None, passed).to(torch.promote_types(self.guard.place.dtype, torch.float32)), passed.outputs[0]
+
+    def _predicted(self, output: Tensor) -> Prediction:
+        return self.guard.likelihood.predictive(output.unsqueeze(0))
+
+    def _answer(self, block: Inputs) -> Answer:
+        score, output = self._scores(block)
+        p_value = conformal.p_value(self.calibration, score).to(score)
+        return Answer(**vars(self._predicted(output)), score=score, ood=score > self.threshold, p_value=p_value)
+
+
+def one_pass(guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0) -> OnePass:
+    """A scorer that costs about two plain passes instead of draws and neighbours: a small head learns the guard's score.
+
+    It reads inputs and hidden layers of the first net. It is taught by the guard on at most 4,096 rows of `train`, and on `rows`
+    strange ones made of them (`offmap.export.distilled.strange`); no strange data are needed, the recipe is the same for all. The
+    threshold is conformal on `valid`, which the head has not seen. Inputs must be one floating-point tensor or array.
+
+    Look at how well it keeps the guard's order on data of yours before you rely on it (`offmap.evaluate` takes both).
+    """
+    if not isinstance(guard, Guard):
+        raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
+    rows, seed = checks.whole("rows", rows, 100), checks.whole("seed", seed)
+    data = batches(train, guard.place, name="train", target=guard.target)
+    with own_order(guard.seed):
+        valid = gather(batches(valid, guard.place, name="valid", target=guard.target), least=2)
+    false_alarms = checks.alarms(false_alarms)
+    with own_order(guard.seed):
+        known = sample(data, ROWS, guard.seed)
+    if len(known) != 1 or rows_of(known[0]) < LEAST:
+        raise DataError(f"Expected at least {LEAST} training rows of one shape, but got {[rows_of(part) for part in known]}.")
+    familiar = checked(known[0])
+    made = strange(familiar.flatten(1), rows, seed).unflatten(1, familiar.shape[1:])
+    passes, looks = _looking(guard, familiar)
+
+    def looked(x: Tensor) -> Tensor:
+        return torch.cat([looks(block, passes(block)) for block in blocks(guard.predictive, x)])
+
+    with torch.inference_mode(False):
+        with torch.no_grad():
+            seen, usual, far, near = looked(made), looked(familiar), guard.score(made), guard.score(familiar)
+        times = -(-rows // SHARE // len(near))  # what is familiar must not be forgotten among so much that is strange
+        seen, scores = torch.cat([seen, usual.repeat(times, 1)]), torch.cat([far, near.repeat(times)])
+        head = distil(seen, scores, usual, guard.calibration.scores, seed=seed)
+    found = OnePass(guard, passes, Distilled(looks, head), guard.calibration.scores)
+    return found.calibrate(valid, false_alarms)
+
+
+def checked(inputs: Inputs) -> Tensor:
+    """One floating-point tensor of one row per example, or an error with the remedy."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise DataError(
+            f"Expected one floating-point tensor or array per example, but got {_kind(inputs)}: strange rows are mixed from "
+            "familiar ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer `draws` if it must be "
+            "fast, or fit it with where='last-layer', whose draws share one pass."
+        )
+    if not 1 <= inputs[0].numel() <= WIDEST:
+        raise DataError(f"Expected 1 to {WIDEST} numbers per example, but got {inputs[0].numel()}. Use the guard itself.")
+    return inputs
+
+
+def _kind(inputs: Inputs) -> str:
+    return f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
+
+
+def _looking(guard: Guard, familiar: Tensor) -> tuple[Passes, Looks]:
+    """A pass of the first plain member, and what is read off it: the inputs and some layers, spread over the depth."""
+    predictive = own(guard.predictive)
+    host = predictive.host
+    weights = {**everything(host.net), **predictive.plain(0)}
+    few = take_rows(familiar, slice(0, 4))
+    met = features(host.net, weights, few, host.select, maps=True)
+    names = [n for n, h in met.items() if _shown(host.net, n) and not torch.equal(h, few.flatten(1).to(h))]
+    names = spread_out(names, LAYERS)
+    passes = Passes(host, [weights], names, pictures=True)
+    with torch.no_grad():
+        shown = passes(few).met[0]
+    widths = [few.flatten(1).shape[1], *(shown[name].shape[1] for name in names)]
+    precise = torch.promote_types(guard.place.dtype, torch.float32)
+    wide = {place: directions(w).to(familiar.device, precise) for place, w in enumerate(widths) if w > NARROW}
+    return passes, Looks(names, wide)
+
+
+def _shown(net: nn.Module, name: str) -> bool:
+    """Whether a parameter belongs to layers that show what they are given."""
+    parameter = dict(net.named_parameters())[name]
+    owners = [m for m in net.modules() if any(p is parameter for p in vars(m)["_parameters"].values())]
+    return all(isinstance(m, (nn.Linear, *CONVOLUTIONS)) for m in owners)
+
+
+def _levels(scores: Tensor) -> str:
+    """What splits the scores of familiar data into ten equal parts."""
+    kept = scores[scores.isfinite()].double()
+    shares = torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device=kept.device)
+    return " ".join(f"{level:.6g}" for level in kept.quantile(shares).tolist()) if len(kept) else ""

@@ -1,0 +1,276 @@
+"""A module of frozen draws becomes a file: ONNX or torch.export, checked against the guard before it is written."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from offmap._version import __version__
+from offmap.errors import ConfigError, FileError, HostError
+from offmap.export.checksum import sealed
+from offmap.extras import require
+from offmap.io.atomic import write_whole
+from offmap.model.capture import open_attention
+
+TOLERANCE = 1e-4
+"""Of a number, in units of 1 plus its size: what the file may differ by from the guard, beside what rounding does to both."""
+
+TIMED = (1, 32)
+"""Batch sizes whose time is measured."""
+
+SECONDS = 0.2
+"""To measure each of them for."""
+
+Run: TypeAlias = Callable[[Sequence[Tensor]], dict[str, Tensor]]
+"""Tensors of the inputs, in order -> outputs by name."""
+
+
+@dataclass(frozen=True)
+class ExportInfo:
+    """What was written. `difference` is the largest one to the guard on the example, in units of 1 plus the number's size, and
+    `changed` the number of verdicts that are not the guard's; `milliseconds` are per row, by batch size, under ONNX Runtime on
+    the machine that exported (None for `.pt2`). `exact`: the threshold keeps the guard's rate of false alarms.
+    """
+
+    path: Path
+    size: int
+    draws: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    threshold: float
+    exact: bool
+    difference: float
+    changed: int
+    milliseconds: Mapping[int, float] | None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What is exported: the module, the example's tensors with their names, which of them have a row per example, what the guard
+    answers to it, in which rows rounding decides the score, and facts to keep in the file.
+    """
+
+    module: nn.Module
+    tensors: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    rows: tuple[bool, ...]
+    expected: Mapping[str, Tensor]
+    undecided: Tensor | None
+    facts: Mapping[str, Any]
+
+    @cached_property
+    def rounding(self) -> dict[str, float]:
+        """How far each output moves, at most, when the last digits of the inputs do: no runtime can be nearer."""
+        nudged = [_nudged(t) if t.is_floating_point() else t for t in self.tensors]
+        before, after = self.module(*self.tensors), self.module(*nudged)
+        names = [name for name in before if name != "ood"]
+        return {name: float((after[name] - before[name]).abs().nan_to_num(0.0, 0.0, 0.0).max()) for name in names}
+
+    def take(self, count: int) -> list[Tensor]:
+        """The example's first rows, again and again if there are fewer."""
+        size = next(len(t) for t, row in zip(self.tensors, self.rows, strict=True) if row)
+        index = torch.arange(count, device="cpu") % size
+        return [t[index] if row else t for t, row in zip(self.tensors, self.rows, strict=True)]
+
+
+def _nudged(t: Tensor) -> Tensor:
+    """Every other number one step up, the others one step down."""
+    steps = torch.ones(t.numel(), dtype=t.dtype, device=t.device)
+    steps[1::2] = -1
+    return t * (1 + torch.finfo(t.dtype).eps * steps.view(t.shape))
+
+
+def check_path(path: str | Path) -> Path:
+    """The path, refused unless its suffix names a format and its folder can be written to: an export takes a while."""
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"Expected `path` to end in {' or '.join(FORMATS)}, but got {path.name!r}.")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise FileError(f"Cannot write {path}. Check that its folder exists and is writable, and that it is no folder itself.")
+    return path
+
+
+def export(sheet: Sheet, path: Path, *, draws: int, threshold: float, exact: bool, half: bool = False) -> ExportInfo:
+    """Trace, check on the example, write. In half precision differences are told, else those above 1e-4 are refused."""
+    with torch.no_grad():
+        _compare(sheet, sheet.module(*sheet.tensors), "the module before export", refuse=not half)
+        program = _traced(sheet)
+        content, run = FORMATS[path.suffix](sheet, program)
+        told = run(sheet.tensors)
+        difference, changed = _compare(sheet, told, f"the {path.suffix} file", refuse=not half)
+        one = run(sheet.take(1))
+        if any(not torch.allclose(one[n], told[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in told if n != "ood"):
+            raise HostError("Expected the same numbers for a row alone and in company, but the exported graph gives others. The "
+                            "host fixes its batch size while it is traced: write it without `int(x.shape[0])`.")  # fmt: skip
+        spent = {n: _milliseconds(run, sheet.take(n)) for n in TIMED} if path.suffix == ".onnx" else None
+    write_whole(path, content, folders=False)
+    return ExportInfo(
+        path, len(content), draws, sheet.names, tuple(told), threshold, exact, difference, changed, spent
+    )  # fmt: skip
+
+
+def _traced(sheet: Sheet) -> torch.export.ExportedProgram:
+    """The module as a graph with any number of rows."""
+    rows = torch.export.Dim("rows", min=1)
+    shapes = tuple({0: rows} if row else None for row in sheet.rows)
+    with quiet(), open_attention():
+        try:
+            return torch.export.export(sheet.module, sheet.tensors, dynamic_shapes=(shapes,), strict=False)
+        except Exception as error:
+            raise HostError(
+                f"torch.export cannot trace this host: {_told(error)}. Avoid Python branches and numbers that depend on the "
+                "values or the number of rows (use torch.where, keep shapes symbolic), or serve the guard itself."
+            ) from error
+
+
+def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
+    """ONNX bytes and how ONNX Runtime runs them."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, "onnx")
+    with quiet():
+        try:
+            made = torch.onnx.export(program, verbose=False, external_data=False)
+        except Exception as error:
+            raise HostError(
+                f"ONNX has no words for this host: {_told(error)}. Replace the operator by others, or export to .pt2, which "
+                "keeps torch's own."
+            ) from error
+    assert made is not None
+    _rename(made.model.graph, sheet)
+    model = made.model_proto
+    for key, value in {**sheet.facts, "version": __version__}.items():
+        model.metadata_props.add(key=f"offmap.{key}", value=str(value))
+    try:
+        content = sealed(model.SerializeToString())
+    except ValueError as error:  # protobuf ends at 2 GB
+        raise ConfigError("Expected a graph of less than 2 GB. Export fewer `draws`, with half=True, or to .pt2.") from error
+    try:
+        session = opened(content)
+    except Exception as error:
+        raise HostError(
+            f"ONNX Runtime cannot run this host: {str(error).strip().splitlines()[0]}. Convert it with `net.float()` before the "
+            "fit if its numbers are of a kind of their own, or export to .pt2."
+        ) from error
+
+    def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        feed = {name: t.detach().cpu().numpy() for name, t in zip(sheet.names, tensors, strict=True)}
+        known = {node.name for node in session.get_inputs()}  # inputs that no output needs are left out of the graph
+        told = session.run(list(sheet.expected), {name: a for name, a in feed.items() if name in known})
+        return {name: torch.from_numpy(a) for name, a in zip(sheet.expected, told, strict=True)}
+
+    return content, run
+
+
+def _rename(graph: Any, sheet: Sheet) -> None:
+    """Inputs and outputs by our names; the exporter calls what is in between after operators, one of which is `mean`.
+
+    Where in the sources a node comes from is left out: it names files of the machine that exports, and is long.
+    """
+    for node in graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+    for place, value in enumerate(value for node in graph for value in node.outputs):
+        value.metadata_props.clear()
+        value.name = f"value_{place}"
+    for values, names in ((graph.inputs, sheet.names), (graph.outputs, sheet.expected)):
+        for value, name in zip(values, names, strict=True):
+            value.name = name
+
+
+def opened(content: bytes | str, threads: int = 1) -> Any:
+    """An ONNX Runtime session on the CPU."""
+    runtime = require("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def _pt2(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
+    """The bytes of a torch.export archive, and how torch runs them."""
+    file = io.BytesIO()
+    with quiet():
+        torch.export.save(program, file, extra_files={"offmap": "\n".join(f"{k}={v}" for k, v in sheet.facts.items())})
+        loaded = torch.export.load(io.BytesIO(file.getvalue())).module()
+    return file.getvalue(), lambda tensors: loaded(*tensors)
+
+
+FORMATS: dict[str, Callable[[Sheet, torch.export.ExportedProgram], tuple[bytes, Run]]] = {".onnx": _onnx, ".pt2": _pt2}
+"""Suffixes, and how each is written."""
+
+
+def _compare(sheet: Sheet, told: Mapping[str, Tensor], what: str, *, refuse: bool) -> tuple[float, int]:
+    """The largest difference to the guard in units of 1 + |number|, and how many verdicts differ for more than rounding."""
+    largest = 0.0
+    for name in (n for n in sheet.expected if n != "ood"):
+        mine, other = sheet.expected[name].double().cpu(), told[name].double().cpu()
+        apart = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
+        if name == "score" and sheet.undecided is not None:
+            apart = apart.masked_fill(sheet.undecided, 0.0)
+        worst = float(apart.max())
+        if refuse and worst > TOLERANCE + 10 * sheet.rounding[name]:
+            raise HostError(f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} "
+                            "off. The host may depend on something else than its inputs and weights.")  # fmt: skip
+        largest = max(largest, worst)
+    score, threshold = sheet.expected["score"].double().cpu(), float(sheet.facts["threshold"])
+    rounding = TOLERANCE * (1 + abs(threshold)) + 10 * sheet.rounding["score"]
+    clear = (score - threshold).abs() > (rounding if refuse else 0.0)
+    if sheet.undecided is not None and refuse:
+        clear &= ~sheet.undecided
+    changed = int(((sheet.expected["ood"].cpu() != told["ood"].cpu()) & clear).sum())
+    if refuse and changed:
+        raise HostError(f"Expected the verdicts of the guard, but {changed} of {what} differ.")
+    return largest, changed
+
+
+def _milliseconds(run: Run, tensors: Sequence[Tensor]) -> float:
+    """Per row, the median of as many calls as fit in some time."""
+    run(tensors)
+    spent: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(spent) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run(tensors)
+        spent.append(time.perf_counter() - start)
+    return 1e3 * sorted(spent)[len(spent) // 2] / max(len(t) for t in tensors)
+
+
+OPERATOR = re.compile(r"\b(aten|prims|torchvision|torch\.ops)[.:]+\w+")
+
+
+def _told(error: BaseException) -> str:
+    """The operator that the innermost error names, if there is one, and its first line."""
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(inner)
+    named = next((found.group(0) for each in reversed(chain) if (found := OPERATOR.search(str(each)))), None)
+    line = (str(chain[-1]).strip().splitlines() or [type(chain[-1]).__name__])[0].rstrip(". ")
+    return line if named is None or named in line else f"{named} ({line})"
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Exporters warn of their own workings, and log them: nothing that a user could act on."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    before = [each.level for each in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for each in loggers:
+            each.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for each, level in zip(loggers, before, strict=True):
+                each.setLevel(level)

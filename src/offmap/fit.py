@@ -1,0 +1,277 @@
+"""How guards are made: `fit` on trained nets, and `guard` over any Predictive."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from offmap import checks
+from offmap._types import Data, ScoreFn
+from offmap.calibration import EMPTY, calibrated, compared
+from offmap.data import Batches, Place, Rows, Stream, batches, gather, is_sharded, own_order, pooled, split
+from offmap.data.inputs import take_rows
+from offmap.distributed.group import Group
+from offmap.distributed.rows import same_everywhere
+from offmap.distributed.torchrun import together
+from offmap.errors import ConfigError, DataError, HostError, nearest
+from offmap.guard import SCORES, Guard, checked_draws, measure
+from offmap.io.identity import identity, same_on_all, take_from_rank_0
+from offmap.likelihoods import Likelihood, check_targets, resolve
+from offmap.maxwent import solve as maxwent
+from offmap.maxwent.checkpoint import Checkpoint
+from offmap.model.forward import Select, first_tensor
+from offmap.model.inspect import UNREACHED, Findings, examine
+from offmap.model.members import hosts_of, same_function
+from offmap.model.params import Where
+from offmap.model.select_params import choose
+from offmap.model.state import forget
+from offmap.posterior.construct import Centre, centre
+from offmap.posterior.predictive import Sampled
+from offmap.posterior.protocol import Predictive, Runtime, override
+from offmap.scores.images import are_pictures, for_pictures, form_of
+
+logger = logging.getLogger("offmap")
+
+VALID_SHARE = 0.1
+RANKS = ("same", "sharded", "alone")
+
+
+def fit(
+    nets: nn.Module | Sequence[nn.Module],
+    train: Data,
+    valid: Data | None = None,
+    *,
+    calibration: Data | None = None,
+    likelihood: str | Likelihood | None = None,
+    basis: Literal["svd", "identity"] | None = None,
+    solver: Literal["refine", "closed-form", "sgd"] | None = None,
+    where: Where = None,
+    select: Select | None = None,
+    target: str = "labels",
+    score: str | ScoreFn = "default",
+    draws: int = 50,
+    chunk_size: int | Literal["auto"] = "auto",
+    batch_size: int = 128,
+    config: maxwent.Config | str = "default",
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    ranks: Literal["same", "sharded", "alone"] = "same",
+    progress: bool | None = None,
+    **options: Any,
+) -> Guard:
+    """Learn the widest weight distribution around one trained net (or an ensemble of them) that still explains the data.
+
+    `valid` chooses τ and the clip; without it a tenth of `train` is set aside. With separate `calibration` data the threshold,
+    p-values and intervals are exact; otherwise they come from `valid` and are approximate. `basis` and `solver` default to the
+    configuration's ("svd" and "refine"); further options are fields of `config`, such as `steps=` or `tradeoff=`.
+
+    `where` picks the random parameters: "all", "matrices" (two axes or more), "last-layer" (weight and bias of the last matrix
+    product before the output), name patterns, or a function of (name, tensor). The default is "all": the paper makes every weight
+    random, hidden layers are where off-map inputs first look strange, and a parameter that stays fixed cannot disagree. For
+    classifiers of images, (B, channels, height, width), it is "last-layer", without gradient steps. Frozen
+    parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
+
+    `score` says what is strange. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
+    layers (`scores/combine.py`; for classifiers of images with the energy of the logits and distances in layers alone,
+    `scores/images.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is the distance alone,
+    "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
+    function of outputs, (M·P, B, ...) -> (B,). The first two keep up to 4,096 training rows in guard and file, others none.
+
+    The host is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
+    devices is refused; what can be borne is logged, and stands below `guard.summary()`.
+
+    With `checkpoint` the fit keeps its state in that file now and then. Killed and called again with the same arguments, it goes
+    on from there, and gives the same guard; at the end the file is removed.
+
+    Under `torchrun`, or in a process group of yours, all ranks call `fit` and share its work; each returns the same guard.
+    `ranks` says what they pass: the "same" data, which are divided here, or rows of their own, "sharded" (a DataLoader with a
+    DistributedSampler is taken so anyway); or that this process fits "alone".
+    """
+    settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
+    draws, seed = _check_options(score, draws, seed)
+    checks.word("ranks", ranks, RANKS)
+    if select is not None:
+        checks.function("select", select, ["output"])
+    runtime = Runtime(first_tensor if select is None else select, chunk_size, batch_size, progress)
+    # gradients are needed, and tensors made in inference mode would refuse them for good
+    with together(alone=ranks == "alone") as group, torch.inference_mode(False), own_order(seed):
+        hosts = hosts_of(nets)
+        place = Place.of(hosts[0])
+        apart = partial(_apart, given=ranks == "sharded", group=group)
+        rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+        sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
+        held = pooled(held, group) if (sharded if valid is None else apart(valid)) else held
+        at = centre(hosts)
+        take_from_rank_0(at, group)
+        same = partial(identity, at, settings=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, select=select)
+        kept = _checkpoint(checkpoint, partial(same, {"train": None if sharded else rows, "valid": held}), group)
+        runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
+        findings = _examined(at, held, runtime)
+        plain = Sampled(runtime.host(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
+        same_function(hosts, plain, held)
+        law = likelihood_of(plain, rows, held, likelihood)
+        measure(law, score)
+        rows = _checked(rows, law, plain)
+        form = form_of(law, rows, held, lambda x: plain.outputs(x, 1)[0])
+        familiar = held
+        if calibration is not None:
+            familiar = _calibrating(calibration, place, target)
+            familiar = pooled(familiar, group) if apart(calibration) else familiar
+            _checked(familiar, law, plain)
+        if config == "default" and are_pictures(law, held):
+            settings = for_pictures(settings, trained=solver is not None or bool(options))
+        at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
+        predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
+        predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
+        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, form=form)
+        made = compared(made, rows, held, group, sharded=sharded)
+        made = same_everywhere(calibrated(made, held, familiar, "choose", 0.05, group), group)
+        kept.done()
+        return made
+
+
+def guard(
+    predictive: Predictive,
+    valid: Data,
+    *,
+    train: Data | None = None,
+    calibration: Data | None = None,
+    likelihood: str | Likelihood | None = None,
+    score: str | ScoreFn = "default",
+    draws: int = 50,
+    clip: float | Literal["choose"] | None = "choose",
+    false_alarms: float = 0.05,
+    seed: int = 0,
+    target: str = "labels",
+) -> Guard:
+    """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on familiar data.
+
+    The scores "default" and "distance" compare with rows of `train`; without it "default" is the paper's score.
+    """
+    if not isinstance(predictive, Predictive) or isinstance(predictive, type):
+        raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(predictive).__name__}.")
+    draws, seed = _check_options(score, draws, seed)
+    host = getattr(predictive, "host", None)
+    place = Place.of(host.net) if host else Place(torch.device("cpu"), torch.float32)
+    if train is None and score == "distance":
+        raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
+    with own_order(seed):
+        held = gather(batches(valid, place, name="valid", target=target), least=2)
+        likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
+        measure(likelihood, score)
+        made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
+        if train is not None:
+            made = compared(made, batches(train, place, name="train", target=target), held)
+        familiar = held if calibration is None else _calibrating(calibration, place, target)
+        return calibrated(made, held, familiar, clip, false_alarms)
+
+
+def _calibrating(calibration: Data, place: Place, target: str) -> Rows:
+    return gather(batches(calibration, place, name="calibration", target=target), least=2)
+
+
+def _checkpoint(path: str | Path | None, words: Callable[[], dict[str, str]], group: Group) -> Checkpoint:
+    """Where the state of a fit is kept, told by what the fit is of; several processes compare that in any case."""
+    if path is None and group.size == 1:
+        return Checkpoint()
+    told = words()
+    same_on_all(told, group)
+    return Checkpoint(None if path is None else checks.file("checkpoint", path), told, group)
+
+
+def _examined(at: Centre, held: Rows, runtime: Runtime) -> Findings:
+    """What a look at the host found, said; state that it changes by itself is forgotten."""
+    findings = examine(at.net, held.inputs, runtime.select)
+    for note in findings.notes:
+        logger.warning(note)
+    forget(at.net, findings.changing)
+    return findings
+
+
+def _apart(data: Data, *, given: bool, group: Group) -> bool:
+    """Whether each rank passed rows of its own."""
+    return group.size > 1 and (given or is_sharded(data))
+
+
+def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str | Likelihood | None) -> Likelihood:
+    """The likelihood that fits the plain hosts' outputs and the targets."""
+    outputs = plain.outputs(valid.inputs, 1)
+    if not bool(outputs.isfinite().all()):
+        raise HostError("Expected a trained host with finite outputs, but it gives NaN or infinite values on `valid`.")
+    law = resolve(likelihood, outputs, valid.targets)
+    for _, y in train:
+        alike = y.shape[1:] == valid.targets.shape[1:] or (y.ndim == valid.targets.ndim and not y.is_floating_point())
+        if not alike or y.is_floating_point() != valid.targets.is_floating_point():
+            raise DataError(
+                f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and "
+                f"{tuple(valid.targets.shape)} ({valid.targets.dtype})."
+            )
+        break
+    else:
+        raise DataError("Expected at least one example in `train`, but it is empty.")
+    return law
+
+
+def _settings(config: maxwent.Config | str, named: dict[str, Any], options: dict[str, Any]) -> maxwent.Config:
+    if isinstance(config, str):
+        if config not in maxwent.CONFIGS:
+            raise ConfigError(f"Expected `config` to be {nearest(config, maxwent.CONFIGS)}, but got {config!r}.")
+        config = maxwent.CONFIGS[config]
+    if not isinstance(config, maxwent.Config):
+        raise ConfigError(
+            f"Expected `config` to be one of {sorted(maxwent.CONFIGS)} or an offmap.Config, but got {type(config).__name__}. "
+            "Pass single settings as keywords, such as `steps=500`."
+        )
+    given = {name: value for name, value in named.items() if value is not None}
+    settings = override(config, given | options, also=_keywords(fit))
+    maxwent.check(settings)
+    return settings
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    return [name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+
+
+def _check_options(score: str | ScoreFn, draws: Any, seed: Any) -> tuple[int, int]:
+    """Draws and seed as plain whole numbers, whatever library they come from."""
+    if not callable(score) and (not isinstance(score, str) or score not in SCORES):
+        raise ConfigError(f"Expected `score` to be {nearest(str(score), SCORES)} or a function, but got {score!r}.")
+    try:
+        seed = operator.index(seed)
+    except TypeError as error:
+        raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.") from error
+    return checked_draws(draws), seed
+
+
+def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str) -> tuple[Batches, Rows]:
+    """Training batches and validation rows; without `valid`, a tenth of the training data, said so."""
+    if valid is not None:
+        rows = batches(train, place, name="train", batch_size=batch_size, target=target)
+        return rows, gather(batches(valid, place, name="valid", batch_size=batch_size, target=target), least=2)
+    rows, held = split(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
+    held = gather(held, least=2)
+    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", held.rows)
+    return rows, held
+
+
+def _checked(data: Batches, law: Likelihood, plain: Sampled) -> Batches:
+    """Data on which the host runs and whose targets are known to fit: at once when in memory, else batch by batch."""
+    first, _ = next(iter(data))
+    output = replace(plain, weights={n: w[:1] for n, w in plain.weights.items()}).outputs(take_rows(first, slice(0, 2)), 1)[0]
+
+    def check(y: torch.Tensor) -> None:
+        check_targets(law, output, y, data.name)
+
+    if isinstance(data, Stream):
+        return replace(data, check=check)
+    check(data.targets)
+    return data

@@ -1,0 +1,319 @@
+"""Guard: a frozen Scorer over any Predictive."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from offmap import checks, conformal
+from offmap._types import Data, Inputs, ScoreFn
+from offmap.data import Place, batches, check_finite, check_inputs, gather, given, is_mapping, own_order, unlabelled  # fmt: skip
+from offmap.data.inputs import mark_shared, rows_of, take_rows
+from offmap.detector import (  # fmt: skip
+    Answer,
+    Calibration,
+    Interval,
+    attended,
+    gathered,
+    interval_around,
+    joined,
+    laid,
+    likely_classes,
+    reduced,
+)
+from offmap.detectors.form import Form
+from offmap.errors import ConfigError, DataError, HostError, ShapeError
+from offmap.export.onnx import ExportInfo
+from offmap.likelihoods import Likelihood, Prediction
+from offmap.maxwent.monitors import History
+from offmap.model.last_layer import Ending
+from offmap.posterior.predictive import Stochastic
+from offmap.posterior.protocol import Predictive
+from offmap.scores.combine import Familiar, log_uncertainty
+from offmap.scores.images import plain_energy
+from offmap.table import Table
+
+logger = logging.getLogger("offmap")
+
+OUTPUT_NUMBERS = 1 << 22
+"""Stacked output numbers held at once while scoring (16 MB in float32), whatever the number of rows and draws."""
+
+MOST_DRAWS = 1_000_000
+UNBOUNDED = 1e30
+"""A clip beyond it bounds nothing, and single precision cannot hold much more."""
+
+SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic", "distance": "score"}
+"""Names of scores and the likelihood's method behind each, where nothing is joined to it."""
+
+COMPARING = ("default", "distance")
+"""Scores that compare with familiar rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """Methods take inputs and return tensors on the host's device; higher scores are stranger.
+
+    Inputs are a tensor or array, a tuple (`*args` of the host), a dict or what is like one (`**kwargs`; a target among them is
+    put aside), or a DataLoader of these, whose batches may differ in length.
+    """
+
+    predictive: Predictive
+    likelihood: Likelihood
+    place: Place
+    calibration: Calibration
+    clip: float | None = None
+    score_with: str | ScoreFn = "default"
+    draws: int = 50
+    seed: int = 0
+    target: str = "labels"
+    notes: tuple[str, ...] = ()
+    familiar: Familiar | None = None  # what the scores "default" and "distance" compare with
+    form: Form | None = None  # of images: those of another shape are refused, numbers of another range are said
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # plain values to keep in the file, such as names of columns
+
+    @property
+    def threshold(self) -> float:
+        """Scores above it are called OOD."""
+        return self.calibration.threshold
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of scores: the host's, float32 at least."""
+        return torch.promote_types(self.place.dtype, torch.float32)
+
+    @property
+    def history(self) -> History:
+        """How the fit went."""
+        return getattr(self.predictive, "history", History())
+
+    def __call__(self, x: Inputs) -> Answer:
+        """Prediction, score and verdict for every input."""
+        return gathered((self._answer(block) for block in self.blocks(x)), joined)
+
+    def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
+        """How strange each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs.
+
+        Positions that an `attention_mask` of the inputs calls padding are left out of the mean or maximum, and are NaN in the
+        kept map. The threshold belongs to the mean.
+        """
+        if reduce is not None and (not isinstance(reduce, str) or reduce not in ("mean", "max")):
+            raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
+        return gathered((reduced(self.score_map(block), reduce) for block in self.blocks(x)), laid)
+
+    def parts(self, x: Inputs) -> dict[str, Tensor]:
+        """Why inputs are strange: what the score joins, (B,) each, such as "disagreement", "inputs" and "layers", in standard
+        deviations over familiar rows. Of a score that joins nothing it is the score itself, under "score".
+        """
+        familiar = self.familiar if self.score_with in COMPARING else None
+        if familiar is None:
+            return {"score": self.score(x)}
+        told = (self._parts(familiar, block) for block in self.blocks(x))
+        found = gathered(told, lambda several: {name: laid([each[name] for each in several]) for name in several[0]})
+        return {name: values.to(self.precision) for name, values in found.items()}
+
+    def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
+        """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
+        bound = self.clip if isinstance(clip, str) and clip == "chosen" else checked_clip(clip)
+        return gathered((self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)), joined)
+
+    def interval(self, x: Inputs, level: float = 0.95) -> Interval:
+        """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level.
+
+        Dense outputs are covered on average over their positions.
+        """
+        return interval_around(self.predict(x), self.calibration, level)
+
+    def prediction_set(self, x: Inputs, level: float = 0.95) -> Tensor:
+        """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few.
+
+        Dense outputs, (B, C, *positions), are covered on average over their positions.
+        """
+        return likely_classes(self.predict(x), self.calibration, level)
+
+    def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
+        """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
+        draws = checks.whole("draws", draws, 1)
+        if draws > MOST_DRAWS:
+            raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {draws}.")
+        bound = checked_clip(clip)
+        return laid([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
+
+    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
+        """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
+        from offmap.calibration import calibration_of
+
+        with own_order(self.seed):
+            rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
+        return replace(self, calibration=calibration_of(self, rows, false_alarms, exact=True))
+
+    def summary(self) -> Table:
+        """What is random and how wide, in a table."""
+        from offmap.summary import summarize
+
+        return summarize(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, atomically. The hosts' weights stay with the user; a digest of them goes along.
+
+        With the scores "default" and "distance" the file holds up to 4,096 training rows: share it as you would share those.
+        """
+        from offmap.io.guard_file import save
+
+        save(self, path)
+
+    def export(
+        self, path: str | Path, example: Inputs, *, draws: int | None = None, calibration: Data | None = None, half: bool = False
+    ) -> ExportInfo:
+        """Write frozen draws, score and verdict as one graph, `.onnx` or `.pt2`: inputs -> `mean` and `std`, or `probs`; `score`;
+        `ood`; any number of rows. It is run on the `example` first, and refused unless it gives the guard's numbers to 1e-4.
+
+        `draws` None takes all where a few products run them (plain stacks of layers, a last layer that alone is random), else ten
+        at most. Other draws than the guard's need another threshold: from `calibration` data, or moved with the example's scores,
+        which is logged. `half` keeps weights in half precision. The file holds training rows if the guard does.
+        """
+        from offmap.export.guard_graph import export_guard
+
+        return export_guard(self, path, example, draws, calibration, half)
+
+    def to(self, device: str | torch.device) -> Guard:
+        """The same guard on another device."""
+        if not isinstance(self.predictive, Stochastic):
+            raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
+        place = Place(torch.device(device), self.place.dtype)
+        host, q = self.predictive.host, self.predictive.q
+        moved = replace(
+            self.predictive,
+            host=replace(host, net=copy.deepcopy(host.net).to(device), ending=host.ending and Ending(host.ending.layer)),
+            q=copy.deepcopy(q).to(device),
+        )
+        calibration = replace(
+            self.calibration, scores=self.calibration.scores.to(device), misses=self.calibration.misses.to(device)
+        )
+        familiar = self.familiar and self.familiar.to(device)
+        return replace(self, predictive=moved, place=place, calibration=calibration, familiar=familiar)
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """From stacked outputs to scores, (P, B, ...) -> (B,) or (B, *positions); a NaN counts as infinitely strange."""
+        scores = measure(self.likelihood, self.score_with)(outputs)
+        if scores.ndim == 0 or scores.shape[0] != outputs.shape[1]:
+            raise ShapeError(
+                f"Expected `score` to turn stacked outputs {tuple(outputs.shape)} into one number per example, "
+                f"({outputs.shape[1]},), but got {tuple(scores.shape)}. Reduce the draws, axis 0, and keep axis 1."
+            )
+        return scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def score_map(self, block: Inputs) -> Tensor:
+        """Scores of one block, (B,) or (B, *positions), NaN where its `attention_mask` tells of padding."""
+        if self.familiar is not None and self.score_with in COMPARING:
+            return self.familiar.join(self._parts(self.familiar, block)).to(self.precision)
+        outputs = self.outputs(block, None)
+        scores = self.scores(outputs)
+        # without a class axis, (B, T) may be T labels of one text
+        kept = attended(block, scores) if outputs.ndim > scores.ndim + 1 else None
+        return scores if kept is None else scores.masked_fill(~kept, torch.nan)
+
+    def _parts(self, familiar: Familiar, block: Inputs) -> dict[str, Tensor]:
+        if self.score_with == "distance":
+            return familiar.distances(self.predictive, block)
+        uncertain = log_uncertainty(self.likelihood, self.outputs(block, None), self.predictive.members)
+        energy = self.energy(block) if familiar.logits is not None else None
+        return familiar.parts(self.predictive, block, uncertain, energy)
+
+    def energy(self, block: Inputs) -> Tensor:
+        """The energy of the plain members' logits, (B,): low for images whose classes are seen clearly."""
+        logits = self.likelihood.logits(self.outputs(block, 0.0))  # pyright: ignore[reportAttributeAccessIssue]
+        return plain_energy(logits, self.predictive.members)
+
+    def _answer(self, block: Inputs) -> Answer:
+        prediction = self.likelihood.predictive(self.outputs(block, self.clip))
+        map_ = self.score_map(block)
+        score = reduced(map_, "mean")
+        p_value = conformal.p_value(self.calibration.scores, score)
+        return Answer(
+            **vars(prediction),
+            score=score,
+            ood=score > self.threshold,
+            p_value=p_value.to(score),
+            score_map=map_ if map_.ndim > 1 else None,
+        )
+
+    def outputs(self, block: Inputs, clip: float | None, draws: int | None = None) -> Tensor:
+        """Stacked outputs of one block, (M·P, B, ...), refused if a row has more or fewer axes than at fit time."""
+        stacked = self.predictive.outputs(block, draws or self.draws, clip=clip, seed=self.seed)
+        axes = getattr(getattr(self.predictive, "host", None), "output_axes", None)
+        if axes is not None and stacked.ndim != axes + 2:
+            raise HostError(
+                f"Expected inputs whose outputs have {axes + 1} axes, as at fit time, but these give {tuple(stacked.shape[1:])}. "
+                "Check that the data have the form the host was trained on."
+            )
+        return stacked
+
+    def blocks(self, x: Any, draws: int | None = None) -> Iterator[Inputs]:
+        """Inputs in blocks so short that their stacked outputs stay within a fixed memory."""
+        empty = True
+        for source in self._sources(x):
+            inputs = tree_map(self.place.put, source)
+            check_inputs(inputs, "the guard")
+            check_finite(inputs, None, "the inputs")
+            if self.form is not None:
+                self.form.check(inputs, "the inputs")
+                self.form.compare(inputs, "the inputs")
+            inputs = mark_shared(inputs)
+            host = getattr(self.predictive, "host", None)
+            numbers = (host.output_numbers if host else 1) * self.predictive.members * (draws or self.draws)
+            step = max(1, OUTPUT_NUMBERS // numbers)
+            for start in range(0, rows_of(inputs), step):
+                empty = False
+                yield take_rows(inputs, slice(start, start + step))
+        if empty:
+            raise DataError("Expected at least one input, but got none.")
+
+    def _sources(self, x: Any) -> Iterator[Inputs]:
+        """The inputs themselves, or those of every batch of a DataLoader (targets, if any, are put aside)."""
+        if not isinstance(x, DataLoader):
+            yield unlabelled(x, self.target) if is_mapping(x) else x
+            return
+        for batch in given(x, "the inputs"):
+            yield unlabelled(batch, self.target)
+
+
+def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:
+    """The function behind a score: the user's own, or the likelihood's method."""
+    if callable(score):
+        return score
+    method = getattr(likelihood, SCORES[score], None)
+    if method is None:
+        raise ConfigError(f"Expected a likelihood with `{SCORES[score]}` for score={score!r}, but {type(likelihood).__name__} "
+                          "has none. Pass `score='paper'`.")  # fmt: skip
+    return method
+
+
+def checked_draws(draws: Any, also: str = "") -> int:
+    """A plain whole number of at least 2, whatever library it comes from; `also` names what else is taken."""
+    try:
+        whole = operator.index(draws)
+    except TypeError:
+        whole = 0
+    if whole < 2:
+        raise ConfigError(f"Expected `draws` to be a whole number ≥ 2{also}, but got {draws!r}.")
+    if whole > MOST_DRAWS:
+        raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {whole}.")
+    return whole
+
+
+def checked_clip(clip: Any) -> float | None:
+    """A bound on |φ ⊙ z|, or None for no bound."""
+    if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
+        raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
+    return None if clip is None else float(clip) if clip <= UNBOUNDED else math.inf

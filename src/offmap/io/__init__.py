@@ -1,0 +1,1 @@
+"""Guard files and what keeps them whole: written atomically, read without running code."""

@@ -1,0 +1,182 @@
+"""What watches a training loop: RiskThreshold keeps the last state below τ, BestValidation the best, History remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from offmap.posterior.distribution import WeightDistribution
+
+
+@dataclass
+class History:
+    """How a fit went, one entry per check: lists over members inside.
+
+    `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are
+    familiar. `kept` is the step whose state each member ended with (0: the start);
+    `final_risk` and `final_entropy` are of the states that the fit returned.
+    """
+
+    threshold: list[float] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    risk: list[list[float]] = field(default_factory=list)
+    entropy: list[list[float]] = field(default_factory=list)
+    uncertainty: list[list[float]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    final_risk: list[float] = field(default_factory=list)
+    final_entropy: list[float] = field(default_factory=list)
+    ending: str = ""
+    chosen: dict[str, float] = field(default_factory=dict)
+
+    def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor, uncertainty: Tensor) -> None:
+        """Note one check, (M,) each."""
+        self.step.append(step)
+        self.loss.append(loss)
+        self.risk.append(risk.tolist())
+        self.entropy.append(entropy.tolist())
+        self.uncertainty.append(uncertainty.tolist())
+
+    def describe(self) -> str:
+        """The last check in words: mean over members."""
+        if not self.step:
+            return ""
+        mean = [sum(v) / len(v) for v in (self.risk[-1], self.threshold, self.entropy[-1])]
+        return f"risk {mean[0]:.3f}  τ {mean[1]:.3f}  entropy {mean[2]:.2f}"
+
+    def of_kept(self) -> tuple[list[float], list[float]]:
+        """Risk and uncertainty of the state that each member keeps, as they were seen."""
+        row = dict(zip(self.step, range(len(self.step)), strict=True))
+        rows = [row[step] for step in self.kept]
+        risk, uncertainty = ([each[r][m] for m, r in enumerate(rows)] for each in (self.risk, self.uncertainty))
+        return risk, uncertainty
+
+    def finish(self, risk: Tensor, entropy: Tensor) -> None:
+        """Note what was reached, (M,) each."""
+        self.final_risk, self.final_entropy = risk.tolist(), entropy.tolist()
+
+
+Look: TypeAlias = Callable[[WeightDistribution], tuple[Tensor, Tensor]]
+"""Validation risk, and uncertainty on familiar data, of every member, (M,) each."""
+
+Report: TypeAlias = Callable[[int, History], None]
+"""Shown the history after every check: a progress bar."""
+
+
+class RiskThreshold:
+    """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back.
+
+    The state is φ, and the mean where it is trained.
+
+    A member that has failed `patience` checks in a row is done, as it would be alone; when all are, the loop stops.
+    """
+
+    def __init__(
+        self,
+        q: WeightDistribution,
+        look: Look,
+        threshold: Tensor,
+        *,
+        every: int,
+        history: History,
+        patience: int | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self.q, self.look, self.threshold, self.every, self.patience = q, look, threshold, every, patience
+        self.failures = [0] * q.members
+        self.history, self.report = history, report
+        self.state = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
+        self.best = [tensor.detach().clone() for tensor in self.state]
+        history.threshold = threshold.tolist()
+        history.kept = [0] * q.members
+
+    def __call__(self, step: int, loss: Tensor) -> bool:
+        """Check now and then; stop when every member is done."""
+        if (step + 1) % self.every:
+            return False
+        passed = self.check(step + 1, float(loss)).tolist()
+        self.failures = [0 if p else f + 1 for p, f in zip(passed, self.failures, strict=True)]
+        return self.finished
+
+    @property
+    def finished(self) -> bool:
+        """Whether every member is done."""
+        return all(map(self._done, range(self.q.members)))
+
+    def _done(self, member: int) -> bool:
+        return self.patience is not None and self.failures[member] >= self.patience
+
+    def check(self, step: int, loss: float, seen: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Measure the risk, unless it was `seen`, keep the members that pass, and return which did, (M,)."""
+        risk, uncertainty = self.look(self.q) if seen is None else seen
+        with torch.no_grad():
+            entropy = self.q.mean_log_square()
+            done = torch.tensor([self._done(m) for m in range(self.q.members)], device=risk.device)
+            passed = (risk <= self.threshold.to(risk)) & entropy.isfinite() & ~done
+            for tensor, best in zip(self.state, self.best, strict=True):
+                best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
+        self.history.add(step, loss, risk, entropy, uncertainty)
+        self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
+        if self.report is not None:
+            self.report(step, self.history)
+        return passed
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give every member the last state that passed."""
+        for tensor, best in zip(self.state, self.best, strict=True):
+            tensor.copy_(best)
+
+
+class BestValidation:
+    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far.
+
+    With a `ceiling` (M,), it keeps them if the loss is not above it: the last such state stays.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        loss: Callable[[], Tensor],
+        *,
+        every: int,
+        ceiling: Tensor | None = None,
+        report: Callable[[int], None] | None = None,
+    ) -> None:
+        self.weights, self.loss, self.every, self.report = dict(weights), loss, every, report
+        self.lowest: Tensor | None = None
+        self.ceiling = ceiling
+        self.best = {name: w.detach().clone() for name, w in weights.items()}
+
+    def __call__(self, step: int, loss: Tensor) -> bool:
+        """Check now and then; never stops the loop."""
+        if (step + 1) % self.every == 0:
+            self.check()
+            if self.report is not None:
+                self.report(step + 1)
+        return False
+
+    @torch.no_grad()
+    def check(self, among: Tensor | None = None) -> None:
+        """Measure the loss and keep the members, of those `among` (M,), that are better than ever."""
+        now = self.loss().nan_to_num(nan=torch.inf)
+        if among is not None:
+            now = torch.where(among, now, torch.inf)
+        if self.ceiling is not None:
+            better = now <= self.ceiling
+        else:
+            better = now < (torch.full_like(now, torch.inf) if self.lowest is None else self.lowest)
+            self.lowest = now if self.lowest is None else torch.minimum(now, self.lowest)
+        for name, w in self.weights.items():
+            self.best[name] = torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, self.best[name])
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give every member its best weights, those after the last step among them."""
+        self.check()
+        for name, w in self.weights.items():
+            w.copy_(self.best[name])

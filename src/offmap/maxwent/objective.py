@@ -1,0 +1,126 @@
+"""What is minimised: closures (step, batch) -> scalar, summed over members so that stacked hosts do not disturb each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from torch import Tensor
+
+from offmap import checks
+from offmap.data import Batch
+from offmap.errors import ConfigError, nearest
+from offmap.likelihoods import Likelihood
+from offmap.model.forward import Host
+from offmap.posterior.distribution import WeightDistribution, sum_per_member
+from offmap.posterior.noise import Normal, Uniform
+
+Objective: TypeAlias = Callable[[int, Batch], Tensor]
+Growth: TypeAlias = Callable[[Tensor], Tensor]
+"""A growing function g of φ (eq. 14 of the paper writes it of φ²)."""
+
+GROWTHS: dict[str, Growth] = {"abs": lambda scale: scale, "log": lambda scale: 2 * scale.log()}
+"""g(φ²) = √φ² = |φ|, the paper's proxy, and g(φ²) = log φ², the entropy itself up to constants."""
+
+
+def as_growth(growth: str | Growth) -> Growth:
+    """The growth of that name; a function of the user's is g of φ²."""
+    if callable(growth):
+        checks.function("entropy", growth, ["φ²"])
+        return lambda scale: growth(scale.square())
+    if not isinstance(growth, str) or growth not in GROWTHS:
+        raise ConfigError(f"Expected `entropy` to be {nearest(str(growth), GROWTHS)} or a function of φ², but got {growth!r}.")
+    return GROWTHS[growth]
+
+
+def maxwent(
+    q: WeightDistribution,
+    host: Host,
+    likelihood: Likelihood,
+    *,
+    tradeoff: float,
+    growth: Growth = GROWTHS["abs"],
+    draws: int = 1,
+    seed: int = 0,
+) -> Objective:
+    """Algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step.
+
+    For a user's own ω the entropy itself, sampled with the same draws, takes the place of Σ g.
+    """
+
+    def objective(step: int, batch: Batch) -> Tensor:
+        index = range(step * draws, (step + 1) * draws)
+        scale = q.scale()
+        risk = _risk(q, host, likelihood, batch, index, scale, seed)
+        if q.parameterization is not None:
+            spread = q.sampled_entropy(index, seed=seed, stream="fit")
+        else:
+            spread = sum_per_member({name: growth(s) for name, s in scale.items()})
+        return (risk - tradeoff / q.dimension * spread).sum()
+
+    return objective
+
+
+def elbo(
+    q: WeightDistribution,
+    host: Host,
+    likelihood: Likelihood,
+    *,
+    tradeoff: float,
+    prior_variance: float,
+    prior_mean: Mapping[str, Tensor] | None = None,
+    draws: int = 1,
+    seed: int = 0,
+) -> Objective:
+    """The negative ELBO of variational Bayes, KL-weighted, per training row: E_q[NLL] + λ·(1/d)·KL(q ‖ N(m, σ²I)).
+
+    The paper's appendix C maximises E_q[Σ log p] − 10·(n/d)·KL over the n training rows. Divided by n that is this with λ = 10,
+    whatever n is; the Bayesian posterior itself is λ = d/n. `prior_mean` is m by name, (M, ...); None is 0.
+    """
+
+    def objective(step: int, batch: Batch) -> Tensor:
+        scale = q.scale()
+        risk = _risk(q, host, likelihood, batch, range(step * draws, (step + 1) * draws), scale, seed)
+        return (risk + tradeoff / q.dimension * kl(q, prior_variance, prior_mean, scale=scale)).sum()
+
+    return objective
+
+
+def kl(
+    q: WeightDistribution,
+    variance: float,
+    mean: Mapping[str, Tensor] | None = None,
+    *,
+    scale: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """KL(q ‖ N(m, σ²I)) per member in nats, (M,), in closed form for noise of entropy h and variance v per component:
+
+        Σ_k [(v·φ_k² + (w̄_k − m_k)²) / 2σ² − log φ_k] + d·(½ log 2πσ² − h)
+
+    V drops out: it turns neither the determinant nor the trace. For normal noise this is the KL of two Gaussians.
+
+    >>> import torch
+    >>> kl(WeightDistribution({"w": torch.ones(1, 2)}, initial_scale=1.0, noise=Normal()), 1.0)
+    tensor([1.0000], grad_fn=<AddBackward0>)
+    """
+    if not isinstance(q.noise, Uniform | Normal) or q.parameterization is not None:
+        raise ConfigError(
+            "Expected uniform or normal noise for a KL divergence in closed form, with the library's own w = w̄ + Vφz."
+        )
+    scale = q.scale() if scale is None else scale
+    squares = {
+        n: q.noise.variance() * s.square() + (q.mean[n] - (0.0 if mean is None else mean[n])).square() for n, s in scale.items()
+    }
+    logs = sum_per_member({n: s.log() for n, s in scale.items()})
+    constant = q.dimension * (0.5 * math.log(2 * math.pi * variance) - q.noise.entropy())
+    return sum_per_member(squares) / (2 * variance) - logs + constant
+
+
+def _risk(
+    q: WeightDistribution, host: Host, likelihood: Likelihood, batch: Batch, index: range, scale: Mapping[str, Tensor], seed: int
+) -> Tensor:
+    """E_q[NLL] per member, (M,), over the draws in `index`."""
+    x, y = batch
+    outputs = host(q.draw(index, seed=seed, stream="fit", scale=scale), x)
+    return likelihood.nll(outputs, y).mean(1).unflatten(0, (q.members, len(index))).mean(1)

@@ -1,0 +1,36 @@
+"""P draws become one plain module: no randomness left, so that it can be traced and exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from offmap._types import Weights
+from offmap.model.forward import Select, first_tensor
+from offmap.model.named_tensors import Mirror
+from offmap.model.params import copy_host, with_ties
+
+
+class Frozen(nn.Module):
+    """A host with S weight sets inside: a call gives all outputs, (S, B, ...)."""
+
+    def __init__(self, net: nn.Module, weights: Weights, select: Select = first_tensor) -> None:
+        super().__init__()
+        self.net = net
+        self.weights = Mirror(weights)
+        self.size = next(iter(weights.values())).shape[0]
+        self.select = select
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Outputs of every weight set, unrolled: a loop exports with a dynamic batch where `vmap` does not."""
+        sets = [{n: w[i] for n, w in self.weights.items()} for i in range(self.size)]
+        outputs = [functional_call(self.net, with_ties(self.net, w), args, kwargs, tie_weights=False) for w in sets]
+        return torch.stack([self.select(output) for output in outputs])
+
+
+def freeze(net: nn.Module, weights: Weights, *, select: Select = first_tensor) -> Frozen:
+    """One exportable module out of a host and a stack of drawn weights."""
+    return Frozen(copy_host(net), weights, select).eval()

@@ -1,0 +1,254 @@
+"""Look at a host on a few rows before trusting it: its own randomness, its memory, its devices, and what no input reaches.
+
+Everything runs on copies that share the host's parameters and nothing else, so the host is left as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offmap._types import Inputs, Weights
+from offmap.data.inputs import rows_of, take_rows
+from offmap.errors import HostError
+from offmap.model.capture import slow_attention
+from offmap.model.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed
+from offmap.model.params import copy_host, floating, listed, one_device
+from offmap.model.state import changed, same
+from offmap.posterior.noise import generator
+
+ROWS = 8
+"""Rows in one look."""
+
+UNREACHED = "no input reaches it"
+
+SECOND_LOOK = 64
+"""Rows on which a parameter must stay without effect before it is called unreached: experts and branches need some luck."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a look at a host found, all of it bearable: what is not was refused."""
+
+    unreached: tuple[str, ...] = ()  # parameters that no input reaches
+    hidden: tuple[str, ...] = ()  # parameters that inputs reach and gradients do not
+    changing: tuple[str, ...] = ()  # buffers and attributes that calls change without any effect on the output
+    rows: tuple[int, int] | None = None  # so many rows alone gave something else than among so many
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each finding."""
+        said = {
+            "No input reaches {}: left out of the random parameters. Drop them from the host, or check `select`.": self.unreached,
+            "Gradients do not reach {}: random, but only solver='closed-form' can fit them.": self.hidden,
+            "Calls change {}: harmless, as the outputs do not depend on it.": self.changing,
+        }
+        lines = [line.format(listed(names)) for line, names in said.items() if names]
+        if self.rows:
+            lines.append(
+                "Rows depend on their company: {} alone give other outputs than among {}. Scores depend on the batches; give "
+                "normalisation layers running statistics, or keep the batches as they were in training.".format(*self.rows)
+            )
+        return tuple(lines)
+
+
+@torch.no_grad()
+def examine(net: nn.Module, inputs: Inputs, select: Select = first_tensor) -> Findings:
+    """Look at a private host in evaluation mode; raise a HostError for what would make every result wrong.
+
+    Costs about seven calls on at most 8 rows, and one copy of the weights at a time.
+
+    >>> examine(nn.Linear(3, 1).eval(), torch.ones(4, 3)).notes
+    ()
+    """
+    device = one_device(net)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        own = floating(net)
+        # some hosts rewrite their parameters in a call, as embeddings with `max_norm` do
+        look = Look(net, take_rows(inputs, slice(0, ROWS)), select, {n: w.clone() for n, w in own.items()})
+        alone = _answer(replace(look, x=take_rows(inputs, slice(0, 2))), device)
+        first = _answer(look, device)
+        used, changing = _memory(look, first)
+        rewritten = {n: w for n, w in look.weights.items() if not same(w, own[n], exact=True)}
+        look = replace(look, weights=own | rewritten)
+        _check_results(look, used)
+        hidden = look.hidden()
+        unreached = look.without_effect(hidden, first)
+        for start in range(ROWS, min(rows_of(inputs), SECOND_LOOK), ROWS):
+            if unreached:
+                later = replace(look, x=take_rows(inputs, slice(start, start + ROWS)))
+                hidden = [name for name in later.hidden() if name in hidden]
+                unreached = later.without_effect([name for name in unreached if name in hidden], later.run())
+        return Findings(
+            unreached=tuple(unreached),
+            hidden=tuple(name for name in hidden if name not in unreached),
+            changing=(*rewritten, *changing),
+            rows=None if same(alone, first[:2]) else (len(alone), len(first)),
+        )
+
+
+@dataclass(frozen=True)
+class Look:
+    """A host, a few rows, what of the output matters, and the weights to call it with."""
+
+    net: nn.Module
+    x: Inputs
+    select: Select
+    weights: Weights
+
+    def fresh(self) -> nn.Module:
+        """The host as it is before any call."""
+        return copy_host(self.net, share=True)
+
+    def run(self, twin: nn.Module | None = None, x: Inputs | None = None) -> Tensor:
+        """The selected output."""
+        return call(twin or self.fresh(), self.weights, self.x if x is None else x, self.select).detach()
+
+    def hidden(self) -> list[str]:
+        """Parameters that the graph of the output does not lead to; nothing is differentiated, so nothing is held."""
+        leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
+        try:
+            with torch.enable_grad(), slow_attention():
+                output = call(self.fresh(), leaves, self.x, self.select)
+        except HOST_ERRORS:  # runs without gradients only
+            return list(leaves)
+        found = _leaves_of(output)
+        return [name for name, leaf in leaves.items() if id(leaf) not in found]
+
+    def without_effect(self, names: list[str], plain: Tensor) -> list[str]:
+        """Those of `names` that can be changed at will without any change of the output `plain`: all at once, then by halves."""
+        if not names or not any(self._moved(names, plain, size) for size in (0.3, 3.0)):
+            return names
+        half = len(names) // 2
+        return self.without_effect(names[:half], plain) + self.without_effect(names[half:], plain) if half else []
+
+    def _moved(self, names: list[str], plain: Tensor, size: float) -> bool:
+        moved = self.weights | shaken({n: self.weights[n] for n in names}, size)
+        try:
+            # to the bit: a branch may be scaled down to almost nothing and still be one
+            return not same(replace(self, weights=moved).run(), plain, exact=True)
+        except HOST_ERRORS:
+            return True
+
+
+def shaken(weights: Mapping[str, Tensor], size: float) -> Weights:
+    """Weights with noise of `size` times their root mean square, the same every time."""
+    result: Weights = {}
+    for name, w in weights.items():
+        noise = torch.randn(w.shape, generator=generator("examine", name), dtype=torch.float32, device="cpu").to(w)
+        result[name] = noise.mul_(size * (float(w.float().square().mean().sqrt()) or 1.0)).add_(w)
+    return result
+
+
+def _answer(look: Look, device: torch.device) -> Tensor:
+    """The output of one call, refused if the host cannot be called or answers from elsewhere."""
+    try:
+        output = look.run()
+    except HOST_ERRORS as error:
+        dtype = next(iter(look.weights.values())).dtype
+        remedy = f" Or the CPU cannot run it in {dtype}: fit a copy in float32, `net.float()`." if _half(dtype, device) else ""
+        raise HostError(f"{host_failed(look.net, look.x, error)}{remedy}") from error
+    check_rows(look.net, output, look.x)
+    if output.device != device:
+        raise HostError(
+            f"Expected an output on the device of the parameters, {device}, but {type(look.net).__name__} answers on "
+            f"{output.device}. Keep the host on one device, or move the output back in `select=`."
+        )
+    return output
+
+
+def _half(dtype: torch.dtype, device: torch.device) -> bool:
+    return dtype in (torch.float16, torch.bfloat16) and device.type == "cpu"
+
+
+def _memory(look: Look, first: Tensor) -> tuple[nn.Module, list[str]]:
+    """Refuse randomness and memory that show in the output; give a host that was called, and what calls change without that."""
+    used = look.fresh()
+    look.run(used, _others(look.x))
+    between = copy_host(used, share=True)
+    again = look.run(used)
+    if not same(again, first, exact=True):
+        _refuse(look, used, first, again)
+    return used, changed(between, used)
+
+
+def _check_results(look: Look, used: nn.Module) -> None:
+    """Refuse a host that, once called, answers to new weights as if they were the old ones."""
+    moved = replace(look, weights=shaken(look.weights, 0.3))
+    try:
+        fresh = moved.run()
+    except HOST_ERRORS:  # it does not take any weights
+        return
+    if not same(moved.run(used), fresh):
+        raise HostError(
+            f"Expected a host that computes anew from its weights, but {type(look.net).__name__} keeps what it made of them in "
+            f"{listed(changed(look.net, used))}. Keep such results in training mode only, or clear them in every call."
+        )
+
+
+def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
+    """Raise for a host whose second answer to the same rows is another one, and say whose fault it is."""
+    sources, memory = random_operators(look), changed(look.net, used)
+    if same(again, first) and not sources:
+        return  # an unlucky order of summation
+    if not memory or not same(look.run(), first, exact=True):
+        raise HostError(
+            f"Expected the same output for the same inputs, but {type(look.net).__name__} draws its own randomness: "
+            f"{', '.join(sources) or 'not with an operator of torch'}. Switch it off in evaluation mode, for example with "
+            "`F.dropout(x, training=self.training)`."
+        )
+    raise HostError(
+        f"Expected outputs that do not depend on earlier calls, but {type(look.net).__name__} remembers them in "
+        f"{listed(memory)}. Update such state in training mode only, `if self.training:`."
+    )
+
+
+def _others(x: Inputs) -> Inputs:
+    """As many rows of other contents: each of the first half twice."""
+    return take_rows(x, [row // 2 for row in range(rows_of(x))])
+
+
+class _Spy(TorchDispatchMode):
+    """Calls `saw` with every operator that draws from a random generator."""
+
+    def __init__(self, saw: Callable[[str], None]) -> None:
+        super().__init__()
+        self.saw = saw
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.saw(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+def random_operators(look: Look) -> list[str]:
+    """Every random operator of one call, with the innermost module in which it ran."""
+    twin = look.fresh()
+    inside: list[str] = []
+    for path, module in twin.named_modules():
+        name = f"`{path}` ({type(module).__name__})" if path else "the host itself"
+        module.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
+        module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True)
+    seen: dict[str, None] = {}
+    with slow_attention(), _Spy(lambda operator: seen.setdefault(f"`{operator}` in {inside[-1]}")):
+        look.run(twin)
+    return list(seen)
+
+
+def _leaves_of(output: Tensor) -> set[int]:
+    """Identities of the leaves that the graph of `output` leads to."""
+    stack: list[Any] = [output.grad_fn]
+    seen: set[Any] = {None}
+    found = {id(output)}
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            found.add(id(getattr(node, "variable", None)))
+            stack.extend(parent for parent, _ in node.next_functions)
+    return found

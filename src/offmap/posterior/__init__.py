@@ -1,0 +1,1 @@
+"""The weight distribution: w = w̄ + V·clip(φ ⊙ z, c)."""

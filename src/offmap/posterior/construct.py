@@ -1,0 +1,235 @@
+"""From trained hosts to a weight distribution centred on them: `scaling(nets)` and `svd(nets, inputs)`."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from offmap._types import Weights
+from offmap.data.inputs import rows_of
+from offmap.distributed.group import ALONE
+from offmap.model.capture import Read, ReadWatcher, open_attention
+from offmap.model.forward import HOST_ERRORS, Select, call, first_tensor, host_failed
+from offmap.model.params import Where, at, copy_host, remainder, same_architecture, select, stack
+from offmap.model.state import attributes, forget
+from offmap.posterior.basis import BIAS, LIMIT, Basis, second_moments
+from offmap.posterior.distribution import Rotation, WeightDistribution
+from offmap.posterior.merge_moments import Dealt, build_together, pool
+from offmap.posterior.noise import Noise, as_noise
+
+logger = logging.getLogger("offmap")
+
+MOMENT_NUMBERS = 1 << 24
+"""Numbers of all second moments that are held at a time (128 MB)."""
+
+
+ACTIVATIONS, MOST_ROWS = 1 << 20, 1 << 12
+"""Numbers in the widest activation, and rows, of one batch of the pass over the data, where its size is free."""
+
+Feed: TypeAlias = Callable[[int], Iterable[Any]]
+"""The data's inputs in batches, of about so many rows where that can be chosen; may be asked several times."""
+
+
+@dataclass(frozen=True)
+class Centre:
+    """Where a distribution is centred: a private host, the members' random weights, and what else differs between them."""
+
+    net: nn.Module
+    mean: Weights
+    fixed: Weights
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return next(iter(self.mean.values())).shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the members live."""
+        return next(iter(self.mean.values())).device
+
+    def weights(self, member: int) -> Weights:
+        """All that one member needs to be called through the private host."""
+        return at(self.mean, member) | at(self.fixed, member)
+
+
+def centre(nets: nn.Module | Sequence[nn.Module], where: Where = None) -> Centre:
+    """A private copy of the hosts; the users' own are never touched."""
+    hosts = [nets] if isinstance(nets, nn.Module) else list(nets)
+    same_architecture(hosts)
+    net = copy_host(hosts[0], share=len(hosts) > 1)
+    forget(net, attributes(net))
+    chosen = [select(host, where) for host in [net, *hosts[1:]]]
+    mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(hosts) == 1 else stack(chosen)
+    fixed: Weights = {}
+    if len(hosts) > 1:
+        fixed = stack([remainder(host, c) for host, c in zip(hosts, chosen, strict=True)])
+        for name, p in net.named_parameters():  # the private host reads the stack, which is all that is held
+            p.data = (mean if name in mean else fixed)[name][0]
+    return Centre(net, mean, fixed)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a pass over the data saw: bases by parameter, and why the others have none."""
+
+    bases: dict[str, Basis] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+
+    def rotation(self) -> Rotation:
+        """The part of it that the equation needs."""
+        turned = {n: b for n, b in self.bases.items() if b.matrix is not None}
+        matrices = {n: b.matrix for n, b in turned.items() if b.matrix is not None}
+        return Rotation(matrices, {n: b.frame for n, b in turned.items()}, self.why)
+
+
+def observe(
+    at: Centre,
+    feed: Feed,
+    *,
+    rotated: bool,
+    along: Mapping[str, Tensor] | None = None,
+    pick: Select = first_tensor,
+    limit: int = LIMIT,
+    dealt: Dealt | None = None,
+) -> Observed:
+    """Pass the data through every member: how large each parameter's inputs are, and along which directions.
+
+    These are their eigenvectors if `rotated`, else the columns of `along` (M, G, N, d, d) by name, else the parameter's axes.
+    The data are gone through once per group of parameters whose second moments are held at a time; mostly that is once. Several
+    processes each go through the batches `dealt` to them, and all see the same in the end.
+    """
+    group = ALONE if dealt is None else dealt.group
+
+    def run(net: nn.Module, weights: Weights, x: Any) -> Any:
+        try:
+            return call(net, weights, x, pick)
+        except HOST_ERRORS as error:
+            raise host_failed(net, x, error) from error
+
+    members = [at.weights(m) for m in range(at.members)]
+    seen = Observed()
+    plan = _plan(at, members, next(iter(feed(1))), run, limit)
+    for names in group.tell(plan.names)[0]:
+        inputs, others = (feed(plan.rows), None) if dealt is None else _own(dealt, plan)
+        moments = second_moments(at.net, members, inputs, run, names=names, among=at.mean, limit=limit, others=others)
+        pool(moments, group, at.device)
+        bases, why = build_together(moments, {n: at.mean[n] for n in names}, group, rotated=rotated, along=along)
+        seen.bases.update(bases)
+        seen.why.update(why)
+    seen.why.update({b.bias: BIAS for b in seen.bases.values() if b.bias in seen.why})
+    if not rotated and along is None:
+        return replace(seen, why={})  # nobody asked
+    if not rotated:
+        return seen
+    _report(seen, limit)
+    return seen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the data are gone through: groups of parameters, largest first, whose moments fit in memory together; rows whose
+    activations stay small; and how often each row of the data is met by part of a parameter.
+    """
+
+    names: list[list[str]]
+    rows: int
+    rates: dict[tuple[str, int, int, int], float]
+
+
+def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int) -> Plan:
+    """What one batch tells."""
+    sizes = dict.fromkeys(at.mean, 0)
+    met: Counter[tuple[str, int, int, int]] = Counter()
+
+    def visit(read: Read) -> None:
+        if read.meeting is not None and read.name in sizes:
+            frame = read.meeting.frame
+            blocks = read.meeting.groups * -(-frame.fan_in // limit)
+            sizes[read.name] = max(sizes[read.name], blocks * min(frame.fan_in, limit) ** 2 * len(members))
+            met[_place(read)] += read.meeting.count
+
+    with torch.no_grad(), open_attention(), ReadWatcher({n: members[0][n] for n in at.mean}, visit) as watch:
+        run(at.net, members[0], first)
+    groups: list[list[str]] = [[]]
+    room = MOMENT_NUMBERS
+    for name in sorted(sizes, key=lambda n: -sizes[n]):
+        if sizes[name] > room and groups[-1]:
+            groups.append([])
+            room = MOMENT_NUMBERS
+        groups[-1].append(name)
+        room -= sizes[name]
+    rows = min(MOST_ROWS, ACTIVATIONS * rows_of(first) // max(1, watch.widest))
+    return Plan(groups, rows, {place: count / rows_of(first) for place, count in met.items()})
+
+
+def _place(read: Read) -> tuple[str, int, int, int]:
+    """The part of a parameter that a read met."""
+    assert read.meeting is not None
+    return (read.name, read.meeting.start, read.meeting.stop, read.meeting.groups)
+
+
+def _own(dealt: Dealt, plan: Plan) -> tuple[Iterator[Any], Callable[[Read], int]]:
+    """This process's batches, and how many rows of a read the others met before: so it samples those that one alone would."""
+    before = 0
+
+    def inputs() -> Iterator[Any]:
+        nonlocal before
+        for x, before in dealt.feed(plan.rows):  # noqa: B007
+            yield x
+
+    return inputs(), lambda read: round(before * plan.rates.get(_place(read), 0.0)) if read.meeting else 0
+
+
+def _report(seen: Observed, limit: int) -> None:
+    large = {n: b.frame.fan_in for n, b in seen.bases.items() if b.frame.fan_in > limit}
+    if large:
+        listed = ", ".join(f"`{n}` ({d:,})" for n, d in large.items())
+        logger.warning(
+            "A basis for the whole fan-in of %s would be larger than `fan_in_limit` = %d: each gets several smaller ones, which "
+            "do not see correlations between them.", listed, limit,
+        )  # fmt: skip
+
+
+def scaling(
+    nets: nn.Module | Sequence[nn.Module],
+    *,
+    where: Where = None,
+    noise: str | Noise = "uniform",
+    initial_scale: float = 1e-3,
+) -> WeightDistribution:
+    """V = I: every weight has its own scale.
+
+    >>> scaling(nn.Linear(3, 2)).dimension
+    8
+    """
+    at_hosts = centre(nets, where)
+    return WeightDistribution(at_hosts.mean, fixed=at_hosts.fixed, noise=as_noise(noise), initial_scale=initial_scale)
+
+
+def svd(
+    nets: nn.Module | Sequence[nn.Module],
+    inputs: Iterable[Any],
+    *,
+    where: Where = None,
+    noise: str | Noise = "uniform",
+    initial_scale: float = 1e-3,
+    limit: int = LIMIT,
+) -> WeightDistribution:
+    """V from the second moments of what each matrix meets when the host sees `inputs` (an iterable of batches)."""
+    at_hosts = centre(nets, where)
+    batches = list(inputs)
+    observed = observe(at_hosts, lambda rows: batches, rotated=True, limit=limit)
+    return WeightDistribution(
+        at_hosts.mean,
+        rotation=observed.rotation(),
+        fixed=at_hosts.fixed,
+        noise=as_noise(noise),
+        initial_scale=initial_scale,
+    )

@@ -1,1 +1,0 @@
-"""Tables and folders in, scores out."""

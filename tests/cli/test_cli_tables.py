@@ -1,0 +1,514 @@
+"""`offmap fit`, `score` and `evaluate` in real processes on real files: what comes out, and how they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import offmap
+from offmap.data.tables.formats import opened
+from shells import ENVIRONMENT, Shell
+from trained import classes, classifier, regression, regressor
+
+arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'offmap[parquet]'")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+MODULE = """
+from torch import nn
+
+def make_net():
+    return nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 1))
+
+def make_classifier():
+    return nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 3))
+
+def make_images():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+
+def make_pair():
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+def make_wide():
+    return nn.Sequential(nn.Linear(3, 13), nn.ReLU(), nn.Linear(13, 1))
+
+def make_list():
+    return [1, 2]
+
+def make_trouble():
+    raise RuntimeError("no luck today")
+
+number = 3
+"""
+NET = ("--net", "my_module:make_net")
+NAMES = ("a", "b", "c", "y")
+TEXT = 150
+"""Rows of `new.csv`."""
+
+
+def table(n: int, seed: int, shift: float = 0.0) -> dict[str, np.ndarray]:
+    x, y = regression(n, seed)
+    return dict(zip(NAMES, [*(x + shift).numpy().astype(np.float64).T, y.numpy().astype(np.float64)], strict=True))
+
+
+def write_csv(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def prepare(folder: Path) -> None:
+    """The files of a user."""
+    (folder / "my_module.py").write_text(MODULE)
+    (folder / "broken_module.py").write_text("import nothing_of_this_name\n")
+    save_file(regressor().state_dict(), folder / "w.safetensors")
+    save_file(classifier().state_dict(), folder / "classes.safetensors")
+    for seed in (0, 1):
+        torch.save(regressor(seed).state_dict(), folder / f"w{seed}.pt")
+    parquet.write_table(arrow.table(table(120, 0)), folder / "train.parquet")
+    np.savez(folder / "valid.npz", **table(60, 1))
+    parquet.write_table(arrow.table(table(80, 2)), folder / "test.parquet")
+    np.savez(folder / "far.npz", **{name: column for name, column in table(50, 3, shift=9.0).items() if name != "y"})
+    new = table(TEXT, 4)
+    mixed = {"id": np.array([f"r{i}" for i in range(TEXT)]), "c": new["c"], "y": new["y"], "a": new["a"], "b": new["b"]}
+    write_csv(folder / "new.csv", mixed)
+    x, y = classes(120, 0)
+    words = np.array(["blue", "green", "red"])[y.numpy()]
+    write_csv(folder / "words.csv", {**dict(zip("abc", x.numpy().T, strict=True)), "colour": words})
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A shell in a folder with a fitted guard."""
+    folder = tmp_path_factory.mktemp("user")
+    prepare(folder)
+    shell = Shell(folder)
+    words = ["fit", *NET, "--weights", "w.safetensors", "--train", "train.parquet", "--valid", "valid.npz", "-o", "guard"]
+    done = shell(*words, "--solver", "closed-form", "--draws", 10)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("The guard is at guard\n  net        my_module:make_net, 1 net\n  inputs     3: a, b, c\n")
+    assert "\n  rows       120 train, 60 valid\n" in done.out
+    yield shell
+    shell.close()
+
+
+def expected(folder: Path, path: str) -> offmap.Answer:
+    """What the guard says in Python, columns put in order by hand."""
+    guard = offmap.load(folder / "guard", regressor())
+    with opened(folder / path) as file:
+        x = np.concatenate([block.x for block in file.blocks(["a", "b", "c"])])
+    return guard(x)
+
+
+def test_a_real_process_scores_columns_by_name_as_python_does(shell):
+    """Columns in another order, and others between them; the text of the file is all that the process has."""
+    words = [sys.executable, "-m", "offmap", "score", "guard", "new.csv", *NET, "--keep", "id", "-o", "scores.csv"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=shell.folder, env=ENVIRONMENT)
+    answer = expected(shell.folder, "new.csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("150 rows scored in ")
+    assert done.stdout.endswith(f"{int(answer.ood.sum())} ({float(answer.ood.float().mean()):.1%}) off the map. "
+                                "The scores are at scores.csv\n")  # fmt: skip
+    lines = (shell.folder / "scores.csv").read_text().splitlines()
+    assert lines[0] == "id,score,ood,p_value,mean,std"
+    cells = [line.split(",") for line in lines[1:]]
+    assert [row[0] for row in cells] == [f"r{i}" for i in range(TEXT)]
+    assert [row[2] for row in cells] == ["true" if value else "false" for value in answer.ood.tolist()]
+    for place, name in ((1, "score"), (3, "p_value"), (4, "mean"), (5, "std")):
+        values = torch.tensor([float(row[place]) for row in cells])
+        torch.testing.assert_close(values, getattr(answer, name), msg=name)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "npz"])
+def test_scores_in_other_formats_are_the_same_to_the_bit(ending, shell):
+    done = shell("score", "guard", "far.npz", *NET, "-o", f"far-scores.{ending}", "--json")
+    assert (done.code, done.err) == (0, "")
+    record = json.loads(done.out)
+    assert (record["rows"], record["off_map"], record["out"]) == (50, 50, f"far-scores.{ending}")
+    answer = expected(shell.folder, "far.npz")
+    with opened(shell.folder / f"far-scores.{ending}") as file:
+        assert file.names == ["score", "ood", "p_value", "mean", "std"]
+        (block,) = file.blocks(file.names)
+    for place, name in enumerate(["score", "ood", "p_value", "mean", "std"]):
+        assert np.array_equal(block.x[:, place], getattr(answer, name).double().numpy()), name
+
+
+def test_unused_columns_are_told_and_scores_may_go_to_standard_output(shell):
+    done = shell("score", "guard", "new.csv", *NET, "-o", "-")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == TEXT + 1
+    assert done.err.splitlines()[0] == "Note: new.csv has columns that the guard does not use: id."
+    assert done.err.splitlines()[1].startswith("Note: 150 rows scored in ")
+    quiet = shell("score", "guard", "new.csv", *NET, "-o", "-", "--quiet")
+    assert (quiet.code, quiet.out, quiet.err) == (0, done.out, "")
+
+
+def test_a_guard_is_evaluated_with_a_page(shell):
+    words = ["evaluate", "guard", *NET, "--test", "test.parquet", "--ood", "far=far.npz", "--ood", "near=new.csv"]
+    done = shell(*words, "--report", "page.html", "--json")
+    assert (done.code, done.err) == (0, "")
+    record = json.loads(done.out)
+    guard = offmap.load(shell.folder / "guard", regressor())
+    x = {path: np.stack([table(n, seed, shift)[name] for name in "abc"], 1) for path, (n, seed, shift) in
+         {"test": (80, 2, 0.0), "far": (50, 3, 9.0), "near": (TEXT, 4, 0.0)}.items()}  # fmt: skip
+    found = offmap.evaluate(guard, (x["test"], table(80, 2)["y"]), {name: x[name] for name in ("far", "near")})
+    for row in found.rows:
+        for name, value in row.items():
+            if name not in ("scorer", "set"):
+                assert record["metrics"][row["set"]][name] == pytest.approx(value, rel=1e-4), (row["set"], name)
+    assert record["rows"] == {"test": 80, "far": 50, "near": TEXT}
+    assert record["flagged"]["far"] == 1.0
+    page = (shell.folder / "page.html").read_text(encoding="utf-8")
+    assert "<html" in page
+    assert "far" in page
+    text = shell(*words)
+    assert text.code == 0
+    assert "AUROC" in text.out
+    assert text.out.splitlines()[-1].startswith("At the threshold ")
+
+
+def test_classes_are_words_and_come_back_as_words(shell):
+    words = ["--net", "my_module:make_classifier", "--weights", "classes.safetensors"]
+    done = shell("fit", *words, "--train", "words.csv", "-o", "colours", "--solver", "closed-form", "--draws", 10, "--json")
+    assert done.code == 0
+    assert (
+        done.err.splitlines()[0] == "No validation data: 12 random rows of `train` are set aside. Pass `valid=` to choose them."
+    )
+    assert done.err.splitlines()[1].startswith(
+        "The threshold is infinite, so nothing will be flagged: 12 calibration rows are too few"
+    )
+    record = json.loads(done.out)
+    assert (record["classes"], record["likelihood"], record["targets"]) == (["blue", "green", "red"], "categorical", ["colour"])
+    done = shell("score", "colours", "words.csv", "--trust-net", "-o", "colours.parquet")
+    assert done.code == 0
+    scores = parquet.read_table(shell.folder / "colours.parquet")
+    assert scores.column_names == ["score", "ood", "p_value", "label", *(f"probability_{w}" for w in ("blue", "green", "red"))]
+    told, true = scores["label"].to_pylist(), (shell.folder / "words.csv").read_text().splitlines()[1:]
+    assert sum(b.endswith(a) for a, b in zip(told, true, strict=True)) > 100
+    done = shell("evaluate", "colours", "--trust-net", "--test", "words.csv", "--ood", "far.npz", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["metrics"]["test"]["accuracy"] > 0.8
+    done = shell("fit", *words, "--train", "words.csv", "--classes", "blue,red", "-o", "colours2")
+    assert done.code == 1
+    assert "Expected 3 classes in the target 'colour' of words.csv, as many as my_module:make_classifier tells" in done.sentence
+
+
+KINDS = {
+    "images": ("make_images", "images.npz", [], ["label", "probability_0", "probability_1", "probability_2"]),
+    "truth": ("make_net", "truth.parquet", [], ["label", "probability_False", "probability_True"]),
+    "two targets": ("make_pair", "test.parquet", ["--target", "c", "--target", "y"], ["mean_c", "mean_y", "std_c", "std_y"]),
+    "too few columns": ("make_net", "truth.parquet", ["--target", "a", "--drop", "truth", "--drop", "b"], None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_predicted_follows_from_target_and_net(kind, shell):
+    rng = np.random.RandomState(0)
+    np.savez(shell.folder / "images.npz", x=rng.rand(60, 1, 4, 4), y=rng.randint(0, 3, 60))
+    truth = {"truth": rng.rand(60) > 0.5}
+    parquet.write_table(arrow.table(table(60, 0) | truth).drop(["y"]), shell.folder / "truth.parquet")
+    net, data, options, predicted = KINDS[kind]
+    (shell.folder / "seeded.py").write_text(
+        f"import torch, my_module\n\ndef make():\n    torch.manual_seed(0)\n    return my_module.{net}()\n"
+    )
+    words = ["--net", "seeded:make", "--solver", "closed-form", "--draws", 5, "-q"]
+    done = shell("fit", *words, "--train", data, *options, "-o", "kind")
+    if predicted is None:
+        assert done.code == 1
+        assert "The net of seeded:make cannot be called with rows of truth.parquet, (1,) each: " in done.sentence
+        return
+    assert (done.code, done.err) == (0, "")
+    done = shell("score", "kind", data, "--trust-net", "-q", "-o", "kind.parquet")
+    assert (done.code, done.err) == (0, "")
+    assert parquet.read_table(shell.folder / "kind.parquet").column_names == ["score", "ood", "p_value", *predicted]
+
+
+def test_an_ensemble_has_several_weights(shell):
+    words = [*NET, "--weights", "w0.pt", "--weights", "w1.pt", "--train", "train.parquet", "--valid", "valid.npz"]
+    done = shell("fit", *words, "-o", "two", "--solver", "closed-form", "--draws", 5, "--where", "2.*", "--set", "noise=normal")
+    assert (done.code, done.err) == (0, "")
+    assert "my_module:make_net, 2 nets" in done.out
+    guard = offmap.load(shell.folder / "two", [regressor(0), regressor(1)])
+    assert guard.about["weights"] == ["w0.pt", "w1.pt"]
+    done = shell("score", "two", "far.npz", *NET, "-o", "two.npz")
+    assert done.code == 0
+    with np.load(shell.folder / "two.npz") as file:
+        np.testing.assert_array_equal(file["score"], expected_two(guard, shell.folder))
+
+
+def expected_two(guard: offmap.Guard, folder: Path) -> np.ndarray:
+    with np.load(folder / "far.npz") as file:
+        return guard.score(np.stack([file[name] for name in "abc"], 1)).numpy()
+
+
+def test_a_guard_made_in_python_takes_all_columns_in_order(shell):
+    guard = offmap.load(shell.folder / "guard", regressor())
+    replace(guard, about={}).save(shell.folder / "plain")
+    words = ["plain", *NET, "--weights", "w.safetensors"]
+    done = shell("score", *words, "test.parquet", "--drop", "y", "-o", "plain.npz")
+    assert (done.code, done.err) == (0, "")
+    with np.load(shell.folder / "plain.npz") as file:
+        np.testing.assert_array_equal(file["score"], expected(shell.folder, "test.parquet").score)
+    done = shell("score", *words, "test.parquet", "-o", "bad-out.npz")
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    assert left(shell.folder) == []
+    done = shell("evaluate", *words, "--test", "test.parquet", "--ood", "far.npz", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["metrics"]["far"]["auroc"] > 0.99
+
+
+BAD_DATA = {
+    "missing value": ("a,b,c\n1,2,3\n1,,3\n", "Expected a finite number in each row of bad.csv, but row 2 has no value in"),
+    "wrong separator": ("a b c\n1 2 3\n", "Expected several columns in bad.csv, but its header has one, 'a b c'."),
+    "separator of the rows": ("a,b,c\n1;2;3\n", "Expected 3 values in each row of bad.csv, but row 1 has 1. Is the file cut"),
+    "text": ("a,b,c\n1,2,3\n4,green,6\n", "Expected numbers in column 'b' of bad.csv, but row 2 has 'green'."),
+    "missing column": ("a,c\n1,2\n", "Expected the columns of fit time in bad.csv, but 'b' is missing: it has 'a', 'c'."),
+    "cut": ("a,b,c\n1,2,3\n4,5\n", "Expected 3 values in each row of bad.csv, but row 2 has 2. Is the file cut"),
+    "no rows": ("a,b,c\n", "Expected rows in bad.csv, but there are none."),
+    "empty": ("", "Expected a header row in bad.csv, but the file is empty."),
+}  # fmt: skip
+
+
+def left(folder: Path) -> list[str]:
+    """Files that begin like a half-written output, and the output."""
+    return [file.name for file in folder.iterdir() if ".part" in file.name or file.name.startswith("bad-out")]
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_bad_data_is_one_sentence_and_leaves_no_output(case, shell):
+    (text, message), ending = BAD_DATA[case], ("csv", "npz", "parquet")[len(case) % 3]
+    (shell.folder / "bad.csv").write_text(text)
+    done = shell("score", "guard", "bad.csv", *NET, "-o", f"bad-out.{ending}")
+    assert done.code == 1
+    assert done.sentence.startswith(message)
+    assert left(shell.folder) == []
+
+
+@pytest.mark.parametrize("name", ["test.parquet", "far.npz"])
+def test_a_file_that_ends_in_the_middle_is_one_sentence(name, shell):
+    content = (shell.folder / name).read_bytes()
+    (shell.folder / f"cut-{name}").write_bytes(content[: len(content) // 2])
+    done = shell("score", "guard", f"cut-{name}", *NET, "-o", "bad-out.csv")
+    assert done.code == 1
+    assert f"at cut-{name}, but it cannot be read: " in done.sentence
+    assert left(shell.folder) == []
+
+
+def test_a_bad_row_far_down_leaves_what_was_there(shell):
+    """The first block is scored and written before the second one is refused."""
+    more = [f"more{i}" for i in range(253)]  # a block has 4,096 rows of 256 values
+    lines = [",".join(["a", "b", "c", *more])] + ["0.5" + ",0.5" * 255] * 4200 + ["0.5,oops" + ",0.5" * 254]
+    (shell.folder / "bad.csv").write_text("\n".join(lines) + "\n")
+    (shell.folder / "old.csv").write_text("old\n")
+    done = shell("score", "guard", "bad.csv", *NET, "-o", "old.csv", "-q")
+    assert done.code == 1
+    assert done.sentence.startswith("Expected numbers in column 'b' of bad.csv, but row 4201 has 'oops'.")
+    assert (shell.folder / "old.csv").read_text() == "old\n"
+    assert left(shell.folder) == []
+
+
+BAD_NETS = {
+    "my_modul:make_net": "Cannot import 'my_modul' for --net: there is no such module in ",
+    "broken_module:make_net": "Cannot import 'broken_module' for --net: it needs 'nothing_of_this_name', which is not installed.",
+    "my_module:make_nets": "Expected 'make_nets' of --net to be one of ['make_classifier', 'make_images', 'make_list', "
+                           "'make_net', 'make_pair', 'make_trouble', 'make_wide'] (did you mean 'make_net'?), but",
+    "my_module:number": "Expected 'my_module:number' to be a function or class that makes a net, but it is of type int.",
+    "my_module:make_list": "Expected my_module:make_list to give a torch.nn.Module, but it gave list.",
+    "my_module:make_trouble": "Expected my_module:make_trouble to make a net when called without arguments, but it failed: "
+                              "RuntimeError: no luck today.",
+    "my_module:make_wide": "The weights of w.safetensors do not fit the net of my_module:make_wide: '0.weight' is (12, 3) in the "
+                           "file and (13, 3) in the net.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("net", BAD_NETS)
+def test_a_net_that_cannot_be_had_is_one_sentence(net, shell):
+    done = shell("fit", "--net", net, "--weights", "w.safetensors", "--train", "train.parquet", "-o", "bad-out")
+    assert done.code == 1
+    assert done.sentence.startswith(BAD_NETS[net])
+    assert left(shell.folder) == []
+
+
+def test_nothing_is_imported_because_a_file_says_so(shell):
+    done = shell("score", "guard", "new.csv", "-o", "bad-out.csv")
+    assert done.code == 2
+    assert done.sentence == (
+        "guard needs the net that it guards: pass --net my_module:make_net, with which it was fitted, or --trust-net to import "
+        "that because the file says so."
+    )
+    assert shell("score", "guard", "far.npz", "--trust-net", "-o", "-").code == 0
+
+
+SCORE = ("score", "guard", "new.csv")
+FIT = ("fit", *NET, "--weights", "w.safetensors", "--train", "train.parquet", "-o", "bad-out", "-q")
+MISUSES = {
+    "net without a colon": ([*SCORE, "--net", "my_module", "-o", "bad-out.csv"], "Expected --net as MODULE:CALLABLE, such as"),
+    "output on the input": ([*SCORE, *NET, "-o", "new.csv"], "Expected --out to be another file than the data"),
+    "output of another kind": ([*SCORE, *NET, "-o", "bad-out.xlsx"], "Expected a table to write to end in one of ['.csv', "),
+    "data of another kind": (["score", "guard", "w0.pt", *NET, "-o", "-"], "Expected a table to end in one of ['.csv', "),
+    "unknown kept column": ([*SCORE, *NET, "--keep", "idd", "-o", "-"], "Expected --keep to name a column of new.csv, one of ["),
+    "ood set": (
+        ["evaluate", "guard", *NET, "--test", "test.parquet", "--ood", "test=far.npz"],
+        "Expected --ood as NAME=FILE, each name once and none of them 'test', but got 'test=far.npz'.",
+    ),
+    "setting": ([*FIT, "--set", "steps"], "Expected --set as NAME=VALUE, such as steps=1000, but got 'steps'."),
+    "unknown setting": ([*FIT, "--set", "stepz=1"], "Expected the name in --set stepz=1 to be one of ['adam_epsilon', "),
+    "parameters": ([*FIT, "--where", "nothing"], "Expected `where` to pick at least one parameter, but 'nothing' fits none of"),
+    "target": (
+        [*FIT, "--target", "z"], "Expected --target to name a column of train.parquet, one of ['a', 'b', 'c', 'y'], but got 'z'."
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISUSES)
+def test_misuse_is_one_sentence_and_exit_code_2(case, shell):
+    words, message = MISUSES[case]
+    done = shell(*words)
+    assert done.code == 2
+    assert done.sentence.startswith(message)
+    assert left(shell.folder) == []
+
+
+@pytest.mark.parametrize("words", [["score"], ["fit", "--solver", "magic"], ["evaluate", "guard", "--tset", "x"], ["scores"]])
+def test_what_cannot_be_parsed_is_exit_code_2(words, shell):
+    done = shell(*words)
+    assert (done.code, done.out) == (2, "")
+    assert "Error: " in done.err
+    assert "Traceback" not in done.err
+
+
+UNWRITABLE = {
+    "no/bad-out.csv": "Cannot write no/bad-out.csv: No such file or directory.",
+    "new.csv/bad-out.csv": "Cannot write new.csv/bad-out.csv: Not a directory.",
+    "folder.csv": "Cannot write folder.csv: Is a directory.",
+}
+
+
+@pytest.mark.parametrize("path", UNWRITABLE)
+def test_an_output_that_cannot_be_written_is_one_sentence(path, shell):
+    (shell.folder / "folder.csv").mkdir(exist_ok=True)
+    done = shell("score", "guard", "far.npz", *NET, "-o", path)
+    assert done.code == 1
+    assert done.sentence.startswith(UNWRITABLE[path])
+    done = shell("fit", *NET, "--weights", "w.safetensors", "--train", "train.parquet", "-o", path)
+    assert done.code == 1
+    assert str(path) in done.sentence
+    assert left(shell.folder) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 100 kB."""
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", tmp_path], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"needs to mount a small tmpfs: {made.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
+def test_a_full_disk_is_one_sentence_and_nothing_is_left_on_it(ending, shell, small_disk):
+    columns = {name: np.random.RandomState(0).randn(20_000) for name in "abc"}
+    np.savez(shell.folder / "long.npz", **columns)
+    (small_disk / f"scores.{ending}").write_text("old")
+    done = shell("score", "guard", "long.npz", *NET, "-o", small_disk / f"scores.{ending}")
+    assert done.code == 1
+    assert done.sentence.startswith(f"Cannot write {small_disk}/scores.{ending}: No space left on device.")
+    assert (small_disk / f"scores.{ending}").read_text() == "old"
+    assert [file.name for file in small_disk.iterdir()] == [f"scores.{ending}"]
+
+
+def test_debug_shows_where_an_error_comes_from(shell):
+    for words in (
+        ["--debug", "score", "guard", "none.csv", *NET, "-o", "-"],
+        ["score", "guard", "none.csv", *NET, "-o", "-", "--debug"],
+    ):
+        done = shell(*words)
+        assert done.code == 1
+        assert done.err.startswith("Traceback (most recent call last):")
+        assert done.err.endswith("\noffmap: Expected a table at none.csv, but there is no such file.\n")
+
+
+def test_other_weights_than_at_fit_time_are_refused(shell):
+    done = shell("score", "guard", "far.npz", *NET, "--weights", "w1.pt", "-o", "bad-out.csv")
+    assert done.code == 1
+    assert done.sentence.startswith("guard was fitted on other weights: `0.weight` differs (member 0).")
+    done = shell("score", "w.safetensors", "far.npz", *NET, "-o", "bad-out.csv")
+    assert done.code == 1
+    assert done.sentence == "w.safetensors is not a guard file: it was not written by `Guard.save`."
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["fit"], ["score"], ["evaluate"], ["doctor"], ["bench", "run"], ["bench", "page"]]
+)
+def test_every_help_has_an_example(command, shell):
+    done = shell(*command, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert f"offmap {' '.join(command)}".strip() in done.out.partition("Options")[0].split("Usage")[1].partition("\n")[2]
+
+
+def test_the_shell_completes_commands_and_options(shell):
+    def completed(text: str) -> list[str]:
+        done = shell(_OFFMAP_COMPLETE="complete_bash", COMP_WORDS=f"offmap {text}", COMP_CWORD=str(len(text.split())))
+        return done.out.split()
+
+    assert completed("sc") == ["score"]
+    assert "--trust-net" in completed("score --tr")
+    done = shell(_OFFMAP_COMPLETE="source_bash")
+    assert "complete -o" in done.out
+
+
+SLOW = """
+import time
+from pathlib import Path
+from torch import nn
+
+class Sequential(nn.Sequential):
+    def forward(self, x):
+        there = " ".join(path.name for path in Path().iterdir())
+        Path("starting").write_text(there)
+        Path("starting").rename("started")
+        time.sleep(60)
+        return super().forward(x)
+
+def make_net():
+    return Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 1))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_process_leaves_nothing(number, code, shell):
+    (shell.folder / "slow_module.py").write_text(SLOW)
+    (shell.folder / "started").unlink(missing_ok=True)
+    words = ["score", "guard", "far.npz", "--net", "slow_module:make_net", "-o", "bad-out.csv"]
+    done = shell(*words, stop=("started", number))
+    assert done.code == code
+    assert "Traceback" not in done.err
+    assert "bad-out.csv" in (shell.folder / "started").read_text()
+    assert left(shell.folder) == []
+
+
+def test_the_commands_of_the_page_run_as_they_stand(shell, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    module, data = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "my_module.py").write_text(module)
+    with contextlib.chdir(tmp_path), torch.random.fork_rng(devices=[]):
+        exec(compile(module + data, "cli.md", "exec"), {})
+    for line in "".join(re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)).splitlines():
+        done = shell(*shlex.split(line)[1:], folder=tmp_path)
+        assert (done.code, done.err) == (0, ""), line
+    with opened(tmp_path / "scores.csv") as file:
+        assert sum(len(block.x) for block in file.blocks(["score", "p_value", "mean", "std"])) == 300

@@ -1,0 +1,321 @@
+"""Exported graphs: ONNX Runtime gives the guard's numbers and verdicts, for any number of rows."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import offmap
+from offmap.errors import ConfigError, FileError, HostError
+from offmap.export.checksum import check_seal
+from offmap.export.draws import draws_of, own
+from offmap.export.guard_graph import graph_of
+from offmap.metrics.ood import auroc
+from offmap.model.forward import forward
+from offmap_bench.nets.lenet import lenet
+from offmap_bench.nets.resnet import resnet
+from trained import classes, classifier, host, inputs, quick, regression, regressor
+
+
+def run(path: Path, *arrays: Tensor) -> dict[str, Tensor]:
+    """What ONNX Runtime makes of these inputs, by the name of the output."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_outputs()]
+    feed = {node.name: each.numpy() for node, each in zip(session.get_inputs(), arrays, strict=True)}
+    return {name: torch.from_numpy(value) for name, value in zip(names, session.run(names, feed), strict=True)}
+
+
+def same(told: dict[str, Tensor], answer: offmap.Answer, score: float = 1e-4) -> None:
+    """Numbers to 1e-4, and every verdict."""
+    wanted = ("mean", "std", "score", "ood") if answer.mean is not None else ("probs", "score", "ood")
+    assert tuple(told) == wanted
+    for name in wanted:
+        near = score if name == "score" else 1e-4
+        torch.testing.assert_close(told[name], getattr(answer, name), rtol=near, atol=near)
+
+
+@pytest.fixture(autouse=True)
+def _same_nets() -> None:
+    """A score beside the threshold may fall on either side of it in a file: which one must not depend on the day."""
+    torch.manual_seed(0)
+
+
+class Sequences(nn.Module):
+    """A Transformer encoder layer over (B, T, 8), then a linear layer over the mean of its positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+def labelled(shape: tuple[int, ...], n: int = 24, seed: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed))
+    return x, torch.arange(n) % 3
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Familiar rows, and rows that are far away."""
+    return torch.cat([x, 20 + 5 * x])
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "one regressor": (lambda: regressor(log_variance=True), regression, {}),
+    "two regressors": (lambda: [regressor(0), regressor(1)], regression, {"where": "2.*"}),
+    "classifier": (classifier, classes, {"score": "paper"}),
+    "transformer": (Sequences, lambda n, s: labelled((5, 8), n, s), {"draws": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_rows(case: str, tmp_path: Path) -> None:
+    build, data, options = CASES[case]
+    guard = quick(build(), data(40, 0), data(40, 1), **options)
+    info = guard.export(tmp_path / "g.onnx", data(6, 2)[0])
+    for rows in (1, 2, 17):
+        x = mixed(data(rows, 5)[0])
+        same(run(tmp_path / "g.onnx", x), guard(x))
+    assert (info.exact, info.draws, info.changed) == (True, guard.draws, 0)
+    assert info.difference < 1e-4
+    assert info.size == (tmp_path / "g.onnx").stat().st_size
+    assert set(info.milliseconds or {}) == {1, 32}
+    facts = {each.key: each.value for each in onnx.load(tmp_path / "g.onnx").metadata_props}
+    assert float(facts["offmap.threshold"]) == guard.threshold
+    content = (tmp_path / "g.onnx").read_bytes()
+    check_seal(content, tmp_path / "g.onnx")
+    with pytest.raises(FileError, match="g.onnx is damaged, changed or another: its checksum does not fit"):
+        check_seal(content.replace(b"offmap.threshold", b"offmap.Threshold"), tmp_path / "g.onnx")
+
+
+@pytest.mark.parametrize("score", ["default", "epistemic", "distance", lambda outputs: outputs.var(0).sum(1)])
+@pytest.mark.parametrize("build", [lambda: regressor(targets=2), lambda: [regressor(0, 2), regressor(1, 2)]])
+def test_the_module_answers_as_the_guard_does(score: Any, build: Any) -> None:
+    guard = quick(build(), regression(40, 0, 2), regression(40, 1, 2), score=score)
+    x = mixed(inputs(9, 3))
+    same(graph_of(guard, x)(x), guard(x))
+
+
+def test_verdicts_of_strange_rows_are_the_guards_too() -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1))
+    x = mixed(inputs(9, 5))
+    ood = graph_of(guard, x)(x)["ood"]
+    assert ood[9:].all()
+    assert not ood[:9].all()
+
+
+def test_a_row_between_two_neighbours_is_no_reason_to_refuse() -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1))
+    rows = torch.cat([inputs(30, 5), torch.zeros(1, 3)])
+    module = graph_of(guard, rows)
+    assert not module.undecided(rows).any()
+    near = module.judge.inputs
+    near.rows = torch.cat([near.rows[:1].expand(11, 3), near.rows[11:]])  # eleven neighbours at one place
+    there = (near.rows[:1].double() * near.unit + near.centre).float()
+    assert near.undecided(there).tolist() == [True]
+
+
+def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path: Path) -> None:
+    x, y = labelled((1, 12, 12), 40)
+    guard = quick(lenet(3, side=12), (x, y), labelled((1, 12, 12), 40, 1), draws=50)
+    info = guard.export(tmp_path / "g.onnx", x[:3])
+    assert info.draws == 50
+    graph = onnx.load(tmp_path / "g.onnx").graph
+    assert sum(node.op_type == "Conv" for node in graph.node) == 2  # LeNet has two
+    x = mixed(x[:5])
+    same(run(tmp_path / "g.onnx", x), guard(x))
+
+
+@pytest.mark.parametrize("score", ["default", "epistemic", "distance"])
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("where", [None, "matrices"])
+def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, where: str | None) -> None:
+    x, y = labelled((1, 12, 12), 40)
+    nets = [lenet(3, side=12, seed=seed) for seed in range(members)]
+    guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, where=where)
+    x = mixed(x[:5])
+    same(graph_of(guard, x)(x), guard(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"where": "all", "score": "epistemic", "draws": 10}])
+def test_resnet_20_exports(options: dict[str, Any], tmp_path: Path) -> None:
+    x, y = labelled((3, 32, 32), 40)
+    guard = quick(resnet(3), (x, y), labelled((3, 32, 32), 40, 1), **{"draws": 50, **options})
+    info = guard.export(tmp_path / "g.onnx", x[:3])
+    assert info.draws == guard.draws
+    x = mixed(x[:5])
+    same(run(tmp_path / "g.onnx", x), guard(x), 2e-3)  # of noise in an untrained net, the last digit of a pixel moves 4e-4
+
+
+def test_a_pt2_file_answers_without_this_library(tmp_path: Path) -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
+    info = guard.export(tmp_path / "g.pt2", inputs(6, 2))
+    x = mixed(inputs(5, 3))
+    same(torch.export.load(tmp_path / "g.pt2").module()(x), guard(x))
+    assert info.milliseconds is None
+
+
+class Tagger(nn.Module):
+    """A class for every token, of ids and an attention mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(10, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        h = self.words(input_ids) * attention_mask.unsqueeze(-1)
+        return self.head(h + h.mean(1, keepdim=True)).movedim(-1, 1)
+
+
+def tagged(n: int, seed: int) -> dict[str, Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    mask = torch.arange(6) < torch.randint(2, 7, (n, 1), generator=chance)
+    return {"input_ids": torch.randint(0, 10, (n, 6), generator=chance), "attention_mask": mask.long()}
+
+
+def test_named_inputs_keep_their_names_and_padding_does_not_count(tmp_path: Path) -> None:
+    x, held = tagged(40, 0), tagged(40, 1)
+    guard = quick(Tagger(), (x, x["input_ids"] % 3), (held, held["input_ids"] % 3), draws=3)
+    info = guard.export(tmp_path / "g.onnx", tagged(5, 2))
+    assert info.inputs == ("input_ids", "attention_mask")
+    x = tagged(9, 3)
+    same(run(tmp_path / "g.onnx", *x.values()), guard(x))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_frozen_draws_are_the_draws(batched: bool) -> None:
+    guard = quick([regressor(0), regressor(1)], regression(40), regression(40, 1), where="0.*", select=None if batched else _same)
+    predictive = own(guard.predictive)
+    frozen = draws_of(predictive, 3, clip=0.05, seed=guard.seed)
+    assert (frozen.stack is not None) == batched
+    weights = predictive.q.draw(range(3), seed=guard.seed, clip=0.05)
+    x = inputs(7, 5)
+    torch.testing.assert_close(frozen(x), forward(predictive.host.net, weights, x, loop=True), rtol=1e-5, atol=1e-6)
+
+
+def _same(output: Tensor) -> Tensor:
+    return output
+
+
+def test_other_draws_get_a_threshold_from_calibration_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
+    info = guard.export(tmp_path / "g.pt2", inputs(6, 2), draws=3, calibration=regression(200, 4))
+    assert (info.exact, info.draws, caplog.records) == (True, 3, [])
+    told = torch.export.load(tmp_path / "g.pt2").module()(regression(200, 4)[0])
+    assert 5 <= int(told["ood"].sum()) <= 10  # one in twenty of what it was calibrated on
+    with caplog.at_level(logging.WARNING):
+        moved = guard.export(tmp_path / "g.pt2", inputs(60, 2), draws=3)
+    assert not moved.exact
+    assert "threshold belongs to 8 draws, the file has 3" in caplog.text
+    x = inputs(60, 2)
+    told = torch.export.load(tmp_path / "g.pt2").module()(x)
+    shift = (told["score"] - guard.score(x)).median()
+    assert moved.threshold == pytest.approx(guard.threshold + float(shift), abs=1e-5)
+
+
+def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: Path) -> None:
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    known, strange = x[y < 8], x[y >= 8]  # eights and nines are off the map
+    y = y[y < 8]
+    net = host(known[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
+    guard = quick(net, (known[:600], y[:600]), (known[600:900], y[600:900]), score="epistemic")
+    info = guard.export(tmp_path / "half.onnx", known[:30], half=True)
+    numbers = sum(tensor.numel() for tensor in graph_of(guard, x[:2]).buffers())
+    assert info.size < 0.7 * 4 * numbers  # bytes in full precision
+    assert 1e-6 < info.difference < 1e-2
+    areas = [
+        auroc(score(known[900:]), score(strange)) for score in (guard.score, lambda x: run(tmp_path / "half.onnx", x)["score"])
+    ]
+    assert areas[0] > 0.8
+    assert abs(areas[0] - areas[1]) < 1e-3
+
+
+class Branching(nn.Sequential):
+    """Asks a number which way to go."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
+
+
+class Unspoken(nn.Sequential):
+    """Uses an operator that ONNX has no word for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0 * torch.special.bessel_j0(x))
+
+
+def test_hosts_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "g.onnx").write_text("before")
+    for kind, said in (
+        (Branching, "torch.export cannot trace this host: .*Avoid Python branches"),
+        (Unspoken, "ONNX has no words for this host: .*bessel_j0.*export to .pt2"),
+    ):
+        guard = quick(kind(*regressor()), regression(40, 0), regression(40, 1), score="epistemic", draws=2, chunk_size=1)
+        with pytest.raises(HostError, match=f"(?s){said}"):
+            guard.export(tmp_path / "g.onnx", inputs(6, 2))
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]  # nothing half-written, nothing lost
+
+
+def test_numbers_that_onnx_runtime_does_not_know_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    guard = quick(regressor().bfloat16(), regression(40, 0), regression(40, 1), score="epistemic", draws=2)
+    with pytest.raises(HostError, match=r"ONNX Runtime cannot run this host: .*Convert it with `net.float\(\)`"):
+        guard.export(tmp_path / "g.onnx", inputs(6, 2))
+
+
+class Elsewhere(nn.Module):
+    """Reads its matrices without their layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(3, 12), nn.Parameter(torch.ones(12, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x).tanh() @ self.weight
+
+
+def test_layers_that_a_graph_does_not_show_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    guard = quick(Elsewhere(), regression(40, 0), regression(40, 1), draws=2)
+    with pytest.raises(
+        HostError, match="`weight`, .* belong to an nn.Linear for export, but it belongs to Elsewhere. Fit with score='epistemic'"
+    ):
+        guard.export(tmp_path / "g.onnx", inputs(6, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "said"),
+    [
+        ("g.tflite", {}, ConfigError, "end in .onnx or .pt2, but got 'g.tflite'"),
+        ("missing/g.onnx", {}, FileError, "Check that its folder exists"),
+        ("g.onnx", {"draws": 1}, ConfigError, "`draws` to be a whole number ≥ 2 or None, but got 1"),
+        ("g.onnx", {"draws": "3"}, ConfigError, "`draws` to be a whole number ≥ 2 or None, but got '3'"),
+    ],
+)
+def test_bad_requests_are_refused_before_any_work(name: str, options: Any, error: Any, said: str, tmp_path: Path) -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1))
+    with pytest.raises(error, match=said):
+        guard.export(tmp_path / name, inputs(6, 2), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_guard_without_weights_is_refused(tmp_path: Path) -> None:
+    class Opaque:
+        members = 1
+
+        def outputs(self, x: Tensor, draws: int, *, clip: float | None, seed: int) -> Tensor:
+            return x[:, 0].expand(draws, -1) + torch.arange(draws)[:, None]
+
+    guard = offmap.guard(Opaque(), regression(40, 1), likelihood="gaussian")
+    with pytest.raises(ConfigError, match="drawn weights to export, but got one over Opaque"):
+        guard.export(tmp_path / "g.onnx", inputs(6, 2))

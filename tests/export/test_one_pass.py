@@ -1,0 +1,180 @@
+"""A head that learned a guard's score: on its scale, in its order, from familiar data alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import offmap
+from offmap.errors import ConfigError, DataError
+from offmap.export.distilled import Head, distil, strange, whitening
+from offmap.export.onnx import opened
+from offmap.metrics import auroc
+from offmap.model.params import everything
+from offmap_bench.nets.lenet import lenet
+from offmap_bench.studies import distill as one_pass
+from trained import classes, classifier, inputs, quick, regression, regressor
+
+TRAIN, VALID = regression(200, 0), regression(100, 1)
+
+
+@pytest.fixture(scope="module")
+def guard() -> offmap.Guard:
+    return quick(regressor(), TRAIN, VALID)
+
+
+@pytest.fixture(scope="module")
+def one(guard: offmap.Guard) -> offmap.OnePass:
+    return offmap.one_pass(guard, TRAIN, VALID, rows=3000)
+
+
+def ranks(values: Tensor) -> Tensor:
+    return values.argsort().argsort().double()
+
+
+def test_it_orders_rows_as_the_guard_does(guard: offmap.Guard, one: offmap.OnePass) -> None:
+    x = inputs(400, 5) * torch.linspace(0.5, 3, 400).unsqueeze(1)
+    told = torch.stack([ranks(guard.score(x)), ranks(one.score(x))])
+    assert torch.corrcoef(told)[0, 1] > 0.95
+    familiar, far = inputs(300, 6), inputs(300, 7) + torch.tensor([3.0, -2.0, 0.0])
+    assert auroc(one.score(familiar), one.score(far)) > 0.97 * auroc(guard.score(familiar), guard.score(far))
+
+
+def test_answers_are_the_plain_nets_with_a_verdict(one: offmap.OnePass) -> None:
+    x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
+    answer = one(x)
+    torch.testing.assert_close(answer.mean, one.guard.predictive.host.net(x).squeeze(1))  # pyright: ignore
+    assert torch.equal(answer.score, one.score(x))
+    assert torch.equal(answer.ood, answer.score > one.threshold)
+    assert answer.ood[5:].all()
+    assert (answer.p_value[5:] < 0.05).all()
+    torch.testing.assert_close(one.predict(x).mean, answer.mean)
+
+
+def test_false_alarms_are_as_rare_as_asked(one: offmap.OnePass) -> None:
+    other = one.calibrate(regression(999, 8), 0.2)
+    assert 0.15 < float((other.score(inputs(2000, 9)) > other.threshold).double().mean()) < 0.25
+
+
+def test_the_same_seed_gives_the_same_head_and_leaves_random_numbers_alone(guard: offmap.Guard, one: offmap.OnePass) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    again = offmap.one_pass(guard, TRAIN, VALID, rows=3000)
+    assert torch.equal(torch.rand(3), expected)
+    x = inputs(20, 3)
+    assert torch.equal(again.score(x), one.score(x))
+
+
+def test_the_host_and_the_guard_are_left_as_they_were(guard: offmap.Guard) -> None:
+    net = guard.predictive.host.net  # pyright: ignore[reportAttributeAccessIssue]
+    before, told = {n: t.clone() for n, t in everything(net).items()}, guard.score(inputs(9, 2))
+    offmap.one_pass(guard, TRAIN, VALID, rows=200)
+    assert all(torch.equal(t, before[n]) for n, t in everything(net).items())
+    assert torch.equal(guard.score(inputs(9, 2)), told)
+
+
+def test_rows_alone_and_in_company_get_one_score(one: offmap.OnePass) -> None:
+    x = inputs(7, 11)
+    alone = torch.cat([one.score(row.unsqueeze(0)) for row in x])
+    torch.testing.assert_close(alone, one.score(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_exported_graphs_give_the_same_numbers(suffix: str, one: offmap.OnePass, tmp_path: Path) -> None:
+    info = one.export(tmp_path / f"q{suffix}", inputs(4, 2))
+    assert info.outputs == ("mean", "std", "score", "ood")
+    if suffix == ".onnx":
+        x = torch.cat([inputs(6, 12), 9 + inputs(3, 12)])
+        mean, score, ood = opened(str(info.path)).run(["mean", "score", "ood"], {"input": x.numpy()})
+        answer = one(x)
+        torch.testing.assert_close(torch.from_numpy(score), answer.score, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(mean), answer.mean, rtol=1e-4, atol=1e-4)
+        assert ood.tolist() == answer.ood.tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [
+        (lambda: [classifier(0), classifier(1)], classes),
+        (lambda: lenet(3), lambda n, seed: (torch.rand(n, 1, 28, 28), torch.arange(n) % 3)),
+    ],
+    ids=["ensemble", "images"],
+)
+def test_classifiers_of_tables_and_images_work_too(make: Any, data: Any) -> None:
+    train, valid = data(60, 0), data(40, 1)
+    made = offmap.one_pass(quick(make(), train, valid), train, valid, rows=300)
+    answer = made(valid[0])
+    assert answer.probs is not None
+    assert answer.probs.shape == (40, 3)
+    assert answer.score.isfinite().all()
+
+
+def test_a_score_of_the_outputs_alone_is_learned_as_well() -> None:
+    guard = quick(regressor(), TRAIN, VALID, score="epistemic")
+    made = offmap.one_pass(guard, TRAIN, VALID, rows=3000)
+    x = inputs(200, 5) * torch.linspace(0.5, 3, 200).unsqueeze(1)
+    assert torch.corrcoef(torch.stack([ranks(guard.score(x)), ranks(made.score(x))]))[0, 1] > 0.9
+
+
+def test_whitened_features_are_uncorrelated_and_flat_ones_stay_small() -> None:
+    x = inputs(500, 1, features=4) @ torch.tensor([[3.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 1e-6]])
+    turn, shift = whitening(x)
+    white = x.double() @ turn + shift
+    spread = (white.mT @ white / len(x)).diagonal()
+    torch.testing.assert_close(white.mT @ white / len(x), spread.diag(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(spread.sort().values[1:], torch.ones(3, dtype=torch.float64))
+    assert spread.min() < 1e-6
+
+
+def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
+    x, scores = 5 + 3 * inputs(300, 1), inputs(300, 2)[:, 0]
+    head = distil(x, scores, x, scores)
+    turn, shift = whitening(x)
+    apart = Head(3, head.centre, head.spread)
+    apart.load_state_dict(head.state_dict())
+    inverse = torch.linalg.inv(turn)
+    apart.first.weight.data = (head.first.weight.double() @ inverse.mT).float()
+    apart.first.bias.data = (head.first.bias.double() - apart.first.weight.double() @ shift).float()
+    torch.testing.assert_close(apart((x.double() @ turn + shift).float()), head(x), rtol=1e-3, atol=1e-3)
+
+
+def test_strange_rows_lie_near_between_and_far_and_depend_on_the_seed_alone() -> None:
+    rows = inputs(50, 1)
+    made = strange(rows, 600)
+    assert made.shape == (600, 3)
+    assert torch.equal(made, strange(rows, 600))
+    assert not torch.equal(made, strange(rows, 600, 1))
+    near = torch.cdist(made, rows).amin(1)
+    assert near.min() < 0.05
+    assert near.max() > 1.0
+    flat = torch.cat([rows, torch.full((50, 1), 7.0)], 1)
+    assert (strange(flat, 600)[:, 3] == 7.0).all()  # a column that never changes
+
+
+IDS = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1))
+
+
+def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -> None:
+    with pytest.raises(ConfigError, match="Expected a Guard"):
+        offmap.one_pass(regressor(), TRAIN, VALID)  # pyright: ignore
+    with pytest.raises(ConfigError, match="`rows` to be a whole number ≥ 100"):
+        offmap.one_pass(guard, TRAIN, VALID, rows=5)
+    with pytest.raises(DataError, match="at least 20 training rows"):
+        offmap.one_pass(guard, regression(10), VALID)
+    with pytest.raises(ConfigError, match="`false_alarms` between 0 and 1"):
+        offmap.one_pass(guard, TRAIN, VALID, rows=100, false_alarms=2)
+    ids = torch.arange(60).reshape(30, 2) % 9, torch.linspace(0, 1, 30)
+    with pytest.raises(DataError, match="one floating-point tensor.*but got a tensor of torch.int64.*last-layer"):
+        offmap.one_pass(quick(IDS, ids, ids), ids, ids)
+
+
+def test_the_page_tells_what_the_record_holds() -> None:
+    kept = json.loads(one_pass.RECORD.read_text(encoding="utf-8"))
+    assert {key.partition(",")[0] for key in kept["runs"]} == set(one_pass.TASKS)
+    assert one_pass.PAGE.read_text(encoding="utf-8") == one_pass.page(kept["runs"])

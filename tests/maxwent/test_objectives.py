@@ -1,0 +1,119 @@
+"""Algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), summed over members."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import oracles
+import trained
+from offmap.errors import ConfigError
+from offmap.likelihoods import Gaussian
+from offmap.maxwent.objective import as_growth, elbo, kl, maxwent
+from offmap.model.forward import Host
+from offmap.model.params import copy_host
+from offmap.posterior.construct import scaling, svd
+from offmap.posterior.noise import NOISES, Uniform
+
+G: dict[str, Callable[[float], float]] = {"abs": lambda phi: phi, "log": lambda phi: math.log(phi**2)}
+
+
+@pytest.mark.parametrize("growth", ["abs", "log"])
+@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize("basis", ["svd", "identity"])
+def test_the_objective_written_out(basis: str, draws: int, growth: str):
+    nets = [copy_host(trained.regressor(m, log_variance=True)) for m in range(2)]
+    x, y = trained.regression(10)
+    q = (svd(nets, [x]) if basis == "svd" else scaling(nets)).requires_grad_(False)
+    q.set_scale({n: 0.01 + 0.1 * torch.rand_like(s) for n, s in q.scale().items()})
+    objective = maxwent(q, Host(nets[0]), Gaussian(), tradeoff=3.0, growth=as_growth(growth), draws=draws, seed=4)
+    for step in (0, 5):
+        outputs = oracles.run(nets[0], q.draw(range(step * draws, (step + 1) * draws), seed=4, stream="fit"), x)
+        risk = oracles.gaussian_nll(outputs, y).unflatten(0, (2, draws)).mean((1, 2))
+        total = 0.0
+        for member in range(2):
+            scales = [phi for s in q.scale().values() for phi in s[member].flatten().tolist()]
+            total += float(risk[member]) - 3.0 / q.dimension * sum(map(G[growth], scales))
+        assert float(objective(step, (x, y))) == pytest.approx(total, rel=1e-4)
+
+
+def test_members_do_not_disturb_each_other():
+    nets = [copy_host(trained.regressor(m, log_variance=True).double()) for m in range(2)]
+    x, y = (t.double() for t in trained.regression(10))
+    gradients: list[list[torch.Tensor]] = []
+    for hosts in (nets, nets[:1]):
+        q = scaling(hosts, initial_scale=0.05)
+        maxwent(q, Host(nets[0]), Gaussian(), tradeoff=1.0)(0, (x, y)).backward()
+        gradients.append([raw.grad[0] for raw in q.raw_scale.values()])
+    for together, alone in zip(*gradients, strict=True):
+        torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("noise", sorted(NOISES))
+def test_its_gradient_is_that_of_finite_differences(noise: str):
+    net = copy_host(trained.regressor(log_variance=True).double())
+    x, y = (t.double() for t in trained.regression(10))
+    q = svd(net, [x], initial_scale=0.05, noise=noise)
+    objective = maxwent(q, Host(net), Gaussian(), tradeoff=1.0, growth=as_growth("log"), draws=2)
+    objective(0, (x, y)).backward()
+    for raw in q.raw_scale.values():
+        place = tuple(0 for _ in raw.shape)
+        losses: list[float] = []
+        for change in (1e-5, -2e-5):
+            with torch.no_grad():
+                raw[place] += change
+                losses.append(float(objective(0, (x, y))))
+        with torch.no_grad():
+            raw[place] += 1e-5
+        assert float(raw.grad[place]) == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-4, abs=1e-7)
+
+
+def test_growths_by_name_and_by_function_are_the_same():
+    phi = torch.rand(5) + 0.1
+    torch.testing.assert_close(as_growth("abs")(phi), as_growth(torch.sqrt)(phi))
+    torch.testing.assert_close(as_growth("log")(phi), as_growth(torch.log)(phi))
+
+
+def test_an_unknown_growth_is_refused_and_the_nearest_named():
+    with pytest.raises(ConfigError, match=r"Expected `entropy` to be .*\(did you mean 'log'\?\) or a function of φ², but"):
+        as_growth("logs")
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("basis", ["svd", "identity"])
+@pytest.mark.parametrize("variance", [0.1, 2.0])
+def test_the_divergence_from_the_prior_is_that_of_two_gaussians(basis: str, variance: float, centred: bool):
+    nets = [copy_host(trained.regressor(m).double()) for m in range(2)]
+    q = svd(nets, [trained.inputs(20).double()], noise="normal") if basis == "svd" else scaling(nets, noise="normal")
+    q.requires_grad_(False).set_scale({n: 0.05 + torch.rand_like(s) for n, s in q.scale().items()})
+    expected = torch.zeros(2, dtype=torch.float64)
+    for name, mean in q.mean.items():
+        prior = torch.distributions.Normal(mean if centred else torch.zeros_like(mean), variance**0.5)
+        ours = torch.distributions.Normal(mean, q.scale()[name])  # in the basis, which an isotropic prior does not notice
+        expected += torch.distributions.kl_divergence(ours, prior).flatten(1).sum(1)
+    torch.testing.assert_close(kl(q, variance, dict(q.mean.items()) if centred else None), expected)
+
+
+@pytest.mark.parametrize("half_width", [3**0.5, 1.0])
+def test_the_divergence_of_uniform_noise_is_that_of_samples(half_width: float):
+    q = scaling(trained.regressor(), noise=Uniform(half_width)).requires_grad_(False)
+    q.set_scale({n: 0.05 + torch.rand_like(s) for n, s in q.scale().items()})
+    log_q = -sum(float((2 * half_width * s).log().sum()) for s in q.scale().values())
+    log_p = sum(
+        torch.distributions.Normal(0.0, 0.7**0.5).log_prob(w).flatten(1).sum(1).double() for w in q.draw(range(4000)).values()
+    )
+    assert float(kl(q, 0.7)) == pytest.approx(log_q - float(log_p.mean()), rel=5e-3)
+
+
+def test_the_negative_evidence_written_out():
+    nets = [copy_host(trained.regressor(m, log_variance=True)) for m in range(2)]
+    x, y = trained.regression(10)
+    q = svd(nets, [x], noise="normal", initial_scale=0.05).requires_grad_(False)
+    objective = elbo(q, Host(nets[0]), Gaussian(), tradeoff=3.0, prior_variance=0.1, draws=3, seed=4)
+    outputs = oracles.run(nets[0], q.draw(range(15, 18), seed=4, stream="fit"), x)
+    risk = oracles.gaussian_nll(outputs, y).unflatten(0, (2, 3)).mean((1, 2))
+    expected = float(risk.sum() + 3.0 / q.dimension * kl(q, 0.1).sum())
+    assert float(objective(5, (x, y))) == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,127 @@
+"""Hosts whose last layer alone is random, beside hosts that run whole for every draw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from offmap.errors import HostError
+from offmap.model.forward import Host
+from offmap.model.last_layer import ending_of
+from offmap.model.select_params import choose
+from offmap.posterior.construct import centre
+from offmap.posterior.distribution import WeightDistribution
+from offmap_bench.nets.lenet import lenet
+from trained import inputs
+
+X = inputs(7, 3, features=784).reshape(7, 1, 28, 28)
+
+
+class Tied(nn.Module):
+    """The last matrix is the first one too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh())
+
+
+class Twice(nn.Module):
+    """What the last layer gives is not the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x).softmax(1)
+
+
+class Uncalled(nn.Module):
+    """The weights of the last layer are used, and the layer is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.last.weight, self.last.bias)
+
+
+class Counted(nn.Module):
+    """Counts the rows that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.last = 0, nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows += len(x)
+        return self.last(x.tanh())
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("batch", [2, 128])
+def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -> None:
+    at = choose(centre([lenet(seed=seed) for seed in range(members)]), X, "last-layer")
+    q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
+    whole = Host(at.net, chunk_size=1, batch_size=batch, output_numbers=10)
+    ending = ending_of(at.net, at.mean, at.weights(0), X)
+    assert ending is not None
+    assert ending.layer == "11"
+    found = [h.outputs(lambda span: q.draw(span), 9, X, members=members) for h in (whole, replace(whole, ending=ending))]
+    assert found[0].shape == (9 * members, 7, 10)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found[1][0], found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("net", "random"),
+    [
+        (Tied(), ["first.weight"]),
+        (Twice(), ["last.weight", "last.bias"]),
+        (Uncalled(), ["last.weight", "last.bias"]),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ["1.weight"]),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ["0.weight", "0.bias"]),
+        (nn.Sequential(nn.Linear(3, 2), nn.ReLU()), ["0.weight", "0.bias"]),
+        (nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (4, 3)), nn.Linear(3, 2)), ["2.weight", "2.bias"]),
+    ],
+)  # fmt: skip
+def test_other_hosts_have_no_ending(net: nn.Module, random: list[str]) -> None:
+    assert ending_of(net, random, {}, inputs(4)) is None
+
+
+def test_rows_that_were_met_do_not_run_again() -> None:
+    net = Counted()
+    host = Host(net, chunk_size=1, output_numbers=2, ending=ending_of(net, ["last.weight", "last.bias"], {}, inputs(4)))
+    q = WeightDistribution(choose(centre(net), inputs(4), "last-layer").mean, initial_scale=0.1)
+    before, x = net.rows, inputs(5, 1)
+    first = host.outputs(lambda span: q.draw(span), 6, x)
+    assert net.rows == before + 5
+    torch.testing.assert_close(host.outputs(lambda span: q.draw(span), 6, x.clone()), first)
+    assert net.rows == before + 5
+    x[0] += 1  # the same memory, other numbers
+    assert not torch.allclose(host.outputs(lambda span: q.draw(span), 6, x)[:, 0], first[:, 0])
+
+
+def test_inputs_of_another_form_are_refused() -> None:
+    net = lenet()
+    at = choose(centre(net), X, "last-layer")
+    q = WeightDistribution(at.mean, initial_scale=0.1)
+    host = Host(net, chunk_size=1, output_numbers=10, ending=ending_of(net, at.mean, {}, X))
+    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(2, 3, 28, 28\)"):
+        host.outputs(lambda span: q.draw(span), 2, torch.zeros(2, 3, 28, 28))
+
+
+def test_what_leaves_positive_outputs_alone_is_still_noticed() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+    assert ending_of(net, ["0.weight", "0.bias"], {}, torch.ones(4, 3)) is None

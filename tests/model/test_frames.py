@@ -1,0 +1,89 @@
+"""Frames: any layout becomes a matrix and comes back; noise is turned block by block, piece by piece."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import oracles
+from offmap.model.matrix_view import Frame, in_pieces, rotate
+
+SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@given(shape=SHAPES, stack=st.integers(1, 3), data=st.data())
+def test_a_parameter_becomes_a_matrix_and_comes_back(shape: tuple[int, ...], stack: int, data: st.DataObject):
+    order = data.draw(st.permutations(range(len(shape))))
+    cut = data.draw(st.integers(0, len(shape)))
+    frame = Frame(shape, tuple(order[:cut]), tuple(order[cut:]))
+    weight = torch.randn(stack, *shape)
+    rows = frame.rows(weight)
+    assert rows.shape == (stack, frame.outputs, frame.fan_in)
+    assert torch.equal(frame.back(rows, torch.Size(shape)), weight)
+
+
+FRAMES = {
+    "linear": (Frame((3, 4), (0,), (1,), (3,)), 1),
+    "input first": (Frame((4, 3), (1,), (0,), (3,)), 1),
+    "convolution": (Frame((3, 2, 2), (0,), (1, 2), (3,)), 1),
+    "groups": (Frame((6, 2, 2), (0,), (1, 2), (2, 2, 2)), 1),
+    "unequal blocks": (Frame((6, 4), (0,), (1,), (1, 2, 3)), 1),
+    "heads": (Frame((2, 4, 3), (0, 2), (1,), (3, 3)), 1),
+    "pieces": (Frame((3, 7), (0,), (1,), (3,)), 3),
+    "blocks of pieces": (Frame((4, 7), (0,), (1,), (2, 2)), 2),
+    "unequal blocks of pieces": (Frame((4, 5), (0,), (1,), (1, 3)), 2),
+    "transposed, grouped": (Frame((2, 2, 3, 2), (0, 2), (1, 3), (3, 3)), 1),
+}
+
+
+def bases(frame: Frame, pieces: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Two members' random rotations; what fills the last piece up stays where it is."""
+    width = -(-frame.fan_in // pieces)
+    v = torch.eye(width, dtype=dtype).repeat(2, len(frame.blocks), pieces, 1, 1)
+    for piece in range(pieces):
+        size = min(width, frame.fan_in - piece * width)
+        v[:, :, piece, :size, :size] = torch.linalg.qr(torch.randn(2, len(frame.blocks), size, size, dtype=dtype))[0]
+    return v
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_rotation_is_a_product_with_v_along_every_fibre_and_keeps_lengths(name: str):
+    frame, pieces = FRAMES[name]
+    delta, v = torch.randn(2, 3, *frame.view, dtype=torch.float64), bases(frame, pieces)
+    turned = rotate(delta, v, frame)
+    for m, p in itertools.product(range(2), range(3)):
+        torch.testing.assert_close(turned[m, p], oracles.turn(delta[m, p], v[m], frame))
+    torch.testing.assert_close(turned.square().sum(), delta.square().sum())
+    torch.testing.assert_close(rotate(turned, v.mT, frame), delta)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_what_is_known_of_a_block_is_told_to_each_of_its_rows(name: str):
+    frame, _ = FRAMES[name]
+    values = torch.arange(len(frame.blocks)).view(1, -1, 1)
+    told = [block for block, size in enumerate(frame.blocks) for _ in range(size)]
+    assert frame.per_row(values).flatten().tolist() == told
+
+
+@pytest.mark.parametrize("fan_in", [1, 5, 9, 64])
+@pytest.mark.parametrize("out", [1, 2, 3, 7])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_rotated_draw_does_not_depend_on_its_company(fan_in: int, out: int, groups: int, dtype: torch.dtype, by_rows: bool):
+    # one product for many draws would: matrix libraries round differently for every number of rows, and place in memory
+    frame = Frame((groups * out, fan_in), (0,), (1,), (out,) * groups)
+    delta, v = torch.randn(2, 20, *frame.view, dtype=dtype), bases(frame, 1, dtype)
+    v = v.contiguous() if by_rows else v.mT.contiguous().mT
+    together = rotate(delta, v, frame)
+    for chunk in (1, 2, 3, 7):
+        parts = [rotate(delta[:, i : i + chunk], v, frame) for i in range(0, 20, chunk)]
+        assert torch.equal(torch.cat(parts, 1), together)
+
+
+def test_pieces_are_filled_up_with_zeros():
+    assert in_pieces(torch.arange(1.0, 6.0), 3).tolist() == [[1, 2], [3, 4], [5, 0]]

@@ -1,0 +1,147 @@
+"""What ranks saw apart is what one sees alone: moments, counts, reasons and bases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from offmap.model.capture import TWICE
+from offmap.model.matrix_view import Frame
+from offmap.posterior.basis import Moment, Total, build
+from offmap.posterior.construct import Observed, centre, observe
+from offmap.posterior.merge_moments import Dealt, pool
+from threads import Thread, in_ranks
+from zoo import Through
+
+CPU = torch.device("cpu")
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=False), nn.Tanh(), nn.Linear(3, 2)).double()
+
+
+def table() -> nn.Module:
+    torch.manual_seed(1)
+    return Through(lambda s, x: s.out(s.table(x).mean(1)), table=nn.Embedding(9, 3), out=nn.Linear(3, 2)).double()
+
+
+def twice() -> nn.Module:
+    torch.manual_seed(2)
+    return Through(lambda s, x: F.linear(F.linear(x, s.a.weight), s.a.weight.mT), a=nn.Linear(3, 3, bias=False)).double()
+
+
+BATCHES: dict[Callable[[], nn.Module], list[Tensor]] = {
+    mlp: [normal(i, n, 4) for i, n in enumerate((7, 3, 5, 9, 4))],
+    table: [torch.tensor([[0, 1], [2, 1]]), torch.tensor([[5, 5]]), torch.tensor([[1, 0]]), torch.tensor([[8, 2]])],
+    twice: [normal(i, 4, 3) for i in range(3)],
+}
+
+
+def seen_by(group: Thread | None, net: nn.Module, data: list[Tensor], *, rotated: bool) -> Observed:
+    def feed(rows: int) -> list[tuple[Tensor, int]]:
+        assert group is not None
+        return [(x, 0) for x in data[group.rank :: group.size]]
+
+    return observe(centre(net), lambda rows: data, rotated=rotated, dealt=group and Dealt(group, feed))
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("make", BATCHES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_see_together_what_one_sees_alone(make: Callable[[], nn.Module], size: int, rotated: bool):
+    net, data = make(), BATCHES[make]
+    alone = seen_by(None, net, data, rotated=rotated)
+    for seen in in_ranks(size, lambda group: seen_by(group, net, data, rotated=rotated)):
+        assert seen.why == alone.why
+        assert list(seen.bases) == list(alone.bases)
+        for name, basis in alone.bases.items():
+            other = seen.bases[name]
+            assert (other.frame, other.bias) == (basis.frame, basis.bias)
+            torch.testing.assert_close(other.amplitude, basis.amplitude)
+            torch.testing.assert_close(other.reach, basis.reach)
+            assert (other.matrix is None) == (basis.matrix is None)
+            if basis.matrix is not None and other.matrix is not None:
+                torch.testing.assert_close(other.matrix, basis.matrix)
+
+
+ROWS, COLUMNS = Frame((2, 2), (0,), (1,)), Frame((2, 2), (1,), (0,))
+
+
+def summed(*own: Moment | None) -> Moment:
+    """The moment of a parameter that all ranks end with."""
+
+    def pooled(group: Thread) -> Moment:
+        mine = own[group.rank]
+        found = {} if mine is None else {"w": mine}
+        pool([found], group, CPU)
+        return found["w"]
+
+    first, *others = in_ranks(len(own), pooled)
+    for other in others:
+        assert (other.frame, other.bias, other.why, other.final) == (first.frame, first.bias, first.why, first.final)
+    return first
+
+
+def total(value: float, rows: int) -> Total:
+    return Total(torch.full((1, 1, 2, 2), value, dtype=torch.float64), rows)
+
+
+def test_a_rank_that_met_nothing_adds_nothing():
+    merged = summed(None, Moment(7, ROWS, "b", {(0, 2, 1): total(3.0, 4)}))
+    assert (merged.limit, merged.frame, merged.bias, merged.why, merged.final) == (7, ROWS, "b", "", False)
+    assert merged.totals[0, 2, 1].rows == 4
+    assert merged.totals[0, 2, 1].products.tolist() == [[[[3.0, 3.0], [3.0, 3.0]]]]
+
+
+def test_parts_that_only_some_met_are_kept_and_rows_are_added():
+    merged = summed(
+        Moment(frame=ROWS, totals={(0, 1, 1): total(1.0, 2), (0, 2, 1): total(2.0, 3)}),
+        Moment(frame=ROWS, totals={(0, 2, 1): total(5.0, 4)}),
+    )
+    assert {key: (t.rows, float(t.products[0, 0, 0, 0])) for key, t in merged.totals.items()} == {
+        (0, 1, 1): (2, 1.0), (0, 2, 1): (7, 7.0),
+    }  # fmt: skip
+
+
+def test_what_two_ranks_met_along_other_axes_cannot_be_rotated():
+    merged = summed(
+        Moment(frame=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(frame=COLUMNS, totals={(0, 2, 1): total(1.0, 1)})
+    )
+    assert (merged.frame, merged.why, merged.final, merged.totals) == (None, TWICE, True, {})
+
+
+def test_what_is_final_on_one_rank_is_final_with_its_reason():
+    merged = summed(Moment(frame=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(why="in parts", final=True))
+    assert (merged.frame, merged.why, merged.final, merged.totals) == (None, "in parts", True, {})
+
+
+def test_without_a_meeting_the_first_reason_that_was_given_stays():
+    merged = summed(Moment(), Moment(why="looked up"), Moment(why="other"))
+    assert (merged.frame, merged.why, merged.final, merged.counts) == (None, "looked up", False, None)
+
+
+def test_counts_of_other_lengths_are_added_row_by_row():
+    merged = summed(Moment(counts=torch.tensor([1, 0, 2])), Moment(), Moment(counts=torch.tensor([4, 1, 1, 5, 6])), None)
+    assert merged.counts is not None
+    assert merged.counts.tolist() == [5, 1, 3, 5, 6]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_basis_is_made_by_one_rank(size: int, monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+    monkeypatch.setattr(
+        "offmap.posterior.merge_moments.build",
+        lambda moments, mean, **options: made.extend(mean) or build(moments, mean, **options),
+    )
+    net, data = mlp(), BATCHES[mlp]
+    in_ranks(size, lambda group: seen_by(group, net, data, rotated=True))
+    assert sorted(made) == sorted(name for name, _ in net.named_parameters())

@@ -1,0 +1,132 @@
+"""The kinds of Predictive keep the promises of the protocol."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import offmap
+from offmap.errors import ConfigError, HostError
+from offmap.integrations.mlp import mlp
+from offmap.model.forward import Host
+from offmap.posterior.construct import centre, scaling
+from offmap.posterior.predictive import Member, Sampled, Stochastic
+from offmap.posterior.protocol import Runtime, override
+from trained import classifier, inputs, regressor
+
+X = inputs(9, 5)
+
+
+def stochastic(members: int = 1, chunk_size: int = 16) -> Stochastic:
+    q = scaling([regressor(s) for s in range(members)], initial_scale=0.1)
+    return Stochastic(Host(centre([regressor(s) for s in range(members)]).net, chunk_size=chunk_size), q)
+
+
+def sampled(members: int = 2) -> Sampled:
+    at = centre([regressor(s) for s in range(members)])
+    return Sampled(Host(at.net), at.mean | at.fixed)
+
+
+@pytest.mark.parametrize("made", [stochastic(), stochastic(3), sampled(1), sampled(3)])
+def test_both_are_predictives_and_member_major(made: Any) -> None:
+    assert isinstance(made, offmap.Predictive)
+    outputs = made.outputs(X, 4, clip=0.0, seed=0)
+    draws = outputs.shape[0] // made.members
+    plain = torch.stack([regressor(s)(X).detach() for s in range(made.members)]).repeat_interleave(draws, 0)
+    torch.testing.assert_close(outputs, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 100])
+def test_chunks_do_not_change_the_outputs(members: int, chunk_size: int) -> None:
+    expected = stochastic(members).outputs(X, 7, clip=None, seed=0)
+    outputs = stochastic(members, chunk_size).outputs(X, 7, clip=None, seed=0)
+    assert outputs.shape == (7 * members, 9, 1)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_seed_and_clip_matter() -> None:
+    made = stochastic()
+    base = made.outputs(X, 5, clip=None, seed=0)
+    assert torch.equal(base, made.outputs(X, 5, clip=None, seed=0))
+    assert torch.equal(base, made.outputs(X, 5, clip=math.inf, seed=0))
+    assert not torch.equal(base, made.outputs(X, 5, clip=None, seed=1))
+    assert not torch.equal(base, made.outputs(X, 5, clip=0.05, seed=0))
+
+
+def test_clip_zero_repeats_the_host_for_every_draw() -> None:
+    outputs = stochastic(2).outputs(X, 5, clip=0.0, seed=0).unflatten(0, (2, 5))
+    assert torch.equal(outputs[:, :1].expand_as(outputs), outputs)
+
+
+@pytest.mark.parametrize("clip", [-1.0, math.nan])
+def test_impossible_clips_are_refused(clip: float) -> None:
+    with pytest.raises(ConfigError, match="Expected `clip` to be a number ≥ 0 or None, but got"):
+        stochastic().outputs(X, 5, clip=clip, seed=0)
+
+
+def test_outputs_need_no_gradient() -> None:
+    assert not stochastic().outputs(X.clone().requires_grad_(), 3, clip=None, seed=0).requires_grad
+
+
+def test_members_come_back_as_plain_modules() -> None:
+    nets = sampled(3).nets()
+    assert all(isinstance(net, nn.Sequential) for net in nets)
+    for member, net in enumerate(nets):
+        assert torch.equal(net(X), regressor(member)(X))
+
+
+def test_runtime_measures_the_host() -> None:
+    at = centre(classifier())
+    host = Runtime().host(at.net, at.mean, X)
+    assert (host.output_numbers, host.output_axes) == (3, 1)
+    assert host.chunk_size > 1
+    assert Runtime(chunk_size=7).host(at.net, at.mean, X).chunk_size == 7
+
+
+def test_runtime_refuses_what_it_cannot_run() -> None:
+    at = centre(classifier())
+    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(2, 4\)"):
+        Runtime().host(at.net, at.mean, inputs(9, features=4))
+    with pytest.raises(HostError, match=r"one output row per input row, but Sequential made \(1, 3\) of 2 rows"):
+        Runtime(select=lambda out: out[:1]).host(at.net, at.mean, X)
+
+
+def test_override_changes_fields_and_names_the_nearest() -> None:
+    config = override(offmap.Config(), {"steps": 3})
+    assert config.steps == 3
+    assert offmap.Config().steps != 3
+    with pytest.raises(ConfigError, match=r"did you mean 'steps'\?\), but got 'step'"):
+        override(offmap.Config(), {"step": 3})
+    with pytest.raises(ConfigError, match=r"did you mean 'draws'\?\), but got 'drwas'"):
+        override(offmap.Config(), {"drwas": 3}, also=["draws"])
+
+
+@pytest.mark.parametrize("whole", [stochastic(3), sampled(3)])
+def test_a_member_alone_gives_its_own_share_of_the_outputs(whole: Any) -> None:
+    outputs = whole.outputs(X, 4, clip=None, seed=0)
+    alone = [Member(whole, m) for m in range(3)]
+    assert all(isinstance(member, offmap.Predictive) and member.members == 1 for member in alone)
+    assert torch.equal(torch.cat([member.outputs(X, 4, clip=None, seed=0) for member in alone]), outputs)
+    assert alone[0].host is whole.host
+
+
+def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:
+    nets, x = [mlp(3, 2, hidden=[20], seed=s) for s in range(2)], inputs(60, 5)  # with variances of their own: no shared noise
+    data = (x, x[:, 0])
+    options: dict[str, Any] = {"solver": "refine", "steps": 20, "check_every": 10, "risk_draws": 10, "progress": False}
+    both = offmap.fit(nets, data, data, **options)
+    alone = offmap.fit(nets[0], data, data, **options)
+    seen = offmap.guard(Member(both.predictive, 0), data, train=data, likelihood=both.likelihood)
+    assert seen.clip == alone.clip
+    torch.testing.assert_close(seen.score(x), alone.score(x), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(seen.predict(x).mean, alone.predict(x).mean, rtol=1e-4, atol=1e-4)
+
+
+def test_a_member_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Expected `index` from 0 to 1, one of the members, but got 2"):
+        Member(sampled(2), 2)

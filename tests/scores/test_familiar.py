@@ -1,0 +1,375 @@
+"""The default score: disagreement and distance, each counted as training rows have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import offmap
+from offmap.errors import ConfigError, HostError, ShapeError
+from offmap.likelihoods import Gaussian, Prediction
+from offmap.scores.combine import log_uncertainty
+from offmap.scores.distance import nearest, relative
+from offmap.scores.features import flat, narrowed
+from offmap.scores.neighbours import Scale, Space
+from trained import classes, classifier, inputs, quick, regression, regressor
+
+TRAIN, VALID = regression(60, 0), regression(40, 1)
+X, FAR = inputs(9, 5), 20 * inputs(9, 6)
+
+
+@pytest.fixture(scope="module")
+def guard() -> offmap.Guard:
+    return quick(regressor(), TRAIN, VALID)
+
+
+def uncertain(guard: offmap.Guard, x: Any) -> Tensor:
+    return log_uncertainty(guard.likelihood, guard.outputs(x, None), guard.predictive.members)
+
+
+def z(own: Tensor, values: Tensor) -> Tensor:
+    return ((values - own.mean()) / own.std(correction=0)).clamp_min(-1)
+
+
+# --------------------------------------------------------------------------------------------------------- the score
+
+
+def test_the_score_is_the_mean_of_its_parts(guard: offmap.Guard) -> None:
+    parts = guard.familiar.distances(guard.predictive, X)
+    assert set(parts) == {"inputs", "layers"}
+    disagreement = z(uncertain(guard, TRAIN[0]), uncertain(guard, X))  # 60 rows: all are familiar
+    joined = (disagreement + parts["inputs"] + parts["layers"]) / 3
+    torch.testing.assert_close(guard.score(X), joined.float(), rtol=1e-4, atol=1e-5)
+    alone = replace(guard, score_with="distance")
+    torch.testing.assert_close(alone.score(X), ((parts["inputs"] + parts["layers"]) / 2).float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_space_counts_as_its_own_rows_see_each_other() -> None:
+    space = Space.of(TRAIN[0], standardized=True)
+    own = []
+    for i in range(60):  # every row beside the others alone
+        others = [n for n in range(60) if n != i]
+        distances, numbers = nearest(space.rows[others], space.rows[i : i + 1])
+        own.append(relative(distances, torch.tensor(others)[numbers], space.spacings)[0])
+        torch.testing.assert_close(distances.mean(), space.spacings[i], rtol=1e-6, atol=0)
+    torch.testing.assert_close(space.scale.centre, torch.stack(own).mean(), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(space.scale.spread, torch.stack(own).std(correction=0), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(space.rows.std(0, correction=0), torch.ones(3))
+
+
+@pytest.mark.parametrize("score", ["default", "distance"])
+def test_scores_are_finite_and_higher_far_away(score: str) -> None:
+    for net, train, valid in [(regressor(), TRAIN, VALID), (classifier(), classes(60, 0), classes(40, 1))]:
+        made = quick(net, train, valid, score=score)
+        near, far = made.score(X), made.score(FAR)
+        assert near.isfinite().all()
+        assert far.isfinite().all()
+        assert far.min() > near.median()
+        assert made(FAR).ood.float().mean() > 0.8
+
+
+class Units(nn.Module):
+    """A host that counts its inputs in other units around another zero."""
+
+    def __init__(self, unit: list[float], zero: float) -> None:
+        super().__init__()
+        self.net = regressor()
+        self.register_buffer("unit", torch.tensor(unit))
+        self.zero = zero
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((x - self.zero) / self.unit)
+
+
+def test_units_and_origin_of_inputs_change_no_score() -> None:
+    found = []
+    for unit, zero in [([2.0, 2.0, 2.0], 0.0), ([2000.0, 2.0, 2.0], 0.0), ([2.0, 2.0, 2.0], 100.0)]:
+        put = lambda x, unit=unit, zero=zero: x * torch.tensor(unit) + zero  # noqa: E731
+        found.append(quick(Units(unit, zero), (put(TRAIN[0]), TRAIN[1]), (put(VALID[0]), VALID[1])).score(put(X)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[2], found[0], rtol=1e-2, atol=1e-2)  # float32 has five digits left of x + 100
+
+
+def test_the_order_of_members_and_a_factor_of_their_disagreement_change_nothing() -> None:
+    likelihood, outputs = (
+        Gaussian(1, noise=torch.tensor([0.1])),
+        torch.randn(3, 8, 9, 1) * torch.tensor([1.0, 5.0, 40.0])[:, None, None, None],
+    )
+    values = log_uncertainty(likelihood, outputs.flatten(0, 1), 3)
+    torch.testing.assert_close(log_uncertainty(likelihood, outputs[[2, 0, 1]].flatten(0, 1), 3), values)
+    larger = log_uncertainty(likelihood, 7 * outputs.flatten(0, 1), 3)
+    torch.testing.assert_close(Scale.of(larger)(larger), Scale.of(values)(values), rtol=1e-4, atol=1e-4)
+    assert (Scale.of(torch.full((9,), 3.0))(values) == 0).all()  # what tells familiar rows nothing apart
+
+
+def test_a_classifier_that_is_sure_of_itself_far_away_is_not_trusted() -> None:
+    made = quick(classifier(), classes(80, 0), classes(60, 1), draws=10)
+    far = 200 * inputs(30, 6)
+    assert made.outputs(far, None).softmax(-1).amax(-1).median() > 0.999  # every draw is sure
+    assert made.score(far).min() > made.score(inputs(30, 5)).max()
+
+
+def test_members_that_are_not_random_disagree_with_each_other() -> None:
+    outputs = torch.tensor([0.0, 2.0])[:, None, None].expand(2, 4, 1)
+    assert (log_uncertainty(Gaussian(1, noise=torch.tensor([0.1])), outputs, 2) == 0).all()  # log of variance 1
+
+
+def test_an_ensemble_has_one_score_of_all_its_members() -> None:
+    made = quick([regressor(s) for s in range(3)], TRAIN, VALID)
+    each = [log_uncertainty(made.likelihood, part, 1) for part in made.outputs(X, None).unflatten(0, (3, -1))]
+    torch.testing.assert_close(uncertain(made, X), torch.stack(each).mean(0))
+    assert made.score(FAR).min() > made.score(X).median()
+
+
+def test_layers_of_all_members_are_compared_side_by_side() -> None:
+    nets = [regressor(s) for s in range(3)]
+    made = quick(nets, TRAIN, VALID)
+    with torch.no_grad():
+        each = [torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)]  # what the second matrix of every member meets
+    assert made.familiar.layers[0] == "2.weight"
+    torch.testing.assert_close(made.familiar.hidden[0](each[1]), Space.of(each[0], standardized=False)(each[1]))
+    turned = quick(nets[::-1], TRAIN, VALID)
+    distances, others = (g.familiar.distances(g.predictive, X)["layers"] for g in (made, turned))
+    torch.testing.assert_close(distances, others)
+
+
+def test_wide_layers_keep_their_distances_to_a_few_per_cent() -> None:
+    wide = torch.randn(40, 5000, generator=torch.Generator().manual_seed(0))
+    apart, kept = (torch.pdist(rows) for rows in (wide, narrowed(wide)))
+    assert kept.shape == apart.shape
+    assert ((kept / apart).log().abs() < 0.25).all()
+    assert abs(float((kept / apart).mean()) - 1) < 0.02
+    torch.testing.assert_close(narrowed(wide[3:4]), narrowed(wide)[3:4], rtol=1e-3, atol=1e-3)
+
+
+def test_without_training_data_the_default_is_the_papers_score(guard: offmap.Guard) -> None:
+    bare, paper = (offmap.guard(guard.predictive, VALID, score=s, draws=8) for s in ("default", "paper"))
+    assert torch.equal(bare.score(X), paper.score(X))
+    assert bare.familiar is None
+    made = offmap.guard(guard.predictive, VALID, train=TRAIN, draws=8)
+    torch.testing.assert_close(made.score(X), guard.score(X), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ConfigError, match="Expected `train=` for score='distance': rows of it are what inputs are compared with"):
+        offmap.guard(guard.predictive, VALID, score="distance")
+
+
+# ------------------------------------------------------------------------------------------------------- whatever host
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions_give_nearly_the_same_scores(guard: offmap.Guard, dtype: torch.dtype) -> None:
+    made = quick(regressor().to(dtype), TRAIN, VALID)
+    found = made.score(X)
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(found.float(), guard.score(X), rtol=0, atol=0.2 if dtype != torch.float64 else 1e-3)
+
+
+def test_a_row_alone_has_the_score_it_has_in_company(guard: offmap.Guard) -> None:
+    alone = torch.cat([guard.score(row[None]) for row in X])
+    torch.testing.assert_close(alone, guard.score(X), rtol=1e-4, atol=1e-4)
+    many = inputs(1025, 8)  # the last block is one row
+    torch.testing.assert_close(guard.score(many)[-1:], guard.score(many[-1:]), rtol=1e-4, atol=1e-4)
+
+
+class Words(nn.Module):
+    """Token ids (B, T) to classes: no inputs that are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.body, self.out = nn.Embedding(20, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.body(self.embed(ids).mean(1)).tanh())
+
+
+def words(n: int, seed: int, length: int = 4) -> dict[str, Tensor]:
+    return {"ids": torch.randint(20, (n, length), generator=torch.Generator().manual_seed(seed))}
+
+
+def test_token_ids_are_compared_in_layers_alone() -> None:
+    made = quick(Words(), (words(50, 0), torch.arange(50) % 3), (words(40, 1), torch.arange(40) % 3))
+    assert made.familiar.inputs is None
+    assert made.familiar.layers == ("body.weight", "out.weight")
+    assert made.score(words(7, 2, length=9)).isfinite().all()  # of any length
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = regressor()
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.net(torch.cat([a, b], 1))
+
+
+def test_tuples_and_dicts_in_any_order_give_one_score(guard: offmap.Guard) -> None:
+    split = lambda x: {"a": x[:, :1], "b": x[:, 1:]}  # noqa: E731
+    made = quick(Two(), (split(TRAIN[0]), TRAIN[1]), (split(VALID[0]), VALID[1]))
+    near, there = (replace(g, score_with="distance") for g in (guard, made))  # draws differ: noise goes by a weight's name
+    torch.testing.assert_close(there.score(split(X)), near.score(X), rtol=1e-4, atol=1e-4)
+    assert torch.equal(made.score(dict(reversed(split(X).items()))), made.score(split(X)))
+    torch.testing.assert_close(made.score(tuple(split(X).values())), made.score(split(X)))
+
+
+def test_dense_outputs_are_not_compared() -> None:
+    torch.manual_seed(0)
+    x, y = inputs(40, 0, 16).reshape(40, 1, 4, 4), torch.randint(2, (40, 4, 4))
+    net = nn.Conv2d(1, 2, 3, padding=1)
+    made = quick(net, (x, y), (x, y))
+    assert made.familiar is None
+    assert torch.equal(made.score(x), quick(net, (x, y), (x, y), score="paper").score(x))
+    with pytest.raises(
+        ConfigError, match="Expected three or more training rows whose inputs or layers are one vector per example"
+    ):
+        quick(net, (x, y), (x, y), score="distance")
+
+
+def test_wide_inputs_are_compared_in_layers_alone() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 4097)
+    made = quick(nn.Sequential(nn.Linear(4097, 4), nn.Tanh(), nn.Linear(4, 1)), (x, x[:, 0]), (x, x[:, 0]), basis="identity")
+    assert made.familiar.inputs is None
+    assert made.familiar.layers == ("0.weight", "2.weight")
+    assert (flat(x[:, :4096]) is None, flat(x)) == (False, None)
+
+
+def test_series_beside_lengths_or_masks_are_no_vectors() -> None:
+    x = torch.zeros(4, 3, 2)
+    assert flat(x).shape == (4, 6)
+    assert flat((x, torch.ones(4, dtype=torch.long))) is None
+    assert flat({"x": x, "attention_mask": torch.ones(4, 3)}) is None
+    assert flat((x[:, 0], torch.ones(4, dtype=torch.long))).shape == (4, 2)  # a table with a column of ids
+
+
+def test_inputs_of_another_size_and_layers_that_are_not_met_are_refused(guard: offmap.Guard) -> None:
+    wide = replace(guard, score_with="distance")
+    with pytest.raises(
+        ShapeError, match="Expected 3 numbers per input, as at fit time, but got 4. Bring inputs to one size, or fit"
+    ):
+        wide.score(inputs(5, 0, 4))
+    lost = replace(guard.familiar, layers=("gone.weight",))
+    with pytest.raises(
+        HostError, match="Expected `gone.weight` to meet one row per example, as at fit time, but on these inputs"
+    ):
+        replace(guard, familiar=lost).score(X)
+
+
+class Breaks(nn.Module):
+    """NaN, or infinite, for inputs beyond 10."""
+
+    def __init__(self, bad: float) -> None:
+        super().__init__()
+        self.net, self.bad = regressor(), bad
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(torch.where(x > 10, self.bad, x))
+
+
+@pytest.mark.parametrize("score", ["default", "distance"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_the_host_breaks_on_is_infinitely_strange(bad: float, score: str) -> None:
+    made = quick(Breaks(bad), TRAIN, VALID, score=score)
+    x = X.clone()
+    x[3] = 11.0
+    found = made.score(x)
+    assert found[3] == torch.inf
+    assert found[:3].isfinite().all()
+    assert made(x).ood[3]
+
+
+class Laplace:
+    """A likelihood of the user's own, without `epistemic`, whose score may be negative."""
+
+    def nll(self, output: Tensor, y: Tensor) -> Tensor:
+        return (output[..., 0] - y).abs()
+
+    def predictive(self, outputs: Tensor) -> Prediction:
+        return Prediction(mean=outputs[..., 0].mean(0), std=outputs[..., 0].std(0) + 1)
+
+    def score(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].std(0).log()
+
+
+def test_a_likelihood_without_epistemic_joins_its_own_score() -> None:
+    made = quick(regressor(), TRAIN, VALID, likelihood=Laplace())
+    own, new = (Laplace().score(made.outputs(x, None)).double() for x in (TRAIN[0], X))
+    distances = made.familiar.distances(made.predictive, X).values()
+    torch.testing.assert_close(made.score(X), ((z(own, new) + sum(distances)) / 3).float(), rtol=1e-4, atol=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------------- whatever data
+
+
+def test_constant_columns_and_copies_of_rows_leave_scores_finite() -> None:
+    x = TRAIN[0].clone()
+    x[:, 2] = 0.1
+    made = quick(regressor(), (x[:6].repeat(9, 1), TRAIN[1][:6].repeat(9)), (x[:40], TRAIN[1][:40]))
+    assert made.familiar.inputs.unit[2] == 1
+    assert made.score(torch.cat([x, FAR])).isfinite().all()
+
+
+def test_inputs_that_are_all_the_same_are_no_space() -> None:
+    assert Space.of(torch.full((9, 2), 0.1), standardized=True) is None
+    rows = torch.cat([inputs(9), torch.full((2, 3), torch.nan)])
+    assert Space.of(rows, standardized=True).rows.shape == (9, 3)  # finite ones alone
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 10, 11])
+def test_few_training_rows_are_enough_from_three_on(count: int) -> None:
+    few = TRAIN[0][:count], TRAIN[1][:count]
+    made = quick(regressor(), few, VALID)
+    assert (made.familiar is None) == (count < 3)
+    assert made.score(torch.cat([X, few[0], FAR])).isfinite().all()
+    if count < 3:
+        with pytest.raises(ConfigError, match="Expected three or more training rows .*Pass score='paper'"):
+            quick(regressor(), few, VALID, score="distance")
+
+
+class Read(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(zip(*TRAIN, strict=True))
+
+
+def test_streams_give_the_same_score_and_leave_the_random_state(guard: offmap.Guard) -> None:
+    state = torch.get_rng_state()
+    made = [offmap.guard(guard.predictive, VALID, train=form, draws=8).score(X) for form in (
+        TRAIN, TensorDataset(*TRAIN), DataLoader(TensorDataset(*TRAIN), batch_size=7), Read(), DataLoader(Read(), batch_size=9)
+    )]  # fmt: skip
+    assert all(torch.equal(found, made[0]) for found in made)
+    shuffled = [
+        offmap.guard(guard.predictive, VALID, train=DataLoader(TensorDataset(*TRAIN), shuffle=True), draws=8) for _ in "ab"
+    ]
+    assert torch.equal(shuffled[0].score(X), shuffled[1].score(X))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# -------------------------------------------------------------------------------------------------------- kept and moved
+
+
+@pytest.mark.parametrize("score", ["default", "distance", "paper"])
+def test_a_guard_with_familiar_rows_survives_file_device_and_calibration(score: str, tmp_path: Path) -> None:
+    nets = [regressor(s).double() for s in range(2)]
+    made = quick(nets, TRAIN, VALID, score=score)
+    made.save(tmp_path / "guard")
+    again = offmap.load(tmp_path / "guard", nets)
+    assert (again.familiar is None) == (score == "paper")
+    assert torch.equal(again.score(X), made.score(X))
+    assert torch.equal(made.to("cpu").score(X), made.score(X))
+    other = made.calibrate(regression(40, 3))
+    assert torch.equal(other.score(X), made.score(X))
+    assert other.threshold != made.threshold
+
+
+def test_scoring_leaves_host_random_state_and_inputs_alone(guard: offmap.Guard) -> None:
+    net, x = guard.predictive.host.net, X.clone().requires_grad_()
+    before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()
+    guard.score(x)
+    assert torch.equal(x, X)
+    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
