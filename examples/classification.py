@@ -31,11 +31,11 @@ for _ in range(60 if SMOKE else 300):
 
 # %%
 guard = offmap.fit(net, (x, y), valid, steps=20 if SMOKE else 500, progress=False)
-answer = guard(strange)
-print(f"flagged: {guard(test[0]).ood.float().mean():.0%} of 0–4, {answer.ood.float().mean():.0%} of 5–9")
+result = guard(strange)
+print(f"flagged: {guard(test[0]).ood.float().mean():.0%} of 0–4, {result.ood.float().mean():.0%} of 5–9")
 
 # %% [markdown]
-# `prediction_set` names the digits that cannot be ruled out, at a level that holds for familiar images.
+# `prediction_set` names the digits that cannot be ruled out, at a level that holds for in-distribution images.
 
 # %%
 sets = guard.prediction_set(test[0], level=0.95)

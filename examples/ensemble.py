@@ -27,7 +27,7 @@ task = regression()
 starts = [mlp(1, 2, hidden=(64, 64), seed=seed) for seed in range(5)]
 place = Place(torch.device("cpu"), torch.float32)
 train, valid = batches(task.train, place, name="train"), gather(batches(task.valid, place, name="valid"))
-config = deep_ensemble.Config(steps=100 if SMOKE else 1500, rate=2e-3)
+config = deep_ensemble.Config(steps=100 if SMOKE else 1500, lr=2e-3)
 ensemble = deep_ensemble.fit(starts, train, valid, likelihood=Gaussian(), config=config)
 nets = ensemble.nets()
 

@@ -70,7 +70,7 @@ def trained(loader: DataLoader) -> BertForSequenceClassification:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    return model.eval()  # dropout off: a host must not draw random numbers of its own
+    return model.eval()  # dropout off: a model must not draw random numbers of its own
 
 
 # %%
@@ -90,9 +90,9 @@ guard = offmap.fit(model, train, valid, solver="closed-form", draws=10 if SMOKE 
 test = familiar(200)
 shuffled = [(" ".join(random.sample(text.split(), len(text.split()))), y) for text, y in test]
 strange = [(sentence(OTHERS[:5], OTHERS[5:9], OTHERS[9:]), 0) for _ in range(200)]
-print("set             accuracy  score   called strange")
-for name, rows in {"familiar": test, "shuffled words": shuffled, "unknown words": strange}.items():
-    answer = guard(DataLoader(rows, batch_size=64, collate_fn=collate))
-    right = (answer.label == torch.tensor([y for _, y in rows])).float().mean()
+print("set             accuracy  score   called OOD")
+for name, rows in {"in-distribution": test, "shuffled words": shuffled, "unknown words": strange}.items():
+    result = guard(DataLoader(rows, batch_size=64, collate_fn=collate))
+    right = (result.label == torch.tensor([y for _, y in rows])).float().mean()
     accuracy = f"{right:8.0%}" if name != "unknown words" else "       -"
-    print(f"{name:15} {accuracy}  {answer.score.mean():.3f}  {answer.ood.float().mean():8.0%}")
+    print(f"{name:15} {accuracy}  {result.score.mean():.3f}  {result.ood.float().mean():8.0%}")

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A guard at the end of `Trainer.fit`
 #
-# `GuardCallback` waits until training is done, fits a guard on the trainer's own loaders, measures it on strange data, and gives
+# `GuardCallback` waits until training is done, fits a guard on the trainer's own loaders, measures it on OOD data, and gives
 # the numbers to every logger.
 
 # %%
@@ -46,7 +46,11 @@ class Moons(pl.LightningModule):
 # %%
 torch.manual_seed(0)
 callback = GuardCallback(
-    ood={"off the moons": task.ood["off the moons"]}, test=task.test, slack="smoothed", steps=20 if SMOKE else 500, progress=False
+    ood={"off the moons": task.ood["off the moons"]},
+    test=task.test,
+    tolerance="smoothed",
+    steps=20 if SMOKE else 500,
+    progress=False,
 )
 trainer = pl.Trainer(
     max_epochs=2 if SMOKE else 60, callbacks=[callback], logger=False, enable_progress_bar=False, enable_model_summary=False,
@@ -60,5 +64,5 @@ for name, value in sorted(callback.metrics.items()):
     print(f"{name:32} {value:8.3f}")
 
 # %%
-answer = callback.guard(torch.tensor([[-0.5, 0.7], [0.0, 0.0], [3.0, 3.0]]))
-print("on a moon, between, far away:", answer.ood.tolist())
+result = callback.guard(torch.tensor([[-0.5, 0.7], [0.0, 0.0], [3.0, 3.0]]))
+print("on a moon, between, far away:", result.ood.tolist())

@@ -70,7 +70,7 @@ for row in found.rows:
 
 # %% [markdown]
 # What only scores, such as a distance or a detector from another library, needs no stack: an object with `score(x)`, higher for
-# stranger inputs, goes into `offmap.evaluate` as it is.
+# more OOD inputs, goes into `offmap.evaluate` as it is.
 
 
 # %%

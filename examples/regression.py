@@ -57,16 +57,16 @@ guard = offmap.fit(
 # %%
 print("patients            rows  flagged  mean ± standard deviation")
 for name, rows in {"like the training's": inputs[known][test], "heavier": inputs[~known]}.items():
-    answer = guard(rows)
-    spread = f"{float(centre + unit * answer.mean.mean()):.0f} ± {float(unit * answer.std.mean()):.0f}"
-    print(f"{name:19} {len(rows):4} {answer.ood.float().mean():8.0%}  {spread}")
+    result = guard(rows)
+    spread = f"{float(centre + unit * result.mean.mean()):.0f} ± {float(unit * result.std.mean()):.0f}"
+    print(f"{name:19} {len(rows):4} {result.ood.float().mean():8.0%}  {spread}")
 
 interval = guard.interval(inputs[known][test])  # conformal: right for 19 of 20 new rows of the same kind
 inside = (interval.lower <= targets[known][test]) & (targets[known][test] <= interval.upper)
 print(f"inside their interval: {inside.float().mean():.0%} of {len(test)} test rows")
 
 # %% [markdown]
-# The most and the least familiar of the heavier patients, by score. Higher is stranger, everywhere.
+# The most and the least in-distribution of the heavier patients, by score. Higher is more OOD, everywhere.
 
 # %%
 score = guard.score(inputs[~known])

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Which pixels are strange?
+# # Which pixels are OOD?
 #
 # A small net paints every pixel of an image: background, disc or square. Its images are made here. Then something lies in the
 # picture that it has never seen, and the guard's `score_map` says where.
@@ -19,7 +19,7 @@ rows, columns = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing=
 
 
 def scene(stripes: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """An image (1, 24, 24), the class of every pixel, and where the strange thing lies."""
+    """An image (1, 24, 24), the class of every pixel, and where the OOD thing lies."""
     image, label = 0.1 * torch.randn(SIZE, SIZE), torch.zeros(SIZE, SIZE, dtype=torch.long)
     where = torch.zeros(SIZE, SIZE, dtype=torch.bool)
     for kind, left in ((1, 0), (2, 12)):
@@ -60,8 +60,8 @@ for step in range(30 if SMOKE else 300):
 
 # %%
 guard = offmap.fit(net, train, valid, solver="closed-form", draws=10 if SMOKE else 30, risk_draws=10 if SMOKE else 30)
-answer = guard(test[0])
-print(f"pixels right: {(answer.label == test[1]).float().mean():.1%}; images flagged: {answer.ood.float().mean():.0%}")
+result = guard(test[0])
+print(f"pixels right: {(result.label == test[1]).float().mean():.1%}; images flagged: {result.ood.float().mean():.0%}")
 
 # %%
 image, _, where = scenes(20 if SMOKE else 60, stripes=True)
@@ -71,7 +71,7 @@ inside, outside = strange.score_map[where].mean(), strange.score_map[~where].mea
 print(f"score inside the patch {inside:.3f}, outside {outside:.3f} nats")
 
 # %% [markdown]
-# One picture as text: what the net painted, and, as #, the twentieth of the pixels that are strangest.
+# One picture as text: what the net painted, and, as #, the twentieth of the pixels that are most OOD.
 
 # %%
 far = strange.score_map[0] > strange.score_map[0].quantile(0.95)

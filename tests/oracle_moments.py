@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from oracles import run_once
 
 Rows: TypeAlias = dict[str, Tensor | list[Tensor]]
@@ -148,7 +148,7 @@ def second_moments(
     net: nn.Module, batches: Iterable[Any], met: Callable[[Any, Any], Mapping[str, Tensor]] = lambda net, x: {}
 ) -> dict[str, Tensor]:
     """E[h hᵀ] of every matrix by name, (G, D, D) in float64; `met(net, x)` gives the rows of bare parameters."""
-    twin = copy_host(net)
+    twin = copy_model(net)
     names = {id(p): name for name, p in twin.named_parameters()}
     seen: dict[str, list[list[Tensor]]] = defaultdict(list)
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.model.forward import Select, first_tensor
-from offmap.model.params import copy_host
+from offmap.model.forward import OutputFn, first_tensor
+from offmap.model.params import copy_model
 from offmap.posterior.distribution import WeightDistribution
 
 
@@ -58,16 +58,16 @@ def turn(delta: Tensor, matrices: Tensor, frame: Any) -> Tensor:
     return result.reshape(delta.shape)
 
 
-def run(net: nn.Module, weights: Mapping[str, Tensor], inputs: Any, select: Select = first_tensor) -> Tensor:
-    """Outputs of a copy of the host whose parameters were overwritten, no `functional_call`: a stack of S sets -> (S, B, ...)."""
+def run(net: nn.Module, weights: Mapping[str, Tensor], inputs: Any, output_fn: OutputFn = first_tensor) -> Tensor:
+    """Outputs of a copy of the model whose parameters were overwritten, no `functional_call`: a stack of S sets -> (S, B, ...)."""
     outputs: list[Tensor] = []
     for i in range(len(next(iter(weights.values())))):
-        twin = copy_host(net)
+        twin = copy_model(net)
         own = dict(twin.named_parameters()) | dict(twin.named_buffers())
         for name, stack in weights.items():
             own[name].copy_(stack[i].detach())
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs if isinstance(inputs, tuple) else (inputs,), {})
-        outputs.append(select(twin(*args, **kwargs)))
+        outputs.append(output_fn(twin(*args, **kwargs)))
     return torch.stack(outputs)
 
 

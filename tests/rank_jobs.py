@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import offmap
 from offmap.data import Place, batches
 from offmap.distributed.torchrun import together
-from offmap.errors import HostError, OffmapError
-from offmap.maxwent.feeding import dealt_among, feed_of
+from offmap.errors import ModelError, OffmapError
+from offmap.maxwent.feeding import feed_of, sharded_among
 from offmap.posterior.construct import centre, observe
 
 Tensors = dict[str, Tensor]
@@ -70,8 +70,8 @@ def state(guard: offmap.Guard) -> Tensors:
         if len(q.frames[name].blocks) == 1 and v.shape[2] == 1:
             phi = q.frames[name].rows(q.scale()[name].detach()).double().square()  # (M, out, D)
             found[f"covariance.{name}"] = torch.einsum("mik,mok,mjk->moij", v[:, 0, 0].double(), phi, v[:, 0, 0].double())
-    familiar = {f"familiar.{n}": t for n, t in (guard.familiar.state() if guard.familiar else {}).items()}
-    return found | familiar | {"scores": guard.calibration.scores, "misses": guard.calibration.misses}
+    familiar = {f"in-distribution.{n}": t for n, t in (guard.familiar.state() if guard.familiar else {}).items()}
+    return found | familiar | {"scores": guard.calibration.scores, "residuals": guard.calibration.residuals}
 
 
 def fitted(net: nn.Module, train: Any, valid: Any, **options: Any) -> Tensors:
@@ -82,7 +82,7 @@ def moments() -> Tensors:
     """Σ h hᵀ by way of its bases: s, and V·diag(s²)·Vᵀ; more rows than are all counted, in several batches."""
     at, data = centre(convolutions()), batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with together() as group:
-        dealt = dealt_among(data, group, sharded=False)
+        dealt = sharded_among(data, group, sharded=False)
         seen = observe(at, feed_of(data), rotated=True, dealt=dealt)
     found: Tensors = {}
     for name, b in seen.bases.items():
@@ -119,16 +119,16 @@ def other_rows() -> Tensors:
 
 
 def one_fails() -> Tensors:
-    def select(output: Tensor) -> Tensor:
+    def output_fn(output: Tensor) -> Tensor:
         if RANK == 1:
             raise KeyError("the disk of this rank is full")
         return output
 
-    return fitted(mlp(), rows(300), rows(90, 11), select=select)
+    return fitted(mlp(), rows(300), rows(90, 11), output_fn=output_fn)
 
 
 def sharded_host(kind: str) -> Tensors:
-    """A host whose parameters are divided among processes is refused; the remedy that the error names works."""
+    """A model whose parameters are divided among processes is refused; the remedy that the error names works."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -139,7 +139,7 @@ def sharded_host(kind: str) -> Tensors:
     else:
         fully_shard(net, mesh=init_device_mesh("cpu", (SIZE,)))
     remedy = re.escape("get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))")
-    with pytest.raises(HostError, match=remedy):
+    with pytest.raises(ModelError, match=remedy):
         offmap.fit(net, *TWO, **OPTIONS)
     for p in plain.parameters():
         nn.init.zeros_(p)
@@ -153,13 +153,13 @@ JOBS: dict[str, Callable[[], Tensors]] = {
     "moments": moments,
     "closed-form": lambda: fitted(mlp(), rows(9000), rows(301, 11), solver="closed-form"),
     "convolutions": lambda: fitted(
-        convolutions(), loader(), images(65, 4), likelihood="categorical", where="all", solver="closed-form", chunk_size=4
+        convolutions(), loader(), images(65, 4), likelihood="categorical", params="all", solver="closed-form", chunk_size=4
     ),
     "members": lambda: fitted([mlp(), mlp()], rows(200), rows(3, 11), solver="closed-form", score="paper"),
     "refine": lambda: fitted(mlp(), rows(701), rows(120, 11), solver="refine", steps=8, check_every=8),
     "refine64": lambda: fitted(mlp(FLOAT64), rows(701, dtype=FLOAT64), rows(120, 11, FLOAT64), steps=60, check_every=20),
     "sgd-shuffled": lambda: fitted(
-        convolutions(), loader(shuffle=True), images(65, 4), likelihood="categorical", where="last-layer", solver="sgd",
+        convolutions(), loader(shuffle=True), images(65, 4), likelihood="categorical", params="last-layer", solver="sgd",
         steps=25, check_every=10,
     ),
     "sharded": lambda: fitted(
@@ -175,7 +175,7 @@ JOBS: dict[str, Callable[[], Tensors]] = {
 
 
 class EndsAfter:
-    """A `select` that ends the fit a few calls after its state tells of a part: without a last word, or by an error."""
+    """A `output_fn` that ends the fit a few calls after its state tells of a part: without a last word, or by an error."""
 
     def __init__(self, file: Path, part: str, end: Callable[[], Any]) -> None:
         self.file, self.part, self.end, self.calls = file, part.encode(), end, 5
@@ -196,10 +196,10 @@ def kill() -> None:
 
 def stepped(checkpoint: Path | None = None, end: EndsAfter | None = None, **options: Any) -> Tensors:
     """A fit with a basis, a closed form, and 40 steps over a DataLoader that shuffles, checked four times."""
-    select = end or EndsAfter(Path("nowhere"), "", kill)
+    output_fn = end or EndsAfter(Path("nowhere"), "", kill)
     train = DataLoader(TensorDataset(*rows(301)), batch_size=32, shuffle=True)
     chosen: dict[str, Any] = {"steps": 40, "check_every": 10, "patience": None, "chunk_size": 4, "seed": 5} | options
-    return fitted(mlp(), train, rows(60, 11), select=select, checkpoint=checkpoint, **chosen)
+    return fitted(mlp(), train, rows(60, 11), output_fn=output_fn, checkpoint=checkpoint, **chosen)
 
 
 def killed(file: Path) -> Tensors:

@@ -17,8 +17,8 @@ from offmap.data import Place, batches, gather
 from offmap.errors import ConfigError
 from offmap.integrations.mlp import mlp
 from offmap.maxwent.closed_form import unit_scale
-from offmap.model.forward import Host
-from offmap.model.params import copy_host
+from offmap.model.forward import BatchedModel
+from offmap.model.params import copy_model
 from offmap.posterior.construct import centre, observe, scaling, svd
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Stochastic
@@ -37,19 +37,19 @@ def moon_nets() -> list[nn.Module]:
     task = moons(test=2, strange=2)
     train, valid = (gather(batches(d, PLACE, name="data", batch_size=64)) for d in (task.train, task.valid))
     nets = [mlp(2, 1, hidden=[40, 40], seed=seed) for seed in range(2)]
-    config = PlainConfig(steps=400, rate=5e-3, check_every=100)
+    config = PlainConfig(steps=400, lr=5e-3, check_every=100)
     return fit_plain(nets, train, valid, likelihood=offmap.Bernoulli(), config=config).nets()
 
 
 def on_moons(nets: Any, **options: Any) -> offmap.Diagnosis:
     task = moons(test=2, strange=2)
-    guard = offmap.fit(nets, task.train, task.valid, **{"slack": "smoothed", "draws": 10, "risk_draws": 20} | options)
+    guard = offmap.fit(nets, task.train, task.valid, **{"tolerance": "smoothed", "draws": 10, "risk_draws": 20} | options)
     return offmap.diagnose(guard, task.train)
 
 
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_the_closed_form_is_exactly_inverse_to_the_floored_amplitude(basis: str, moon_nets: list[nn.Module]):
-    diagnosis = on_moons(moon_nets, basis=basis, solver="closed-form", floor=1e-4)
+    diagnosis = on_moons(moon_nets, basis=basis, solver="closed-form", eps=1e-4)
     assert [layer.name for layer in diagnosis.layers] == ["0.weight", "2.weight", "4.weight"]
     for layer in diagnosis.layers:
         assert layer.basis == basis
@@ -62,14 +62,14 @@ def test_the_closed_form_is_exactly_inverse_to_the_floored_amplitude(basis: str,
 
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_after_refinement_the_ranks_are_still_inverse(basis: str, moon_nets: list[nn.Module]):
-    diagnosis = on_moons(moon_nets[0], basis=basis, steps=200, tradeoff=10.0)
+    diagnosis = on_moons(moon_nets[0], basis=basis, steps=200, entropy_weight=10.0)
     assert diagnosis.history.kept[0] > 0
     assert all(layer.correlation < -0.5 for layer in diagnosis.layers)
 
 
 def test_gradient_steps_from_a_constant_find_the_inverse_by_themselves(moon_nets: list[nn.Module]):
     """Nothing of the closed form goes in: φ starts equal everywhere."""
-    options = {"solver": "sgd", "initial_raw_scale": -5.0, "rate": 0.02, "tradeoff": 10.0, "threshold": 0.3, "steps": 300}
+    options = {"solver": "sgd", "initial_raw_scale": -5.0, "lr": 0.02, "entropy_weight": 10.0, "threshold": 0.3, "steps": 300}
     diagnosis = on_moons(moon_nets[0], basis="identity", **options)
     assert diagnosis.history.final_entropy[0] > diagnosis.history.entropy[0][0] + 1
     assert all(layer.correlation < -0.5 for layer in diagnosis.layers)
@@ -93,7 +93,7 @@ def test_amplitudes_are_the_root_mean_squares_of_what_each_layer_meets(moon_nets
 
 def test_amplitudes_over_draws_are_those_of_the_drawn_nets(moon_nets: list[nn.Module]):
     task = moons(test=2, strange=2)
-    guard = offmap.fit(moon_nets, task.train, task.valid, solver="closed-form", slack="smoothed", draws=4, risk_draws=4)
+    guard = offmap.fit(moon_nets, task.train, task.valid, solver="closed-form", tolerance="smoothed", draws=4, risk_draws=4)
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     layer = offmap.diagnose(guard, task.train, draws=3).layers[1]
     drawn = q.draw(range(3), seed=guard.seed)
@@ -106,18 +106,18 @@ def test_amplitudes_over_draws_are_those_of_the_drawn_nets(moon_nets: list[nn.Mo
 
 
 def as_guard(case: Case, q: WeightDistribution) -> offmap.Guard:
-    net = copy_host(case.build())
+    net = copy_model(case.build())
     law = offmap.Gaussian() if case.positions is None else offmap.Categorical()
-    host = Host(net, case.select, 1)
-    return offmap.Guard(Stochastic(host, q), law, Place.of(net), EMPTY)
+    model = BatchedModel(net, case.output_fn, 1)
+    return offmap.Guard(Stochastic(model, q), law, Place.of(net), EMPTY)
 
 
 @BASES
 def test_every_host_of_the_zoo_is_diagnosed(case: Case, basis: str):
     nets = [case.build(member) for member in range(2)]
     q = (svd(nets, [case.inputs()]) if basis == "svd" else scaling(nets)).requires_grad_(False)
-    seen = observe(centre(nets), lambda rows: [case.inputs()], rotated=basis == "svd", pick=case.select)
-    unit = unit_scale(dict(q.mean.items()), seen.bases, floor=1e-4)
+    seen = observe(centre(nets), lambda rows: [case.inputs()], rotated=basis == "svd", pick=case.output_fn)
+    unit = unit_scale(dict(q.mean.items()), seen.bases, eps=1e-4)
     q.set_scale({n: unit(n) for n in q.mean})
     diagnosis = offmap.diagnose(as_guard(case, q), case.data())
     assert {layer.name for layer in diagnosis.layers} | set(diagnosis.left_out) == set(q.mean)
@@ -164,7 +164,7 @@ def test_the_table_tells_entropy_risk_and_uncertainty(moon_nets: list[nn.Module]
 
 def test_a_bayesian_net_with_a_trained_mean_is_diagnosed_around_it():
     train, valid = (gather(batches(trained.regression(60, s), PLACE, name="data", batch_size=32)) for s in (0, 1))
-    options = {"steps": 20, "check_every": 10, "risk_draws": 4, "rate": 0.01}
+    options = {"steps": 20, "check_every": 10, "risk_draws": 4, "lr": 0.01}
     config = replace(bnn.ABLATION["nosvd_unfrozen_small"], **options)
     made = bnn.fit(trained.regressor(log_variance=True), train, valid, likelihood=offmap.Gaussian(), config=config)
     diagnosis = offmap.diagnose(offmap.guard(made, trained.regression(30, 1), draws=4), trained.regression(60))
@@ -179,5 +179,5 @@ def test_a_guard_without_a_weight_distribution_and_a_bad_floor_are_refused(moon_
     with pytest.raises(ConfigError, match="Expected a guard over a weight distribution, but got one over Sampled"):
         offmap.diagnose(offmap.guard(plain, task.valid), task.train)
     guard = trained.quick(trained.regressor(), trained.regression())
-    with pytest.raises(ConfigError, match="Expected `floor` to be at least 0 and below 1, but got 2"):
-        offmap.diagnose(guard, trained.regression(), floor=2)
+    with pytest.raises(ConfigError, match="Expected `eps` to be at least 0 and below 1, but got 2"):
+        offmap.diagnose(guard, trained.regression(), eps=2)

@@ -168,7 +168,7 @@ def test_docstrings_are_shown_with_their_doctests_as_code() -> None:
     ("html", "foreign"),
     [
         ('<script src="https://cdn.example/x.js"></script>', ["https://cdn.example/x.js"]),
-        ("<img alt='a' src='//host.example/a.png'>", ["//host.example/a.png"]),
+        ("<img alt='a' src='//model.example/a.png'>", ["//host.example/a.png"]),
         ('<link rel="stylesheet" href="https://fonts.example/css">', ["https://fonts.example/css"]),
         ("<style>@import 'https://a.example/b.css'; p { background: url(//c.example/d.png) }</style>",
          ["https://a.example/b.css", "//c.example/d.png"]),

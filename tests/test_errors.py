@@ -10,7 +10,7 @@ import offmap
 from offmap import errors
 from offmap.errors import OffmapError, nearest
 
-NAMES = ["HostError", "ShapeError", "ConfigError", "DataError", "FileError", "NotFittedError", "RankError"]
+NAMES = ["ModelError", "ShapeError", "ConfigError", "DataError", "FileError", "NotFittedError", "RankError"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
 from offmap.data import Place, batches, gather
-from offmap.errors import ConfigError, DataError, HostError, ShapeError
+from offmap.errors import ConfigError, DataError, ModelError, ShapeError
 from offmap_bench.methods import deep_ensemble
 from trained import binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 
@@ -44,12 +44,12 @@ def guard() -> offmap.Guard:
 
 
 def test_detection_by_hand() -> None:
-    # familiar 1, 2, 3, 4; strange 2.5, 3, 5: of 12 pairs 2 + 2.5 + 4 are in order, ties counted half
+    # in-distribution 1, 2, 3, 4; OOD 2.5, 3, 5: of 12 pairs 2 + 2.5 + 4 are in order, ties counted half
     evaluation = offmap.evaluate(First(), (column(1, 2, 3, 4), torch.zeros(4)), {"far": column(2.5, 3, 5)})
     (row,) = evaluation.rows
     assert (row["scorer"], row["set"]) == ("guard", "far")
     assert row["auroc"] == pytest.approx(8.5 / 12)
-    # 95 % of four familiar rows are four: t = 4, and 2.5 and 3 are at or below it
+    # 95 % of four in-distribution rows are four: t = 4, and 2.5 and 3 are at or below it
     assert row["fpr95"] == pytest.approx(2 / 3)
     assert row["aupr_in"] == pytest.approx(average_precision_score([1, 1, 1, 1, 0, 0, 0], [-1, -2, -3, -4, -2.5, -3, -5]))
     assert row["aupr_out"] == pytest.approx(average_precision_score([0, 0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 2.5, 3, 5]))
@@ -62,9 +62,9 @@ def test_false_positive_rate_both_ways() -> None:
     data = (familiar[:, None], torch.zeros(100))
     one = offmap.evaluate(First(), data, {"far": strange[:, None]}).rows[0]["fpr95"]
     other = offmap.evaluate(First(), data, {"far": strange[:, None]}, positive="ood").rows[0]["fpr95"]
-    # strange rows at or below the 95th of 100 familiar ones: 60.5 … 94.5
+    # OOD rows at or below the 95th of 100 in-distribution ones: 60.5 … 94.5
     assert one == pytest.approx(0.35)
-    # familiar rows at or above the 95th largest strange one, 65.5: 66 … 100
+    # in-distribution rows at or above the 95th largest OOD one, 65.5: 66 … 100
     assert other == pytest.approx(0.35)
     skewed = offmap.evaluate(First(), data, {"far": strange[50:, None]}).rows[0]["fpr95"]
     assert skewed == pytest.approx(0.0)
@@ -133,9 +133,9 @@ def test_familiar_data_come_in_every_form(form: str, guard: offmap.Guard) -> Non
         "loader": DataLoader(TensorDataset(x, y), batch_size=50),
         "data set": TensorDataset(x, y),
         "arrays": (x.numpy(), y.numpy()),
-        "dict": {"input": x, "answer": y},
+        "dict": {"input": x, "result": y},
     }[form]
-    one = offmap.evaluate(guard, data, {"far": 5 * x}, target="answer").rows[0]
+    one = offmap.evaluate(guard, data, {"far": 5 * x}, target="result").rows[0]
     assert one == offmap.evaluate(guard, (x, y), {"far": 5 * x}).rows[0]
 
 
@@ -232,13 +232,13 @@ def test_deep_ensembles_and_maxwent_stand_in_one_table() -> None:
 
 def test_what_cannot_be_evaluated_is_refused(guard: offmap.Guard) -> None:
     test, far = regression(50, 3), {"far": 5 * inputs(30, 5)}
-    with pytest.raises(DataError, match="at least one scorer and one strange data set in `ood`, but got none"):
+    with pytest.raises(DataError, match="at least one scorer and one OOD data set in `ood`, but got none"):
         offmap.evaluate(guard, test, {})
     with pytest.raises(DataError, match="at least one scorer"):
         offmap.evaluate({}, test, far)
     with pytest.raises(DataError, match="Expected `ood` to be a dict of data sets by name, but got tuple"):
         offmap.evaluate(guard, test, test)
-    with pytest.raises(DataError, match="other than 'test', which is the familiar one's. Rename it"):
+    with pytest.raises(DataError, match="other than 'test', which is the in-distribution one's. Rename it"):
         offmap.evaluate(guard, test, {"test": far["far"]})
     with pytest.raises(ConfigError, match="Expected scorers with a `score` method, but 'guard' is of type str"):
         offmap.evaluate("guard", test, far)
@@ -268,7 +268,7 @@ def test_familiar_data_that_do_not_fit_are_refused(guard: offmap.Guard) -> None:
         (inputs(0), DataError, "Expected at least one input, but got none"),
         (DataLoader(TensorDataset(inputs(0))), DataError, "Expected at least one example in `far`, but it is empty"),
         (inputs(9) * torch.inf, DataError, "Expected finite inputs"),
-        (inputs(9, features=4), HostError, r"failed on inputs of shape \(9, 4\)"),
+        (inputs(9, features=4), ModelError, r"failed on inputs of shape \(9, 4\)"),
         ("far", DataError, "Expected tensors or arrays with one row per example"),
     ],
 )

@@ -41,15 +41,15 @@ def test_an_example_runs_in_smoke_mode(name: str, tmp_path: Path) -> None:
 
 def test_the_guard_of_a_hugging_face_net_tells_strange_sentences(tmp_path: Path) -> None:
     header, *lines = printed("huggingface", tmp_path).splitlines()
-    assert header.split() == ["set", "accuracy", "score", "called", "strange"]
+    assert header.split() == ["set", "accuracy", "score", "called", "OOD"]
     table = {line[:15].strip(): [float(v.rstrip("%")) for v in line[15:].split() if v != "-"] for line in lines}
-    assert set(table) == {"familiar", "shuffled words", "unknown words"}
-    assert table["familiar"][0] >= 95
-    assert table["familiar"][-1] <= 15
+    assert set(table) == {"in-distribution", "shuffled words", "unknown words"}
+    assert table["in-distribution"][0] >= 95
+    assert table["in-distribution"][-1] <= 15
     assert table["shuffled words"][-1] >= 60
     assert table["unknown words"][-1] >= 90
-    assert table["familiar"][-2] < table["shuffled words"][-2]
-    assert table["familiar"][-2] < table["unknown words"][-2]
+    assert table["in-distribution"][-2] < table["shuffled words"][-2]
+    assert table["in-distribution"][-2] < table["unknown words"][-2]
 
 
 # ------------------------------------------------------------------------------------------------- pages and notebooks

@@ -86,20 +86,20 @@ Case = tuple[nn.Module, str, offmap.Guard]
 def test_nets_are_guarded_as_they_come(case: Case) -> None:
     net, kind, guard = case
     data = loader(kind, 20, seed=2)
-    answer = guard(data)
-    assert answer.score.shape == answer.ood.shape == answer.p_value.shape == (20,)
-    assert answer.score.isfinite().all()
-    torch.testing.assert_close(guard.score(data), answer.score)
+    result = guard(data)
+    assert result.score.shape == result.ood.shape == result.p_value.shape == (20,)
+    assert result.score.isfinite().all()
+    torch.testing.assert_close(guard.score(data), result.score)
     assert guard.likelihood == Categorical(-1 if kind in ("tokens", "next") else 1)
     if kind in ("tokens", "next"):
         longest = max(batch["input_ids"].shape[1] for batch in data)
-        kept = ~answer.score_map.isnan()
-        assert answer.score_map.shape == (20, longest)
+        kept = ~result.score_map.isnan()
+        assert result.score_map.shape == (20, longest)
         assert kept.sum() == sum(int(batch["attention_mask"].sum()) for batch in data)
-        assert answer.probs.shape == (20, CLASSES if kind == "tokens" else WORDS, longest)
+        assert result.probs.shape == (20, CLASSES if kind == "tokens" else WORDS, longest)
     else:
-        assert answer.score_map is None
-        assert answer.probs.shape == (20, CLASSES)
+        assert result.score_map is None
+        assert result.probs.shape == (20, CLASSES)
     # the prediction is that of the net itself where nothing is drawn
     batch = next(iter(data))
     plain = net(**{k: v for k, v in batch.items() if k != "labels"}).logits
@@ -152,7 +152,7 @@ def test_loop_and_vmap_agree(case: Case) -> None:
     looped = quick(net, loader(kind, seed=0), loader(kind, seed=1), chunk_size=1)
     data = loader(kind, 12, seed=2)
     torch.testing.assert_close(looped.score(data), guard.score(data), rtol=1e-3, atol=1e-4)
-    assert guard.predictive.host.chunk_size > 1 or kind == "image"
+    assert guard.predictive.model.chunk_size > 1 or kind == "image"
 
 
 @pytest.mark.parametrize("name", ["bert tokens", "gpt2"])
@@ -165,7 +165,7 @@ def test_gradient_steps_run_over_batches_of_any_length(name: str) -> None:
 def test_nets_that_vmap_cannot_run_are_looped_over() -> None:
     config = hf.BloomConfig(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     guard = quick(hf.BloomForCausalLM(config).eval(), loader("next", seed=0), loader("next", seed=1))
-    assert guard.predictive.host.chunk_size == 1
+    assert guard.predictive.model.chunk_size == 1
     assert guard(loader("next", 9, seed=2)).score.shape == (9,)
 
 
@@ -184,9 +184,9 @@ def test_labels_of_a_language_model_are_those_of_its_own_loss() -> None:
 # ------------------------------------------------------------------------------------------------------ trained nets
 
 
-def trained(net: nn.Module, batch: Callable[[int], hf.BatchEncoding], steps: int, rate: float = 3e-3) -> nn.Module:
+def trained(net: nn.Module, batch: Callable[[int], hf.BatchEncoding], steps: int, lr: float = 3e-3) -> nn.Module:
     net.train()
-    optimizer = torch.optim.AdamW(net.parameters(), rate)
+    optimizer = torch.optim.AdamW(net.parameters(), lr)
     for step in range(steps):
         loss = net(**batch(step)).loss
         optimizer.zero_grad()
@@ -215,8 +215,8 @@ def counting_loader(kind: str, n: int, seed: int) -> DataLoader[Any]:
 @pytest.fixture(scope="module")
 def speaker() -> offmap.Guard:
     torch.manual_seed(0)
-    calm = {"initializer_range": 0.1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_embd": 32}
-    net = hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2 | calm))
+    shrink_to_feasible = {"initializer_range": 0.1, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_embd": 32}
+    net = hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2 | shrink_to_feasible))
     net = trained(net, lambda step: encoded(counting(32, 1000 + step), "next"), 250)
     return offmap.fit(
         net, counting_loader("next", 200, 0), counting_loader("next", 100, 1), solver="closed-form", draws=20, risk_draws=20

@@ -413,7 +413,7 @@ def test_shapes_that_do_not_fit_are_refused_with_both_shapes(
 ) -> None:
     with pytest.raises(ShapeError, match=message) as caught:
         infer(torch.zeros(output), torch.zeros(targets, dtype=dtype), name)
-    assert "Reshape the targets, pass `select=`, or name another `likelihood=`" in str(caught.value)
+    assert "Reshape the targets, pass `output_fn=`, or name another `likelihood=`" in str(caught.value)
 
 
 def test_unknown_names_and_objects_are_refused() -> None:
@@ -432,7 +432,7 @@ def test_unknown_names_and_objects_are_refused() -> None:
     ("law", "output", "targets", "error", "message"),
     [
         (Categorical(), (4, 3), torch.tensor([0, 3]), DataError, "0 to 2 for 3 classes, but `train` holds values from 0 to 3"),
-        (Categorical(), (4, 3), torch.tensor([-1, 2]), DataError, "from -1 to 2. Relabel the targets, or use a host"),
+        (Categorical(), (4, 3), torch.tensor([-1, 2]), DataError, "from -1 to 2. Relabel the targets, or use a model"),
         (Bernoulli(), (4,), torch.tensor([0, 2]), DataError, "from 0 to 1 for 2 classes, but `train` holds values from 0 to 2"),
         (Bernoulli(), (4, 1), torch.tensor([0.0, 0.5]), DataError, "whole numbers as classes, but `train` holds fractions"),
         (Bernoulli(), (4, 1), torch.tensor([0.0, -0.5]), DataError, "holds values from -0.5 to 0"),

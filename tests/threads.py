@@ -48,7 +48,7 @@ class Thread:
     def tell(self, value: Any) -> list[Any]:
         return [json.loads(text) for text in self._all(json.dumps(value))]
 
-    def everyones(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         return [[t.clone() for t in each] for each in self._all(list(tensors))]
 
 

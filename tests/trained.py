@@ -1,4 +1,4 @@
-"""Small data, and hosts that are good at once: random features with a last layer by least squares."""
+"""Small data, and models that are good at once: random features with a last layer by least squares."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def binary(n: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, x[:, 0] > x[:, 1]
 
 
-def host(x: Tensor, outputs: Tensor, *, hidden: int = 12, seed: int = 0) -> nn.Sequential:
+def model(x: Tensor, outputs: Tensor, *, hidden: int = 12, seed: int = 0) -> nn.Sequential:
     """A net with one hidden layer whose outputs are close to those wanted, (n, W)."""
     net = mlp(x.shape[1], outputs.shape[1], hidden=[hidden], seed=seed)
     with torch.no_grad():
@@ -51,17 +51,17 @@ def host(x: Tensor, outputs: Tensor, *, hidden: int = 12, seed: int = 0) -> nn.S
 def regressor(seed: int = 0, targets: int = 1, *, log_variance: bool = False) -> nn.Sequential:
     x, y = regression(200, 7, targets)
     width = [y, torch.full_like(y, -4.0)] if log_variance else [y]
-    return host(x, torch.cat(width, 1), seed=seed)
+    return model(x, torch.cat(width, 1), seed=seed)
 
 
 def classifier(seed: int = 0) -> nn.Sequential:
     x, y = classes(200, 7)
-    return host(x, 6.0 * nn.functional.one_hot(y, 3), seed=seed)
+    return model(x, 6.0 * nn.functional.one_hot(y, 3), seed=seed)
 
 
 def binary_classifier(seed: int = 0) -> nn.Sequential:
     x, y = binary(200, 7)
-    return host(x, 12.0 * y[:, None].float() - 6.0, seed=seed)
+    return model(x, 12.0 * y[:, None].float() - 6.0, seed=seed)
 
 
 class Reshaped(nn.Module):

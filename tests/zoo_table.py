@@ -1,4 +1,4 @@
-"""Writes docs/hosts.md, what the library finds in every host of the zoo: `python tests/zoo_table.py`."""
+"""Writes docs/models.md, what the library finds in every model of the zoo: `python tests/zoo_table.py`."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 
 import torch
 
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.model.forward import forward
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.construct import centre, observe, scaling
 from zoo import ZOO, Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "hosts.md"
 
 HEAD = """\
-# Hosts
+# Models
 
-What the library finds in each host of the test zoo (`tests/zoo/`), as it comes. A *matrix* is a parameter with two axes or more
+What the library finds in each model of the test zoo (`tests/zoo/`), as it comes. A *matrix* is a parameter with two axes or more
 that are longer than one, or one that is rotated. *Rotated* ones have a basis of their inputs' directions, one per block (×2: two
 of them); *plain* ones keep their own axes, for the reason given. Draws run all at once (`vmap`) where torch has a rule for every
 operator, else one after the other (loop). Made by `python tests/zoo_table.py`; a test compares it with what is found today.
 
-| host | shows | matrices | rotated | plain, why | draws |
+| model | shows | matrices | rotated | plain, why | draws |
 |---|---|---|---|---|---|
 """
 
 
 def in_one_go(case: Case) -> bool:
-    """Whether `vmap` runs the host, without a word about slowness."""
+    """Whether `vmap` runs the model, without a word about slowness."""
     drawn = scaling(case.build()).requires_grad_(False).draw(range(2))
     with torch.no_grad(), warnings.catch_warnings(action="error"):
         try:
-            forward(copy_host(case.build()), drawn, case.inputs(2), select=case.select)
-        except (HostError, UserWarning):
+            forward(copy_model(case.build()), drawn, case.inputs(2), output_fn=case.output_fn)
+        except (ModelError, UserWarning):
             return False
     return True
 
@@ -43,7 +43,7 @@ def in_one_go(case: Case) -> bool:
 def row(case: Case) -> str:
     """One line of the table, by asking the library."""
     held = centre(case.build())
-    seen = observe(held, lambda rows: [case.inputs()], rotated=True, pick=case.select)
+    seen = observe(held, lambda rows: [case.inputs()], rotated=True, pick=case.output_fn)
     turned = seen.rotation()
     blocks = {name: len(turned.frames[name].blocks) for name in held.mean if name in turned.matrices}
     matrices = [name for name, w in held.mean.items() if sum(n > 1 for n in w.shape[1:]) > 1 or name in blocks]
@@ -60,7 +60,9 @@ def listed(notes: Mapping[str, str]) -> str:
 def page() -> str:
     rows = [row(case) for case in ZOO.values()]
     batched = sum(line.endswith("| vmap |") for line in rows)
-    return HEAD + "\n".join(rows) + f"\n\n{len(rows)} hosts: {batched} run all draws at once, {len(rows) - batched} one by one.\n"
+    return (
+        HEAD + "\n".join(rows) + f"\n\n{len(rows)} models: {batched} run all draws at once, {len(rows) - batched} one by one.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from offmap.integrations.mlp import mlp
 from offmap.integrations.stack_training import Losses, Stack, maximum_likelihood, member_risks
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.maxwent.train import adam, minimize
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.noise import generator
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import ensemble_losses as ensembles
@@ -32,9 +32,9 @@ def nets(members: int = M, *, outputs: int = 2) -> list[nn.Sequential]:
     return [mlp(3, outputs, hidden=[6, 5], seed=seed).double() for seed in range(members)]
 
 
-def stack_of(hosts: list[nn.Sequential], settings: int = 2) -> Stack:
+def stack_of(models: list[nn.Sequential], settings: int = 2) -> Stack:
     """Every setting with weights of its own, so that nothing can be mistaken for its neighbour's."""
-    stack = Stack.build(hosts, X, Runtime(progress=False), settings=settings)
+    stack = Stack.build(models, X, Runtime(progress=False), settings=settings)
     with torch.no_grad():
         for name, w in stack.weights.items():
             w.add_(0.1 * torch.randn(w.shape, generator=torch.Generator().manual_seed(len(name)), dtype=w.dtype))
@@ -43,7 +43,7 @@ def stack_of(hosts: list[nn.Sequential], settings: int = 2) -> Stack:
 
 def modules(stack: Stack, setting: int) -> list[nn.Module]:
     """The members of one setting as modules."""
-    made = [copy_host(stack.host.net) for _ in range(stack.members)]
+    made = [copy_model(stack.model.net) for _ in range(stack.members)]
     for member, net in enumerate(made):
         net.load_state_dict({n: stack.apart(w)[setting, member].detach() for n, w in stack.weights.items()})
     return made
@@ -136,14 +136,14 @@ def test_repulsive_written_out(members: int, way: str) -> None:
     """Σ_j k_ij / stopgrad(Σ_j k_ij) with k = exp(−log M · ‖w_i − w_j‖² / median)."""
     stack = stack_of(nets(members))
 
-    def literal(setting: int, hosts: list[nn.Module]) -> Tensor:
-        flat = [torch.cat([p.flatten() for p in net.parameters()]) for net in hosts]
+    def literal(setting: int, models: list[nn.Module]) -> Tensor:
+        flat = [torch.cat([p.flatten() for p in net.parameters()]) for net in models]
         distance = {(i, j): ((flat[i] - flat[j]) ** 2).sum() for i, j in product(range(members), repeat=2)}
         median = sorted(distance.values(), key=lambda d: float(d.detach()))[members**2 // 2]
-        rate = {"median": math.log(members) / median, "fixed": math.log(members) / median.detach(), "bandwidth": 2.0**-2}[way]
+        lr = {"median": math.log(members) / median, "fixed": math.log(members) / median.detach(), "bandwidth": 2.0**-2}[way]
         total = torch.zeros((), dtype=torch.float64)
-        for i, net in enumerate(hosts):
-            kernel = sum(torch.exp(-rate * distance[i, j]) for j in range(members))
+        for i, net in enumerate(models):
+            kernel = sum(torch.exp(-lr * distance[i, j]) for j in range(members))
             total = total + nll(net) + kernel / kernel.detach()
         return total
 
@@ -211,7 +211,7 @@ def test_without_its_penalty_an_ensemble_follows_the_deep_ensemble_to_the_bit(na
     for make in (lambda s: maximum_likelihood(s, Gaussian()), FOLLOWERS[name]):
         stack = Stack.build([mlp(3, 2, hidden=[20, 20], seed=s) for s in range(5)], rows.inputs, Runtime(progress=False))
         losses = make(stack)
-        optimizer = adam(stack.weights.values(), rate=1e-2)
+        optimizer = adam(stack.weights.values(), lr=1e-2)
         minimize(lambda step, batch, losses=losses: losses(step, batch).sum(), optimizer, rows, steps=60, seed=3)
         ends.append(stack.weights)
     assert all(torch.equal(w, ends[1][n]) for n, w in ends[0].items())

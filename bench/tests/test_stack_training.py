@@ -30,7 +30,7 @@ from offmap.posterior.protocol import Runtime
 
 LAW = Gaussian()
 TRAIN, VALID = Rows(*trained.regression(60), 16, "train"), Rows(*trained.regression(30, 1), 16, "valid")
-QUICK = Training(steps=30, rate=0.01, check_every=10)
+QUICK = Training(steps=30, lr=0.01, check_every=10)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_the_best_checked_state_is_restored(judge) -> None:
         seen.append((loss, {n: w.detach().clone() for n, w in made.weights.items()}))
         return loss
 
-    config = Training(steps=30, rate=0.3, check_every=1)
+    config = Training(steps=30, lr=0.3, check_every=1)
     train_stack(made, maximum_likelihood(made, LAW), TRAIN, VALID, likelihood=LAW, config=config, judge=watched)
     losses = torch.stack([loss for loss, _ in seen])
     best = losses.argmin(0)
@@ -110,7 +110,7 @@ def test_with_a_ceiling_the_last_state_at_or_below_it_is_kept() -> None:
 
     start = {n: w.detach().clone() for n, w in made.weights.items()}
     ceiling = torch.tensor([torch.inf, 0.9, -torch.inf])
-    config = Training(steps=40, rate=0.3, check_every=1)
+    config = Training(steps=40, lr=0.3, check_every=1)
     train_stack(made, maximum_likelihood(made, LAW), TRAIN, VALID, likelihood=LAW, config=config, judge=watched, ceiling=ceiling)
     below = [step for step, (loss, _) in enumerate(seen) if loss[1] <= 0.9]
     assert 0 < len(below) < len(seen)
@@ -140,7 +140,7 @@ def test_a_setting_that_diverges_is_left_out_and_the_others_go_on(caplog: pytest
         "Training diverged (the loss is not finite) in 1 of 2 settings; their members keep their best states so far."
     ]
     train_stack(other, maximum_likelihood(other, LAW), TRAIN, VALID, likelihood=LAW, config=QUICK, seed=1)
-    short, cut = stack(), Training(steps=15, rate=0.01, check_every=10)
+    short, cut = stack(), Training(steps=15, lr=0.01, check_every=10)
     train_stack(short, maximum_likelihood(short, LAW), TRAIN, VALID, likelihood=LAW, config=cut, seed=1)
     for name, w in made.weights.items():
         assert torch.equal(made.apart(w)[1], other.apart(other.weights[name])[1])
@@ -188,10 +188,10 @@ def test_one_field_of_every_setting_becomes_a_tensor() -> None:
 def test_without_a_word_there_is_one_setting() -> None:
     made = stack(settings=3)
     mean = made.trained()[0]
-    once = Stack.of(made.host, mean, {})
+    once = Stack.of(made.model, mean, {})
     assert (once.settings, once.members) == (1, 3)
     assert all(torch.equal(once.weights[n], w) and once.weights[n] is not w for n, w in mean.items())
 
 
 def test_plain_nets_are_trained_as_in_the_paper() -> None:
-    assert Training() == Training(steps=10_000, rate=1e-3, adam_epsilon=1e-7, check_every=100)
+    assert Training() == Training(steps=10_000, lr=1e-3, adam_epsilon=1e-7, check_every=100)

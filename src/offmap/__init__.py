@@ -5,11 +5,11 @@ from __future__ import annotations
 from offmap import errors
 from offmap._version import __version__
 from offmap.data.inputs import shared
-from offmap.detector import Answer, Interval
-from offmap.detectors.posthoc import Detector, detect, detect_all
+from offmap.detector import Interval, Result
+from offmap.detectors.posthoc import PostHocDetector, detect, detect_all
 from offmap.diagnosis import Diagnosis, diagnose
-from offmap.distill import OnePass, one_pass
-from offmap.ensemble import Mixture, mixture
+from offmap.distill import DistilledGuard, distill
+from offmap.ensemble import GuardEnsemble, combine
 from offmap.errors import OffmapError
 from offmap.evaluation import Evaluation, evaluate
 from offmap.fit import fit, guard
@@ -22,36 +22,36 @@ from offmap.posterior.protocol import Predictive, Scorer
 from offmap.report.evaluated import write_page
 
 __all__ = [
-    "Answer",
     "Bernoulli",
     "Categorical",
     "Config",
-    "Detector",
     "Diagnosis",
+    "DistilledGuard",
     "Evaluation",
     "Gaussian",
     "Guard",
+    "GuardEnsemble",
     "Interval",
     "Likelihood",
-    "Mixture",
     "OffmapError",
-    "OnePass",
     "Parameterization",
+    "PostHocDetector",
     "Prediction",
     "Predictive",
+    "Result",
     "Scorer",
     "WeightDistribution",
     "__version__",
+    "combine",
     "detect",
     "detect_all",
     "diagnose",
+    "distill",
     "errors",
     "evaluate",
     "fit",
     "guard",
     "load",
-    "mixture",
-    "one_pass",
     "shared",
     "write_page",
 ]

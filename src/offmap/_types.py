@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 Weights: TypeAlias = dict[str, Tensor]
-"""Tensors under a host's own parameter names."""
+"""Tensors under a model's own parameter names."""
 
 Inputs: TypeAlias = Any
-"""What a host is called with: a tensor, an array, a tuple (`*args`) or a dict (`**kwargs`)."""
+"""What a model is called with: a tensor, an array, a tuple (`*args`) or a dict (`**kwargs`)."""
 
 Data: TypeAlias = Any
 """A DataLoader, a Dataset, or a pair `(inputs, targets)` of tensors or arrays."""

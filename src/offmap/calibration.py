@@ -1,4 +1,4 @@
-"""What a guard knows of familiar data: rows to compare with, its clip, its threshold and its intervals."""
+"""What a guard knows of in-distribution data: rows to compare with, its clip, its threshold and its intervals."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from offmap import checks
 from offmap._types import Inputs
 from offmap.data import Batches, Rows, sample_together
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detector import Calibration, misses, tell_if_infinite
-from offmap.distributed.group import ALONE, Group, joined, part
+from offmap.detector import Calibration, residuals, tell_if_infinite
+from offmap.distributed.group import SINGLE_PROCESS, Group, joined, part
 from offmap.distributed.rows import predicted, spread
 from offmap.errors import ConfigError
 from offmap.guard import COMPARING, Guard, checked_clip
 from offmap.likelihoods import check_counted, check_targets
 from offmap.maxwent.risk import prediction_nll
 from offmap.maxwent.select import CLIPS, lowest
-from offmap.posterior.distribution import REMEMBERED
-from offmap.posterior.predictive import Remembered
-from offmap.scores.combine import ROWS, familiar_of, log_uncertainty
-from offmap.scores.images import are_pictures, pictured
+from offmap.posterior.distribution import CACHE_BYTES
+from offmap.posterior.predictive import CachedPredictive
+from offmap.scores.combine import ROWS, fit_combined, log_uncertainty
+from offmap.scores.images import are_images, pictured
 
 ENOUGH = 50
 """Sampled nets, of all members together, by which clips are compared."""
@@ -30,7 +30,7 @@ EMPTY = Calibration(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"))
 """Of a guard that has none yet."""
 
 
-def compared(made: Guard, train: Batches, held: Rows, group: Group = ALONE, *, sharded: bool = False) -> Guard:
+def compared(made: Guard, train: Batches, held: Rows, group: Group = SINGLE_PROCESS, *, sharded: bool = False) -> Guard:
     """The guard with the training rows that its score compares with, if it does and there is one score per example."""
     if made.score_with not in COMPARING:
         return made
@@ -44,9 +44,9 @@ def compared(made: Guard, train: Batches, held: Rows, group: Group = ALONE, *, s
 
     uncertain, energy = spread(log_u, group), spread(plain_energy, group)
     rows, found = sample_together(train, ROWS, made.seed, group, apart=sharded), None
-    if are_pictures(made.likelihood, held) and hasattr(made.predictive, "plain"):
+    if are_images(made.likelihood, held) and hasattr(made.predictive, "plain"):
         found = pictured(made.predictive, rows, held.inputs, uncertain, energy)
-    found = found or familiar_of(made.predictive, rows, uncertain)
+    found = found or fit_combined(made.predictive, rows, uncertain)
     if found is None and made.score_with == "distance":
         raise ConfigError("Expected three or more training rows whose inputs or layers are one vector per example, and not all "
                           "the same, for score='distance', but there are none. Pass score='paper'.")  # fmt: skip
@@ -54,16 +54,18 @@ def compared(made: Guard, train: Batches, held: Rows, group: Group = ALONE, *, s
 
 
 def calibrated(
-    made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float, group: Group = ALONE
+    made: Guard, held: Rows, familiar: Rows, clip: float | str | None, false_alarms: float, group: Group = SINGLE_PROCESS
 ) -> Guard:
     """The guard with its clip chosen on `held`, and threshold and intervals from `familiar`."""
-    asked = replace(made, predictive=Remembered(made.predictive, REMEMBERED))  # clip, threshold and intervals ask for the same
+    asked = replace(
+        made, predictive=CachedPredictive(made.predictive, CACHE_BYTES)
+    )  # clip, threshold and intervals ask for the same
     asked = replace(asked, clip=choose_clip(asked, held, group) if clip == "choose" else checked_clip(clip))
     calibration = calibration_of(asked, familiar, false_alarms, exact=familiar is not held, group=group)
     return replace(made, clip=asked.clip, calibration=calibration)
 
 
-def choose_clip(made: Guard, held: Rows, group: Group = ALONE) -> float | None:
+def choose_clip(made: Guard, held: Rows, group: Group = SINGLE_PROCESS) -> float | None:
     """The clip of the paper's grid with the lowest validation NLL; None stands for no clip. ENOUGH nets in all tell."""
     few = replace(made, draws=min(made.draws, -(-ENOUGH // made.predictive.members)))
     own = part(group, held.rows)
@@ -83,13 +85,13 @@ def check_familiar(guard: Guard, rows: Rows) -> None:
     check_counted(rows.targets, rows.name)
 
 
-def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = ALONE) -> Calibration:
-    """Scores and misses of the guard on familiar data, each process of a `group` on some rows; an infinite threshold is said
+def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = SINGLE_PROCESS) -> Calibration:
+    """Scores and misses of the guard on in-distribution data, each process of a `group` on some rows; an infinite threshold is said
     so.
     """
     false_alarms = checks.alarms(false_alarms)
     check_familiar(guard, rows)
-    missed = misses(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
+    missed = residuals(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
     made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
     tell_if_infinite(made.threshold, rows.rows, false_alarms, rows.name)
     return made

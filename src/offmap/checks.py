@@ -45,7 +45,7 @@ def share(name: str, value: Any) -> float:
 
 
 def alarms(value: Any) -> float:
-    """The share of familiar data that may be called strange."""
+    """The share of in-distribution data that may be called OOD."""
     if not isinstance(value, numbers.Real) or not 0 < float(value) < 1:
         raise ConfigError(f"Expected `false_alarms` between 0 and 1, but got {value!r}.")
     return float(value)

@@ -1,4 +1,4 @@
-"""What a guard answers, and what it remembers of familiar data."""
+"""What a guard answers, and what it remembers of in-distribution data."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer(Prediction):
+class Result(Prediction):
     """A prediction from clipped draws with a verdict from unclipped ones.
 
-    `score` (B,) is higher for stranger inputs, `ood` is score > threshold, `p_value` the conformal p-value (the share of
-    familiar data at least as strange); `score_map` (B, *positions) keeps the positions of dense outputs, NaN where there is
+    `score` (B,) is higher for more OOD inputs, `ood` is score > threshold, `p_value` the conformal p-value (the share of
+    in-distribution data at least as OOD); `score_map` (B, *positions) keeps the positions of dense outputs, NaN where there is
     padding. Batches of different lengths are joined at the length of the longest: NaN, label −100.
     """
 
@@ -46,14 +46,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What familiar data looked like: scores (n,), and how far off predictions were, `misses` (n,) or (n, K); for dense outputs
+    """What in-distribution data looked like: scores (n,), and how far off predictions were, `residuals` (n,) or (n, K); for dense outputs
     those of one position per row.
 
     `exact` is False when the same data also chose the risk threshold or the clip: guarantees are then approximate.
     """
 
     scores: Tensor
-    misses: Tensor
+    residuals: Tensor
     false_alarms: float = 0.05
     exact: bool = True
 
@@ -71,7 +71,7 @@ def interval_around(prediction: Prediction, calibration: Calibration, level: flo
     """Conformal interval mean ± q·std; infinite when calibration data are too few for the level."""
     if prediction.mean is None or prediction.std is None:
         raise NotFittedError("Expected a regression guard for `interval`; use `prediction_set` for classification.")
-    radius = conformal.quantile(calibration.misses, level).to(prediction.std) * prediction.std
+    radius = conformal.quantile(calibration.residuals, level).to(prediction.std) * prediction.std
     return Interval(prediction.mean - radius, prediction.mean + radius)
 
 
@@ -79,7 +79,7 @@ def likely_classes(prediction: Prediction, calibration: Calibration, level: floa
     """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few."""
     if prediction.probs is None:
         raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
-    return 1 - prediction.probs <= conformal.quantile(calibration.misses, level).to(prediction.probs)
+    return 1 - prediction.probs <= conformal.quantile(calibration.residuals, level).to(prediction.probs)
 
 
 def tell_if_infinite(threshold: float, rows: int, false_alarms: float, name: str = "valid") -> None:
@@ -94,7 +94,7 @@ def tell_if_infinite(threshold: float, rows: int, false_alarms: float, name: str
         logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", name)
 
 
-def misses(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
+def residuals(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
     """Nonconformity: |y − mean|/std per target, or 1 − p(y), (n,) or (n, K); rows whose targets are all −100 are left out."""
     if prediction.mean is not None and prediction.std is not None:
         y = aligned(y, prediction.mean.shape).to(prediction.mean)
@@ -162,14 +162,14 @@ def joined(parts: list[Record]) -> Record:
     whole = {}
     for f in fields(parts[0]):
         values = [getattr(part, f.name) for part in parts]
-        whole[f.name] = None if values[0] is None else laid(values)
+        whole[f.name] = None if values[0] is None else concat_padded(values)
     return type(parts[0])(**whole)
 
 
-def laid(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def concat_padded(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Rows one after another; where positions differ in number, the missing ones are NaN, −100 or False by type.
 
-    >>> laid([torch.tensor([[0.5, 1.0]]), torch.tensor([[2.0]])])
+    >>> concat_padded([torch.tensor([[0.5, 1.0]]), torch.tensor([[2.0]])])
     tensor([[0.5000, 1.0000],
             [2.0000,    nan]])
     """

@@ -25,7 +25,7 @@ from offmap.guard import Guard
 from offmap.maxwent.monitors import History
 from offmap.metrics import rank_correlation
 from offmap.posterior.basis import LIMIT, Basis
-from offmap.posterior.construct import Centre, Observed, observe
+from offmap.posterior.construct import Observed, StackedModel, observe
 from offmap.posterior.predictive import Stochastic
 from offmap.table import Table
 
@@ -45,12 +45,12 @@ class Layer:
     basis: str
     amplitude: Tensor
     scale: Tensor
-    floor: float = FLOOR
+    eps: float = FLOOR
 
     @property
     def floored(self) -> Tensor:
         """The amplitude, at least `floor` times its block's largest, (M, G, D)."""
-        return torch.maximum(self.amplitude, self.floor * self.amplitude.amax(-1, keepdim=True))
+        return torch.maximum(self.amplitude, self.eps * self.amplitude.amax(-1, keepdim=True))
 
     @property
     def correlation(self) -> float:
@@ -63,7 +63,7 @@ class Layer:
     @property
     def slope(self) -> float:
         """Of log φ over log amplitude, by least squares over the directions above the floor; −1: φ is proportional to 1/a."""
-        above = self.amplitude > self.floor * self.amplitude.amax(-1, keepdim=True)
+        above = self.amplitude > self.eps * self.amplitude.amax(-1, keepdim=True)
         a, s = self.amplitude.log(), self.scale.double().log()
         count = above.sum(-1, keepdim=True).clamp_min(1)
         middle = [t.where(above, 0).sum(-1, keepdim=True) / count for t in (a, s)]
@@ -91,10 +91,10 @@ class Diagnosis:
         return [f"left out, having no amplitude of inputs: {', '.join(self.left_out)}"] if self.left_out else []
 
 
-def diagnose(guard: Guard, train: Data, *, draws: int = 0, floor: float = FLOOR) -> Diagnosis:
+def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = FLOOR) -> Diagnosis:
     """Hold each layer's φ against the amplitude of what it meets on `train`, and tell how the fit went.
 
-    One pass over the training inputs, along the guard's own directions, of the plain hosts (for a Bayesian net with a trained
+    One pass over the training inputs, along the guard's own directions, of the base models (for a Bayesian net with a trained
     mean: of that mean), to which the closed form is inverse. With `draws` it is one pass of every drawn net, and amplitudes
     are root mean squares over these: the theory's, which hidden layers with noisy inputs differ in. Amplitudes below `floor`
     times the largest of a layer are taken for rounding.
@@ -104,8 +104,8 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, floor: float = FLOOR)
     predictive = guard.predictive
     if not isinstance(predictive, Stochastic):
         raise ConfigError(f"Expected a guard over a weight distribution, but got one over {type(predictive).__name__}.")
-    if not isinstance(floor, int | float) or not 0 <= floor < 1:
-        raise ConfigError(f"Expected `floor` to be at least 0 and below 1, but got {floor!r}.")
+    if not isinstance(eps, int | float) or not 0 <= eps < 1:
+        raise ConfigError(f"Expected `floor` to be at least 0 and below 1, but got {eps!r}.")
     draws = checks.whole("draws", draws, 0)
     data = batches(train, guard.place, name="train", target=guard.target)
     seen = _seen(predictive, data, None if draws == 0 else 0, guard.seed)
@@ -115,28 +115,28 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, floor: float = FLOOR)
             squares[name] += basis.amplitude.square() / draws
     q, scale = predictive.q, predictive.q.scale()
     layers = [
-        _layer(name, seen.bases[name], squares[name].sqrt(), scale[name].detach(), floor) for name in q.mean if name in seen.bases
+        _layer(name, seen.bases[name], squares[name].sqrt(), scale[name].detach(), eps) for name in q.mean if name in seen.bases
     ]
     left_out = {name: seen.why.get(name, "no basis") for name in q.mean if name not in seen.bases}
     return Diagnosis(layers, predictive.history, left_out)
 
 
 def _seen(predictive: Stochastic, data: Batches, draw: int | None, seed: int) -> Observed:
-    """What one draw of every member, or the plain hosts, meet along the distribution's own directions."""
-    q, host = predictive.q, predictive.host
+    """What one draw of every member, or the base models, meet along the distribution's own directions."""
+    q, model = predictive.q, predictive.model
     drawn = q.draw([draw or 0], seed=seed, clip=0 if draw is None else None)
-    at = Centre(host.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
+    at = StackedModel(model.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
     along = dict(q.rotation.items())
     limit = max((v.shape[-1] for v in along.values()), default=LIMIT)  # pieces as wide as those at fit time
     with own_order(seed):
-        return observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=host.select, limit=limit)
+        return observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=model.output_fn, limit=limit)
 
 
-def _layer(name: str, basis: Basis, amplitude: Tensor, scale: Tensor, floor: float) -> Layer:
+def _layer(name: str, basis: Basis, amplitude: Tensor, scale: Tensor, eps: float) -> Layer:
     rows = basis.frame.rows(scale)  # (M, out, D)
     blocks = rows.split(list(basis.frame.blocks), 1) if basis.frame.blocks else [rows]
     mean = torch.stack([block.mean(1) for block in blocks], 1)  # (M, G, D)
-    return Layer(name, "identity" if basis.matrix is None else "svd", amplitude, mean, floor)
+    return Layer(name, "identity" if basis.matrix is None else "svd", amplitude, mean, eps)
 
 
 def _row(layer: Layer) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _notes(history: History) -> list[str]:
         return ["no history: the fit kept none"]
     lines = [
         f"entropy (1/d) Σ log φ²: {fmean(history.entropy[0]):.3f} at the start, {fmean(history.final_entropy):.3f} in the end",
-        f"validation risk: {fmean(history.final_risk):.4g}, τ {fmean(history.threshold):.4g}; kept at step "
+        f"validation risk: {fmean(history.final_risk):.4g}, τ {fmean(history.max_risk):.4g}; kept at step "
         + ", ".join(map(str, history.kept)),
     ]
     if history.uncertainty:

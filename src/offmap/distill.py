@@ -1,4 +1,4 @@
-"""A guard's score from one plain pass: `one_pass` trains the head of `export/distilled.py`, `OnePass` answers with it."""
+"""A guard's score from one plain pass: `distill` trains the head of `export/distilled.py`, `DistilledGuard` answers with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offmap import checks, conformal
 from offmap._types import Data, Inputs
 from offmap.data import batches, gather, own_order, sample
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detector import Answer, gathered, joined, laid, tell_if_infinite
+from offmap.detector import Result, concat_padded, gathered, joined, tell_if_infinite
 from offmap.errors import ConfigError, DataError
 from offmap.export.distilled import Distilled, Looks, Plain, distil, strange
 from offmap.export.draws import own
@@ -24,24 +24,24 @@ from offmap.export.passes import CONVOLUTIONS, Passes
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.model.features import features
-from offmap.model.params import everything
+from offmap.model.params import all_params
 from offmap.scores.combine import LAYERS, ROWS
 from offmap.scores.features import NARROW, WIDEST, blocks, directions, spread_out
 
 logger = logging.getLogger("offmap")
 
 LEAST = 20
-"""Familiar rows that strange ones can be made of."""
+"""In-distribution rows that OOD ones can be made of."""
 
 SHARE = 6
-"""For so many strange rows there is one familiar row in the lesson, at least."""
+"""For so many OOD rows there is one in-distribution row in the lesson, at least."""
 
 
 @dataclass(frozen=True, eq=False)
-class OnePass:
-    """A frozen Scorer with a threshold, from a guard: methods take what the guard's take; higher scores are stranger.
+class DistilledGuard:
+    """A frozen Scorer with a threshold, from a guard: methods take what the guard's take; higher scores are more OOD.
 
-    The prediction is the first plain net's. `calibration` (n,) are the scores of familiar data.
+    The prediction is the first plain net's. `calibration` (n,) are the scores of in-distribution data.
     """
 
     guard: Guard
@@ -55,20 +55,20 @@ class OnePass:
         """Scores above it are called OOD; infinite when calibration data are too few."""
         return float(conformal.quantile(self.calibration, 1 - self.false_alarms))
 
-    def __call__(self, x: Inputs) -> Answer:
+    def __call__(self, x: Inputs) -> Result:
         """The plain net's prediction, the score and the verdict for every input."""
         return gathered((self._answer(block) for block in self._blocks(x)), joined)
 
     def score(self, x: Inputs) -> Tensor:
-        """How strange each input is, (B,), on the scale of the guard's score."""
-        return gathered((self._scores(block)[0] for block in self._blocks(x)), laid)
+        """How OOD each input is, (B,), on the scale of the guard's score."""
+        return gathered((self._scores(block)[0] for block in self._blocks(x)), concat_padded)
 
     def predict(self, x: Inputs) -> Prediction:
         """The first plain net's prediction."""
         return gathered((self._predicted(self._scores(block)[1]) for block in self._blocks(x)), joined)
 
-    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> OnePass:
-        """The same with threshold and p-values from other familiar data."""
+    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> DistilledGuard:
+        """The same with threshold and p-values from other in-distribution data."""
         false_alarms = checks.alarms(false_alarms)
         with own_order(self.guard.seed):
             rows = gather(batches(valid, self.guard.place, name="valid", target=self.guard.target), least=2)
@@ -88,9 +88,9 @@ class OnePass:
         precise = torch.promote_types(self.guard.place.dtype, torch.float32)
         predict = self.guard.likelihood.predictive
         module = Answering(rows, self.passes, Plain(), predict, None, self.judge, self.threshold, precise).eval()
-        answer = self(rows)
+        result = self(rows)
         names = ("mean", "std", "probs", "score", "ood")
-        expected = {name: value for name in names if (value := getattr(answer, name)) is not None}
+        expected = {name: value for name in names if (value := getattr(result, name)) is not None}
         facts = {"threshold": self.threshold, "false_alarms": self.false_alarms, "exact": True, "draws": 1, "members": 1,
                  "half": False, "levels": _levels(self.calibration), "score": "one pass"}  # fmt: skip
         assert isinstance(rows, Tensor)
@@ -110,17 +110,19 @@ class OnePass:
     def _predicted(self, output: Tensor) -> Prediction:
         return self.guard.likelihood.predictive(output.unsqueeze(0))
 
-    def _answer(self, block: Inputs) -> Answer:
+    def _answer(self, block: Inputs) -> Result:
         score, output = self._scores(block)
         p_value = conformal.p_value(self.calibration, score).to(score)
-        return Answer(**vars(self._predicted(output)), score=score, ood=score > self.threshold, p_value=p_value)
+        return Result(**vars(self._predicted(output)), score=score, ood=score > self.threshold, p_value=p_value)
 
 
-def one_pass(guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0) -> OnePass:
+def distill(
+    guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0
+) -> DistilledGuard:
     """A scorer that costs about two plain passes instead of draws and neighbours: a small head learns the guard's score.
 
     It reads inputs and hidden layers of the first net. It is taught by the guard on at most 4,096 rows of `train`, and on `rows`
-    strange ones made of them (`offmap.export.distilled.strange`); no strange data are needed, the recipe is the same for all. The
+    OOD ones made of them (`offmap.export.distilled.strange`); no OOD data are needed, the recipe is the same for all. The
     threshold is conformal on `valid`, which the head has not seen. Inputs must be one floating-point tensor or array.
 
     Look at how well it keeps the guard's order on data of yours before you rely on it (`offmap.evaluate` takes both).
@@ -146,10 +148,10 @@ def one_pass(guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, fals
     with torch.inference_mode(False):
         with torch.no_grad():
             seen, usual, far, near = looked(made), looked(familiar), guard.score(made), guard.score(familiar)
-        times = -(-rows // SHARE // len(near))  # what is familiar must not be forgotten among so much that is strange
+        times = -(-rows // SHARE // len(near))  # what is in-distribution must not be forgotten among so much that is OOD
         seen, scores = torch.cat([seen, usual.repeat(times, 1)]), torch.cat([far, near.repeat(times)])
         head = distil(seen, scores, usual, guard.calibration.scores, seed=seed)
-    found = OnePass(guard, passes, Distilled(looks, head), guard.calibration.scores)
+    found = DistilledGuard(guard, passes, Distilled(looks, head), guard.calibration.scores)
     return found.calibrate(valid, false_alarms)
 
 
@@ -157,8 +159,8 @@ def checked(inputs: Inputs) -> Tensor:
     """One floating-point tensor of one row per example, or an error with the remedy."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         raise DataError(
-            f"Expected one floating-point tensor or array per example, but got {_kind(inputs)}: strange rows are mixed from "
-            "familiar ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer `draws` if it must be "
+            f"Expected one floating-point tensor or array per example, but got {_kind(inputs)}: OOD rows are mixed from "
+            "in-distribution ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer `draws` if it must be "
             "fast, or fit it with where='last-layer', whose draws share one pass."
         )
     if not 1 <= inputs[0].numel() <= WIDEST:
@@ -173,13 +175,13 @@ def _kind(inputs: Inputs) -> str:
 def _looking(guard: Guard, familiar: Tensor) -> tuple[Passes, Looks]:
     """A pass of the first plain member, and what is read off it: the inputs and some layers, spread over the depth."""
     predictive = own(guard.predictive)
-    host = predictive.host
-    weights = {**everything(host.net), **predictive.plain(0)}
+    model = predictive.model
+    weights = {**all_params(model.net), **predictive.plain(0)}
     few = take_rows(familiar, slice(0, 4))
-    met = features(host.net, weights, few, host.select, maps=True)
-    names = [n for n, h in met.items() if _shown(host.net, n) and not torch.equal(h, few.flatten(1).to(h))]
+    met = features(model.net, weights, few, model.output_fn, maps=True)
+    names = [n for n, h in met.items() if _shown(model.net, n) and not torch.equal(h, few.flatten(1).to(h))]
     names = spread_out(names, LAYERS)
-    passes = Passes(host, [weights], names, pictures=True)
+    passes = Passes(model, [weights], names, pictures=True)
     with torch.no_grad():
         shown = passes(few).met[0]
     widths = [few.flatten(1).shape[1], *(shown[name].shape[1] for name in names)]
@@ -196,7 +198,7 @@ def _shown(net: nn.Module, name: str) -> bool:
 
 
 def _levels(scores: Tensor) -> str:
-    """What splits the scores of familiar data into ten equal parts."""
+    """What splits the scores of in-distribution data into ten equal parts."""
     kept = scores[scores.isfinite()].double()
     shares = torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device=kept.device)
     return " ".join(f"{level:.6g}" for level in kept.quantile(shares).tolist()) if len(kept) else ""

@@ -1,8 +1,8 @@
-"""Guards around nets of different kinds, asked together: `mixture` joins them, `Mixture` answers.
+"""Guards around nets of different kinds, asked together: `combine` joins them, `GuardEnsemble` answers.
 
 Nets of one kind are stacked by `offmap.fit`. Others are guarded apart, and of what their guards tell
 
-    scores       are averaged, each in standard deviations over familiar data
+    scores       are averaged, each in standard deviations over in-distribution data
     predictions  are those of an even mixture: the mean of probabilities, or mean and total variance
 """
 
@@ -21,15 +21,15 @@ from offmap._types import IGNORED, Data, Inputs
 from offmap.calibration import EMPTY
 from offmap.data import Place, Rows, batches, gather, own_order
 from offmap.detector import (  # fmt: skip
-    Answer,
     Calibration,
     Interval,
+    Result,
+    concat_padded,
     gathered,
     interval_around,
     joined,
-    laid,
     likely_classes,
-    misses,
+    residuals,
     tell_if_infinite,
 )
 from offmap.errors import ConfigError, DataError, ShapeError
@@ -39,10 +39,10 @@ from offmap.scores.neighbours import Scale
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
-    """A frozen Scorer with a threshold over several guards: methods take what a guard's take; higher scores are stranger.
+class GuardEnsemble:
+    """A frozen Scorer with a threshold over several guards: methods take what a guard's take; higher scores are more OOD.
 
-    `centre` and `spread` (G,) are mean and standard deviation of each guard's score over familiar data.
+    `centre` and `spread` (G,) are mean and standard deviation of each guard's score over in-distribution data.
     """
 
     guards: tuple[Guard, ...]
@@ -60,13 +60,13 @@ class Mixture:
         """Where inputs belong."""
         return self.guards[0].place
 
-    def __call__(self, x: Inputs) -> Answer:
+    def __call__(self, x: Inputs) -> Result:
         """Prediction, score and verdict for every input."""
         return gathered((self._answer(block) for block in self.guards[0].blocks(x)), joined)
 
     def score(self, x: Inputs) -> Tensor:
-        """How strange each input is, (B,)."""
-        return gathered((self._score(block) for block in self.guards[0].blocks(x)), laid)
+        """How OOD each input is, (B,)."""
+        return gathered((self._score(block) for block in self.guards[0].blocks(x)), concat_padded)
 
     def predict(self, x: Inputs) -> Prediction:
         """What an even mixture of the guards predicts, from clipped draws."""
@@ -80,8 +80,8 @@ class Mixture:
         """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few."""
         return likely_classes(self.predict(x), self.calibration, level)
 
-    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Mixture:
-        """The same with threshold, p-values and intervals from other familiar data, on which no choice was made."""
+    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> GuardEnsemble:
+        """The same with threshold, p-values and intervals from other in-distribution data, on which no choice was made."""
         return calibrated(self, rows_for(self.guards, valid), checks.alarms(false_alarms), exact=True)
 
     def _score(self, block: Inputs) -> Tensor:
@@ -91,14 +91,14 @@ class Mixture:
     def _predicted(self, block: Inputs) -> Prediction:
         return even([guard.predict(block) for guard in self.guards])
 
-    def _answer(self, block: Inputs) -> Answer:
+    def _answer(self, block: Inputs) -> Result:
         score = self._score(block)
         p_value = conformal.p_value(self.calibration.scores, score).to(score)
-        return Answer(**vars(self._predicted(block)), score=score, ood=score > self.threshold, p_value=p_value)
+        return Result(**vars(self._predicted(block)), score=score, ood=score > self.threshold, p_value=p_value)
 
 
-def mixture(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05) -> Mixture:
-    """Ask guards of several nets together, whatever kinds of net they are around: strange is what they find strange on
+def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05) -> GuardEnsemble:
+    """Ask guards of several nets together, whatever kinds of net they are around: OOD is what they find OOD on
     average.
 
     All must take the same inputs and predict the same targets. Scales and threshold come from `valid`. Nothing is trained, so a
@@ -114,26 +114,26 @@ def mixture(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
     false_alarms = checks.alarms(false_alarms)
     rows = rows_for(members, valid)
     check_alike(members, rows)
-    known = gathered((scored(members, block) for block in members[0].blocks(rows.inputs)), laid).double()
+    known = gathered((scored(members, block) for block in members[0].blocks(rows.inputs)), concat_padded).double()
     if not bool(known.isfinite().any(0).all()):
-        raise DataError("Expected finite scores of familiar data, but one of the guards has none on `valid`.")
+        raise DataError("Expected finite scores of in-distribution data, but one of the guards has none on `valid`.")
     scales = [Scale.of(column) for column in known.T]
     centre, spread = (torch.stack([getattr(scale, name) for scale in scales]) for name in ("centre", "spread"))
-    spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # it tells familiar data nothing apart
-    made = Mixture(members, centre, spread, EMPTY)
+    spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # it tells in-distribution data nothing apart
+    made = GuardEnsemble(members, centre, spread, EMPTY)
     return calibrated(made, rows, false_alarms, exact=False)
 
 
 def rows_for(guards: Sequence[Guard], valid: Data) -> Rows:
-    """Familiar rows as the guards take them."""
+    """In-distribution rows as the guards take them."""
     first = guards[0]
     with own_order(first.seed):
         return gather(batches(valid, first.place, name="valid", target=first.target), least=2)
 
 
-def calibrated(made: Mixture, rows: Rows, false_alarms: float, *, exact: bool) -> Mixture:
+def calibrated(made: GuardEnsemble, rows: Rows, false_alarms: float, *, exact: bool) -> GuardEnsemble:
     """The mixture with threshold and intervals from these rows."""
-    missed = misses(made.guards[0].likelihood, made.predict(rows.inputs), rows.targets)
+    missed = residuals(made.guards[0].likelihood, made.predict(rows.inputs), rows.targets)
     found = replace(made, calibration=Calibration(made.score(rows.inputs), missed, false_alarms, exact))
     tell_if_infinite(found.threshold, rows.rows, false_alarms)
     return found

@@ -10,7 +10,7 @@ class OffmapError(Exception):
     """Parent of all errors of this library."""
 
 
-class HostError(OffmapError):
+class ModelError(OffmapError):
     """The network cannot be used as it is."""
 
 

@@ -1,4 +1,4 @@
-"""Scorers × data sets: how well strange data are told apart, and how good predictions on familiar data stay. Data only."""
+"""Scorers × data sets: how well OOD data are told apart, and how good predictions on in-distribution data stay. Data only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offmap._types import IGNORED, Data, Inputs
 from offmap.calibration import check_familiar, nll
 from offmap.data import Place, Rows, batches, gather, given, own_order, unlabelled
 from offmap.data.inputs import is_table, rows_of, take_rows
-from offmap.ensemble import Mixture, even_nll
+from offmap.ensemble import GuardEnsemble, even_nll
 from offmap.errors import ConfigError, DataError
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction, aligned
@@ -50,7 +50,7 @@ class Example:
 class Seen:
     """What was seen of one scorer beyond its scores. `losses` (n,) is all that grows with the data.
 
-    `examples` {set: the least strange, then the strangest}. Of guards and mixtures: `losses` of the test rows, squared errors or
+    `examples` {set: the least OOD, then the most OOD}. Of guards and mixtures: `losses` of the test rows, squared errors or
     shares of wrong labels, NaN where a row has no target; `reliability` {"own" or "wide": (k, 3)}, stated, seen, number.
     """
 
@@ -101,7 +101,7 @@ def evaluate(
     positive: str = "id",
     target: str = "labels",
 ) -> Evaluation:
-    """AUROC, FPR@95, AUPR-in and -out of every scorer on every strange set; NLL, ECE, coverage and width of what guards and
+    """AUROC, FPR@95, AUPR-in and -out of every scorer on every OOD set; NLL, ECE, coverage and width of what guards and
     mixtures predict on `test`.
 
     FPR@95 is the share of OOD scores at or below the 95 % quantile of the ID scores; `positive="ood"` turns the roles around.
@@ -114,12 +114,12 @@ def evaluate(
         place = getattr(scorer, "place", Place(torch.device("cpu"), torch.float32))
         with own_order("test"):
             familiar = gather(batches(test, place, name="test", target=target))
-        if isinstance(scorer, Guard | Mixture):
+        if isinstance(scorer, Guard | GuardEnsemble):
             check_familiar(scorer if isinstance(scorer, Guard) else scorer.guards[0], familiar)
         scores = made.scores[name] = {"test": scorer.score(familiar.inputs)}
         examples = {"test": extremes(scores["test"], [familiar.inputs], familiar.targets)}
         losses, reliability = None, {}
-        if isinstance(scorer, Guard | Mixture):
+        if isinstance(scorer, Guard | GuardEnsemble):
             row, losses, reliability = quality(scorer, familiar)
             made.rows.append({"scorer": name, "set": "test", **row})
         _keep(made.points, "test", [familiar.inputs], familiar.targets)
@@ -175,8 +175,8 @@ def detection(familiar: Tensor, strange: Tensor, positive: str = "id") -> dict[s
     }
 
 
-def quality(guard: Guard | Mixture, rows: Rows) -> tuple[dict[str, float], Tensor, dict[str, Tensor]]:
-    """Quality of predictions on familiar data, and (prefix `wide_`) of a guard's unclipped ones; losses; reliability."""
+def quality(guard: Guard | GuardEnsemble, rows: Rows) -> tuple[dict[str, float], Tensor, dict[str, Tensor]]:
+    """Quality of predictions on in-distribution data, and (prefix `wide_`) of a guard's unclipped ones; losses; reliability."""
     own = guard.predict(rows.inputs)
     losses = _losses(own, rows.targets)
     said = {"own": own} | ({"wide": guard.predict(rows.inputs, clip=None)} if isinstance(guard, Guard) else {})
@@ -192,7 +192,7 @@ def quality(guard: Guard | Mixture, rows: Rows) -> tuple[dict[str, float], Tenso
     return result | _conformal(guard, rows, own), losses.cpu(), curves
 
 
-def _conformal(guard: Guard | Mixture, rows: Rows, own: Prediction) -> dict[str, float]:
+def _conformal(guard: Guard | GuardEnsemble, rows: Rows, own: Prediction) -> dict[str, float]:
     """Coverage and mean width of conformal intervals or sets."""
     if own.mean is not None:
         interval = guard.interval(rows.inputs, LEVEL)
@@ -253,7 +253,7 @@ def _reliability(prediction: Prediction, y: Tensor) -> Tensor:
 
 
 def _inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:
-    """Inputs of a strange data set, which may have no targets, in one batch or several."""
+    """Inputs of an OOD data set, which may have no targets, in one batch or several."""
     loader = DataLoader(data, batch_size=1024) if isinstance(data, Dataset) else data
     with own_order("ood"):
         read = list(given(loader, f"`{name}`")) if isinstance(loader, DataLoader) else [loader]
@@ -271,7 +271,7 @@ def _check(scorers: Mapping[str, Any], ood: Any, positive: str) -> None:
     if not isinstance(ood, Mapping):
         raise DataError(f"Expected `ood` to be a dict of data sets by name, but got {type(ood).__name__}.")
     if not scorers or not ood:
-        raise DataError("Expected at least one scorer and one strange data set in `ood`, but got none.")
+        raise DataError("Expected at least one scorer and one OOD data set in `ood`, but got none.")
     if "test" in ood:
-        raise DataError("Expected names of strange data sets other than 'test', which is the familiar one's. Rename it.")
+        raise DataError("Expected names of OOD data sets other than 'test', which is the in-distribution one's. Rename it.")
     checks.word("positive", positive, ("id", "ood"))

@@ -9,7 +9,7 @@ from offmap.errors import ConfigError
 
 PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "laplace": "laplace-torch"}
 
-ALONE = {"laplace": "laplace-torch curvlinops-for-pytorch backpack-for-pytorch"}
+SINGLE_PROCESS = {"laplace": "laplace-torch curvlinops-for-pytorch backpack-for-pytorch"}
 """What no extra may name, for it asks for torchvision and with it another torch: installed without what it asks for."""
 
 
@@ -21,7 +21,7 @@ def require(module: str, extra: str = "demo") -> Any:
         root = module.partition(".")[0]
         if (error.name or "").partition(".")[0] != root:
             raise
-        alone = f" && pip install --no-deps {ALONE[root]}" if root in ALONE else ""
+        alone = f" && pip install --no-deps {SINGLE_PROCESS[root]}" if root in SINGLE_PROCESS else ""
         raise ConfigError(
             f"{PACKAGES.get(root, root)} is needed here and is not installed: pip install 'offmap[{extra}]'{alone}"
         ) from error

@@ -22,22 +22,22 @@ from offmap.data.inputs import take_rows
 from offmap.distributed.group import Group
 from offmap.distributed.rows import same_everywhere
 from offmap.distributed.torchrun import together
-from offmap.errors import ConfigError, DataError, HostError, nearest
+from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.guard import SCORES, Guard, checked_draws, measure
 from offmap.io.identity import identity, same_on_all, take_from_rank_0
 from offmap.likelihoods import Likelihood, check_targets, resolve
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint
-from offmap.model.forward import Select, first_tensor
+from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.inspect import UNREACHED, Findings, examine
-from offmap.model.members import hosts_of, same_function
-from offmap.model.params import Where
+from offmap.model.members import as_models, same_function
+from offmap.model.params import ParamSelection
 from offmap.model.select_params import choose
-from offmap.model.state import forget
-from offmap.posterior.construct import Centre, centre
+from offmap.model.state import restore_state
+from offmap.posterior.construct import StackedModel, centre
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Predictive, Runtime, override
-from offmap.scores.images import are_pictures, for_pictures, form_of
+from offmap.scores.images import are_images, for_images, form_of
 
 logger = logging.getLogger("offmap")
 
@@ -54,8 +54,8 @@ def fit(
     likelihood: str | Likelihood | None = None,
     basis: Literal["svd", "identity"] | None = None,
     solver: Literal["refine", "closed-form", "sgd"] | None = None,
-    where: Where = None,
-    select: Select | None = None,
+    params: ParamSelection = None,
+    output_fn: OutputFn | None = None,
     target: str = "labels",
     score: str | ScoreFn = "default",
     draws: int = 50,
@@ -72,21 +72,21 @@ def fit(
 
     `valid` chooses τ and the clip; without it a tenth of `train` is set aside. With separate `calibration` data the threshold,
     p-values and intervals are exact; otherwise they come from `valid` and are approximate. `basis` and `solver` default to the
-    configuration's ("svd" and "refine"); further options are fields of `config`, such as `steps=` or `tradeoff=`.
+    configuration's ("svd" and "refine"); further options are fields of `config`, such as `steps=` or `entropy_weight=`.
 
-    `where` picks the random parameters: "all", "matrices" (two axes or more), "last-layer" (weight and bias of the last matrix
+    `params` picks the random parameters: "all", "matrices" (two axes or more), "last-layer" (weight and bias of the last matrix
     product before the output), name patterns, or a function of (name, tensor). The default is "all": the paper makes every weight
-    random, hidden layers are where off-map inputs first look strange, and a parameter that stays fixed cannot disagree. For
-    classifiers of images, (B, channels, height, width), it is "last-layer", without gradient steps. Frozen
+    random, hidden layers are where off-map inputs first look OOD, and a parameter that stays fixed cannot disagree. For
+    image classifiers, (B, channels, height, width), it is "last-layer", without gradient steps. Frozen
     parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
 
-    `score` says what is strange. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
-    layers (`scores/combine.py`; for classifiers of images with the energy of the logits and distances in layers alone,
+    `score` says what is OOD. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
+    layers (`scores/combine.py`; for image classifiers with the energy of the logits and distances in layers alone,
     `scores/images.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is the distance alone,
     "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
     function of outputs, (M·P, B, ...) -> (B,). The first two keep up to 4,096 training rows in guard and file, others none.
 
-    The host is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
+    The model is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
     devices is refused; what can be borne is logged, and stands below `guard.summary()`.
 
     With `checkpoint` the fit keeps its state in that file now and then. Killed and called again with the same arguments, it goes
@@ -96,28 +96,30 @@ def fit(
     `ranks` says what they pass: the "same" data, which are divided here, or rows of their own, "sharded" (a DataLoader with a
     DistributedSampler is taken so anyway); or that this process fits "alone".
     """
-    settings = _settings(config, {"basis": basis, "solver": solver, "where": where}, options)
+    settings = _settings(config, {"basis": basis, "solver": solver, "params": params}, options)
     draws, seed = _check_options(score, draws, seed)
     checks.word("ranks", ranks, RANKS)
-    if select is not None:
-        checks.function("select", select, ["output"])
-    runtime = Runtime(first_tensor if select is None else select, chunk_size, batch_size, progress)
+    if output_fn is not None:
+        checks.function("output_fn", output_fn, ["output"])
+    runtime = Runtime(first_tensor if output_fn is None else output_fn, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
     with together(alone=ranks == "alone") as group, torch.inference_mode(False), own_order(seed):
-        hosts = hosts_of(nets)
-        place = Place.of(hosts[0])
+        models = as_models(nets)
+        place = Place.of(models[0])
         apart = partial(_apart, given=ranks == "sharded", group=group)
         rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
         held = pooled(held, group) if (sharded if valid is None else apart(valid)) else held
-        at = centre(hosts)
+        at = centre(models)
         take_from_rank_0(at, group)
-        same = partial(identity, at, settings=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, select=select)
+        same = partial(
+            identity, at, settings=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, output_fn=output_fn
+        )
         kept = _checkpoint(checkpoint, partial(same, {"train": None if sharded else rows, "valid": held}), group)
         runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
         findings = _examined(at, held, runtime)
-        plain = Sampled(runtime.host(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
-        same_function(hosts, plain, held)
+        plain = Sampled(runtime.model(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
+        same_function(models, plain, held)
         law = likelihood_of(plain, rows, held, likelihood)
         measure(law, score)
         rows = _checked(rows, law, plain)
@@ -127,9 +129,9 @@ def fit(
             familiar = _calibrating(calibration, place, target)
             familiar = pooled(familiar, group) if apart(calibration) else familiar
             _checked(familiar, law, plain)
-        if config == "default" and are_pictures(law, held):
-            settings = for_pictures(settings, trained=solver is not None or bool(options))
-        at = choose(at, held.inputs, settings.where, runtime.select, unreached=findings.unreached)
+        if config == "default" and are_images(law, held):
+            settings = for_images(settings, trained=solver is not None or bool(options))
+        at = choose(at, held.inputs, settings.params, runtime.output_fn, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
         made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, form=form)
@@ -153,15 +155,15 @@ def guard(
     seed: int = 0,
     target: str = "labels",
 ) -> Guard:
-    """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on familiar data.
+    """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on in-distribution data.
 
     The scores "default" and "distance" compare with rows of `train`; without it "default" is the paper's score.
     """
     if not isinstance(predictive, Predictive) or isinstance(predictive, type):
         raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(predictive).__name__}.")
     draws, seed = _check_options(score, draws, seed)
-    host = getattr(predictive, "host", None)
-    place = Place.of(host.net) if host else Place(torch.device("cpu"), torch.float32)
+    model = getattr(predictive, "model", None)
+    place = Place.of(model.net) if model else Place(torch.device("cpu"), torch.float32)
     if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
     with own_order(seed):
@@ -188,12 +190,12 @@ def _checkpoint(path: str | Path | None, words: Callable[[], dict[str, str]], gr
     return Checkpoint(None if path is None else checks.file("checkpoint", path), told, group)
 
 
-def _examined(at: Centre, held: Rows, runtime: Runtime) -> Findings:
-    """What a look at the host found, said; state that it changes by itself is forgotten."""
-    findings = examine(at.net, held.inputs, runtime.select)
+def _examined(at: StackedModel, held: Rows, runtime: Runtime) -> Findings:
+    """What a look at the model found, said; state that it changes by itself is forgotten."""
+    findings = examine(at.net, held.inputs, runtime.output_fn)
     for note in findings.notes:
         logger.warning(note)
-    forget(at.net, findings.changing)
+    restore_state(at.net, findings.changing)
     return findings
 
 
@@ -203,10 +205,10 @@ def _apart(data: Data, *, given: bool, group: Group) -> bool:
 
 
 def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str | Likelihood | None) -> Likelihood:
-    """The likelihood that fits the plain hosts' outputs and the targets."""
+    """The likelihood that fits the base models' outputs and the targets."""
     outputs = plain.outputs(valid.inputs, 1)
     if not bool(outputs.isfinite().all()):
-        raise HostError("Expected a trained host with finite outputs, but it gives NaN or infinite values on `valid`.")
+        raise ModelError("Expected a trained model with finite outputs, but it gives NaN or infinite values on `valid`.")
     law = resolve(likelihood, outputs, valid.targets)
     for _, y in train:
         alike = y.shape[1:] == valid.targets.shape[1:] or (y.ndim == valid.targets.ndim and not y.is_floating_point())
@@ -264,7 +266,7 @@ def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_siz
 
 
 def _checked(data: Batches, law: Likelihood, plain: Sampled) -> Batches:
-    """Data on which the host runs and whose targets are known to fit: at once when in memory, else batch by batch."""
+    """Data on which the model runs and whose targets are known to fit: at once when in memory, else batch by batch."""
     first, _ = next(iter(data))
     output = replace(plain, weights={n: w[:1] for n, w in plain.weights.items()}).outputs(take_rows(first, slice(0, 2)), 1)[0]
 

@@ -21,26 +21,26 @@ from offmap._types import Data, Inputs, ScoreFn
 from offmap.data import Place, batches, check_finite, check_inputs, gather, given, is_mapping, own_order, unlabelled  # fmt: skip
 from offmap.data.inputs import mark_shared, rows_of, take_rows
 from offmap.detector import (  # fmt: skip
-    Answer,
     Calibration,
     Interval,
+    Result,
     attended,
+    concat_padded,
     gathered,
     interval_around,
     joined,
-    laid,
     likely_classes,
     reduced,
 )
 from offmap.detectors.form import Form
-from offmap.errors import ConfigError, DataError, HostError, ShapeError
+from offmap.errors import ConfigError, DataError, ModelError, ShapeError
 from offmap.export.onnx import ExportInfo
 from offmap.likelihoods import Likelihood, Prediction
 from offmap.maxwent.monitors import History
-from offmap.model.last_layer import Ending
+from offmap.model.last_layer import LastLayer
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Predictive
-from offmap.scores.combine import Familiar, log_uncertainty
+from offmap.scores.combine import CombinedScore, log_uncertainty
 from offmap.scores.images import plain_energy
 from offmap.table import Table
 
@@ -57,14 +57,14 @@ SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic", "dista
 """Names of scores and the likelihood's method behind each, where nothing is joined to it."""
 
 COMPARING = ("default", "distance")
-"""Scores that compare with familiar rows."""
+"""Scores that compare with in-distribution rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """Methods take inputs and return tensors on the host's device; higher scores are stranger.
+    """Methods take inputs and return tensors on the model's device; higher scores are more OOD.
 
-    Inputs are a tensor or array, a tuple (`*args` of the host), a dict or what is like one (`**kwargs`; a target among them is
+    Inputs are a tensor or array, a tuple (`*args` of the model), a dict or what is like one (`**kwargs`; a target among them is
     put aside), or a DataLoader of these, whose batches may differ in length.
     """
 
@@ -78,7 +78,7 @@ class Guard:
     seed: int = 0
     target: str = "labels"
     notes: tuple[str, ...] = ()
-    familiar: Familiar | None = None  # what the scores "default" and "distance" compare with
+    familiar: CombinedScore | None = None  # what the scores "default" and "distance" compare with
     form: Form | None = None  # of images: those of another shape are refused, numbers of another range are said
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # plain values to keep in the file, such as names of columns
 
@@ -89,7 +89,7 @@ class Guard:
 
     @property
     def precision(self) -> torch.dtype:
-        """Of scores: the host's, float32 at least."""
+        """Of scores: the model's, float32 at least."""
         return torch.promote_types(self.place.dtype, torch.float32)
 
     @property
@@ -97,29 +97,29 @@ class Guard:
         """How the fit went."""
         return getattr(self.predictive, "history", History())
 
-    def __call__(self, x: Inputs) -> Answer:
+    def __call__(self, x: Inputs) -> Result:
         """Prediction, score and verdict for every input."""
         return gathered((self._answer(block) for block in self.blocks(x)), joined)
 
     def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
-        """How strange each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs.
+        """How OOD each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs.
 
         Positions that an `attention_mask` of the inputs calls padding are left out of the mean or maximum, and are NaN in the
         kept map. The threshold belongs to the mean.
         """
         if reduce is not None and (not isinstance(reduce, str) or reduce not in ("mean", "max")):
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
-        return gathered((reduced(self.score_map(block), reduce) for block in self.blocks(x)), laid)
+        return gathered((reduced(self.score_map(block), reduce) for block in self.blocks(x)), concat_padded)
 
-    def parts(self, x: Inputs) -> dict[str, Tensor]:
-        """Why inputs are strange: what the score joins, (B,) each, such as "disagreement", "inputs" and "layers", in standard
-        deviations over familiar rows. Of a score that joins nothing it is the score itself, under "score".
+    def terms(self, x: Inputs) -> dict[str, Tensor]:
+        """Why inputs are OOD: what the score joins, (B,) each, such as "disagreement", "inputs" and "layers", in standard
+        deviations over in-distribution rows. Of a score that joins nothing it is the score itself, under "score".
         """
         familiar = self.familiar if self.score_with in COMPARING else None
         if familiar is None:
             return {"score": self.score(x)}
-        told = (self._parts(familiar, block) for block in self.blocks(x))
-        found = gathered(told, lambda several: {name: laid([each[name] for each in several]) for name in several[0]})
+        told = (self._terms(familiar, block) for block in self.blocks(x))
+        found = gathered(told, lambda several: {name: concat_padded([each[name] for each in several]) for name in several[0]})
         return {name: values.to(self.precision) for name, values in found.items()}
 
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
@@ -147,10 +147,10 @@ class Guard:
         if draws > MOST_DRAWS:
             raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {draws}.")
         bound = checked_clip(clip)
-        return laid([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
+        return concat_padded([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
-        """The same guard with threshold, p-values and intervals from other familiar data, on which no choice was made."""
+        """The same guard with threshold, p-values and intervals from other in-distribution data, on which no choice was made."""
         from offmap.calibration import calibration_of
 
         with own_order(self.seed):
@@ -164,7 +164,7 @@ class Guard:
         return summarize(self)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, atomically. The hosts' weights stay with the user; a digest of them goes along.
+        """Write one safetensors file, atomically. The models' weights stay with the user; a digest of them goes along.
 
         With the scores "default" and "distance" the file holds up to 4,096 training rows: share it as you would share those.
         """
@@ -191,20 +191,22 @@ class Guard:
         if not isinstance(self.predictive, Stochastic):
             raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
         place = Place(torch.device(device), self.place.dtype)
-        host, q = self.predictive.host, self.predictive.q
+        model, q = self.predictive.model, self.predictive.q
         moved = replace(
             self.predictive,
-            host=replace(host, net=copy.deepcopy(host.net).to(device), ending=host.ending and Ending(host.ending.layer)),
+            model=replace(
+                model, net=copy.deepcopy(model.net).to(device), last_layer=model.last_layer and LastLayer(model.last_layer.layer)
+            ),
             q=copy.deepcopy(q).to(device),
         )
         calibration = replace(
-            self.calibration, scores=self.calibration.scores.to(device), misses=self.calibration.misses.to(device)
+            self.calibration, scores=self.calibration.scores.to(device), residuals=self.calibration.residuals.to(device)
         )
         familiar = self.familiar and self.familiar.to(device)
         return replace(self, predictive=moved, place=place, calibration=calibration, familiar=familiar)
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """From stacked outputs to scores, (P, B, ...) -> (B,) or (B, *positions); a NaN counts as infinitely strange."""
+        """From stacked outputs to scores, (P, B, ...) -> (B,) or (B, *positions); a NaN counts as infinitely OOD."""
         scores = measure(self.likelihood, self.score_with)(outputs)
         if scores.ndim == 0 or scores.shape[0] != outputs.shape[1]:
             raise ShapeError(
@@ -216,31 +218,31 @@ class Guard:
     def score_map(self, block: Inputs) -> Tensor:
         """Scores of one block, (B,) or (B, *positions), NaN where its `attention_mask` tells of padding."""
         if self.familiar is not None and self.score_with in COMPARING:
-            return self.familiar.join(self._parts(self.familiar, block)).to(self.precision)
+            return self.familiar.join(self._terms(self.familiar, block)).to(self.precision)
         outputs = self.outputs(block, None)
         scores = self.scores(outputs)
         # without a class axis, (B, T) may be T labels of one text
         kept = attended(block, scores) if outputs.ndim > scores.ndim + 1 else None
         return scores if kept is None else scores.masked_fill(~kept, torch.nan)
 
-    def _parts(self, familiar: Familiar, block: Inputs) -> dict[str, Tensor]:
+    def _terms(self, familiar: CombinedScore, block: Inputs) -> dict[str, Tensor]:
         if self.score_with == "distance":
             return familiar.distances(self.predictive, block)
         uncertain = log_uncertainty(self.likelihood, self.outputs(block, None), self.predictive.members)
         energy = self.energy(block) if familiar.logits is not None else None
-        return familiar.parts(self.predictive, block, uncertain, energy)
+        return familiar.terms(self.predictive, block, uncertain, energy)
 
     def energy(self, block: Inputs) -> Tensor:
         """The energy of the plain members' logits, (B,): low for images whose classes are seen clearly."""
         logits = self.likelihood.logits(self.outputs(block, 0.0))  # pyright: ignore[reportAttributeAccessIssue]
         return plain_energy(logits, self.predictive.members)
 
-    def _answer(self, block: Inputs) -> Answer:
+    def _answer(self, block: Inputs) -> Result:
         prediction = self.likelihood.predictive(self.outputs(block, self.clip))
         map_ = self.score_map(block)
         score = reduced(map_, "mean")
         p_value = conformal.p_value(self.calibration.scores, score)
-        return Answer(
+        return Result(
             **vars(prediction),
             score=score,
             ood=score > self.threshold,
@@ -251,11 +253,11 @@ class Guard:
     def outputs(self, block: Inputs, clip: float | None, draws: int | None = None) -> Tensor:
         """Stacked outputs of one block, (M·P, B, ...), refused if a row has more or fewer axes than at fit time."""
         stacked = self.predictive.outputs(block, draws or self.draws, clip=clip, seed=self.seed)
-        axes = getattr(getattr(self.predictive, "host", None), "output_axes", None)
+        axes = getattr(getattr(self.predictive, "model", None), "output_axes", None)
         if axes is not None and stacked.ndim != axes + 2:
-            raise HostError(
+            raise ModelError(
                 f"Expected inputs whose outputs have {axes + 1} axes, as at fit time, but these give {tuple(stacked.shape[1:])}. "
-                "Check that the data have the form the host was trained on."
+                "Check that the data have the form the model was trained on."
             )
         return stacked
 
@@ -270,8 +272,8 @@ class Guard:
                 self.form.check(inputs, "the inputs")
                 self.form.compare(inputs, "the inputs")
             inputs = mark_shared(inputs)
-            host = getattr(self.predictive, "host", None)
-            numbers = (host.output_numbers if host else 1) * self.predictive.members * (draws or self.draws)
+            model = getattr(self.predictive, "model", None)
+            numbers = (model.output_numbers if model else 1) * self.predictive.members * (draws or self.draws)
             step = max(1, OUTPUT_NUMBERS // numbers)
             for start in range(0, rows_of(inputs), step):
                 empty = False

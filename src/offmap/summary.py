@@ -27,7 +27,7 @@ def summarize(guard: Guard) -> Table:
     ]
     if not isinstance(guard.predictive, Stochastic):
         return Table([{"predictive": type(guard.predictive).__name__, "members": guard.predictive.members}], notes)
-    net = guard.predictive.host.net
+    net = guard.predictive.model.net
     table = {name: _random(guard.predictive.q, name) for name in guard.predictive.q.mean}
     total = sum(row["entropy"] for row in table.values())
     rows: list[dict[str, Any]] = []
@@ -36,7 +36,7 @@ def summarize(guard: Guard) -> Table:
         if name in table:
             row |= table[name] | {"share": table[name]["entropy"] / total if total else 0.0}
         else:
-            row |= {"basis": "fixed", "why": guard.predictive.q.why.get(name, "not picked by `where`")}
+            row |= {"basis": "fixed", "why": guard.predictive.q.why.get(name, "not picked by `params`")}
         rows.append({**{k: v for k, v in row.items() if k != "why"}, "why": row["why"]})
     return Table(rows, [*notes, *_entropy_notes(guard.predictive, guard.clip), _memory_note(guard.predictive.q)])
 
@@ -91,7 +91,7 @@ def _calibration_notes(guard: Guard) -> list[str]:
 
 def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
     q, history = predictive.q, predictive.history
-    lines = [f"(1/d) Σ log φ² = {float(q.mean_log_square().mean()):.3f} with d = {q.dimension}; fit {history.ending}"]
+    lines = [f"(1/d) Σ log φ² = {float(q.mean_log_square().mean()):.3f} with d = {q.dimension}; fit {history.stop_reason}"]
     try:
         low, high = q.mixture_entropy_bounds()
     except ConfigError as error:  # discrete noise has no entropy
@@ -104,6 +104,6 @@ def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
             f"clipped at {clip:g}, a member keeps {inside:.4g} nats inside and {ends:.4g} at the clip, which {share:.1%} of its "
             "weights reach"
         )
-    if history.threshold and history.final_risk:
-        lines.append(f"validation risk {fmean(history.final_risk):.4g}, τ {fmean(history.threshold):.4g}")
+    if history.max_risk and history.final_risk:
+        lines.append(f"validation risk {fmean(history.final_risk):.4g}, τ {fmean(history.max_risk):.4g}")
     return lines

@@ -104,7 +104,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell.close()
 
 
-def expected(folder: Path, path: str) -> offmap.Answer:
+def expected(folder: Path, path: str) -> offmap.Result:
     """What the guard says in Python, columns put in order by hand."""
     guard = offmap.load(folder / "guard", regressor())
     with opened(folder / path) as file:
@@ -116,33 +116,33 @@ def test_a_real_process_scores_columns_by_name_as_python_does(shell):
     """Columns in another order, and others between them; the text of the file is all that the process has."""
     words = [sys.executable, "-m", "offmap", "score", "guard", "new.csv", *NET, "--keep", "id", "-o", "scores.csv"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=shell.folder, env=ENVIRONMENT)
-    answer = expected(shell.folder, "new.csv")
+    result = expected(shell.folder, "new.csv")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("150 rows scored in ")
-    assert done.stdout.endswith(f"{int(answer.ood.sum())} ({float(answer.ood.float().mean()):.1%}) off the map. "
+    assert done.stdout.endswith(f"{int(result.ood.sum())} ({float(result.ood.float().mean()):.1%}) off the map. "
                                 "The scores are at scores.csv\n")  # fmt: skip
     lines = (shell.folder / "scores.csv").read_text().splitlines()
     assert lines[0] == "id,score,ood,p_value,mean,std"
     cells = [line.split(",") for line in lines[1:]]
     assert [row[0] for row in cells] == [f"r{i}" for i in range(TEXT)]
-    assert [row[2] for row in cells] == ["true" if value else "false" for value in answer.ood.tolist()]
+    assert [row[2] for row in cells] == ["true" if value else "false" for value in result.ood.tolist()]
     for place, name in ((1, "score"), (3, "p_value"), (4, "mean"), (5, "std")):
         values = torch.tensor([float(row[place]) for row in cells])
-        torch.testing.assert_close(values, getattr(answer, name), msg=name)
+        torch.testing.assert_close(values, getattr(result, name), msg=name)
 
 
-@pytest.mark.parametrize("ending", ["parquet", "npz"])
-def test_scores_in_other_formats_are_the_same_to_the_bit(ending, shell):
-    done = shell("score", "guard", "far.npz", *NET, "-o", f"far-scores.{ending}", "--json")
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+def test_scores_in_other_formats_are_the_same_to_the_bit(suffix, shell):
+    done = shell("score", "guard", "far.npz", *NET, "-o", f"far-scores.{suffix}", "--json")
     assert (done.code, done.err) == (0, "")
     record = json.loads(done.out)
-    assert (record["rows"], record["off_map"], record["out"]) == (50, 50, f"far-scores.{ending}")
-    answer = expected(shell.folder, "far.npz")
-    with opened(shell.folder / f"far-scores.{ending}") as file:
+    assert (record["rows"], record["off_map"], record["out"]) == (50, 50, f"far-scores.{suffix}")
+    result = expected(shell.folder, "far.npz")
+    with opened(shell.folder / f"far-scores.{suffix}") as file:
         assert file.names == ["score", "ood", "p_value", "mean", "std"]
         (block,) = file.blocks(file.names)
     for place, name in enumerate(["score", "ood", "p_value", "mean", "std"]):
-        assert np.array_equal(block.x[:, place], getattr(answer, name).double().numpy()), name
+        assert np.array_equal(block.x[:, place], getattr(result, name).double().numpy()), name
 
 
 def test_unused_columns_are_told_and_scores_may_go_to_standard_output(shell):
@@ -289,9 +289,9 @@ def left(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("case", BAD_DATA)
 def test_bad_data_is_one_sentence_and_leaves_no_output(case, shell):
-    (text, message), ending = BAD_DATA[case], ("csv", "npz", "parquet")[len(case) % 3]
+    (text, message), suffix = BAD_DATA[case], ("csv", "npz", "parquet")[len(case) % 3]
     (shell.folder / "bad.csv").write_text(text)
-    done = shell("score", "guard", "bad.csv", *NET, "-o", f"bad-out.{ending}")
+    done = shell("score", "guard", "bad.csv", *NET, "-o", f"bad-out.{suffix}")
     assert done.code == 1
     assert done.sentence.startswith(message)
     assert left(shell.folder) == []
@@ -366,7 +366,7 @@ MISUSES = {
     ),
     "setting": ([*FIT, "--set", "steps"], "Expected --set as NAME=VALUE, such as steps=1000, but got 'steps'."),
     "unknown setting": ([*FIT, "--set", "stepz=1"], "Expected the name in --set stepz=1 to be one of ['adam_epsilon', "),
-    "parameters": ([*FIT, "--where", "nothing"], "Expected `where` to pick at least one parameter, but 'nothing' fits none of"),
+    "parameters": ([*FIT, "--where", "nothing"], "Expected `params` to pick at least one parameter, but 'nothing' fits none of"),
     "target": (
         [*FIT, "--target", "z"], "Expected --target to name a column of train.parquet, one of ['a', 'b', 'c', 'y'], but got 'z'."
     ),
@@ -419,16 +419,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", tmp_path], check=True)
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
-def test_a_full_disk_is_one_sentence_and_nothing_is_left_on_it(ending, shell, small_disk):
+@pytest.mark.parametrize("suffix", ["csv", "npz", "parquet"])
+def test_a_full_disk_is_one_sentence_and_nothing_is_left_on_it(suffix, shell, small_disk):
     columns = {name: np.random.RandomState(0).randn(20_000) for name in "abc"}
     np.savez(shell.folder / "long.npz", **columns)
-    (small_disk / f"scores.{ending}").write_text("old")
-    done = shell("score", "guard", "long.npz", *NET, "-o", small_disk / f"scores.{ending}")
+    (small_disk / f"scores.{suffix}").write_text("old")
+    done = shell("score", "guard", "long.npz", *NET, "-o", small_disk / f"scores.{suffix}")
     assert done.code == 1
-    assert done.sentence.startswith(f"Cannot write {small_disk}/scores.{ending}: No space left on device.")
-    assert (small_disk / f"scores.{ending}").read_text() == "old"
-    assert [file.name for file in small_disk.iterdir()] == [f"scores.{ending}"]
+    assert done.sentence.startswith(f"Cannot write {small_disk}/scores.{suffix}: No space left on device.")
+    assert (small_disk / f"scores.{suffix}").read_text() == "old"
+    assert [file.name for file in small_disk.iterdir()] == [f"scores.{suffix}"]
 
 
 def test_debug_shows_where_an_error_comes_from(shell):

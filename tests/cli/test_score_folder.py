@@ -79,10 +79,10 @@ def test_each_table_has_a_file_of_scores_with_all_its_rows_in_order(guard, tmp_p
     assert sorted(written(out)) == list(FILES)
     assert [each.rows for each in done] == [30, 40, 50]
     for each, file, (n, seed) in zip(done, FILES, [(30, 1), (40, 2), (50, 3)], strict=True):
-        answer = guard(np.stack(list(rows(n, seed).values()), 1))
-        assert each.off_map == int(answer.ood.sum())
+        result = guard(np.stack(list(rows(n, seed).values()), 1))
+        assert each.off_map == int(result.ood.sum())
         for place, name in enumerate(SCORES):
-            wanted = getattr(answer, name).double().numpy()
+            wanted = getattr(result, name).double().numpy()
             np.testing.assert_allclose(read(out / file)[:, place], wanted, rtol=1e-8 if file == "a.csv" else 0, err_msg=name)
 
 

@@ -1,4 +1,4 @@
-"""Everything follows the host's device: only noise is made on the CPU, by its address, and moved."""
+"""Everything follows the model's device: only noise is made on the CPU, by its address, and moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 import offmap
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.model.forward import forward
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.distribution import WeightDistribution
 from zoo import ZOO, Case
 
@@ -55,7 +55,7 @@ def caller(frame: FrameType | None) -> str:
 
 def fit(case: Case, **options: Any) -> offmap.Guard:
     return offmap.fit(
-        case.build(), case.data(10), case.data(8), select=case.select, draws=4, risk_draws=4, progress=False, **options
+        case.build(), case.data(10), case.data(8), output_fn=case.output_fn, draws=4, risk_draws=4, progress=False, **options
     )  # fmt: skip
 
 
@@ -95,13 +95,19 @@ def test_the_spy_sees_what_names_no_device():
 
 @some_hosts
 def test_a_default_device_elsewhere_changes_nothing(case: Case):
-    host, data, valid, x = case.build(), case.data(10), case.data(8), case.inputs(5)
-    options: dict[str, Any] = {"solver": "closed-form", "draws": 4, "risk_draws": 4, "progress": False, "select": case.select}
-    expected = offmap.fit(host, data, valid, **options)(x)
+    model, data, valid, x = case.build(), case.data(10), case.data(8), case.inputs(5)
+    options: dict[str, Any] = {
+        "solver": "closed-form",
+        "draws": 4,
+        "risk_draws": 4,
+        "progress": False,
+        "output_fn": case.output_fn,
+    }
+    expected = offmap.fit(model, data, valid, **options)(x)
     with torch.device("meta"):  # whatever is made without naming its device has no numbers
-        answer = offmap.fit(host, data, valid, **options)(x)
-    assert {t.device.type for t in vars(answer).values() if isinstance(t, Tensor)} == {"cpu"}
-    torch.testing.assert_close(answer.score, expected.score, rtol=1e-3, atol=1e-6)
+        result = offmap.fit(model, data, valid, **options)(x)
+    assert {t.device.type for t in vars(result).values() if isinstance(t, Tensor)} == {"cpu"}
+    torch.testing.assert_close(result.score, expected.score, rtol=1e-3, atol=1e-6)
 
 
 def devices(weights: Iterable[Tensor]) -> set[str]:
@@ -112,10 +118,10 @@ def devices(weights: Iterable[Tensor]) -> set[str]:
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "grouped", "transposed2d", "attention", "embedding", "keywords"])
 def test_draws_gradients_and_outputs_are_on_the_hosts_device(name: str, loop: bool):
     # a device without numbers stands for a GPU: here too nothing mixes with what is on the CPU
-    host, x = copy_host(ZOO[name].build()).to("meta"), tree_map(lambda t: t.to("meta"), ZOO[name].inputs(3))
-    q = WeightDistribution({n: p.detach().unsqueeze(0) for n, p in host.named_parameters()})
+    model, x = copy_model(ZOO[name].build()).to("meta"), tree_map(lambda t: t.to("meta"), ZOO[name].inputs(3))
+    q = WeightDistribution({n: p.detach().unsqueeze(0) for n, p in model.named_parameters()})
     drawn = q.draw(range(2), clip=0.1)
-    outputs = forward(host, drawn, x, loop=loop)
+    outputs = forward(model, drawn, x, loop=loop)
     outputs.square().sum().backward()
     numbers = [outputs, q.entropy(), q.mean_log_square(), *q.mixture_entropy_bounds()]
     assert devices([*numbers, *drawn.values(), *q.scale().values()]) == {"meta"}

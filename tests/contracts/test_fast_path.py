@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.model.forward import forward
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.construct import svd
 from oracle_moments import slow_path
 from zoo import ZOO, Case
@@ -57,7 +57,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_draws_give_the_same_on_the_fast_path_off_it_and_under_vmap(case: Case):
     q, net, x = (
         svd(case.build(), [case.inputs()], initial_scale=0.1).requires_grad_(False),
-        copy_host(case.build()),
+        copy_model(case.build()),
         case.inputs(),
     )
     drawn = q.draw(range(4))
@@ -85,7 +85,7 @@ def test_fits_see_every_matrix_of_a_host_on_its_fast_path(case: Case, chunk: int
 
 def test_the_hosts_do_take_the_fast_path(calls: list[str]):
     for name in ("attention", "transformer", "encoder"):
-        net, before = copy_host(ZOO[name].build()), len(calls)
+        net, before = copy_model(ZOO[name].build()), len(calls)
         x = ZOO[name].inputs()
         with torch.no_grad():
             net(*x) if isinstance(x, tuple) else net(x)

@@ -1,4 +1,4 @@
-"""What is found in every host: which matrices are rotated, in how many blocks, along what; and why the others are not."""
+"""What is found in every model: which matrices are rotated, in how many blocks, along what; and why the others are not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import oracle_moments
 from offmap.data.inputs import take_rows
 from offmap.model.forward import call
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.basis import Moment, eigenbasis, second_moments
 from offmap.posterior.construct import centre, observe, svd
 from oracles import run_once
@@ -22,7 +22,7 @@ from zoo.ways import HOSTS
 
 def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:
     held = centre(case.build())
-    run = second_moments(held.net, [held.weights(0)], batches, lambda n, w, x: call(n, w, x, case.select), limit=limit)
+    run = second_moments(held.net, [held.weights(0)], batches, lambda n, w, x: call(n, w, x, case.output_fn), limit=limit)
     return run[0]
 
 
@@ -113,7 +113,7 @@ LAYERS = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTransp
 
 def sizes_of_outputs(case: Case) -> dict[str, Tensor]:
     """Root mean square of what every unit of the layers above gives, without its bias, by the name of its weight."""
-    twin = copy_host(case.build())
+    twin = copy_model(case.build())
     names = {id(p): name for name, p in twin.named_parameters()}
     seen: dict[str, list[Tensor]] = {}
 
@@ -133,7 +133,7 @@ def sizes_of_outputs(case: Case) -> dict[str, Tensor]:
 @HOSTS
 def test_reach_is_the_size_of_what_each_unit_gives(case: Case):
     # this ties moments, frames and blocks to the layers' own arithmetic
-    seen = observe(centre(case.build()), lambda rows: [case.inputs()], rotated=True, pick=case.select)
+    seen = observe(centre(case.build()), lambda rows: [case.inputs()], rotated=True, pick=case.output_fn)
     for name, size in sizes_of_outputs(case).items():
         if name in case.rotated():
             case.assert_close(seen.bases[name].reach[0], size, rtol=1e-4, atol=1e-5 * float(size.max()))

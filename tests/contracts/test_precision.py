@@ -1,4 +1,4 @@
-"""Mixed and other precision: autocast, half and double hosts, from end to end."""
+"""Mixed and other precision: autocast, half and double models, from end to end."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def mixed() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def fit(case: Case, net: torch.nn.Module, dtype: torch.dtype = torch.float32) -> tuple[offmap.Guard, offmap.Answer]:
+def fit(case: Case, net: torch.nn.Module, dtype: torch.dtype = torch.float32) -> tuple[offmap.Guard, offmap.Result]:
     data, valid, x = tree_map(
         lambda t: t.to(dtype) if t.is_floating_point() else t, (case.data(10), case.data(8), case.inputs(5))
     )
-    guard = offmap.fit(net, data, valid, select=case.select, chunk_size=3 if case.vmap else 1, **OPTIONS)
+    guard = offmap.fit(net, data, valid, output_fn=case.output_fn, chunk_size=3 if case.vmap else 1, **OPTIONS)
     return guard, guard(x)
 
 
 @some_hosts
 def test_a_fit_and_its_scores_work_under_autocast_in_float32(case: Case):
     with mixed():
-        guard, answer = fit(case, case.build())
-    assert answer.score.dtype == torch.float32
-    assert bool(answer.score.isfinite().all())
-    assert float(answer.score.std()) > 0
+        guard, result = fit(case, case.build())
+    assert result.score.dtype == torch.float32
+    assert bool(result.score.isfinite().all())
+    assert float(result.score.std()) > 0
     scales = guard.predictive.q.scale()  # pyright: ignore[reportAttributeAccessIssue]
     assert all(s.dtype == torch.float32 and bool((s > 0).all()) for s in scales.values())
 
 
 def moments(case: Case) -> dict[str, Moment]:
     held = centre(case.build())
-    return second_moments(held.net, [held.weights(0)], [case.inputs()], lambda n, w, x: call(n, w, x, case.select))[0]
+    return second_moments(held.net, [held.weights(0)], [case.inputs()], lambda n, w, x: call(n, w, x, case.output_fn))[0]
 
 
 @some_hosts
@@ -68,11 +68,11 @@ def test_autocast_hides_no_matrix(case: Case):
 def test_hosts_of_other_precision_fit_and_score(case: Case, dtype: torch.dtype):
     net = case.build().to(dtype)
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
-    guard, answer = fit(case, net, dtype)
+    guard, result = fit(case, net, dtype)
     fine = torch.promote_types(dtype, torch.float32)
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
-    assert answer.score.dtype == fine
-    assert bool(answer.score.isfinite().all())
+    assert result.score.dtype == fine
+    assert bool(result.score.isfinite().all())
     assert {name: v.shape[1] for name, v in q.rotation.items()} == case.rotated()
     assert all(v.dtype == fine for v in (*q.rotation.values(), *q.scale().values()))
     assert all(w.dtype == dtype for w in q.draw([0]).values())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import oracle_moments
 import oracles
 from offmap.model.forward import call, forward
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.basis import second_moments
 from offmap.posterior.construct import centre, svd
 
@@ -204,7 +204,7 @@ def test_draws_of_random_nets_are_the_equation_and_the_bases_orthogonal(net: Net
 
 @property_of_nets
 def test_outputs_of_random_nets_are_those_of_nets_with_the_drawn_weights(net: Net):
-    q, x, private = svd(net.layers, [inputs(net)], initial_scale=0.05), inputs(net), copy_host(net.layers)
+    q, x, private = svd(net.layers, [inputs(net)], initial_scale=0.05), inputs(net), copy_model(net.layers)
     drawn = {n: w.detach() for n, w in q.draw(range(3)).items()}
     expected = oracles.run(net.layers, drawn, x)
     scale = max(1.0, float(expected.abs().max()))

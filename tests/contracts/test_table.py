@@ -1,4 +1,4 @@
-"""The page about hosts tells what is found today."""
+"""The page about models tells what is found today."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fit of any host leaves it, its inputs and torch's own state as they were, bit for bit; and repeats."""
+"""A fit of any model leaves it, its inputs and torch's own state as they were, bit for bit; and repeats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from zoo import Case
 from zoo.ways import HOSTS, WAYS
 
 FINE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
-"""What scales and scores are kept in, by the dtype of the host."""
+"""What scales and scores are kept in, by the dtype of the model."""
 
 
-def everything(net: nn.Module) -> dict[str, Any]:
-    """All there is to a host."""
+def all_params(net: nn.Module) -> dict[str, Any]:
+    """All there is to a model."""
     return {
         "parameters": {n: p.detach().clone() for n, p in net.named_parameters(remove_duplicate=False)},
         "buffers": {n: b.clone() for n, b in net.named_buffers(remove_duplicate=False)},
@@ -62,13 +62,13 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, loop: bool):
     nets = [case.build(m) for m in range(2)]
     train, valid = case.data(8), case.data(6)
     torch.manual_seed(3)
-    before = [everything(net) for net in nets], surroundings(), [t.clone() for t in tree_leaves((train, valid))]
+    before = [all_params(net) for net in nets], surroundings(), [t.clone() for t in tree_leaves((train, valid))]
     guard = offmap.fit(
-        nets, train, valid, basis=basis, select=case.select, chunk_size=1 if loop else 3, draws=2, risk_draws=2, steps=3,
+        nets, train, valid, basis=basis, output_fn=case.output_fn, chunk_size=1 if loop else 3, draws=2, risk_draws=2, steps=3,
         check_every=2, progress=False,
     )  # fmt: skip
-    answer = guard(rows := case.inputs(5))
-    after = [everything(net) for net in nets], surroundings(), tree_leaves((train, valid))
+    result = guard(rows := case.inputs(5))
+    after = [all_params(net) for net in nets], surroundings(), tree_leaves((train, valid))
     for net_before, net_after in zip(before[0], after[0], strict=True):
         for what, value in net_before.items():
             assert same(value, net_after[what]), what
@@ -77,13 +77,13 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, loop: bool):
     assert all(torch.equal(a, b) for a, b in zip(before[2], after[2], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(tree_leaves(rows), tree_leaves(case.inputs(5)), strict=True))
     # and it is a fit
-    assert answer.score.dtype == FINE[case.dtype]
-    assert bool(answer.score.isfinite().all())
+    assert result.score.dtype == FINE[case.dtype]
+    assert bool(result.score.isfinite().all())
     made = guard.predictive
     assert isinstance(made, Stochastic)
-    validation = Validation(made.host, guard.likelihood, Rows(*valid, 4, "valid"), draws=2)
+    validation = Validation(made.model, guard.likelihood, Rows(*valid, 4, "valid"), draws=2)
     validation = validation.bounded(dict([*made.q.mean.items(), *made.q.fixed.items()]))
-    assert bool((validation(made.q) <= torch.tensor(guard.history.threshold)).all())
+    assert bool((validation(made.q) <= torch.tensor(guard.history.max_risk)).all())
     for name, scale in made.q.scale().items():
         assert scale.dtype == FINE[case.dtype]
         assert bool(((scale > 0) & scale.isfinite()).all()), name
@@ -95,7 +95,7 @@ def test_a_fit_repeats_to_the_bit(case: Case):
     first, again = (
         maxwent.fit(
             nets, Rows(*case.data(8), 4, "train"), Rows(*case.data(6), 4, "valid"), likelihood=case.likelihood,
-            config=Config(steps=3, risk_draws=2), runtime=Runtime(select=case.select, progress=False),
+            config=Config(steps=3, risk_draws=2), runtime=Runtime(output_fn=case.output_fn, progress=False),
         )
         for _ in range(2)
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_what_is_done_to_the_host_later_does_not_reach_the_fit(case: Case):
     net = case.build()
     made = maxwent.fit(
         net, Rows(*case.data(8), 4, "train"), Rows(*case.data(6), 4, "valid"), likelihood=case.likelihood,
-        config=Config(solver="closed-form", risk_draws=2), runtime=Runtime(select=case.select, progress=False),
+        config=Config(solver="closed-form", risk_draws=2), runtime=Runtime(output_fn=case.output_fn, progress=False),
     )  # fmt: skip
     before = made.outputs(case.inputs(5), 2, clip=None, seed=0)
     with torch.no_grad():

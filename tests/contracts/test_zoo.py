@@ -1,4 +1,4 @@
-"""What holds for every host × basis × way to run it."""
+"""What holds for every model × basis × way to run it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import oracles
-from offmap.errors import HostError
-from offmap.model.forward import Host, forward
-from offmap.model.params import copy_host
+from offmap.errors import ModelError
+from offmap.model.forward import BatchedModel, forward
+from offmap.model.params import copy_model
 from offmap.posterior.construct import scaling, svd
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import draw_noise
@@ -27,7 +27,7 @@ DRAWS, SCALE = 6, 0.05
 
 @cache
 def private(case: Case) -> nn.Module:
-    return copy_host(case.build())
+    return copy_model(case.build())
 
 
 def fresh(case: Case, basis: str, members: int = 1) -> WeightDistribution:
@@ -41,8 +41,8 @@ def distribution(case: Case, basis: str, members: int = 1) -> WeightDistribution
     return fresh(case, basis, members).requires_grad_(False)
 
 
-def host(case: Case, *, loop: bool, **options: Any) -> Host:
-    return Host(private(case), **{"chunk_size": 1 if loop else 4, "select": case.select, **options})
+def model(case: Case, *, loop: bool, **options: Any) -> BatchedModel:
+    return BatchedModel(private(case), **{"chunk_size": 1 if loop else 4, "output_fn": case.output_fn, **options})
 
 
 def rows(inputs: Any, part: slice) -> Any:
@@ -54,9 +54,9 @@ def rows(inputs: Any, part: slice) -> Any:
 @WAYS
 def test_outputs_are_those_of_the_host_with_the_drawn_weights(case: Case, basis: str, loop: bool):
     q = distribution(case, basis, members=2)
-    fast = host(case, loop=loop).outputs(q.draw, DRAWS, case.inputs(), members=2)
+    fast = model(case, loop=loop).outputs(q.draw, DRAWS, case.inputs(), members=2)
     assert fast.dtype == torch.promote_types(case.dtype, torch.float32)
-    slow = oracles.run(case.build(), q.draw(range(DRAWS)), case.inputs(), case.select)
+    slow = oracles.run(case.build(), q.draw(range(DRAWS)), case.inputs(), case.output_fn)
     case.assert_close(fast, slow.to(fast))
 
 
@@ -82,9 +82,9 @@ def test_clip_zero_gives_the_hosts_weights_to_the_bit_and_infinity_is_no_clip(ca
 
 @WAYS
 def test_clip_zero_gives_the_hosts_outputs(case: Case, basis: str, loop: bool):
-    made = Stochastic(host(case, loop=loop), distribution(case, basis))
+    made = Stochastic(model(case, loop=loop), distribution(case, basis))
     outputs = made.outputs(case.inputs(), 3, clip=0.0, seed=0)
-    plain = case.select(oracles.run_once(case.build().eval(), case.inputs())).detach()
+    plain = case.output_fn(oracles.run_once(case.build().eval(), case.inputs())).detach()
     case.assert_close(outputs, plain.expand(3, *plain.shape).to(outputs), rtol=1e-5, atol=1e-6)
 
 
@@ -100,13 +100,13 @@ def test_drawn_weights_are_bit_identical_for_any_chunk_and_order(case: Case, bas
 @WAYS
 def test_outputs_and_scores_agree_for_any_batch_and_chunk(case: Case, basis: str, loop: bool):
     q, x = distribution(case, basis), case.inputs()
-    whole = host(case, loop=loop, batch_size=100).outputs(q.draw, DRAWS, x)
+    whole = model(case, loop=loop, batch_size=100).outputs(q.draw, DRAWS, x)
     spread = float(whole.std())
     for batch, chunk in ((1, 4), (5, 5), (12, DRAWS)):
-        parts = host(case, loop=loop, batch_size=batch, **({} if loop else {"chunk_size": chunk})).outputs(q.draw, DRAWS, x)
+        parts = model(case, loop=loop, batch_size=batch, **({} if loop else {"chunk_size": chunk})).outputs(q.draw, DRAWS, x)
         case.assert_close(parts, whole, atol=1e-5 * spread)
         case.assert_close(case.likelihood.score(parts), case.likelihood.score(whole), atol=1e-7)
-    alone = host(case, loop=loop).outputs(q.draw, DRAWS, rows(x, slice(3, 4)))
+    alone = model(case, loop=loop).outputs(q.draw, DRAWS, rows(x, slice(3, 4)))
     case.assert_close(alone, whole[:, 3:4], atol=1e-5 * spread)
 
 
@@ -116,7 +116,7 @@ def test_two_draws_differ_in_every_weight_and_in_the_outputs(case: Case, basis: 
     drawn = q.draw(range(2))
     assert all(not torch.equal(w[0], w[1]) for w in drawn.values())
     with torch.no_grad():
-        outputs = forward(private(case), drawn, case.inputs(), loop=loop, select=case.select)
+        outputs = forward(private(case), drawn, case.inputs(), loop=loop, output_fn=case.output_fn)
     assert float((outputs[0] - outputs[1]).abs().max()) > 1e-4
 
 
@@ -136,7 +136,7 @@ def test_parameters_of_one_shape_members_and_streams_get_different_noise(case: C
 @WAYS
 def test_the_gradient_reaches_every_scale(case: Case, basis: str, loop: bool):
     q = fresh(case, basis, members=2)
-    outputs = forward(private(case), q.draw(range(3), stream="fit"), case.inputs(), loop=loop, select=case.select)
+    outputs = forward(private(case), q.draw(range(3), stream="fit"), case.inputs(), loop=loop, output_fn=case.output_fn)
     outputs.square().sum().backward()
     for name, raw in q.raw_scale.items():
         assert raw.grad is not None, name
@@ -150,7 +150,7 @@ def test_vmap_and_loop_have_one_gradient(case: Case, basis: str):
     gradients: list[dict[str, Tensor]] = []
     for loop in (True, False):
         q = fresh(case, basis)
-        forward(private(case), q.draw(range(3)), case.inputs(), loop=loop, select=case.select).square().sum().backward()
+        forward(private(case), q.draw(range(3)), case.inputs(), loop=loop, output_fn=case.output_fn).square().sum().backward()
         gradients.append({n: raw.grad for n, raw in q.raw_scale.items()})
     for name, slow in gradients[0].items():
         case.assert_close(gradients[1][name], slow, rtol=1e-3, atol=1e-4 * float(slow.abs().max()))
@@ -159,8 +159,8 @@ def test_vmap_and_loop_have_one_gradient(case: Case, basis: str):
 @LOOPED
 def test_hosts_for_the_loop_are_those_that_vmap_refuses_or_is_slow_at(case: Case):
     drawn = distribution(case, "identity").draw(range(2))
-    with torch.no_grad(), pytest.raises((HostError, UserWarning), match="Pass `chunk_size=1`|There is a performance drop"):
-        forward(private(case), drawn, case.inputs(), select=case.select)
+    with torch.no_grad(), pytest.raises((ModelError, UserWarning), match="Pass `chunk_size=1`|There is a performance drop"):
+        forward(private(case), drawn, case.inputs(), output_fn=case.output_fn)
 
 
 @BASES

@@ -77,7 +77,7 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypat
         ("x,x,y\n1,2,3\n", r"names that differ, but got \['x'\]"),
         ("x,,y\n1,2,3\n", "names that differ, but got an empty one"),
         ('x,y\n"1,2\n', "cannot be read: unexpected end of data"),
-        ("x,y\n" + "1,2\n" * 5, "Expected 20 familiar rows or more in .*t.csv, but got [23]"),
+        ("x,y\n" + "1,2\n" * 5, "Expected 20 in-distribution rows or more in .*t.csv, but got [23]"),
         ("x,y\n" + "1.5,2.5\n" * 30 + "1x,2\n", "numbers in column 'x' of .*t.csv, but row 31 has '1x' .1 such values."),
         ("x,y\n" + "inf,2\n" * 60, "numbers in column 'x' of .*t.csv, but some are infinite or beyond 1e\\+30"),
         ("x,y\n" + "1,inf\n2,3.5\n" * 60, "numbers in the target 'y', but some are infinite or beyond 1e\\+30"),

@@ -204,9 +204,9 @@ def test_files_that_are_not_there_or_of_another_kind_are_named(tmp_path):
         whole(tmp_path / "t.xlsx", [])
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
-def test_what_is_written_is_read_again(ending, tmp_path):
-    path = tmp_path / f"out.{ending}"
+@pytest.mark.parametrize("suffix", ["csv", "npz", "parquet"])
+def test_what_is_written_is_read_again(suffix, tmp_path):
+    path = tmp_path / f"out.{suffix}"
     path.write_text("old")
     words = ["a", "somewhat longer", "c, with a comma"]
     numbers = np.array([0.1, -np.pi, 1e-30], dtype=np.float32)
@@ -214,7 +214,7 @@ def test_what_is_written_is_read_again(ending, tmp_path):
         for i in range(3):
             write({"score": numbers[i : i + 1], "ood": np.array([i == 1]), "n": np.array([i]), "label": np.array([words[i]])})
         assert path.read_text() == "old"
-    if ending == "csv":
+    if suffix == "csv":
         assert path.read_text().splitlines()[:2] == ["score,ood,n,label", "0.100000001,false,0,a"]
         path.write_text(path.read_text().replace("true", "1").replace("false", "0"))
     with opened(path) as table:
@@ -226,9 +226,9 @@ def test_what_is_written_is_read_again(ending, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
-def test_nothing_is_left_of_what_fails(ending, tmp_path):
-    path = tmp_path / f"out.{ending}"
+@pytest.mark.parametrize("suffix", ["csv", "npz", "parquet"])
+def test_nothing_is_left_of_what_fails(suffix, tmp_path):
+    path = tmp_path / f"out.{suffix}"
     path.write_text("old")
     with pytest.raises(AttributeError), sink(path) as write:
         write({"score": np.zeros(10_000)}).of(nothing="goes wrong here")
@@ -236,8 +236,8 @@ def test_nothing_is_left_of_what_fails(ending, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileError, match="Cannot write .*/no/out.*: No such file or directory"), sink(tmp_path / "no" / path.name):
         pytest.fail("opened a file in a folder that is not there")
-    (tmp_path / f"d.{ending}").mkdir()
-    with pytest.raises(FileError, match="Cannot write .*: Is a directory"), sink(tmp_path / f"d.{ending}"):
+    (tmp_path / f"d.{suffix}").mkdir()
+    with pytest.raises(FileError, match="Cannot write .*: Is a directory"), sink(tmp_path / f"d.{suffix}"):
         pytest.fail("opened a folder")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offmap.detectors.hidden import hidden_layers
 from offmap.detectors.mahalanobis import hidden_mahalanobis, shrunk_covariance
 from offmap.detectors.nearest import hidden_nearest
-from offmap.errors import ConfigError, DataError, HostError
+from offmap.errors import ConfigError, DataError, ModelError
 from offmap.integrations.mlp import mlp
 from offmap.posterior.protocol import Scorer
 from offmap_bench.detectors import hidden as module
@@ -89,9 +89,9 @@ def test_units_that_do_not_vary_do_no_harm() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="Expected `names` of matrices to be one of .*4.weight.*, but got '5.weight'"):
         hidden_nearest(NET, TRAIN, names=["5.weight"])
-    with pytest.raises(HostError, match="Expected a host with hidden layers that meet one row per input, but Linear has none"):
+    with pytest.raises(ModelError, match="Expected a model with hidden layers that meet one row per input, but Linear has none"):
         hidden_nearest(nn.Linear(3, 1), TRAIN)
-    with pytest.raises(HostError, match="Sequential failed on inputs of shape"):
+    with pytest.raises(ModelError, match="Sequential failed on inputs of shape"):
         hidden_nearest(NET, TRAIN).score(inputs(4, 0, features=2))
     with pytest.raises(DataError, match="Expected at least two training rows, but got 1"):
         hidden_mahalanobis(NET, TRAIN[:1])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import offmap
 from offmap.detectors import catalog
 from offmap.detectors.penultimate import ENDINGS, classifier
-from offmap.errors import ConfigError, HostError
-from offmap.model.cache import Memory
+from offmap.errors import ConfigError, ModelError
+from offmap.model.cache import LRUCache
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from trained import classes
@@ -130,7 +130,7 @@ def test_an_earlier_layer_gives_features_without_a_matrix_to_the_logits() -> Non
     found = classifier(net, IMAGES, features="1")
     torch.testing.assert_close(found.look(IMAGES).features, net[:3](IMAGES).detach())
     catalog.check("knn", found)
-    with pytest.raises(HostError, match="makes the logits for 'vim', but those of `1` are none.*or take one of .*'knn'"):
+    with pytest.raises(ModelError, match="makes the logits for 'vim', but those of `1` are none.*or take one of .*'knn'"):
         catalog.check("vim", found)
 
 
@@ -139,7 +139,7 @@ def test_a_net_that_ends_in_no_matrix_lists_candidates_for_whom_features_matter(
     assert found.source is None
     assert found.look(ROWS).features.shape == (6, 0)
     catalog.check("energy", found)
-    with pytest.raises(HostError, match=r"for 'knn', but no matrix of TwoHeads.*candidates are \['body', 'one', 'two'\]"):
+    with pytest.raises(ModelError, match=r"for 'knn', but no matrix of TwoHeads.*candidates are \['body', 'one', 'two'\]"):
         catalog.check("knn", found)
     named = classifier(TwoHeads(), ROWS, features="body")
     catalog.check("knn", named)
@@ -149,11 +149,11 @@ def test_a_net_that_ends_in_no_matrix_lists_candidates_for_whom_features_matter(
 def test_bad_nets_and_names_are_refused_in_words() -> None:
     with pytest.raises(ConfigError, match="the name of a layer, one of .*'0'.*but got 'fc'"):
         classifier(ending(), ROWS, features="fc")
-    with pytest.raises(HostError, match=r"logits of two or more classes, but Linear gives \(6, 1\)"):
+    with pytest.raises(ModelError, match=r"logits of two or more classes, but Linear gives \(6, 1\)"):
         classifier(nn.Linear(4, 1), ROWS)
-    with pytest.raises(HostError, match=r"Conv2d gives \(5, 2, 6, 6\)"):
+    with pytest.raises(ModelError, match=r"Conv2d gives \(5, 2, 6, 6\)"):
         classifier(nn.Conv2d(3, 2, 3), IMAGES)
-    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(5, 3, 8, 8\)"):
+    with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(5, 3, 8, 8\)"):
         classifier(ending(), IMAGES)
 
 
@@ -169,7 +169,7 @@ def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
             calls.append(len(x))
             return self.fc(F.relu(x))
 
-    found = classifier(Counted(), ROWS, memory=Memory())
+    found = classifier(Counted(), ROWS, memory=LRUCache())
     first, before = found.look(ROWS), len(calls)
     again = found.look(ROWS.clone())
     assert len(calls) == before
@@ -181,8 +181,8 @@ def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
 
 
 def test_a_memory_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offmap.model.cache.REMEMBERED", 100)
-    memory = Memory()
+    monkeypatch.setattr("offmap.model.cache.CACHE_BYTES", 100)
+    memory = LRUCache()
     for value in range(10):
         memory.find(torch.full((2,), float(value)), lambda: (torch.zeros(10), torch.zeros(20)))
     assert len(memory.kept) == 3

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
-from offmap.errors import ConfigError, DataError, HostError, ShapeError
+from offmap.errors import ConfigError, DataError, ModelError, ShapeError
 from trained import classes, classifier, regression, regressor
 
 
@@ -35,22 +35,22 @@ def eye() -> nn.Sequential:
 def test_three_lines_give_a_verdict() -> None:
     train, valid, test = classes(300), classes(200, 1), classes(200, 2)
     detector = offmap.detect(classifier(), train, valid, method="knn", k=5)
-    answer = detector(test[0])
+    result = detector(test[0])
     assert isinstance(detector, offmap.Scorer)
-    torch.testing.assert_close(answer.score, detector.score(test[0]))
-    assert torch.equal(answer.ood, answer.score > detector.threshold)
-    assert 0.005 < float(answer.ood.float().mean()) < 0.12
-    assert torch.equal(answer.label, classifier()(test[0]).argmax(1))
-    torch.testing.assert_close(answer.probs, classifier()(test[0]).softmax(1).detach())
-    assert answer.mean is None
+    torch.testing.assert_close(result.score, detector.score(test[0]))
+    assert torch.equal(result.ood, result.score > detector.threshold)
+    assert 0.005 < float(result.ood.float().mean()) < 0.12
+    assert torch.equal(result.label, classifier()(test[0]).argmax(1))
+    torch.testing.assert_close(result.probs, classifier()(test[0]).softmax(1).detach())
+    assert result.mean is None
 
 
 def test_false_alarms_on_the_calibration_data_are_at_most_those_asked_for() -> None:
     valid = classes(199, 1)
-    for rate in (0.05, 0.2):
-        detector = offmap.detect(classifier(), classes(100), valid, false_alarms=rate)
-        assert int(detector(valid[0]).ood.sum()) == int(rate * 200 - 1e-9)
-        other = detector.calibrate(classes(99, 3), rate)
+    for lr in (0.05, 0.2):
+        detector = offmap.detect(classifier(), classes(100), valid, false_alarms=lr)
+        assert int(detector(valid[0]).ood.sum()) == int(lr * 200 - 1e-9)
+        other = detector.calibrate(classes(99, 3), lr)
         assert other.threshold != detector.threshold
         torch.testing.assert_close(other.score(valid[0]), detector.score(valid[0]))
 
@@ -120,7 +120,7 @@ def test_images_of_another_form_are_refused() -> None:
             detector.score(x)
     with pytest.raises(ShapeError, match=r"but the validation inputs have \(1, 6, 6\)"):
         offmap.detect(eye(), images(100), (torch.rand(9, 1, 6, 6), torch.zeros(9).long()))
-    with pytest.raises(HostError, match=r"failed on inputs of shape \(8, 4, 6, 6\)"):
+    with pytest.raises(ModelError, match=r"failed on inputs of shape \(8, 4, 6, 6\)"):
         offmap.detect(eye(), (torch.rand(9, 4, 6, 6), torch.zeros(9).long()), images(50, 1))
 
 
@@ -173,9 +173,9 @@ def test_bad_input_is_refused_in_words() -> None:
         offmap.detect(classifier(), train, valid, method="knn", kk=3)
     with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1, but got 5"):
         offmap.detect(classifier(), train, valid, false_alarms=5)
-    with pytest.raises(HostError, match="Expected one trained torch.nn.Module, but got list"):
+    with pytest.raises(ModelError, match="Expected one trained torch.nn.Module, but got list"):
         offmap.detect([classifier()], train, valid)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(HostError, match="two or more classes"):
+    with pytest.raises(ModelError, match="two or more classes"):
         offmap.detect(regressor(), regression(50), regression(20, 1))
     with pytest.raises(ShapeError, match="integer targets"):
         offmap.detect(classifier(), (train[0], train[0][:, 0]), valid)
@@ -185,5 +185,5 @@ def test_bad_input_is_refused_in_words() -> None:
         detector.score(torch.zeros(0, 3))
     with pytest.raises(DataError, match="row 1 of the inputs holds NaN"):
         detector.score(torch.tensor([[0.0, 0.0, 0.0], [float("nan"), 0.0, 0.0]]))
-    with pytest.raises(HostError, match=r"failed on inputs of shape \(2, 4\)"):
+    with pytest.raises(ModelError, match=r"failed on inputs of shape \(2, 4\)"):
         detector.score(torch.zeros(2, 4))

@@ -1,4 +1,4 @@
-"""Every detector against a slow and obvious version of its definition, on a small trained net and on strange inputs."""
+"""Every detector against a slow and obvious version of its definition, on a small trained net and on OOD inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offmap.detectors import catalog
 from offmap.detectors.gram import Gram, correlations
-from offmap.detectors.known import Known
+from offmap.detectors.known import FitData
 from offmap.detectors.msp import msp
 from offmap.detectors.openmax import OpenMax, weibull
 from offmap.detectors.penultimate import Seen, classifier
@@ -25,11 +25,11 @@ from trained import classifier as trained_net
 
 
 @cache
-def known() -> Known:
+def known() -> FitData:
     found = classifier(trained_net(), classes(8)[0])
     (x, y), (other, other_y) = classes(300), classes(100, 1)
     seen = found.look(x)
-    return Known(found, seen.features, seen.logits, y, found.look(other), other_y, lambda: x.split(64), 2.0)
+    return FitData(found, seen.features, seen.logits, y, found.look(other), other_y, lambda: x.split(64), 2.0)
 
 
 @cache
@@ -253,7 +253,7 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     x, other, new = torch.randn(3, 30, 1, 6, 6).unbind(0)
     found = classifier(net, x)
     seen = found.look(x)
-    k = Known(
+    k = FitData(
         found, seen.features, seen.logits, seen.logits.argmax(1), found.look(other), torch.zeros(30).long(), lambda: x.split(8)
     )
     rule = catalog.fit("gram", k, powers=2)
@@ -284,7 +284,7 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     torch.testing.assert_close(rule(found.look(new)), slow, rtol=1e-3, atol=1e-3)
 
 
-class Read(nn.Module):
+class ParamUse(nn.Module):
     """A class of a sequence (B, T, 3) of any length: the mean of what each step gives."""
 
     def __init__(self) -> None:
@@ -297,13 +297,13 @@ class Read(nn.Module):
 
 def test_gram_takes_sequences_of_any_length_and_layers_that_never_deviate() -> None:
     torch.manual_seed(0)
-    net, x = Read(), torch.randn(40, 6, 3)
+    net, x = ParamUse(), torch.randn(40, 6, 3)
     with torch.no_grad():
         net.out.bias -= net(x).mean(0)  # both classes are met
     found = classifier(net, x)
     seen = found.look(x)
     best = seen.logits.argmax(1)
-    rule = catalog.fit("gram", Known(found, seen.features, seen.logits, best, seen, best, lambda: [x]))
+    rule = catalog.fit("gram", FitData(found, seen.features, seen.logits, best, seen, best, lambda: [x]))
     assert float(rule(seen).abs().max()) == 0  # validation data are the training data
     assert bool(rule(found.look(50 * torch.randn(4, 9, 3))).isfinite().all())
 
@@ -316,7 +316,7 @@ def test_a_class_without_rows_is_named_by_those_that_need_it() -> None:
     k = known()
     kept = (k.labels != 1) & (k.logits.argmax(1) != 1)
     x = classes(300)[0][kept]
-    poor = Known(
+    poor = FitData(
         k.classifier, k.features[kept], k.logits[kept], k.labels[kept], k.valid, k.valid_labels, lambda: x.split(64)
     )  # fmt: skip
     for method in ("mds", "kl_matching", "openmax", "gram"):

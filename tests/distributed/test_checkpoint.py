@@ -92,7 +92,7 @@ def test_what_was_done_is_not_done_again(tmp_path: Path) -> None:
 
 
 def test_several_tradeoffs_and_members_go_on_too(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"tradeoff": (3.0, 30.0), "steps": 20, "basis": "identity"}
+    options: dict[str, Any] = {"entropy_weight": (3.0, 30.0), "steps": 20, "basis": "identity"}
     file = tmp_path / "fit.state"
     with pytest.raises(Ended):
         jobs.stepped(file, jobs.EndsAfter(file, "steps.30.0", ended), **options)
@@ -125,9 +125,9 @@ def test_the_state_of_another_fit_is_refused_and_left_alone(name: str, state: Pa
     assert state.read_bytes() == before
 
 
-@pytest.mark.parametrize("what", ["the host", "`train`", "`valid`"])
+@pytest.mark.parametrize("what", ["the model", "`train`", "`valid`"])
 def test_other_hosts_and_data_are_refused(what: str, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if what == "the host":
+    if what == "the model":
         net, known = jobs.mlp(), {count: jobs.rows(count, seed) for count, seed in ((301, 7), (60, 11))}
         net[0].bias.data[3] += 1e-6  # pyright: ignore[reportIndexIssue]
         monkeypatch.setattr(jobs, "mlp", lambda: net)

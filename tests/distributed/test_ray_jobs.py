@@ -47,7 +47,7 @@ def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The Ray that offmap starts for itself, kept for all tests, with a token of its own: none is left in the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.mktemp("hosts")))  # its workers have the environment of its start
+        patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.mktemp("models")))  # its workers have the environment of its start
         with engine.joined(ray, 2, None):
             assert ray.cluster_resources()["CPU"] == 2
             yield

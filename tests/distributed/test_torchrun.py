@@ -64,7 +64,7 @@ def test_second_moments_and_bases_are_those_of_one_process(folder: Path) -> None
 
 @pytest.mark.parametrize("job", ["closed-form", "convolutions", "members", "wrapped"])
 def test_the_closed_form_is_that_of_one_process(folder: Path, job: str) -> None:
-    assert_near(made(folder, job), jobs.JOBS[job](), 1e-5, ("scale.", "covariance.", "scores", "misses", "familiar."))
+    assert_near(made(folder, job), jobs.JOBS[job](), 1e-5, ("scale.", "covariance.", "scores", "residuals", "familiar."))
 
 
 @pytest.mark.parametrize(("job", "tolerance"), [("refine", 1e-4), ("refine64", 1e-10), ("sgd-shuffled", 1e-4)])
@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_is_given_up_within_a_minute(tmp_path: Path) -> None:
 def test_a_data_parallel_host_is_unwrapped() -> None:
     wrapped = nn.DataParallel(nn.DataParallel(jobs.mlp()))
     guard = offmap.fit(wrapped, *jobs.TWO, solver="closed-form", **jobs.OPTIONS)
-    assert type(guard.predictive.host.net) is nn.Sequential  # pyright: ignore[reportAttributeAccessIssue]
+    assert type(guard.predictive.model.net) is nn.Sequential  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_unknown_words_for_ranks_are_refused() -> None:

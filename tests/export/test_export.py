@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import offmap
-from offmap.errors import ConfigError, FileError, HostError
+from offmap.errors import ConfigError, FileError, ModelError
 from offmap.export.checksum import check_seal
 from offmap.export.draws import draws_of, own
 from offmap.export.guard_graph import graph_of
@@ -22,7 +22,7 @@ from offmap.metrics.ood import auroc
 from offmap.model.forward import forward
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import resnet
-from trained import classes, classifier, host, inputs, quick, regression, regressor
+from trained import classes, classifier, inputs, model, quick, regression, regressor
 
 
 def run(path: Path, *arrays: Tensor) -> dict[str, Tensor]:
@@ -33,13 +33,13 @@ def run(path: Path, *arrays: Tensor) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value) for name, value in zip(names, session.run(names, feed), strict=True)}
 
 
-def same(told: dict[str, Tensor], answer: offmap.Answer, score: float = 1e-4) -> None:
+def same(told: dict[str, Tensor], result: offmap.Result, score: float = 1e-4) -> None:
     """Numbers to 1e-4, and every verdict."""
-    wanted = ("mean", "std", "score", "ood") if answer.mean is not None else ("probs", "score", "ood")
+    wanted = ("mean", "std", "score", "ood") if result.mean is not None else ("probs", "score", "ood")
     assert tuple(told) == wanted
     for name in wanted:
         near = score if name == "score" else 1e-4
-        torch.testing.assert_close(told[name], getattr(answer, name), rtol=near, atol=near)
+        torch.testing.assert_close(told[name], getattr(result, name), rtol=near, atol=near)
 
 
 @pytest.fixture(autouse=True)
@@ -66,13 +66,13 @@ def labelled(shape: tuple[int, ...], n: int = 24, seed: int = 0) -> tuple[Tensor
 
 
 def mixed(x: Tensor) -> Tensor:
-    """Familiar rows, and rows that are far away."""
+    """In-distribution rows, and rows that are far away."""
     return torch.cat([x, 20 + 5 * x])
 
 
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "one regressor": (lambda: regressor(log_variance=True), regression, {}),
-    "two regressors": (lambda: [regressor(0), regressor(1)], regression, {"where": "2.*"}),
+    "two regressors": (lambda: [regressor(0), regressor(1)], regression, {"params": "2.*"}),
     "classifier": (classifier, classes, {"score": "paper"}),
     "transformer": (Sequences, lambda n, s: labelled((5, 8), n, s), {"draws": 2}),
 }
@@ -138,17 +138,17 @@ def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path:
 
 @pytest.mark.parametrize("score", ["default", "epistemic", "distance"])
 @pytest.mark.parametrize("members", [1, 2])
-@pytest.mark.parametrize("where", [None, "matrices"])
+@pytest.mark.parametrize("params", [None, "matrices"])
 def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, where: str | None) -> None:
     x, y = labelled((1, 12, 12), 40)
     nets = [lenet(3, side=12, seed=seed) for seed in range(members)]
-    guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, where=where)
+    guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, params=where)
     x = mixed(x[:5])
     same(graph_of(guard, x)(x), guard(x))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"where": "all", "score": "epistemic", "draws": 10}])
+@pytest.mark.parametrize("options", [{}, {"params": "all", "score": "epistemic", "draws": 10}])
 def test_resnet_20_exports(options: dict[str, Any], tmp_path: Path) -> None:
     x, y = labelled((3, 32, 32), 40)
     guard = quick(resnet(3), (x, y), labelled((3, 32, 32), 40, 1), **{"draws": 50, **options})
@@ -195,13 +195,15 @@ def test_named_inputs_keep_their_names_and_padding_does_not_count(tmp_path: Path
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_frozen_draws_are_the_draws(batched: bool) -> None:
-    guard = quick([regressor(0), regressor(1)], regression(40), regression(40, 1), where="0.*", select=None if batched else _same)
+    guard = quick(
+        [regressor(0), regressor(1)], regression(40), regression(40, 1), params="0.*", output_fn=None if batched else _same
+    )
     predictive = own(guard.predictive)
     frozen = draws_of(predictive, 3, clip=0.05, seed=guard.seed)
     assert (frozen.stack is not None) == batched
     weights = predictive.q.draw(range(3), seed=guard.seed, clip=0.05)
     x = inputs(7, 5)
-    torch.testing.assert_close(frozen(x), forward(predictive.host.net, weights, x, loop=True), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(frozen(x), forward(predictive.model.net, weights, x, loop=True), rtol=1e-5, atol=1e-6)
 
 
 def _same(output: Tensor) -> Tensor:
@@ -229,7 +231,7 @@ def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: P
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
     known, strange = x[y < 8], x[y >= 8]  # eights and nines are off the map
     y = y[y < 8]
-    net = host(known[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
+    net = model(known[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
     guard = quick(net, (known[:600], y[:600]), (known[600:900], y[600:900]), score="epistemic")
     info = guard.export(tmp_path / "half.onnx", known[:30], half=True)
     numbers = sum(tensor.numel() for tensor in graph_of(guard, x[:2]).buffers())
@@ -259,18 +261,18 @@ class Unspoken(nn.Sequential):
 def test_hosts_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "g.onnx").write_text("before")
     for kind, said in (
-        (Branching, "torch.export cannot trace this host: .*Avoid Python branches"),
-        (Unspoken, "ONNX has no words for this host: .*bessel_j0.*export to .pt2"),
+        (Branching, "torch.export cannot trace this model: .*Avoid Python branches"),
+        (Unspoken, "ONNX has no words for this model: .*bessel_j0.*export to .pt2"),
     ):
         guard = quick(kind(*regressor()), regression(40, 0), regression(40, 1), score="epistemic", draws=2, chunk_size=1)
-        with pytest.raises(HostError, match=f"(?s){said}"):
+        with pytest.raises(ModelError, match=f"(?s){said}"):
             guard.export(tmp_path / "g.onnx", inputs(6, 2))
     assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]  # nothing half-written, nothing lost
 
 
 def test_numbers_that_onnx_runtime_does_not_know_are_refused_with_the_remedy(tmp_path: Path) -> None:
     guard = quick(regressor().bfloat16(), regression(40, 0), regression(40, 1), score="epistemic", draws=2)
-    with pytest.raises(HostError, match=r"ONNX Runtime cannot run this host: .*Convert it with `net.float\(\)`"):
+    with pytest.raises(ModelError, match=r"ONNX Runtime cannot run this model: .*Convert it with `net.float\(\)`"):
         guard.export(tmp_path / "g.onnx", inputs(6, 2))
 
 
@@ -288,7 +290,8 @@ class Elsewhere(nn.Module):
 def test_layers_that_a_graph_does_not_show_are_refused_with_the_remedy(tmp_path: Path) -> None:
     guard = quick(Elsewhere(), regression(40, 0), regression(40, 1), draws=2)
     with pytest.raises(
-        HostError, match="`weight`, .* belong to an nn.Linear for export, but it belongs to Elsewhere. Fit with score='epistemic'"
+        ModelError,
+        match="`weight`, .* belong to an nn.Linear for export, but it belongs to Elsewhere. Fit with score='epistemic'",
     ):
         guard.export(tmp_path / "g.onnx", inputs(6, 2))
 

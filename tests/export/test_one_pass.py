@@ -1,4 +1,4 @@
-"""A head that learned a guard's score: on its scale, in its order, from familiar data alone."""
+"""A head that learned a guard's score: on its scale, in its order, from in-distribution data alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from offmap.errors import ConfigError, DataError
 from offmap.export.distilled import Head, distil, strange, whitening
 from offmap.export.onnx import opened
 from offmap.metrics import auroc
-from offmap.model.params import everything
+from offmap.model.params import all_params
 from offmap_bench.nets.lenet import lenet
-from offmap_bench.studies import distill as one_pass
+from offmap_bench.studies import distill as distill
 from trained import classes, classifier, inputs, quick, regression, regressor
 
 TRAIN, VALID = regression(200, 0), regression(100, 1)
@@ -29,15 +29,15 @@ def guard() -> offmap.Guard:
 
 
 @pytest.fixture(scope="module")
-def one(guard: offmap.Guard) -> offmap.OnePass:
-    return offmap.one_pass(guard, TRAIN, VALID, rows=3000)
+def one(guard: offmap.Guard) -> offmap.DistilledGuard:
+    return offmap.distill(guard, TRAIN, VALID, rows=3000)
 
 
 def ranks(values: Tensor) -> Tensor:
     return values.argsort().argsort().double()
 
 
-def test_it_orders_rows_as_the_guard_does(guard: offmap.Guard, one: offmap.OnePass) -> None:
+def test_it_orders_rows_as_the_guard_does(guard: offmap.Guard, one: offmap.DistilledGuard) -> None:
     x = inputs(400, 5) * torch.linspace(0.5, 3, 400).unsqueeze(1)
     told = torch.stack([ranks(guard.score(x)), ranks(one.score(x))])
     assert torch.corrcoef(told)[0, 1] > 0.95
@@ -45,57 +45,59 @@ def test_it_orders_rows_as_the_guard_does(guard: offmap.Guard, one: offmap.OnePa
     assert auroc(one.score(familiar), one.score(far)) > 0.97 * auroc(guard.score(familiar), guard.score(far))
 
 
-def test_answers_are_the_plain_nets_with_a_verdict(one: offmap.OnePass) -> None:
+def test_answers_are_the_plain_nets_with_a_verdict(one: offmap.DistilledGuard) -> None:
     x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
-    answer = one(x)
-    torch.testing.assert_close(answer.mean, one.guard.predictive.host.net(x).squeeze(1))  # pyright: ignore
-    assert torch.equal(answer.score, one.score(x))
-    assert torch.equal(answer.ood, answer.score > one.threshold)
-    assert answer.ood[5:].all()
-    assert (answer.p_value[5:] < 0.05).all()
-    torch.testing.assert_close(one.predict(x).mean, answer.mean)
+    result = one(x)
+    torch.testing.assert_close(result.mean, one.guard.predictive.model.net(x).squeeze(1))  # pyright: ignore
+    assert torch.equal(result.score, one.score(x))
+    assert torch.equal(result.ood, result.score > one.threshold)
+    assert result.ood[5:].all()
+    assert (result.p_value[5:] < 0.05).all()
+    torch.testing.assert_close(one.predict(x).mean, result.mean)
 
 
-def test_false_alarms_are_as_rare_as_asked(one: offmap.OnePass) -> None:
+def test_false_alarms_are_as_rare_as_asked(one: offmap.DistilledGuard) -> None:
     other = one.calibrate(regression(999, 8), 0.2)
     assert 0.15 < float((other.score(inputs(2000, 9)) > other.threshold).double().mean()) < 0.25
 
 
-def test_the_same_seed_gives_the_same_head_and_leaves_random_numbers_alone(guard: offmap.Guard, one: offmap.OnePass) -> None:
+def test_the_same_seed_gives_the_same_head_and_leaves_random_numbers_alone(
+    guard: offmap.Guard, one: offmap.DistilledGuard
+) -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    again = offmap.one_pass(guard, TRAIN, VALID, rows=3000)
+    again = offmap.distill(guard, TRAIN, VALID, rows=3000)
     assert torch.equal(torch.rand(3), expected)
     x = inputs(20, 3)
     assert torch.equal(again.score(x), one.score(x))
 
 
 def test_the_host_and_the_guard_are_left_as_they_were(guard: offmap.Guard) -> None:
-    net = guard.predictive.host.net  # pyright: ignore[reportAttributeAccessIssue]
-    before, told = {n: t.clone() for n, t in everything(net).items()}, guard.score(inputs(9, 2))
-    offmap.one_pass(guard, TRAIN, VALID, rows=200)
-    assert all(torch.equal(t, before[n]) for n, t in everything(net).items())
+    net = guard.predictive.model.net  # pyright: ignore[reportAttributeAccessIssue]
+    before, told = {n: t.clone() for n, t in all_params(net).items()}, guard.score(inputs(9, 2))
+    offmap.distill(guard, TRAIN, VALID, rows=200)
+    assert all(torch.equal(t, before[n]) for n, t in all_params(net).items())
     assert torch.equal(guard.score(inputs(9, 2)), told)
 
 
-def test_rows_alone_and_in_company_get_one_score(one: offmap.OnePass) -> None:
+def test_rows_alone_and_in_company_get_one_score(one: offmap.DistilledGuard) -> None:
     x = inputs(7, 11)
     alone = torch.cat([one.score(row.unsqueeze(0)) for row in x])
     torch.testing.assert_close(alone, one.score(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-def test_exported_graphs_give_the_same_numbers(suffix: str, one: offmap.OnePass, tmp_path: Path) -> None:
+def test_exported_graphs_give_the_same_numbers(suffix: str, one: offmap.DistilledGuard, tmp_path: Path) -> None:
     info = one.export(tmp_path / f"q{suffix}", inputs(4, 2))
     assert info.outputs == ("mean", "std", "score", "ood")
     if suffix == ".onnx":
         x = torch.cat([inputs(6, 12), 9 + inputs(3, 12)])
         mean, score, ood = opened(str(info.path)).run(["mean", "score", "ood"], {"input": x.numpy()})
-        answer = one(x)
-        torch.testing.assert_close(torch.from_numpy(score), answer.score, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(torch.from_numpy(mean), answer.mean, rtol=1e-4, atol=1e-4)
-        assert ood.tolist() == answer.ood.tolist()
+        result = one(x)
+        torch.testing.assert_close(torch.from_numpy(score), result.score, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(mean), result.mean, rtol=1e-4, atol=1e-4)
+        assert ood.tolist() == result.ood.tolist()
 
 
 @pytest.mark.parametrize(
@@ -108,16 +110,16 @@ def test_exported_graphs_give_the_same_numbers(suffix: str, one: offmap.OnePass,
 )
 def test_classifiers_of_tables_and_images_work_too(make: Any, data: Any) -> None:
     train, valid = data(60, 0), data(40, 1)
-    made = offmap.one_pass(quick(make(), train, valid), train, valid, rows=300)
-    answer = made(valid[0])
-    assert answer.probs is not None
-    assert answer.probs.shape == (40, 3)
-    assert answer.score.isfinite().all()
+    made = offmap.distill(quick(make(), train, valid), train, valid, rows=300)
+    result = made(valid[0])
+    assert result.probs is not None
+    assert result.probs.shape == (40, 3)
+    assert result.score.isfinite().all()
 
 
 def test_a_score_of_the_outputs_alone_is_learned_as_well() -> None:
     guard = quick(regressor(), TRAIN, VALID, score="epistemic")
-    made = offmap.one_pass(guard, TRAIN, VALID, rows=3000)
+    made = offmap.distill(guard, TRAIN, VALID, rows=3000)
     x = inputs(200, 5) * torch.linspace(0.5, 3, 200).unsqueeze(1)
     assert torch.corrcoef(torch.stack([ranks(guard.score(x)), ranks(made.score(x))]))[0, 1] > 0.9
 
@@ -162,19 +164,19 @@ IDS = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1))
 
 def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -> None:
     with pytest.raises(ConfigError, match="Expected a Guard"):
-        offmap.one_pass(regressor(), TRAIN, VALID)  # pyright: ignore
+        offmap.distill(regressor(), TRAIN, VALID)  # pyright: ignore
     with pytest.raises(ConfigError, match="`rows` to be a whole number ≥ 100"):
-        offmap.one_pass(guard, TRAIN, VALID, rows=5)
+        offmap.distill(guard, TRAIN, VALID, rows=5)
     with pytest.raises(DataError, match="at least 20 training rows"):
-        offmap.one_pass(guard, regression(10), VALID)
+        offmap.distill(guard, regression(10), VALID)
     with pytest.raises(ConfigError, match="`false_alarms` between 0 and 1"):
-        offmap.one_pass(guard, TRAIN, VALID, rows=100, false_alarms=2)
+        offmap.distill(guard, TRAIN, VALID, rows=100, false_alarms=2)
     ids = torch.arange(60).reshape(30, 2) % 9, torch.linspace(0, 1, 30)
     with pytest.raises(DataError, match="one floating-point tensor.*but got a tensor of torch.int64.*last-layer"):
-        offmap.one_pass(quick(IDS, ids, ids), ids, ids)
+        offmap.distill(quick(IDS, ids, ids), ids, ids)
 
 
 def test_the_page_tells_what_the_record_holds() -> None:
-    kept = json.loads(one_pass.RECORD.read_text(encoding="utf-8"))
-    assert {key.partition(",")[0] for key in kept["runs"]} == set(one_pass.TASKS)
-    assert one_pass.PAGE.read_text(encoding="utf-8") == one_pass.page(kept["runs"])
+    kept = json.loads(distill.RECORD.read_text(encoding="utf-8"))
+    assert {key.partition(",")[0] for key in kept["runs"]} == set(distill.TASKS)
+    assert distill.PAGE.read_text(encoding="utf-8") == distill.page(kept["runs"])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import offmap
-from offmap.errors import ConfigError, DataError, HostError, OffmapError, ShapeError
+from offmap.errors import ConfigError, DataError, ModelError, OffmapError, ShapeError
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 
 NAN = math.nan
@@ -202,7 +202,7 @@ def test_targets_that_do_not_fit_the_outputs(case: str) -> None:
 def test_calibration_data_that_do_not_fit() -> None:
     with pytest.raises(ShapeError, match=r"for the gaussian likelihood, but got targets \(40, 2\)"):
         quick(regressor(), TRAIN, VALID, calibration=regression(40, 2, targets=2))
-    with pytest.raises(HostError, match=r"failed on inputs of shape \(2, 4\)"):
+    with pytest.raises(ModelError, match=r"failed on inputs of shape \(2, 4\)"):
         quick(regressor(), TRAIN, VALID, calibration=(inputs(40, features=4), torch.zeros(40)))
 
 
@@ -226,11 +226,11 @@ def test_inputs_of_another_form(guard: offmap.Guard) -> None:
         (torch.zeros(9, 2, 3), r"whose outputs have 2 axes, as at fit time, but these give \(9, 2, 1\)"),
         ({"a": inputs(9)}, "Sequential failed on inputs of shape .*unexpected keyword argument 'a'"),
     ):
-        with pytest.raises(HostError, match=message):
+        with pytest.raises(ModelError, match=message):
             guard.score(x)
 
 
-# --------------------------------------------------------------------------------------------------------------- hosts
+# --------------------------------------------------------------------------------------------------------------- models
 
 
 class DataDependent(nn.Module):
@@ -246,7 +246,7 @@ class DataDependent(nn.Module):
 
 
 def test_a_host_that_vmap_cannot_run_names_the_remedy() -> None:
-    with pytest.raises(HostError, match=r"`vmap` cannot run DataDependent \(.*\). Pass `chunk_size=1` to loop over draws"):
+    with pytest.raises(ModelError, match=r"`vmap` cannot run DataDependent \(.*\). Pass `chunk_size=1` to loop over draws"):
         quick(DataDependent(), TRAIN, VALID, chunk_size=5)
 
 
@@ -255,7 +255,7 @@ def test_a_host_that_vmap_cannot_run_names_the_remedy() -> None:
 def test_the_remedy_works(chunk_size: Any, solver: str) -> None:
     guard = quick(DataDependent(), TRAIN, VALID, chunk_size=chunk_size, solver=solver, steps=3, check_every=3)
     plain = quick(regressor(), TRAIN, VALID, solver=solver, steps=3, check_every=3)
-    assert guard.predictive.host.chunk_size == 1
+    assert guard.predictive.model.chunk_size == 1
     assert guard.score(inputs(9, 5)).isfinite().all()
     assert guard.score(inputs(9, 5)).shape == plain.score(inputs(9, 5)).shape
 
@@ -299,12 +299,12 @@ HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
     "no members": (list, "Expected a torch.nn.Module or a list of them, but got list"),
     "no net among members": (lambda: [regressor(), "net"], "Expected a torch.nn.Module or a list of them, but got list"),
     "a generator": (lambda: (regressor() for _ in range(2)), "a list of them, but got generator"),
-    "no parameters": (nn.ReLU, "Expected a host with floating-point parameters, but ReLU has none"),
-    "no floating parameters": (Integers, "Expected a host with floating-point parameters, but Integers has none"),
-    "NaN weights": (_with_nan, "Expected a trained host with finite weights, but `2.bias` holds NaN or infinite values"),
-    "NaN buffer": (_nan_in_a_buffer, "a trained host with finite outputs, but it gives NaN or infinite values on `valid`"),
-    "other inputs": (lambda: nn.Linear(4, 1), r"Linear failed on inputs of shape \(2, 3\): .*the form the host was trained on"),
-    "a dict": (lambda: Returns(lambda out: {"y": out}), "Expected a host that returns a tensor, .*but got dict. Pass `select="),
+    "no parameters": (nn.ReLU, "Expected a model with floating-point parameters, but ReLU has none"),
+    "no floating parameters": (Integers, "Expected a model with floating-point parameters, but Integers has none"),
+    "NaN weights": (_with_nan, "Expected a trained model with finite weights, but `2.bias` holds NaN or infinite values"),
+    "NaN buffer": (_nan_in_a_buffer, "a trained model with finite outputs, but it gives NaN or infinite values on `valid`"),
+    "other inputs": (lambda: nn.Linear(4, 1), r"Linear failed on inputs of shape \(2, 3\): .*the form the model was trained on"),
+    "a dict": (lambda: Returns(lambda out: {"y": out}), "Expected a model that returns a tensor, .*but got dict. Pass `select="),
     "a number": (lambda: Returns(lambda out: out.mean()), r"one output row per input row, but Returns made \(\) of 2 rows"),
     "one row": (lambda: Returns(lambda out: out[:1]), r"one output row per input row, but Returns made \(1, 1\) of 2 rows"),
     "other architecture": (
@@ -326,7 +326,7 @@ HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.usefixtures("no_work")
 def test_nets_that_cannot_be_used(case: str) -> None:
     build, message = HOSTS[case]
-    with pytest.raises(HostError, match=message):
+    with pytest.raises(ModelError, match=message):
         quick(build(), TRAIN, VALID)
 
 
@@ -366,7 +366,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"entropy": 3}, "or a function of φ², but got 3"),
     ({"risk": "zero_one"}, r"Expected `risk` to be one of .*did you mean 'zero-one'\?\) or a function, but got 'zero_one'"),
     ({"risk": 3}, "or a function, but got 3"),
-    ({"slack": "papre"}, r"Expected `slack` to be one of .*did you mean 'paper'\?\), but got 'papre'"),
+    ({"tolerance": "papre"}, r"Expected `tolerance` to be one of .*did you mean 'paper'\?\), but got 'papre'"),
     ({"draws": 1}, "Expected `draws` to be a whole number ≥ 2, but got 1"),
     ({"draws": 2.5}, "Expected `draws` to be a whole number ≥ 2, but got 2.5"),
     ({"draws": "50"}, "Expected `draws` to be a whole number ≥ 2, but got '50'"),
@@ -381,21 +381,21 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"check_every": -1}, "Expected `check_every` to be a whole number above 0, but got -1"),
     ({"risk_draws": 2.5}, "Expected `risk_draws` to be a whole number above 0, but got 2.5"),
     ({"draws_per_step": 0}, "Expected `draws_per_step` to be a whole number above 0, but got 0"),
-    ({"rate": -1.0}, "Expected `rate` to be a number above 0, but got -1.0"),
-    ({"rate": NAN}, "Expected `rate` to be a number above 0, but got nan"),
-    ({"rate": math.inf}, "Expected `rate` to be a number above 0, but got inf"),
-    ({"rate": "fast"}, "Expected `rate` to be a number above 0, but got 'fast'"),
-    ({"tradeoff": 0}, "Expected `tradeoff` to be a number above 0, but got 0"),
-    ({"tradeoff": [1.0, -1.0]}, "Expected `tradeoff` to be a number above 0, but got -1.0"),
-    ({"tradeoff": []}, "Expected `tradeoff` to be a number above 0, but got"),
-    ({"tradeoff": None}, "Expected `tradeoff` to be a number above 0, but got None"),
-    ({"floor": 0.0}, "Expected `floor` to be a number above 0, but got 0.0"),
-    ({"start": 0.0}, "Expected `start` to be a number above 0, but got 0.0"),
+    ({"lr": -1.0}, "Expected `lr` to be a number above 0, but got -1.0"),
+    ({"lr": NAN}, "Expected `lr` to be a number above 0, but got nan"),
+    ({"lr": math.inf}, "Expected `lr` to be a number above 0, but got inf"),
+    ({"lr": "fast"}, "Expected `lr` to be a number above 0, but got 'fast'"),
+    ({"entropy_weight": 0}, "Expected `entropy_weight` to be a number above 0, but got 0"),
+    ({"entropy_weight": [1.0, -1.0]}, "Expected `entropy_weight` to be a number above 0, but got -1.0"),
+    ({"entropy_weight": []}, "Expected `entropy_weight` to be a number above 0, but got"),
+    ({"entropy_weight": None}, "Expected `entropy_weight` to be a number above 0, but got None"),
+    ({"eps": 0.0}, "Expected `eps` to be a number above 0, but got 0.0"),
+    ({"start": 0.0}, "Expected `init_fraction` to be a number above 0, but got 0.0"),
     ({"threshold": "low"}, "Expected `threshold` to be a finite number or None, but got 'low'"),
     ({"threshold": NAN}, "Expected `threshold` to be a finite number or None, but got nan"),
     ({"initial_raw_scale": "small"}, "Expected `initial_raw_scale` to be a finite number or None, but got 'small'"),
-    ({"where": "3.*"}, "Expected `where` to pick at least one parameter, but '3..' fits none of .'0.weight'"),
-    ({"where": 3}, "Expected `where` to be a pattern, a list of them, a function or None, but got 3"),
+    ({"params": "3.*"}, "Expected `params` to pick at least one parameter, but '3..' fits none of .'0.weight'"),
+    ({"params": 3}, "Expected `params` to be a pattern, a list of them, a function or None, but got 3"),
 ]  # fmt: skip
 
 
@@ -483,9 +483,9 @@ def test_any_targets_give_one_of_our_errors_or_a_working_guard(
         guard = quick(net, data, data, likelihood=likelihood, draws=2, risk_draws=2)
     except OffmapError:
         return
-    answer = guard(inputs(5, 3))
-    assert answer.score.shape == (5,)
-    assert answer.score.isfinite().all()
+    result = guard(inputs(5, 3))
+    assert result.score.shape == (5,)
+    assert result.score.isfinite().all()
 
 
 @settings(max_examples=25)
@@ -500,11 +500,11 @@ def test_any_inputs_give_one_of_our_errors_or_scores(shape: list[int], dtype: to
     wrapped = {"tensor": x, "array": x.numpy(), "tuple": (x, x), "dict": {"input": x}}
     try:
         asked = DataLoader(TensorDataset(x), batch_size=2) if kind == "loader" and x.ndim and len(x) else wrapped.get(kind, x)
-        answer = guard(asked)
+        result = guard(asked)
     except OffmapError:
         return
-    assert answer.score.shape == (shape[0],)
-    assert answer.score.isfinite().all()
+    assert result.score.shape == (shape[0],)
+    assert result.score.isfinite().all()
 
 
 def _asked(made: list[offmap.Guard] = []) -> offmap.Guard:  # noqa: B006
@@ -516,8 +516,8 @@ def _asked(made: list[offmap.Guard] = []) -> offmap.Guard:  # noqa: B006
 @settings(max_examples=25)
 @given(
     options=st.dictionaries(
-        st.sampled_from(["steps", "rate", "tradeoff", "draws", "risk_draws", "chunk_size", "batch_size", "floor", "seed", "noise",
-                         "basis", "score", "likelihood", "where", "slack", "risk", "entropy", "threshold", "config", "select"]),
+        st.sampled_from(["steps", "lr", "entropy_weight", "draws", "risk_draws", "chunk_size", "batch_size", "eps", "seed", "noise",
+                         "basis", "score", "likelihood", "params", "tolerance", "risk", "entropy", "threshold", "config", "output_fn"]),
         st.one_of(st.none(), st.integers(-2, 3), st.floats(-2, 2), st.text(max_size=4), st.lists(st.integers(), max_size=2)),
         max_size=2,
     )

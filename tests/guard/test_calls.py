@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import offmap
-from offmap.errors import ConfigError, DataError, HostError
+from offmap.errors import ConfigError, DataError, ModelError
 from trained import classes, classifier, inputs, quick, regression, regressor
 
 SORTER = classifier()
@@ -92,27 +92,27 @@ def test_arrays_that_run_backwards_are_read(guard: offmap.Guard, rows: int) -> N
 
 
 def test_a_host_whose_sizes_are_not_known_yet_is_refused() -> None:
-    with pytest.raises(HostError, match="but LazyLinear has parameters without a size. Call it once"):
+    with pytest.raises(ModelError, match="but LazyLinear has parameters without a size. Call it once"):
         quick(nn.LazyLinear(1), TRAIN, VALID)
 
 
 def test_a_host_that_fails_on_other_inputs_is_named_when_diagnosing(guard: offmap.Guard) -> None:
-    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(40, 4\)"):
+    with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(40, 4\)"):
         offmap.diagnose(guard, (inputs(40, features=4), TRAIN[1]))
 
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"select": 3}, r"Expected `select` to be a function of \(output\), but got 3"),
+    ({"output_fn": 3}, r"Expected `output_fn` to be a function of \(output\), but got 3"),
     ({"risk": len}, r"Expected `risk` to be a function of \(likelihood, outputs, targets\), but got <built-in function len>"),
     ({"risk": dict}, "Expected `risk` to be a function of"),
     ({"entropy": lambda a, b: a}, r"Expected `entropy` to be a function of \(φ²\), but got"),
-    ({"select": torch.ones(2)}, "Expected `select` to be a function"),
+    ({"output_fn": torch.ones(2)}, "Expected `output_fn` to be a function"),
     ({"checkpoint": 3}, "Expected `checkpoint` to be the path of a file, but got 3"),
     ({"checkpoint": ""}, "Expected `checkpoint` to be the path of a file, but got ''"),
     ({"ranks": np.array(["same", "alone"])}, "Expected `ranks` to be one of"),
     ({"solver": np.array([1, 2])}, "Expected `solver` to be one of"),
     ({"draws": 10**30}, "Expected `draws` to be at most 1000000, but got"),
-    ({"tradeoff": 1e300}, r"Expected `tradeoff` to be at most 3e\+38, but got"),
+    ({"entropy_weight": 1e300}, r"Expected `entropy_weight` to be at most 3e\+38, but got"),
     ({"threshold": 1e300}, "Expected `threshold` to be a finite number or None, but got"),
 ]
 
@@ -124,7 +124,7 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], message: s
 
 
 def test_large_whole_numbers_are_numbers() -> None:
-    made = quick(regressor(), TRAIN, VALID, solver="refine", start=10**3, steps=2, check_every=2)
+    made = quick(regressor(), TRAIN, VALID, solver="refine", init_fraction=10**3, steps=2, check_every=2)
     assert made.score(inputs(3)).isfinite().all()
 
 
@@ -136,8 +136,8 @@ REFUSED: list[tuple[Callable[[offmap.Guard], Any], str]] = [
     (lambda g: g.samples(inputs(3), "3"), "Expected `draws` to be a whole number ≥ 1, but got '3'"),
     (lambda g: g.interval(inputs(3), "0.9"), "Expected `level` strictly between 0 and 1, such as 0.95, but got '0.9'"),
     (lambda g: offmap.diagnose("guard", TRAIN), "Expected a Guard, as `offmap.fit` gives, but got str"),
-    (lambda g: offmap.diagnose(g, TRAIN, floor="low"), "Expected `floor` to be at least 0 and below 1, but got 'low'"),
-    (lambda g: offmap.one_pass(g, TRAIN, VALID, rows="all"), "Expected `rows` to be a whole number ≥ 100, but got 'all'"),
+    (lambda g: offmap.diagnose(g, TRAIN, eps="low"), "Expected `eps` to be at least 0 and below 1, but got 'low'"),
+    (lambda g: offmap.distill(g, TRAIN, VALID, rows="all"), "Expected `rows` to be a whole number ≥ 100, but got 'all'"),
     (lambda g: offmap.evaluate(g, VALID, {"far": VALID}, positive=["id"]), "Expected `positive` to be one of"),
     (lambda g: offmap.detect(classifier(), classes(40), method=np.array([1, 2])), "Expected `method` to be one of"),
     (lambda g: offmap.detect(classifier(), classes(40), batch_size="8"), "Expected `batch_size` to be a whole number"),
@@ -171,7 +171,7 @@ class Strict(nn.Module):
 
 
 def test_what_a_host_asserts_is_told() -> None:
-    with pytest.raises(HostError, match=r"Strict failed on inputs of shape \(2, 3, 1\): two axes, please"):
+    with pytest.raises(ModelError, match=r"Strict failed on inputs of shape \(2, 3, 1\): two axes, please"):
         quick(Strict(), (TRAIN[0][..., None], TRAIN[1]), (VALID[0][..., None], VALID[1]))
 
 
@@ -187,9 +187,9 @@ def test_bad_validation_data_are_told_before_the_head_is_trained(guard: offmap.G
 
     monkeypatch.setattr("offmap.distill.distil", begun)
     with pytest.raises(DataError, match="Expected finite inputs, but row 0 of `valid`"):
-        offmap.one_pass(guard, TRAIN, (VALID[0] * torch.nan, VALID[1]), rows=100)
+        offmap.distill(guard, TRAIN, (VALID[0] * torch.nan, VALID[1]), rows=100)
     with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1"):
-        offmap.one_pass(guard, TRAIN, VALID, rows=100, false_alarms=None)
+        offmap.distill(guard, TRAIN, VALID, rows=100, false_alarms=None)
 
 
 def test_a_state_that_is_no_state_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from trained import Reshaped, binary, binary_classifier, classes, classifier, in
 
 @dataclass(frozen=True)
 class Task:
-    """A host, its data, and the shape of one row of its answer (None: classification with that many classes)."""
+    """A model, its data, and the shape of one row of its answer (None: classification with that many classes)."""
 
     net: Callable[[], nn.Module]
     data: Callable[[int, int], tuple[Tensor, Tensor]]
@@ -76,24 +76,24 @@ def test_answers_have_the_promised_shapes(task: Task) -> None:
     guard = quick(task.net(), task.data(40, 0), task.data(40, 1))
     assert isinstance(guard.likelihood, task.likelihood)
     x = inputs(9, 5)
-    answer = guard(x)
+    result = guard(x)
     for name, dtype in (("score", torch.float32), ("ood", torch.bool), ("p_value", torch.float32)):
-        value = getattr(answer, name)
+        value = getattr(result, name)
         assert value.shape == (9,), name
         assert value.dtype == dtype, name
-    assert answer.score.isfinite().all()
-    assert answer.score_map is None
+    assert result.score.isfinite().all()
+    assert result.score_map is None
     if task.classes:
-        assert answer.mean is answer.std is None
-        assert answer.probs.shape == (9, task.classes)
-        assert answer.label.shape == (9,)
-        assert answer.label.dtype == torch.int64
+        assert result.mean is result.std is None
+        assert result.probs.shape == (9, task.classes)
+        assert result.label.shape == (9,)
+        assert result.label.dtype == torch.int64
         chosen = guard.prediction_set(x, 0.9)
         assert (chosen.shape, chosen.dtype) == ((9, task.classes), torch.bool)
     else:
-        assert answer.probs is answer.label is None
-        assert answer.mean.shape == answer.std.shape == (9, *task.row)
-        assert (answer.std > 0).all()
+        assert result.probs is result.label is None
+        assert result.mean.shape == result.std.shape == (9, *task.row)
+        assert (result.std > 0).all()
         interval = guard.interval(x, 0.9)
         assert interval.lower.shape == interval.upper.shape == (9, *task.row)
         assert (interval.lower < interval.upper).all()
@@ -103,11 +103,11 @@ def test_answers_have_the_promised_shapes(task: Task) -> None:
 def test_an_answer_is_what_score_and_predict_say(task: Task) -> None:
     guard = quick(task.net(), task.data(40, 0), task.data(40, 1))
     x = inputs(9, 5)
-    answer, prediction = guard(x), guard.predict(x)
-    assert torch.equal(answer.score, guard.score(x))
-    assert torch.equal(answer.ood, answer.score > guard.threshold)
+    result, prediction = guard(x), guard.predict(x)
+    assert torch.equal(result.score, guard.score(x))
+    assert torch.equal(result.ood, result.score > guard.threshold)
     for name, value in vars(prediction).items():
-        assert value is None or torch.equal(value, getattr(answer, name)), name
+        assert value is None or torch.equal(value, getattr(result, name)), name
 
 
 def test_an_ensemble_of_two_is_one_guard(task: Task) -> None:
@@ -237,7 +237,7 @@ def test_host_output_can_be_picked() -> None:
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             return {"prediction": self.net(x), "extra": x}
 
-    picked = quick(Wordy(), regression(40, 0), regression(30, 1), select=lambda out: out["prediction"])
+    picked = quick(Wordy(), regression(40, 0), regression(30, 1), output_fn=lambda out: out["prediction"])
     plain = quick(regressor(), regression(40, 0), regression(30, 1))
     assert picked.likelihood.targets == plain.likelihood.targets
     assert picked.score(inputs(9, 5)).shape == (9,)
@@ -252,9 +252,9 @@ def test_float64_hosts_compute_in_float64() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_hosts_can_be_fitted(dtype: torch.dtype) -> None:
     guard = quick(regressor().to(dtype), regression(40, 0), regression(30, 1))
-    answer = guard(inputs(9, 5))
-    assert answer.score.isfinite().all()
-    assert answer.mean.dtype == answer.score.dtype == torch.float32
+    result = guard(inputs(9, 5))
+    assert result.score.isfinite().all()
+    assert result.mean.dtype == result.score.dtype == torch.float32
 
 
 # --------------------------------------------------------------------------------------------- validation, calibration
@@ -287,7 +287,7 @@ def test_separate_calibration_data_set_the_threshold_and_nothing_else() -> None:
     # the same as calibrating later
     later = without.calibrate(apart)
     assert later.threshold == with_.threshold
-    assert torch.equal(later.calibration.misses, with_.calibration.misses)
+    assert torch.equal(later.calibration.residuals, with_.calibration.residuals)
 
 
 @pytest.mark.parametrize("form", ["DataLoader", "Dataset", "float64 arrays"])
@@ -346,12 +346,12 @@ def test_progress_shows_risk_threshold_and_entropy(capsys: pytest.CaptureFixture
 def test_history_tells_every_check_per_member() -> None:
     guard = quick([regressor(0), regressor(1)], regression(40, 0), regression(30, 1), solver="refine", steps=5, check_every=2)
     history = guard.history
-    assert history.ending == "finished"
+    assert history.stop_reason == "finished"
     assert history.step == [0, 2, 4, 5]
     assert len(history.risk) == len(history.entropy) == 4
-    assert all(len(entry) == 2 for entry in [*history.risk, *history.entropy, history.threshold, history.kept])
+    assert all(len(entry) == 2 for entry in [*history.risk, *history.entropy, history.max_risk, history.kept])
     for member, kept in enumerate(history.kept):
-        passed = [s for s, risk in zip(history.step, history.risk, strict=True) if risk[member] <= history.threshold[member]]
+        passed = [s for s, risk in zip(history.step, history.risk, strict=True) if risk[member] <= history.max_risk[member]]
         assert kept == passed[-1]
 
 
@@ -374,35 +374,35 @@ def test_threshold_of_risk_is_the_plain_nets_nll_plus_two_standard_errors(solver
             worst = -(y.bincount() / len(y)).log().min()
         each = each.clamp_max(worst)  # what chance would pay for the worst row
         tau = each.mean() + 2 * each.std(correction=0) / math.sqrt(40)
-        assert guard.history.threshold[member] == pytest.approx(tau.item(), rel=1e-4)
+        assert guard.history.max_risk[member] == pytest.approx(tau.item(), rel=1e-4)
     # the risk of what was kept is within it, and so is that of the guard's own wide draws, nearly
     kept = [guard.history.risk[guard.history.step.index(k)][m] for m, k in enumerate(guard.history.kept)]
-    assert all(risk <= tau for risk, tau in zip(kept, guard.history.threshold, strict=True))
+    assert all(risk <= tau for risk, tau in zip(kept, guard.history.max_risk, strict=True))
 
 
 def test_a_threshold_of_the_users_own_is_kept() -> None:
-    loose = quick(regressor(), regression(40, 0), regression(40, 1), threshold=50.0)
+    loose = quick(regressor(), regression(40, 0), regression(40, 1), max_risk=50.0)
     tight = quick(regressor(), regression(40, 0), regression(40, 1))
-    assert loose.history.threshold == [50.0]
+    assert loose.history.max_risk == [50.0]
     assert loose.score(inputs(9, 5)).mean() > tight.score(inputs(9, 5)).mean()
 
 
 @pytest.mark.parametrize("solver", ["refine", "sgd"])
-@pytest.mark.parametrize("rate", [1e3, 1e6, 1e30])
-def test_training_that_diverges_keeps_a_good_state(solver: str, rate: float, caplog: pytest.LogCaptureFixture) -> None:
-    guard = quick(regressor(), regression(40, 0), regression(40, 1), solver=solver, steps=20, check_every=5, rate=rate)
+@pytest.mark.parametrize("lr", [1e3, 1e6, 1e30])
+def test_training_that_diverges_keeps_a_good_state(solver: str, lr: float, caplog: pytest.LogCaptureFixture) -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), solver=solver, steps=20, check_every=5, lr=lr)
     x = inputs(9, 5)
-    answer = guard(x)
+    result = guard(x)
     for name in ("score", "mean", "std", "p_value"):
-        assert getattr(answer, name).isfinite().all(), name
+        assert getattr(result, name).isfinite().all(), name
     assert math.isfinite(guard.threshold)
     history = guard.history
     kept = history.step.index(history.kept[0])
-    assert history.risk[kept][0] <= history.threshold[0]
-    if history.ending == "diverged":
+    assert history.risk[kept][0] <= history.max_risk[0]
+    if history.stop_reason == "diverged":
         said = [m for m in caplog.messages if m.startswith("Training diverged (the loss is not finite)")]
         assert len(said) == 1
-        assert "Lower `rate` or `tradeoff`" in said[0]
+        assert "Lower `lr` or `entropy_weight`" in said[0]
 
 
 def test_a_loss_that_is_not_finite_ends_the_fit_as_diverged(caplog: pytest.LogCaptureFixture) -> None:
@@ -416,8 +416,8 @@ def test_a_loss_that_is_not_finite_ends_the_fit_as_diverged(caplog: pytest.LogCa
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x) + (self.net[0].bias.square().sum() - 100).relu().mul(1e3).exp() - 1
 
-    guard = quick(Explosive(), regression(40, 0), regression(40, 1), solver="refine", steps=50, check_every=50, rate=30.0)
-    assert guard.history.ending == "diverged"
+    guard = quick(Explosive(), regression(40, 0), regression(40, 1), solver="refine", steps=50, check_every=50, lr=30.0)
+    assert guard.history.stop_reason == "diverged"
     assert any("every member keeps its last state below the risk threshold, from steps [0]" in m for m in caplog.messages)
     assert guard.predict(inputs(9, 5)).mean.isfinite().all()
 
@@ -426,9 +426,9 @@ def test_a_loss_that_is_not_finite_ends_the_fit_as_diverged(caplog: pytest.LogCa
 
 
 def test_where_decides_what_is_random() -> None:
-    guard = quick(regressor(), regression(40, 0), regression(30, 1), where="2.*")
+    guard = quick(regressor(), regression(40, 0), regression(30, 1), params="2.*")
     assert set(guard.predictive.q.mean) == {"2.weight", "2.bias"}
-    hidden = quick(regressor(), regression(40, 0), regression(30, 1), where=lambda name, tensor: tensor.ndim == 2)
+    hidden = quick(regressor(), regression(40, 0), regression(30, 1), params=lambda name, tensor: tensor.ndim == 2)
     assert set(hidden.predictive.q.mean) == {"0.weight", "2.weight"}
 
 
@@ -454,9 +454,9 @@ def test_scores_by_name_and_by_function() -> None:
 
 def test_a_config_object_and_keywords_agree() -> None:
     train, valid, x = regression(40, 0), regression(30, 1), inputs(9, 5)
-    config = offmap.Config(solver="closed-form", basis="identity", risk_draws=8, floor=1e-2)
+    config = offmap.Config(solver="closed-form", basis="identity", risk_draws=8, eps=1e-2)
     one = offmap.fit(regressor(), train, valid, config=config, draws=8)
-    two = quick(regressor(), train, valid, basis="identity", floor=1e-2)
+    two = quick(regressor(), train, valid, basis="identity", eps=1e-2)
     three = offmap.fit(regressor(), train, valid, config=config, draws=8, basis="svd")
     assert torch.equal(one.score(x), two.score(x))
     assert len(three.predictive.q.rotation) == 2

@@ -130,30 +130,30 @@ def test_ood_is_score_above_threshold_and_not_at_it(guard: offmap.Guard) -> None
 
 def test_p_values_count_calibration_scores_at_least_as_large(guard: offmap.Guard) -> None:
     x = torch.cat([regression(60, 1)[0], 5 * inputs(20, 6)])
-    answer = guard(x)
+    result = guard(x)
     known = guard.calibration.scores.tolist()
-    slow = [(1 + sum(c >= s for c in known)) / (len(known) + 1) for s in answer.score.tolist()]
-    torch.testing.assert_close(answer.p_value, torch.tensor(slow), rtol=1e-6, atol=0)
+    slow = [(1 + sum(c >= s for c in known)) / (len(known) + 1) for s in result.score.tolist()]
+    torch.testing.assert_close(result.p_value, torch.tensor(slow), rtol=1e-6, atol=0)
     # flagged means: p-value at most the rate of false alarms
-    assert torch.equal(answer.ood, answer.p_value <= 0.05)
+    assert torch.equal(result.ood, result.p_value <= 0.05)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
 def test_interval_radius_is_the_right_order_statistic_of_relative_errors(guard: offmap.Guard, level: float) -> None:
     x, y = regression(60, 1)
     known = guard.predict(x)
-    misses = ((y - known.mean).abs() / known.std).sort().values
+    residuals = ((y - known.mean).abs() / known.std).sort().values
     k = math.ceil(round(level * 61, 9))
     fresh = inputs(9, 5)
     prediction, interval = guard.predict(fresh), guard.interval(fresh, level)
-    torch.testing.assert_close(interval.upper - prediction.mean, misses[k - 1] * prediction.std, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(interval.upper - prediction.mean, residuals[k - 1] * prediction.std, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(interval.lower + interval.upper, 2 * prediction.mean, rtol=1e-4, atol=1e-5)
 
 
 def test_several_targets_have_a_radius_each() -> None:
     made = quick(regressor(targets=2), regression(60, 0, 2), regression(60, 1, 2))
     x, y = regression(60, 1, 2)
-    assert made.calibration.misses.shape == (60, 2)
+    assert made.calibration.residuals.shape == (60, 2)
     interval = made.interval(x, 0.9)
     inside = (interval.lower <= y) & (y <= interval.upper)
     assert ((inside.float().mean(0) - 0.9).abs() < 0.03).all()
@@ -199,10 +199,10 @@ def test_coverage_false_alarms_and_p_values_are_exact_over_many_calibration_sets
     for seed in range(rounds):
         made = closed(39, seed=2 * seed)
         x, y = simulated(100, 2 * seed + 1)
-        interval, answer = made.interval(x, 0.9), made(x)
+        interval, result = made.interval(x, 0.9), made(x)
         inside += ((interval.lower <= y) & (y <= interval.upper)).float().mean().item() / rounds
-        flagged += answer.ood.float().mean().item() / rounds
-        small += (answer.p_value <= 0.2).float().mean().item() / rounds
+        flagged += result.ood.float().mean().item() / rounds
+        small += (result.p_value <= 0.2).float().mean().item() / rounds
     assert abs(inside - 0.9) < 0.012
     assert abs(flagged - 0.05) < 0.009
     assert abs(small - 0.2) < 0.016
@@ -235,7 +235,7 @@ def test_prediction_sets_cover_over_many_calibration_sets() -> None:
 
 def test_samples_are_the_sampled_nets_themselves(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
-    q, net = guard.predictive.q, guard.predictive.host.net
+    q, net = guard.predictive.q, guard.predictive.model.net
     drawn = q.draw(range(5), seed=guard.seed, clip=0.3)
     slow = torch.stack([functional_call(net, {n: w[p] for n, w in drawn.items()}, (x,)) for p in range(5)])
     torch.testing.assert_close(guard.samples(x, 5, clip=0.3), slow, rtol=1e-5, atol=1e-6)
@@ -248,8 +248,8 @@ def test_fewer_samples_are_the_first_of_more(guard: offmap.Guard) -> None:
 
 def test_clip_zero_is_the_host_and_infinity_is_no_clip(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
-    host = guard.predictive.host.net
-    torch.testing.assert_close(guard.samples(x, 4, clip=0.0), host(x).expand(4, 9, 1), rtol=1e-5, atol=1e-6)
+    model = guard.predictive.model.net
+    torch.testing.assert_close(guard.samples(x, 4, clip=0.0), model(x).expand(4, 9, 1), rtol=1e-5, atol=1e-6)
     assert torch.equal(guard.samples(x, 4, clip=math.inf), guard.samples(x, 4))
     spreads = [guard.samples(x, 50, clip=c).std(0).mean() for c in (0.0, 0.01, 0.1, 1.0)]
     assert spreads == sorted(spreads)
@@ -364,18 +364,18 @@ def test_asking_twice_gives_the_same_answer_and_touches_no_global_generator(guar
 
 def test_dense_outputs_keep_their_positions(painter: offmap.Guard) -> None:
     x = inputs(7, 5, features=20).reshape(7, 1, 4, 5)
-    answer = painter(x)
-    assert answer.probs.shape == (7, 3, 4, 5)
-    assert answer.label.shape == (7, 4, 5)
-    assert answer.score.shape == answer.ood.shape == answer.p_value.shape == (7,)
-    assert answer.score_map.shape == (7, 4, 5)
-    assert torch.equal(painter.score(x, reduce=None), answer.score_map)
-    torch.testing.assert_close(painter.score(x), answer.score_map.mean((1, 2)))
-    torch.testing.assert_close(painter.score(x, reduce="max"), answer.score_map.amax((1, 2)))
+    result = painter(x)
+    assert result.probs.shape == (7, 3, 4, 5)
+    assert result.label.shape == (7, 4, 5)
+    assert result.score.shape == result.ood.shape == result.p_value.shape == (7,)
+    assert result.score_map.shape == (7, 4, 5)
+    assert torch.equal(painter.score(x, reduce=None), result.score_map)
+    torch.testing.assert_close(painter.score(x), result.score_map.mean((1, 2)))
+    torch.testing.assert_close(painter.score(x, reduce="max"), result.score_map.amax((1, 2)))
     assert painter.prediction_set(x).shape == (7, 3, 4, 5)
     probs = painter.samples(x, painter.draws).softmax(2).mean(0)
     slow = -(probs * probs.log()).sum(1)
-    torch.testing.assert_close(answer.score_map, slow, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.score_map, slow, rtol=1e-4, atol=1e-5)
 
 
 def test_reduction_does_nothing_to_flat_scores(guard: offmap.Guard) -> None:
@@ -436,11 +436,11 @@ def test_a_clip_that_gives_nan_never_wins() -> None:
     x = inputs(30, 0)
     made = offmap.guard(Wild(), (x, x[:, 0]), draws=2)
     assert made.clip == 0.2
-    # NaN counts as infinitely strange, and predictions stay
-    answer = made(x)
-    assert (answer.score == math.inf).all()
-    assert answer.mean.isfinite().all()
-    assert (answer.p_value == 1.0).all()
+    # NaN counts as infinitely OOD, and predictions stay
+    result = made(x)
+    assert (result.score == math.inf).all()
+    assert result.mean.isfinite().all()
+    assert (result.p_value == 1.0).all()
 
 
 def test_nll_is_that_of_the_prediction_as_reported(guard: offmap.Guard, sorter: offmap.Guard) -> None:
@@ -464,8 +464,8 @@ def test_any_predictive_gets_the_same_verdicts() -> None:
     x = inputs(9, 5)
     assert isinstance(Closed(), offmap.Predictive)
     assert isinstance(made, offmap.Scorer)
-    answer = made(x.numpy())
-    assert answer.mean.shape == (9,)
+    result = made(x.numpy())
+    assert result.mean.shape == (9,)
     assert made.samples(x, 5).shape == (10, 9, 2)
     assert made.history.step == []
     assert "Closed" in str(made.summary())
@@ -485,23 +485,23 @@ def test_tiny_variances_at_large_means_survive_float32_in_a_guard() -> None:
 
     x = inputs(30, 0)
     made = offmap.guard(Far(), (x, torch.full((30,), 1e6)), draws=6)
-    answer = made(x)
+    result = made(x)
     exact = (0.25**2) * 2 / 3 + 1e-4
-    torch.testing.assert_close(answer.score, torch.full((30,), exact), rtol=1e-5, atol=0)
+    torch.testing.assert_close(result.score, torch.full((30,), exact), rtol=1e-5, atol=0)
     torch.testing.assert_close(made.predict(x, clip=None).std, torch.full((30,), math.sqrt(exact)), rtol=1e-5, atol=0)
 
 
 def test_huge_inputs_are_infinitely_strange_and_not_nan(guard: offmap.Guard) -> None:
-    answer = guard(torch.full((3, 3), 3e38))
-    assert not answer.score.isnan().any()
-    assert answer.ood.all()
+    result = guard(torch.full((3, 3), 3e38))
+    assert not result.score.isnan().any()
+    assert result.ood.all()
 
 
 def test_to_moves_a_copy(guard: offmap.Guard) -> None:
     moved = guard.to("cpu")
     x = inputs(9, 5)
     assert torch.equal(moved.score(x), guard.score(x))
-    assert moved.predictive.host.net is not guard.predictive.host.net
+    assert moved.predictive.model.net is not guard.predictive.model.net
     with pytest.raises(ConfigError, match="a guard over a weight distribution; build other guards where they are to run"):
         closed(30).to("cpu")
 
@@ -554,9 +554,9 @@ def test_impossible_numbers_of_samples_are_refused(guard: offmap.Guard, draws: A
         guard.samples(inputs(9, 5), draws)
 
 
-@pytest.mark.parametrize("rate", [0, 1, -0.1, 2])
-def test_impossible_rates_of_false_alarms_are_refused(guard: offmap.Guard, rate: float) -> None:
+@pytest.mark.parametrize("lr", [0, 1, -0.1, 2])
+def test_impossible_rates_of_false_alarms_are_refused(guard: offmap.Guard, lr: float) -> None:
     with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1, but got"):
-        guard.calibrate(regression(30, 0), rate)
+        guard.calibrate(regression(30, 0), lr)
     with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1, but got"):
-        closed(30, false_alarms=rate)
+        closed(30, false_alarms=lr)

@@ -1,4 +1,4 @@
-"""`offmap.fit` on hosts with a will of their own: refused or reported, by name; never silently wrong."""
+"""`offmap.fit` on models with a will of their own: refused or reported, by name; never silently wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.data import Rows
-from offmap.errors import ConfigError, HostError
+from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import solve as maxwent
 from offmap.posterior.predictive import Stochastic
@@ -25,7 +25,7 @@ TRAIN, VALID = regression(40, 0), regression(40, 1)
 
 
 class Wrapped(nn.Module):
-    """A good host, with something done on the way."""
+    """A good model, with something done on the way."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Drifting(Counting):
 
 
 class Keeping(Wrapped):
-    """Keeps its hidden layer, as hosts do that are made for explanations."""
+    """Keeps its hidden layer, as models do that are made for explanations."""
 
     hidden: Tensor | None = None
 
@@ -96,9 +96,9 @@ def random_names(guard: offmap.Guard) -> list[str]:
 
 
 def test_own_randomness_and_memory_are_refused_before_any_work():
-    with pytest.raises(HostError, match=r"Dropping draws its own randomness: `aten.bernoulli_` in the host itself\."):
+    with pytest.raises(ModelError, match=r"Dropping draws its own randomness: `aten.bernoulli_` in the model itself\."):
         quick(Dropping(), TRAIN, VALID)
-    with pytest.raises(HostError, match=r"Drifting remembers them in `calls`\."):
+    with pytest.raises(ModelError, match=r"Drifting remembers them in `calls`\."):
         quick([Drifting(0), Drifting(1)], TRAIN, VALID)
 
 
@@ -122,10 +122,10 @@ def test_harmless_memory_is_logged_noted_and_changes_nothing(kind: type[Wrapped]
 
 def test_a_buffer_that_vmap_cannot_update_means_a_loop_and_is_said_when_a_loop_is_forbidden():
     guard = quick(Monitoring(), TRAIN, VALID)
-    assert guard.predictive.host.chunk_size == 1  # pyright: ignore[reportAttributeAccessIssue]
+    assert guard.predictive.model.chunk_size == 1  # pyright: ignore[reportAttributeAccessIssue]
     assert guard.notes == ("Calls change `average`: harmless, as the outputs do not depend on it.",)
     with pytest.raises(
-        HostError, match=r"`vmap` cannot run Monitoring \(output with shape.*\). Pass `chunk_size=1` to loop over draws"
+        ModelError, match=r"`vmap` cannot run Monitoring \(output with shape.*\). Pass `chunk_size=1` to loop over draws"
     ):
         quick(Monitoring(), TRAIN, VALID, chunk_size=4)
 
@@ -143,7 +143,7 @@ def test_a_parameter_that_no_input_reaches_stays_fixed_and_out_of_the_entropy(ca
     guard, plain = quick(Spare(), TRAIN, VALID), quick(Wrapped(), TRAIN, VALID)
     note = (
         "No input reaches `spare.weight`, `spare.bias`: left out of the random parameters. "
-        "Drop them from the host, or check `select`."
+        "Drop them from the model, or check `output_fn`."
     )
     assert caplog.messages == [note]
     assert note in str(guard.summary())
@@ -152,9 +152,9 @@ def test_a_parameter_that_no_input_reaches_stays_fixed_and_out_of_the_entropy(ca
     rows = {row["parameter"]: row["random"] for row in guard.summary().rows}
     assert rows["net.0.weight"]
     assert not rows["spare.weight"]
-    message = "Expected `where` to pick a parameter that some input reaches, but 'spare.weight' picks `spare.weight` alone"
+    message = "Expected `params` to pick a parameter that some input reaches, but 'spare.weight' picks `spare.weight` alone"
     with pytest.raises(ConfigError, match=message):
-        quick(Spare(), TRAIN, VALID, where="spare.weight")
+        quick(Spare(), TRAIN, VALID, params="spare.weight")
 
 
 def test_unreached_parameters_differ_between_members_and_survive_a_file(tmp_path: Any):
@@ -191,7 +191,7 @@ def test_frozen_parameters_are_random_like_the_others():
 
 
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("params", "names"),
     [
         ("all", ["0.weight", "0.bias", "2.weight", "2.bias"]),
         ("matrices", ["0.weight", "2.weight"]),
@@ -199,10 +199,10 @@ def test_frozen_parameters_are_random_like_the_others():
     ],
 )
 def test_words_choose_what_is_random(where: str, names: list[str]):
-    assert random_names(quick([regressor(0), regressor(1)], TRAIN, VALID, where=where)) == names
+    assert random_names(quick([regressor(0), regressor(1)], TRAIN, VALID, params=where)) == names
     made = maxwent.fit(
         regressor(), Rows(*TRAIN, 20, "train"), Rows(*VALID, 20, "valid"), likelihood=Gaussian(noise=torch.ones(1)),
-        config=maxwent.Config(solver="closed-form", risk_draws=4, where=where),
+        config=maxwent.Config(solver="closed-form", risk_draws=4, params=where),
     )  # fmt: skip
     assert list(made.q.raw_scale) == names
 
@@ -249,9 +249,9 @@ def test_the_validation_rows_pass_the_plain_host_once_before_the_fit(monkeypatch
 
 def test_members_of_two_dtypes_or_devices_are_refused():
     message = r"Expected members of one dtype, but `0.weight` is torch.float32 in member 0 and torch.float64 in member 1. Convert"
-    with pytest.raises(HostError, match=message):
+    with pytest.raises(ModelError, match=message):
         quick([regressor(0), regressor(1).double()], TRAIN, VALID)
-    with pytest.raises(HostError, match="Expected a host that holds numbers, but Sequential is on the meta device"):
+    with pytest.raises(ModelError, match="Expected a model that holds numbers, but Sequential is on the meta device"):
         quick([regressor(0), regressor(1).to("meta")], TRAIN, VALID)
 
 
@@ -259,7 +259,7 @@ def test_a_host_on_two_devices_is_refused():
     net = regressor()
     net[2].to("meta")
     with pytest.raises(
-        HostError, match="one device, but it has `0.weight`, `0.bias` on cpu; `2.weight`, `2.bias` on meta. Move it"
+        ModelError, match="one device, but it has `0.weight`, `0.bias` on cpu; `2.weight`, `2.bias` on meta. Move it"
     ):
         quick(net, TRAIN, VALID)
 
@@ -267,7 +267,7 @@ def test_a_host_on_two_devices_is_refused():
 def test_a_half_precision_host_that_the_cpu_cannot_run_gets_a_remedy():
     net = Through(lambda s, x: s.net(torch.linalg.qr(x)[0]), net=regressor()).half()
     with pytest.raises(
-        HostError, match=r"Through failed on inputs of shape \(2, 3\): .*cannot run it in torch.float16: fit a copy"
+        ModelError, match=r"Through failed on inputs of shape \(2, 3\): .*cannot run it in torch.float16: fit a copy"
     ):
         quick(net, TRAIN, VALID)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import offmap
-from offmap.detector import attended, joined, misses, one_each, reduced
+from offmap.detector import attended, joined, one_each, reduced, residuals
 from offmap.errors import DataError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Prediction
 from trained import inputs, quick
@@ -82,24 +82,24 @@ def test_scores_do_not_depend_on_the_amount_of_padding(tagger: offmap.Guard, red
 
 def test_padding_is_nan_in_the_map_and_left_out_of_the_reduction(tagger: offmap.Guard) -> None:
     x = text(9, 6, seed=3)
-    answer = tagger(x)
+    result = tagger(x)
     kept = x["attention_mask"].bool()
     assert tagger.likelihood == Categorical(-1)
-    assert torch.equal(~answer.score_map.isnan(), kept)
+    assert torch.equal(~result.score_map.isnan(), kept)
     probs = tagger.samples(x, tagger.draws).softmax(-1).mean(0)
     entropy = torch.special.entr(probs).sum(-1)
-    torch.testing.assert_close(answer.score_map[kept], entropy[kept], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.score_map[kept], entropy[kept], rtol=1e-4, atol=1e-5)
     slow = torch.stack([row[k].mean() for row, k in zip(entropy, kept, strict=True)])
-    torch.testing.assert_close(answer.score, slow, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.score, slow, rtol=1e-4, atol=1e-5)
     highest = torch.stack([row[k].max() for row, k in zip(entropy, kept, strict=True)])
     torch.testing.assert_close(tagger.score(x, reduce="max"), highest, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(tagger.score(x, reduce=None), answer.score_map, equal_nan=True)
+    torch.testing.assert_close(tagger.score(x, reduce=None), result.score_map, equal_nan=True)
 
 
 def test_a_map_of_next_tokens_takes_the_last_columns_of_the_mask() -> None:
     x = text(30, 6)
     y = tagged(x)[:, 1:]
-    made = quick(Tagger(), (x, y), (x, y), select=lambda output: output[:, :-1])
+    made = quick(Tagger(), (x, y), (x, y), output_fn=lambda output: output[:, :-1])
     map_ = made.score(x, reduce=None)
     assert map_.shape == (30, 5)
     seen = x["attention_mask"][:, 1:].bool()
@@ -116,9 +116,9 @@ def test_several_labels_of_one_text_are_no_places_of_it() -> None:
     y = (x["input_ids"][:, :1] + torch.arange(CLASSES)) % 2
     made = quick(Labels(), (x, y), (x, y), likelihood="bernoulli")
     assert made.likelihood == Bernoulli(1)
-    answer = made(x)
-    assert answer.score_map.isfinite().all()
-    assert answer.probs.shape == (30, 2, CLASSES)
+    result = made(x)
+    assert result.score_map.isfinite().all()
+    assert result.probs.shape == (30, 2, CLASSES)
 
 
 @pytest.mark.parametrize(("mask", "fits"), [((2, 5), True), ((2, 6), True), ((2, 7), False), ((2, 4), False), ((2, 1, 5), False)])
@@ -227,15 +227,15 @@ def test_pixels_have_scores_predictions_and_conformal_answers(kind: str) -> None
     x = images()
     made = quick(Painter(outputs), (x, truth(x)), (x, truth(x)))
     assert type(made.likelihood) is law
-    answer = made(x)
-    assert answer.score_map.shape == (30, 4, 5)
-    torch.testing.assert_close(answer.score, answer.score_map.mean((1, 2)))
+    result = made(x)
+    assert result.score_map.shape == (30, 4, 5)
+    torch.testing.assert_close(result.score, result.score_map.mean((1, 2)))
     if law is Gaussian:
         interval = made.interval(x, 0.8)
-        assert answer.mean.shape == interval.lower.shape == interval.upper.shape == shape
+        assert result.mean.shape == interval.lower.shape == interval.upper.shape == shape
         assert (interval.lower < interval.upper).all()
     else:
-        assert answer.label.shape == shape
+        assert result.label.shape == shape
         assert made.prediction_set(x, 0.8).shape == (30, 3 if kind == "segmentation" else 2, 4, 5)
 
 
@@ -257,13 +257,13 @@ def test_ignored_pixels_change_nothing() -> None:
     held = y.clone()
     held[:, 0], held[3] = -100, -100
     made = quick(Painter(3), (x, held), (x, held))
-    assert math.isfinite(made.history.threshold[0])
+    assert math.isfinite(made.history.max_risk[0])
     assert math.isfinite(made.history.final_risk[0])
-    assert made.calibration.misses.shape == (29,)  # nothing of row 3 counts
+    assert made.calibration.residuals.shape == (29,)  # nothing of row 3 counts
     assert made.calibration.scores.shape == (30,)
     other = held.clone()
     other[held != -100] = (1 - y)[held != -100]
-    assert not torch.equal(quick(Painter(3), (x, other), (x, other)).calibration.misses, made.calibration.misses)
+    assert not torch.equal(quick(Painter(3), (x, other), (x, other)).calibration.residuals, made.calibration.residuals)
     with pytest.raises(DataError, match="at least one target that counts, but all of `valid` are -100"):
         made.calibrate((x, torch.full_like(y, -100)))
 
@@ -305,14 +305,14 @@ def test_one_position_of_every_row_is_drawn_evenly_among_those_that_count() -> N
 
 def test_misses_of_plain_outputs_are_one_per_row_and_target() -> None:
     prediction = Prediction(mean=torch.zeros(4, 2), std=torch.ones(4, 2))
-    assert misses(Gaussian(2, False), prediction, torch.ones(4, 2)).shape == (4, 2)
+    assert residuals(Gaussian(2, False), prediction, torch.ones(4, 2)).shape == (4, 2)
     classes = Prediction(probs=torch.tensor([[0.9, 0.1], [0.2, 0.8]]), label=torch.tensor([0, 1]))
-    torch.testing.assert_close(misses(Categorical(), classes, torch.tensor([1, -100])), torch.tensor([0.9]))
+    torch.testing.assert_close(residuals(Categorical(), classes, torch.tensor([1, -100])), torch.tensor([0.9]))
 
 
 def test_joined_predictions_keep_bools_and_missing_fields() -> None:
-    one = offmap.Answer(score=torch.ones(1), ood=torch.tensor([True]), p_value=torch.ones(1), label=torch.tensor([[1, 2]]))
-    two = offmap.Answer(score=torch.ones(1), ood=torch.tensor([False]), p_value=torch.ones(1), label=torch.tensor([[3]]))
+    one = offmap.Result(score=torch.ones(1), ood=torch.tensor([True]), p_value=torch.ones(1), label=torch.tensor([[1, 2]]))
+    two = offmap.Result(score=torch.ones(1), ood=torch.tensor([False]), p_value=torch.ones(1), label=torch.tensor([[3]]))
     whole = joined([one, two])
     assert whole.label.tolist() == [[1, 2], [3, -100]]
     assert whole.ood.tolist() == [True, False]

@@ -40,10 +40,10 @@ def test_widths_are_those_of_the_distribution() -> None:
 
 
 def test_parameters_that_are_not_random_are_listed_as_such() -> None:
-    guard = quick(regressor(), regression(40, 0), regression(40, 1), where="2.weight")
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), params="2.weight")
     rows = guard.summary().rows
     assert [row["random"] for row in rows] == [False, False, True, False]
-    assert [row["why"] for row in rows] == ["not picked by `where`"] * 2 + ["", "not picked by `where`"]
+    assert [row["why"] for row in rows] == ["not picked by `params`"] * 2 + ["", "not picked by `params`"]
 
 
 def test_what_is_plain_says_why() -> None:

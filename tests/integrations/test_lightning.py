@@ -102,7 +102,7 @@ def test_data_that_cannot_be_used_are_named_before_the_first_step(pl, tmp_path):
     with pytest.raises(ConfigError, match="one DataLoader for `valid`, but it has list of 2. Pass `valid=`"):
         pl.Trainer(callbacks=[GuardCallback()], **options).fit(module, loader, [loader, loader])
     module.validation_step = None
-    with pytest.raises(ConfigError, match="Expected familiar data to compare `ood` with: pass `test=`"):
+    with pytest.raises(ConfigError, match="Expected in-distribution data to compare `ood` with: pass `test=`"):
         pl.Trainer(callbacks=[GuardCallback({"far": sample(9, 1)})], **options).fit(module, loader)
     assert torch.equal(module.net[0].weight, before)
 

@@ -46,17 +46,17 @@ LIES: dict[str, tuple[str, Any]] = {
     "another score": ("guard", {"score_with": "__class__"}),
     "a negative clip": ("guard", {"clip": -1.0}),
     "a clip of NaN": ("guard", {"clip": float("nan")}),
-    "another key": ("guard", {"select": "x"}),
-    "no chunk": ("host", {"chunk_size": 0}),
-    "a batch of text": ("host", {"batch_size": "8"}),
+    "another key": ("guard", {"output_fn": "x"}),
+    "no chunk": ("model", {"chunk_size": 0}),
+    "a batch of text": ("model", {"batch_size": "8"}),
     "false alarms": ("calibration", {"false_alarms": 2}),
     "a frame of fractions": ("frames", {"0.weight": {"view": [1.5], "outs": [], "axes": [], "blocks": []}}),
     "a noise without width": ("noise", {"half_width": 0}),
     "fields of the likelihood": ("likelihood", {"fields": {"targets": [1]}}),
     "history": ("history", {"risk": "none"}),
     "notes": ("guard", {"notes": [1]}),
-    "layers": ("familiar", [3]),
-    "hosts": ("hosts", [{"0.weight": "x"}]),
+    "layers": ("in-distribution", [3]),
+    "models": ("models", [{"0.weight": "x"}]),
 }
 
 
@@ -74,7 +74,7 @@ def test_a_header_that_makes_no_sense_is_refused_by_the_name_of_what_is_wrong(ca
         about(path)
 
 
-@pytest.mark.parametrize("key", ["guard", "host", "history", "own_select"])
+@pytest.mark.parametrize("key", ["guard", "model", "history", "own_select"])
 def test_a_header_that_lacks_something_is_refused(key: str, saved: bytes, tmp_path: Path) -> None:
     header = {name: value for name, value in header_of(saved).items() if name != key}
     with pytest.raises(FileError, match=f"what it says of '{key}' makes no sense"):
@@ -96,7 +96,7 @@ CHANGES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "rotation that is no square": ("rotation.0.weight", lambda t: t[..., :2]),
     "no scores": ("calibration.scores", lambda t: t[:0]),
     "scores of NaN": ("calibration.scores", lambda t: t * torch.nan),
-    "familiar rows of another width": ("familiar.inputs.rows", lambda t: t[:, :2]),
+    "in-distribution rows of another width": ("familiar.inputs.rows", lambda t: t[:, :2]),
     "a number of spacings": ("familiar.inputs.spacings", lambda t: t[:7]),
     "three numbers as a scale": ("familiar.disagreement", lambda t: torch.cat([t, t[:1]])),
 }

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import offmap
-from offmap.errors import ConfigError, FileError, HostError
+from offmap.errors import ConfigError, FileError, ModelError
 from offmap.io.guard_file import about
 from offmap.model.digest import checksum
 from offmap.posterior.noise import Uniform
@@ -38,8 +38,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "binary": (binary_classifier, binary, {}),
     "ensemble": (lambda: [regressor(0), regressor(1)], regression, {}),
     "ensemble of classifiers, identity": (lambda: [classifier(0), classifier(1)], classes, {"basis": "identity"}),
-    "some random weights": (regressor, regression, {"where": "0.*"}),
-    "ensemble, some random weights": (lambda: [regressor(0), regressor(1)], regression, {"where": "2.*"}),
+    "some random weights": (regressor, regression, {"params": "0.*"}),
+    "ensemble, some random weights": (lambda: [regressor(0), regressor(1)], regression, {"params": "2.*"}),
     "normal noise": (regressor, regression, {"noise": "normal"}),
     "own width": (regressor, regression, {"noise": Uniform(1.0)}),
     "refined": (regressor, regression, {"solver": "refine", "steps": 5, "check_every": 5}),
@@ -86,11 +86,11 @@ def test_a_loaded_guard_can_be_calibrated_and_evaluated(tmp_path: Path) -> None:
 
 
 def test_a_guard_with_a_picked_output_asks_for_the_same_function(tmp_path: Path) -> None:
-    guard = quick(regressor(), regression(40, 0), regression(40, 1), select=lambda out: out)
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), output_fn=lambda out: out)
     guard.save(tmp_path / "g")
-    with pytest.raises(ConfigError, match="was fitted with a `select` of your own: pass the same function to `load`"):
+    with pytest.raises(ConfigError, match="was fitted with a `output_fn` of your own: pass the same function to `load`"):
         offmap.load(tmp_path / "g", regressor())
-    again = offmap.load(tmp_path / "g", regressor(), select=lambda out: out)
+    again = offmap.load(tmp_path / "g", regressor(), output_fn=lambda out: out)
     assert torch.equal(again.score(inputs(9, 5)), guard.score(inputs(9, 5)))
 
 
@@ -103,7 +103,7 @@ def test_several_nets_may_come_as_a_tuple_or_a_module_list(tmp_path: Path) -> No
         assert torch.equal(again.score(inputs(9, 5)), guard.score(inputs(9, 5)))
 
 
-# ----------------------------------------------------------------------------------------------------- other hosts
+# ----------------------------------------------------------------------------------------------------- other models
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_members_in_another_order_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nets", [None, "net", [], nn.Linear])
 def test_what_is_no_net_is_refused(saved: Path, nets: Any) -> None:
-    with pytest.raises(HostError, match="Expected a torch.nn.Module or a list of them, but got"):
+    with pytest.raises(ModelError, match="Expected a torch.nn.Module or a list of them, but got"):
         offmap.load(saved, nets)
 
 
@@ -294,7 +294,7 @@ def test_files_hold_scales_and_no_weights_of_the_host(saved: Path) -> None:
         "calibration.misses", "calibration.scores", "likelihood.noise", "likelihood.units",
         "raw_scale.0.weight", "raw_scale.0.bias", "raw_scale.2.weight", "raw_scale.2.bias",
         "rotation.0.weight", "rotation.2.weight", "familiar.disagreement",
-        *(f"familiar.{space}.{field}" for space in ("inputs", "hidden.0") for field in SPACE),
+        *(f"in-distribution.{space}.{field}" for space in ("inputs", "hidden.0") for field in SPACE),
     }  # fmt: skip
 
 
@@ -379,7 +379,7 @@ def test_a_relative_path_is_written_where_it_says(tmp_path: Path, monkeypatch: p
 
 
 class Gaussian:
-    """A likelihood of the user's, with a familiar name."""
+    """A likelihood of the user's, with an in-distribution name."""
 
     def nll(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (output[..., 0] - y).abs()
@@ -436,9 +436,9 @@ def test_no_file_is_read_by_running_it() -> None:
 
 
 def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_too(tmp_path: Path) -> None:
-    def keep(host: Through, x: torch.Tensor) -> torch.Tensor:
-        host.kept = host.a(x).relu()
-        return host.b(host.kept)
+    def keep(model: Through, x: torch.Tensor) -> torch.Tensor:
+        model.kept = model.a(x).relu()
+        return model.b(model.kept)
 
     net = Through(keep, a=nn.Linear(3, 8), b=nn.Linear(8, 1))
     guard = quick(net, regression(40, 0), regression(40, 1))
@@ -446,7 +446,7 @@ def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_
     again = offmap.load(tmp_path / "guard.safetensors", net)
     x = regression(6, 2)[0]
     assert torch.equal(again.score(x), guard.score(x))
-    assert not hasattr(again.predictive.host.net, "kept")
+    assert not hasattr(again.predictive.model.net, "kept")
     assert torch.equal(again.to("cpu").score(x), guard.score(x))
 
 

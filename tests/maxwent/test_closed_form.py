@@ -10,32 +10,32 @@ from torch import Tensor, nn
 
 import oracles
 from offmap.maxwent.closed_form import FLOOR, unit_scale
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior.basis import Basis
 from offmap.posterior.construct import centre, observe
 from offmap.posterior.distribution import WeightDistribution
 from zoo import ZOO, Through
 
 
-def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, floor: float = 1e-4) -> dict[str, Tensor]:
+def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, eps: float = 1e-4) -> dict[str, Tensor]:
     at = centre(net)
-    scale = unit_scale(at.mean, observe(at, lambda rows: [x], rotated=rotated).bases, floor=floor)
+    scale = unit_scale(at.mean, observe(at, lambda rows: [x], rotated=rotated).bases, eps=eps)
     return {name: scale(name) for name in at.mean}
 
 
 @pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("floor", [1e-4, 0.5])
-def test_scales_of_a_linear_layer_are_reach_over_root_fan_in_over_amplitude(rotated: bool, floor: float):
+@pytest.mark.parametrize("eps", [1e-4, 0.5])
+def test_scales_of_a_linear_layer_are_reach_over_root_fan_in_over_amplitude(rotated: bool, eps: float):
     x = torch.randn(50, 4, dtype=torch.float64) * torch.tensor([3.0, 1, 0.5, 0.1])
     net = nn.Linear(4, 3).double()
-    scale = unit(net, x, rotated=rotated, floor=floor)
+    scale = unit(net, x, rotated=rotated, eps=eps)
     moment = x.mT @ x / 50
     amplitude = (torch.linalg.eigvalsh(moment).flip(0) if rotated else moment.diagonal()).sqrt()
     for j in range(3):
         reach = float((x @ net.weight[j].detach()).square().mean().sqrt())
         assert float(scale["bias"][0, j]) == pytest.approx(reach / 2)
         for k in range(4):
-            a = max(float(amplitude[k]), floor * float(amplitude.max()))
+            a = max(float(amplitude[k]), eps * float(amplitude.max()))
             assert float(scale["weight"][0, j, k]) == pytest.approx(reach / (2 * a))
 
 
@@ -59,7 +59,7 @@ def test_at_factor_one_every_pre_activation_gets_noise_of_its_own_size(rotated: 
     net = nn.Linear(3, 5, bias=False).double()
     at = centre(net)
     seen = observe(at, lambda rows: [x], rotated=rotated)
-    q = WeightDistribution(at.mean, initial_scale=unit_scale(at.mean, seen.bases, floor=1e-6), rotation=seen.rotation())
+    q = WeightDistribution(at.mean, initial_scale=unit_scale(at.mean, seen.bases, eps=1e-6), rotation=seen.rotation())
     noise = (q.draw(range(4000))["weight"].detach() - net.weight.detach()) @ x.mT  # (P, 5, 100)
     size = (net.weight.detach() @ x.mT).square().mean(1)
     torch.testing.assert_close(noise.square().mean((0, 2)), size, rtol=0.1, atol=0)
@@ -131,9 +131,13 @@ def test_one_number_that_is_added_to_all_outputs_scales_with_its_own_size():
 def test_rows_that_reach_nothing_get_a_share_of_what_is_typical_of_their_member():
     net = nn.Linear(2, 3, bias=False)
     basis = Basis(
-        Frame((3, 2), (0,), (1,), (3,)), torch.ones(2, 1, 2), torch.tensor([[0.0, 3.0, 4.0], [0.0, 300.0, 400.0]]), None, None
+        MatrixView((3, 2), (0,), (1,), (3,)),
+        torch.ones(2, 1, 2),
+        torch.tensor([[0.0, 3.0, 4.0], [0.0, 300.0, 400.0]]),
+        None,
+        None,
     )
-    scale = unit_scale({"w": torch.stack([net.weight.detach()] * 2)}, {"w": basis}, floor=1e-4)("w")
+    scale = unit_scale({"w": torch.stack([net.weight.detach()] * 2)}, {"w": basis}, eps=1e-4)("w")
     typical = math.sqrt(25 / 3)
     expected = torch.tensor([[FLOOR * typical, 3.0, 4.0], [100 * FLOOR * typical, 300.0, 400.0]])[..., None] / math.sqrt(2)
     torch.testing.assert_close(scale, expected.expand(2, 3, 2))

@@ -1,7 +1,7 @@
 """Where the optimum is known: linear regression with g = log φ², squared error without ½, w̄ = least squares.
 
 The objective is ‖y − Xw̄‖²/n + Σ_k φ_k² a_k² − λ Σ_k log φ_k², so φ_k² = λ/a_k² with a_k² = E[x_k²], and λ/s_k² with the
-eigenvalues s_k² of E[x xᵀ] in their basis. `tradeoff` multiplies the mean of g, hence λ·d.
+eigenvalues s_k² of E[x xᵀ] in their basis. `entropy_weight` multiplies the mean of g, hence λ·d.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from offmap.data import Rows
 from offmap.likelihoods import Prediction
 from offmap.maxwent import objective as objectives
 from offmap.maxwent.train import adam, minimize
-from offmap.model.forward import Host
+from offmap.model.forward import BatchedModel
 from offmap.posterior.construct import scaling, svd
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import NOISES
@@ -40,7 +40,7 @@ class SquaredError:
 
 @cache
 def problem() -> tuple[Tensor, Tensor, nn.Linear]:
-    """Correlated inputs of different sizes, noisy targets, and the least-squares host."""
+    """Correlated inputs of different sizes, noisy targets, and the least-squares model."""
     generator = torch.Generator().manual_seed(0)
     mix = torch.tensor([[1.0, 0.5, 0, 0], [0, 1.0, 0.8, 0], [0, 0, 0.5, 0.4], [0, 0, 0, 2.0]], dtype=torch.float64)
     x = torch.randn(ROWS, D, generator=generator, dtype=torch.float64) @ mix
@@ -60,7 +60,7 @@ def amplitudes() -> dict[str, Tensor]:
 def descend(objective: objectives.Objective, q: WeightDistribution, steps: int) -> None:
     """Adam with a rate that decays to nothing, on the whole data set."""
     x, y, _ = problem()
-    optimizer = adam(q.raw_scale.parameters(), rate=0.03)
+    optimizer = adam(q.raw_scale.parameters(), lr=0.03)
     data = Rows(x, y, batch_size=ROWS, name="train")
     assert minimize(objective, optimizer, data, steps=steps, schedule=lambda step: (1 - step / steps) ** 2) == "finished"
 
@@ -71,7 +71,7 @@ def fitted(basis: str, noise: str) -> WeightDistribution:
     start = {"noise": noise, "initial_scale": math.sqrt(LAMBDA)}
     q = scaling(net, **start) if basis == "identity" else svd(net, [x], **start)
     objective = objectives.maxwent(
-        q, Host(net), SquaredError(), tradeoff=LAMBDA * D, growth=objectives.as_growth("log"), draws=DRAWS
+        q, BatchedModel(net), SquaredError(), entropy_weight=LAMBDA * D, growth=objectives.as_growth("log"), draws=DRAWS
     )
     descend(objective, q, STEPS)
     return q.requires_grad_(False)
@@ -93,9 +93,9 @@ def expected_risk(q: WeightDistribution) -> float:
 
 
 def sampled_risk(q: WeightDistribution, draws: int) -> float:
-    """The same through the host, over draws."""
+    """The same through the model, over draws."""
     x, y, net = problem()
-    return float((Host(net).outputs(q.draw, draws, x).squeeze(-1) - y).square().mean())
+    return float((BatchedModel(net).outputs(q.draw, draws, x).squeeze(-1) - y).square().mean())
 
 
 @pytest.mark.parametrize("noise", ["uniform", "normal"])
@@ -121,7 +121,7 @@ def test_at_the_optima_risks_are_equal_and_svd_has_more_entropy(noise: str):
 def test_with_the_abs_proxy_the_optimum_is_lambda_over_twice_the_square():
     _, _, net = problem()
     q = scaling(net, initial_scale=0.02)
-    objective = objectives.maxwent(q, Host(net), SquaredError(), tradeoff=LAMBDA * D, draws=DRAWS)
+    objective = objectives.maxwent(q, BatchedModel(net), SquaredError(), entropy_weight=LAMBDA * D, draws=DRAWS)
     descend(objective, q, 400)
     torch.testing.assert_close(q.scale()["weight"][0, 0].detach(), LAMBDA / (2 * amplitudes()["identity"]), rtol=0.05, atol=0)
 
@@ -131,6 +131,8 @@ def test_a_growth_of_the_users_own_is_a_function_of_the_square():
     x, _, net = problem()
     q = svd(net, [x], initial_scale=0.05)
     growth = objectives.as_growth(lambda square: square**0.25)
-    descend(objectives.maxwent(q, Host(net), SquaredError(), tradeoff=LAMBDA * D, growth=growth, draws=DRAWS), q, 400)
+    descend(
+        objectives.maxwent(q, BatchedModel(net), SquaredError(), entropy_weight=LAMBDA * D, growth=growth, draws=DRAWS), q, 400
+    )
     optimum = (LAMBDA / (4 * amplitudes()["svd"])) ** (2 / 3)
     torch.testing.assert_close(q.scale()["weight"][0, 0].detach(), optimum, rtol=0.05, atol=0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offmap.data import Batch, Place, Rows, batches
-from offmap.distributed.group import ALONE, Group
+from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError
 from offmap.maxwent.train import Cycle, adam, cycle, minimize
 from threads import Thread, in_ranks
@@ -37,8 +37,8 @@ class Recorder:
 
 def test_it_takes_the_steps_asked_for_and_says_so():
     objective = Recorder()
-    ending = minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=7)
-    assert ending == "finished"
+    stop_reason = minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=7)
+    assert stop_reason == "finished"
     assert objective.steps == list(range(7))
     assert float(objective.w.detach()) == pytest.approx(0.8**7)
 
@@ -81,10 +81,10 @@ def test_a_monitor_can_stop_it_and_all_monitors_are_told():
         return watch
 
     objective = Recorder()
-    ending = minimize(
+    stop_reason = minimize(
         objective, torch.optim.SGD([objective.w], 0.0), rows(), steps=9, monitors=[monitor("a", 2), monitor("b", 5)]
     )
-    assert ending == "stopped"
+    assert stop_reason == "stopped"
     assert told == [(name, step, 1.0) for step in range(3) for name in "ab"]
 
 
@@ -98,7 +98,7 @@ def test_the_schedule_multiplies_the_rate_of_every_group():
 def test_it_works_where_gradients_are_switched_off():
     objective = Recorder()
     with torch.no_grad():
-        minimize(objective, adam([objective.w], rate=0.1), rows(), steps=2)
+        minimize(objective, adam([objective.w], lr=0.1), rows(), steps=2)
         assert not torch.is_grad_enabled()
     assert float(objective.w.detach()) < 1
 
@@ -109,7 +109,7 @@ def test_no_data_is_refused_not_waited_for():
         next(cycle(empty, 0))
 
 
-def stepped(x: Tensor, y: Tensor, group: Group = ALONE) -> tuple[Tensor, list[float]]:
+def stepped(x: Tensor, y: Tensor, group: Group = SINGLE_PROCESS) -> tuple[Tensor, list[float]]:
     """The weight after four steps of least squares on all rows, and the losses that a monitor heard."""
     weight, losses = torch.tensor([0.3, -0.7], dtype=torch.float64, requires_grad=True), list[float]()
 
@@ -117,7 +117,7 @@ def stepped(x: Tensor, y: Tensor, group: Group = ALONE) -> tuple[Tensor, list[fl
         losses.append(float(loss))
         return False
 
-    ending = minimize(
+    stop_reason = minimize(
         lambda step, batch: (batch[0] @ weight - batch[1]).square().mean(),
         torch.optim.SGD([weight], 0.1),
         Rows(x, y, len(x), "train"),
@@ -125,7 +125,7 @@ def stepped(x: Tensor, y: Tensor, group: Group = ALONE) -> tuple[Tensor, list[fl
         monitors=[heard],
         group=group,
     )
-    assert ending == "finished"
+    assert stop_reason == "finished"
     return weight.detach(), losses
 
 
@@ -144,14 +144,14 @@ def test_all_ranks_stop_before_a_step_that_is_not_finite_on_one():
     def ended(group: Thread) -> tuple[str, float]:
         w = torch.ones(1, requires_grad=True)
         objective = lambda step, batch: (w * (math.inf if (step, group.rank) == (2, 1) else 1.0)).sum()  # noqa: E731
-        ending = minimize(objective, torch.optim.SGD([w], 0.25), rows(), steps=9, group=group)
-        return ending, float(w.detach())
+        stop_reason = minimize(objective, torch.optim.SGD([w], 0.25), rows(), steps=9, group=group)
+        return stop_reason, float(w.detach())
 
     assert in_ranks(2, ended) == [("diverged", 0.5)] * 2
 
 
 def test_adam_is_that_of_the_paper():
-    (group,) = adam([torch.ones(1, requires_grad=True)], rate=0.25).param_groups
+    (group,) = adam([torch.ones(1, requires_grad=True)], lr=0.25).param_groups
     assert (group["lr"], group["eps"], group["betas"], group["weight_decay"]) == (0.25, 1e-8, (0.9, 0.999), 0)
 
 

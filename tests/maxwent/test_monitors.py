@@ -13,7 +13,7 @@ from offmap.posterior.distribution import WeightDistribution
 
 
 def watched(
-    risks: list[list[float]], *, every: int = 1, threshold: tuple[float, float] = (1.0, 1.0), patience: int | None = None
+    risks: list[list[float]], *, every: int = 1, max_risk: tuple[float, float] = (1.0, 1.0), patience: int | None = None
 ) -> tuple[WeightDistribution, RiskThreshold, History]:
     """Two members whose validation risks are told beforehand, check by check."""
     q = WeightDistribution({"w": torch.zeros(2, 3), "b": torch.zeros(2, 1)})
@@ -24,7 +24,7 @@ def watched(
         RiskThreshold(
             q,
             lambda _: (torch.tensor(next(told)), torch.zeros(2)),
-            torch.tensor(threshold),
+            torch.tensor(max_risk),
             every=every,
             history=history,
             patience=patience,
@@ -54,7 +54,7 @@ def test_every_member_ends_with_its_own_last_state_at_or_below_the_threshold():
 
 
 def test_members_have_thresholds_of_their_own():
-    q, monitor, history = watched([[2.0, 2.0]], threshold=(1.0, 3.0))
+    q, monitor, history = watched([[2.0, 2.0]], max_risk=(1.0, 3.0))
     move(q, 7.0)
     monitor(0, torch.tensor(0.0))
     monitor.restore()
@@ -62,7 +62,7 @@ def test_members_have_thresholds_of_their_own():
     assert torch.equal(q.raw_scale["w"][0], start[0])
     assert q.raw_scale["w"][1].unique().tolist() == [7.0]
     assert history.kept == [0, 1]
-    assert history.threshold == [1.0, 3.0]
+    assert history.max_risk == [1.0, 3.0]
 
 
 def test_a_member_is_done_after_its_own_failures_in_a_row_whatever_the_others_do():
@@ -191,7 +191,7 @@ def test_a_trained_mean_is_kept_with_its_scale_and_a_frozen_one_is_left_alone():
 
 
 def test_a_history_is_told_by_its_last_check():
-    history = History(threshold=[1.0, 3.0])
+    history = History(max_risk=[1.0, 3.0])
     assert history.describe() == ""
     history.add(10, 0.0, *(torch.tensor(v) for v in ([9.0, 9.0], [9.0, 9.0], [9.0, 9.0])))
     history.add(20, 0.0, *(torch.tensor(v) for v in ([0.5, 1.0], [-3.0, -4.5], [9.0, 9.0])))

@@ -13,8 +13,8 @@ import trained
 from offmap.errors import ConfigError
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.objective import as_growth, elbo, kl, maxwent
-from offmap.model.forward import Host
-from offmap.model.params import copy_host
+from offmap.model.forward import BatchedModel
+from offmap.model.params import copy_model
 from offmap.posterior.construct import scaling, svd
 from offmap.posterior.noise import NOISES, Uniform
 
@@ -25,11 +25,11 @@ G: dict[str, Callable[[float], float]] = {"abs": lambda phi: phi, "log": lambda 
 @pytest.mark.parametrize("draws", [1, 3])
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_the_objective_written_out(basis: str, draws: int, growth: str):
-    nets = [copy_host(trained.regressor(m, log_variance=True)) for m in range(2)]
+    nets = [copy_model(trained.regressor(m, log_variance=True)) for m in range(2)]
     x, y = trained.regression(10)
     q = (svd(nets, [x]) if basis == "svd" else scaling(nets)).requires_grad_(False)
     q.set_scale({n: 0.01 + 0.1 * torch.rand_like(s) for n, s in q.scale().items()})
-    objective = maxwent(q, Host(nets[0]), Gaussian(), tradeoff=3.0, growth=as_growth(growth), draws=draws, seed=4)
+    objective = maxwent(q, BatchedModel(nets[0]), Gaussian(), entropy_weight=3.0, growth=as_growth(growth), draws=draws, seed=4)
     for step in (0, 5):
         outputs = oracles.run(nets[0], q.draw(range(step * draws, (step + 1) * draws), seed=4, stream="fit"), x)
         risk = oracles.gaussian_nll(outputs, y).unflatten(0, (2, draws)).mean((1, 2))
@@ -41,12 +41,12 @@ def test_the_objective_written_out(basis: str, draws: int, growth: str):
 
 
 def test_members_do_not_disturb_each_other():
-    nets = [copy_host(trained.regressor(m, log_variance=True).double()) for m in range(2)]
+    nets = [copy_model(trained.regressor(m, log_variance=True).double()) for m in range(2)]
     x, y = (t.double() for t in trained.regression(10))
     gradients: list[list[torch.Tensor]] = []
-    for hosts in (nets, nets[:1]):
-        q = scaling(hosts, initial_scale=0.05)
-        maxwent(q, Host(nets[0]), Gaussian(), tradeoff=1.0)(0, (x, y)).backward()
+    for models in (nets, nets[:1]):
+        q = scaling(models, initial_scale=0.05)
+        maxwent(q, BatchedModel(nets[0]), Gaussian(), entropy_weight=1.0)(0, (x, y)).backward()
         gradients.append([raw.grad[0] for raw in q.raw_scale.values()])
     for together, alone in zip(*gradients, strict=True):
         torch.testing.assert_close(together, alone)
@@ -54,10 +54,10 @@ def test_members_do_not_disturb_each_other():
 
 @pytest.mark.parametrize("noise", sorted(NOISES))
 def test_its_gradient_is_that_of_finite_differences(noise: str):
-    net = copy_host(trained.regressor(log_variance=True).double())
+    net = copy_model(trained.regressor(log_variance=True).double())
     x, y = (t.double() for t in trained.regression(10))
     q = svd(net, [x], initial_scale=0.05, noise=noise)
-    objective = maxwent(q, Host(net), Gaussian(), tradeoff=1.0, growth=as_growth("log"), draws=2)
+    objective = maxwent(q, BatchedModel(net), Gaussian(), entropy_weight=1.0, growth=as_growth("log"), draws=2)
     objective(0, (x, y)).backward()
     for raw in q.raw_scale.values():
         place = tuple(0 for _ in raw.shape)
@@ -86,7 +86,7 @@ def test_an_unknown_growth_is_refused_and_the_nearest_named():
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 @pytest.mark.parametrize("variance", [0.1, 2.0])
 def test_the_divergence_from_the_prior_is_that_of_two_gaussians(basis: str, variance: float, centred: bool):
-    nets = [copy_host(trained.regressor(m).double()) for m in range(2)]
+    nets = [copy_model(trained.regressor(m).double()) for m in range(2)]
     q = svd(nets, [trained.inputs(20).double()], noise="normal") if basis == "svd" else scaling(nets, noise="normal")
     q.requires_grad_(False).set_scale({n: 0.05 + torch.rand_like(s) for n, s in q.scale().items()})
     expected = torch.zeros(2, dtype=torch.float64)
@@ -109,10 +109,10 @@ def test_the_divergence_of_uniform_noise_is_that_of_samples(half_width: float):
 
 
 def test_the_negative_evidence_written_out():
-    nets = [copy_host(trained.regressor(m, log_variance=True)) for m in range(2)]
+    nets = [copy_model(trained.regressor(m, log_variance=True)) for m in range(2)]
     x, y = trained.regression(10)
     q = svd(nets, [x], noise="normal", initial_scale=0.05).requires_grad_(False)
-    objective = elbo(q, Host(nets[0]), Gaussian(), tradeoff=3.0, prior_variance=0.1, draws=3, seed=4)
+    objective = elbo(q, BatchedModel(nets[0]), Gaussian(), entropy_weight=3.0, prior_variance=0.1, draws=3, seed=4)
     outputs = oracles.run(nets[0], q.draw(range(15, 18), seed=4, stream="fit"), x)
     risk = oracles.gaussian_nll(outputs, y).unflatten(0, (2, 3)).mean((1, 2))
     expected = float(risk.sum() + 3.0 / q.dimension * kl(q, 0.1).sum())

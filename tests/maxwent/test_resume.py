@@ -21,7 +21,7 @@ def begun(path: Path | None) -> Descent:
     q = WeightDistribution({"w": torch.zeros(1, 4)}, initial_scale=0.1)
     monitor = RiskThreshold(q, lambda _: (torch.zeros(1), torch.zeros(1)), torch.ones(1), every=3, history=History())
     cycle = Cycle(Rows(*trained.regression(10), 4, "train"), seed=0)
-    return Descent(Checkpoint(path, {}), "steps", q, monitor, adam(q.raw_scale.parameters(), rate=0.1), cycle)
+    return Descent(Checkpoint(path, {}), "steps", q, monitor, adam(q.raw_scale.parameters(), lr=0.1), cycle)
 
 
 def walk(descent: Descent, steps: int) -> None:

@@ -18,8 +18,8 @@ from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Pre
 from offmap.maxwent import risk
 from offmap.maxwent.risk import RISKS, Validation, as_risk, chance_nll, zero_one
 from offmap.model import forward
-from offmap.model.forward import Host
-from offmap.model.params import copy_host
+from offmap.model.forward import BatchedModel
+from offmap.model.params import copy_model
 from offmap.posterior.construct import scaling
 from offmap.posterior.distribution import Parameterization, WeightDistribution
 
@@ -43,10 +43,10 @@ def regression(
     members: int = 2, likelihood: Likelihood | None = None, rows: int = 20, **options: object
 ) -> tuple[WeightDistribution, Validation, Tensor]:
     """A distribution of members, how to ask for its risk, and the outputs (M, P, n, 2) of its validation draws, by hand."""
-    nets = [copy_host(trained.regressor(m, log_variance=True)) for m in range(members)]
+    nets = [copy_model(trained.regressor(m, log_variance=True)) for m in range(members)]
     q = scaling(nets, initial_scale=0.05)
     x, y = trained.regression(rows)
-    validation = Validation(Host(nets[0]), likelihood or Gaussian(), Rows(x, y, 8, "valid"), draws=P, **options)  # pyright: ignore[reportArgumentType]
+    validation = Validation(BatchedModel(nets[0]), likelihood or Gaussian(), Rows(x, y, 8, "valid"), draws=P, **options)  # pyright: ignore[reportArgumentType]
     outputs = oracles.run(nets[0], q.draw(range(P), seed=validation.seed, stream="valid"), x)
     return q, validation, outputs.unflatten(0, (members, P)).double()
 
@@ -122,21 +122,21 @@ def test_an_unknown_risk_is_refused_and_the_nearest_named():
     assert as_risk(RISKS["nll"]) is RISKS["nll"]
 
 
-@pytest.mark.parametrize("slack", ["paper", "reference"])
-def test_the_threshold_is_the_plain_risk_and_twice_its_standard_error(slack: str):
+@pytest.mark.parametrize("tolerance", ["paper", "reference"])
+def test_the_threshold_is_the_plain_risk_and_twice_its_standard_error(tolerance: str):
     q, validation, _ = regression()
     x, y = trained.regression(20)
     for member in range(2):
-        losses = oracles.gaussian_nll(copy_host(trained.regressor(member, log_variance=True))(x), y).numpy()
-        expected = oracles.threshold(losses, per_root=slack == "paper")
-        assert float(validation.threshold(q, slack=slack)[member]) == pytest.approx(expected, rel=1e-4)
+        losses = oracles.gaussian_nll(copy_model(trained.regressor(member, log_variance=True))(x), y).numpy()
+        expected = oracles.max_risk(losses, per_root=tolerance == "paper")
+        assert float(validation.max_risk(q, tolerance=tolerance)[member]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_threshold_does_not_look_at_the_scale():
     q, validation, _ = regression()
-    before = validation.threshold(q)
+    before = validation.max_risk(q)
     q.set_scale({n: 100 * s for n, s in q.scale().items()})
-    assert torch.equal(validation.threshold(q), before)
+    assert torch.equal(validation.max_risk(q), before)
 
 
 def test_a_risk_of_the_users_own_is_asked_for():
@@ -148,7 +148,7 @@ def test_a_risk_of_the_users_own_is_asked_for():
 def test_the_noise_of_validation_is_fixed_and_its_own():
     q, validation, _ = regression()
     assert torch.equal(validation(q), validation(q))
-    other = Validation(validation.host, Gaussian(), validation.data, draws=P, seed=1)
+    other = Validation(validation.model, Gaussian(), validation.data, draws=P, seed=1)
     assert not torch.equal(validation(q), other(q))
 
 
@@ -158,7 +158,7 @@ def test_a_factor_that_is_tried_is_not_written():
     factor = torch.full((q.members,), 2.0)
     risk, _ = validation.along(q)(factor)
     assert all(torch.equal(s, before[n]) for n, s in q.scale().items())
-    q.widen(factor)
+    q.scale_by(factor)
     torch.testing.assert_close(validation(q), risk, rtol=1e-4, atol=1e-5)
 
 
@@ -172,7 +172,7 @@ def test_risk_is_the_same_in_blocks_of_rows_of_any_size(monkeypatch: pytest.Monk
 
 def test_outputs_that_are_not_numbers_have_a_risk_above_any_threshold():
     q, validation, _ = regression(members=1)
-    q.widen(math.nan)
+    q.scale_by(math.nan)
     assert not bool((validation(q) <= 1e30).any())
     assert not bool((validation.look(q)[0] <= 1e30).any())
 
@@ -182,14 +182,14 @@ def test_the_smoothed_threshold_counts_one_more_example_at_chance():
     y = trained.regression(20)[1].double()
     chance = 0.5 * math.log(2 * math.pi * math.e * float(y.var(correction=0)))
     for member, losses in enumerate(validation.losses(q, clip=0).double().numpy()):
-        expected = oracles.threshold(np.append(losses, chance), per_root=True)
-        assert float(validation.threshold(q, slack="smoothed")[member]) == pytest.approx(expected, rel=1e-4)
+        expected = oracles.max_risk(np.append(losses, chance), per_root=True)
+        assert float(validation.max_risk(q, tolerance="smoothed")[member]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_chance_of_classes_is_the_entropy_of_their_frequencies():
     assert chance_nll(Categorical(), torch.tensor([0, 0, 0, 1])) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
     assert chance_nll(Bernoulli(), torch.tensor([[1], [0]])) == pytest.approx(math.log(2))
-    with pytest.raises(ConfigError, match="one of offmap's own likelihoods for slack='smoothed'; use slack='paper'"):
+    with pytest.raises(ConfigError, match="one of offmap's own likelihoods for tolerance='smoothed'; use tolerance='paper'"):
         chance_nll(object(), torch.zeros(2))  # pyright: ignore[reportArgumentType]
 
 
@@ -220,12 +220,12 @@ def test_one_look_tells_the_risk_and_the_mean_uncertainty_of_every_member():
 
 @pytest.mark.parametrize("most", [1 << 23, 0])
 def test_the_risk_along_a_factor_is_that_of_the_widened_distribution(most: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(risk, "REMEMBERED", most)
+    monkeypatch.setattr(risk, "CACHE_BYTES", most)
     q, validation, _ = regression()
     along = validation.along(q)
     for factor in (torch.tensor([1e-3, 1.0]), torch.tensor([7.0, 0.2])):
         wider, validation, _ = regression()
-        wider.widen(factor)
+        wider.scale_by(factor)
         for ours, expected in zip(along(factor), validation.look(wider), strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
@@ -234,8 +234,8 @@ def test_the_risk_along_a_factor_is_that_of_the_widened_distribution(most: int, 
 def test_members_that_are_not_asked_about_cost_nothing(bounded: bool, monkeypatch: pytest.MonkeyPatch):
     q, validation, _ = regression()
     validation = validation.bounded(dict(q.mean.items())) if bounded else validation
-    passed, outputs = list[int](), Host.outputs
-    monkeypatch.setattr(Host, "outputs", lambda *args, members: passed.append(members) or outputs(*args, members=members))
+    passed, outputs = list[int](), BatchedModel.outputs
+    monkeypatch.setattr(BatchedModel, "outputs", lambda *args, members: passed.append(members) or outputs(*args, members=members))
     along = validation.along(q)
     both = along(torch.tensor([3.0, 2.0]))
     second = along(torch.tensor([math.nan, 2.0]))
@@ -252,7 +252,7 @@ def test_small_draws_along_a_factor_are_made_once(most: int, made: int, dtype: t
     q, validation, _ = regression()
     q, rows = q.to(dtype), validation.data
     validation = replace(validation, data=replace(rows, inputs=rows.inputs.to(dtype), targets=rows.targets.to(dtype)))
-    monkeypatch.setattr(risk, "REMEMBERED", P * q.members * q.dimension + most)
+    monkeypatch.setattr(risk, "CACHE_BYTES", P * q.members * q.dimension + most)
     along, drawn, draw = validation.along(q), [], q.draw
     monkeypatch.setattr(q, "draw", lambda span, **options: drawn.append(span) or draw(span, **options))
     for factor in (0.1, 1.0, 10.0):
@@ -268,18 +268,18 @@ def test_a_users_own_law_is_asked_for_every_factor():
     )
     factor = torch.tensor([3.0, 0.5])
     tried = validation.along(q)(factor)
-    q.widen(factor)
+    q.scale_by(factor)
     for ours, expected in zip(tried, validation.look(q), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_members_themselves_are_passed_once(monkeypatch: pytest.MonkeyPatch):
     q, validation, _ = regression()
-    asked, outputs = list[int](), Host.outputs
+    asked, outputs = list[int](), BatchedModel.outputs
     monkeypatch.setattr(
-        Host,
+        BatchedModel,
         "outputs",
-        lambda host, draw, draws, *args, **options: asked.append(draws) or outputs(host, draw, draws, *args, **options),
+        lambda model, draw, draws, *args, **options: asked.append(draws) or outputs(model, draw, draws, *args, **options),
     )
     torch.testing.assert_close(validation.plain(q), validation.losses(q, clip=0).mean(1))
     assert asked == [1, 1]
@@ -288,22 +288,22 @@ def test_the_members_themselves_are_passed_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_rough_look_takes_fewer_rows_and_draws_and_is_as_far_from_its_threshold(monkeypatch: pytest.MonkeyPatch):
     q, validation, _ = regression(rows=50)
     monkeypatch.setattr(risk, "ROUGH", 20)
-    threshold = validation.threshold(q)
-    few, near = validation.rough(q, threshold)
+    max_risk = validation.max_risk(q)
+    few, near = validation.subsampled(q, max_risk)
     assert torch.equal(few.data.targets, validation.data.targets[::3])
     assert few.draws == 2
-    torch.testing.assert_close(near - few.losses(q, clip=0).mean(1), threshold - validation.losses(q, clip=0).mean(1))
+    torch.testing.assert_close(near - few.losses(q, clip=0).mean(1), max_risk - validation.losses(q, clip=0).mean(1))
 
 
 def test_a_rough_look_at_few_rows_has_the_same_threshold():
     q, validation, _ = regression()
-    threshold = validation.threshold(q)
-    few, near = validation.rough(q, threshold)
+    max_risk = validation.max_risk(q)
+    few, near = validation.subsampled(q, max_risk)
     assert few.data.rows == validation.data.rows
-    assert torch.equal(near, threshold)
+    assert torch.equal(near, max_risk)
 
 
-@pytest.mark.parametrize("slack", ["smoothed", "reference", "paper"])
-def test_a_slack_is_what_it_says_not_where_it_comes_from(slack: str):
+@pytest.mark.parametrize("tolerance", ["smoothed", "reference", "paper"])
+def test_a_slack_is_what_it_says_not_where_it_comes_from(tolerance: str):
     q, validation, _ = regression()
-    assert torch.equal(validation.threshold(q, slack="".join(list(slack))), validation.threshold(q, slack=slack))
+    assert torch.equal(validation.max_risk(q, tolerance="".join(list(tolerance))), validation.max_risk(q, tolerance=tolerance))

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offmap.maxwent.search import Bracket, Found, Look, calm, largest_factor, largest_factor_near, seen_of
+from offmap.maxwent.search import Bracket, Found, Look, find_largest_factor, find_largest_factor_near, seen_of, shrink_to_feasible
 
 LIMITS = st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4).map(lambda e: 10 ** torch.tensor(e, dtype=torch.float64))
 
 
-def bisected(risk: Callable[[Tensor], Tensor], threshold: Tensor, low: float, high: float, halvings: int) -> Tensor:
+def bisected(risk: Callable[[Tensor], Tensor], max_risk: Tensor, low: float, high: float, halvings: int) -> Tensor:
     """The oracle: the middle of what is left, again and again."""
-    below, above = torch.full_like(threshold, low).log(), torch.full_like(threshold, high).log()
+    below, above = torch.full_like(max_risk, low).log(), torch.full_like(max_risk, high).log()
     for _ in range(halvings):
         middle = (below + above) / 2
-        passed = risk(middle.exp()) <= threshold
+        passed = risk(middle.exp()) <= max_risk
         below, above = torch.where(passed, middle, below), torch.where(passed, above, middle)
     return below.exp()
 
@@ -44,31 +44,31 @@ def test_the_answer_is_that_of_bisection_to_the_bit(limit: Tensor, power: float,
     def risk(c: Tensor) -> Tensor:
         return plain + c**power
 
-    threshold = risk(limit)
-    found = largest_factor(Counted(risk), threshold, torch.full_like(limit, plain), halvings=halvings)
-    assert torch.equal(found.factor, bisected(risk, threshold, 1e-5, 1e2, halvings))
+    max_risk = risk(limit)
+    found = find_largest_factor(Counted(risk), max_risk, torch.full_like(limit, plain), halvings=halvings)
+    assert torch.equal(found.factor, bisected(risk, max_risk, 1e-5, 1e2, halvings))
 
 
 @given(LIMITS, st.sampled_from([math.nan, -math.inf, 1e9, 0.0]), st.integers(4, 16))
 def test_a_plain_risk_that_tells_nothing_does_no_harm(limit: Tensor, plain: float, halvings: int):
     look = Counted(lambda c: (c / limit).log1p())
-    threshold = torch.full_like(limit, math.log(2))
-    found = largest_factor(look, threshold, torch.full_like(limit, plain), halvings=halvings)
-    assert torch.equal(found.factor, bisected(look.risk, threshold, 1e-5, 1e2, halvings))
+    max_risk = torch.full_like(limit, math.log(2))
+    found = find_largest_factor(look, max_risk, torch.full_like(limit, plain), halvings=halvings)
+    assert torch.equal(found.factor, bisected(look.risk, max_risk, 1e-5, 1e2, halvings))
     assert len(look.asked) <= 2 * halvings
 
 
 @given(LIMITS, st.floats(2, 9))
 def test_a_risk_that_rises_as_a_power_is_found_in_few_looks(limit: Tensor, power: float):
     look = Counted(lambda c: c**power)
-    largest_factor(look, limit**power, torch.zeros_like(limit))
+    find_largest_factor(look, limit**power, torch.zeros_like(limit))
     assert len(look.asked) <= 6  # ten by bisection
 
 
 @pytest.mark.parametrize("jump", [1e-4, 0.37, 42.0])
 def test_a_risk_that_jumps_is_found_in_not_many_more_looks_than_halvings(jump: float):
     look = Counted(lambda c: torch.where(c > jump, torch.full_like(c, 1e6), torch.full_like(c, 1e-9)))
-    found = largest_factor(look, torch.ones(1), torch.zeros(1))
+    found = find_largest_factor(look, torch.ones(1), torch.zeros(1))
     assert torch.equal(found.factor, bisected(look.risk, torch.ones(1), 1e-5, 1e2, 10))
     assert len(look.asked) <= 20
 
@@ -85,7 +85,7 @@ def test_members_that_are_done_are_not_asked_about():
     """The first reaches τ next to where both are looked at first; the other takes longer."""
     middle, power = math.sqrt(1e-5 * 1e2), torch.tensor([5.0, 0.5])
     look = Counted(lambda c: (c / middle) ** power)
-    found = largest_factor(look, torch.tensor([1.01, 3.0]), torch.zeros(2))
+    found = find_largest_factor(look, torch.tensor([1.01, 3.0]), torch.zeros(2))
     assert found.factor.tolist() == pytest.approx([middle, 9 * middle], rel=0.02)
     assert look.asked[:2] == [2, 2]
     assert sum(look.asked) < 2 * len(look.asked)
@@ -93,7 +93,7 @@ def test_members_that_are_done_are_not_asked_about():
 
 def test_members_that_are_not_sought_for_are_never_asked_about():
     look = Counted(lambda c: c.square())
-    found = largest_factor(look, torch.tensor([4.0, 9.0]), torch.zeros(2), among=torch.tensor([False, True]), halvings=20)
+    found = find_largest_factor(look, torch.tensor([4.0, 9.0]), torch.zeros(2), among=torch.tensor([False, True]), halvings=20)
     assert set(look.asked) == {1}
     assert float(found.factor[1]) == pytest.approx(3.0, rel=1e-4)
     assert bool(found.seen[0][0].isnan())
@@ -103,7 +103,7 @@ def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do(
     def look(c: Tensor) -> tuple[Tensor]:
         return (torch.stack([c[0] * 0, c[1] * 0 + 1, c[2] * math.nan]),)
 
-    found = largest_factor(look, torch.full((3,), 0.5), torch.zeros(3), halvings=20)
+    found = find_largest_factor(look, torch.full((3,), 0.5), torch.zeros(3), halvings=20)
     assert float(found.factor[0]) == pytest.approx(100, rel=1e-3)
     assert found.factor[1:].tolist() == pytest.approx([1e-5, 1e-5])
     assert found.seen[0].isnan().tolist() == [False, True, True]
@@ -112,7 +112,7 @@ def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do(
 @given(LIMITS, st.integers(3, 12))
 def test_what_was_seen_is_what_a_look_at_the_answer_shows(limit: Tensor, halvings: int):
     look: Look = lambda c: (c.square(), 7 * c)  # noqa: E731
-    found = largest_factor(look, limit.square(), torch.zeros_like(limit), halvings=halvings)
+    found = find_largest_factor(look, limit.square(), torch.zeros_like(limit), halvings=halvings)
     shown = look(found.factor)
     for seen, expected in zip(found.seen, shown, strict=True):
         assert bool(((seen == expected) | (found.factor < 1.1e-5)).all())
@@ -121,7 +121,7 @@ def test_what_was_seen_is_what_a_look_at_the_answer_shows(limit: Tensor, halving
 @given(LIMITS, st.floats(-2, 2))
 def test_a_rough_answer_shortens_the_search_where_it_is_right_and_does_no_harm_where_it_is_wrong(limit: Tensor, off: float):
     look = Counted(lambda c: c.square())
-    found = largest_factor_near(limit * 2**off, look, limit.square(), torch.zeros_like(limit))
+    found = find_largest_factor_near(limit * 2**off, look, limit.square(), torch.zeros_like(limit))
     assert bool((found.factor <= limit * (1 + 1e-9)).all())
     assert bool((found.factor * 1.05 >= limit).all())
     torch.testing.assert_close(found.seen[0], found.factor.square())
@@ -131,8 +131,8 @@ def test_a_rough_answer_shortens_the_search_where_it_is_right_and_does_no_harm_w
 def test_what_is_known_of_the_start_is_a_look_less():
     """τ is reached at twice the start: a line through what is known there goes to it at once."""
     look = Counted(lambda c: c**4)
-    threshold, start = torch.tensor([16.1, 1.0]), (torch.ones(2),)
-    found = largest_factor(look, threshold, torch.zeros(2), start=start, low=1.0, high=10.0, halvings=6)
+    max_risk, start = torch.tensor([16.1, 1.0]), (torch.ones(2),)
+    found = find_largest_factor(look, max_risk, torch.zeros(2), start=start, low=1.0, high=10.0, halvings=6)
     assert found.factor.tolist() == pytest.approx([2.0, 1.0], rel=0.04)
     assert found.seen[0].tolist() == pytest.approx((found.factor**4).tolist())  # that of the second is the start's
     assert look.asked == [2, 1]
@@ -140,7 +140,7 @@ def test_what_is_known_of_the_start_is_a_look_less():
 
 def test_only_members_without_a_right_rough_answer_are_sought_elsewhere():
     look = Counted(lambda c: c.square())
-    found = largest_factor_near(torch.tensor([2.1, 0.01]), look, torch.tensor([4.0, 9.0]), torch.zeros(2))
+    found = find_largest_factor_near(torch.tensor([2.1, 0.01]), look, torch.tensor([4.0, 9.0]), torch.zeros(2))
     assert found.factor.tolist() == pytest.approx([2.0, 3.0], rel=0.03)
     assert look.asked[-1] == 1
     torch.testing.assert_close(found.seen[0], found.factor.square())
@@ -161,11 +161,11 @@ def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
     validation: Any = SimpleNamespace(
         look=lambda q: (risk, risk), along=lambda q: lambda c: (c.square() * risk,), plain=lambda q: torch.zeros(3)
     )
-    q: Any = SimpleNamespace(widen=widened.append)
-    assert calm(q, validation, torch.ones(3)) is None
+    q: Any = SimpleNamespace(rescale=widened.append)
+    assert shrink_to_feasible(q, validation, torch.ones(3)) is None
     (factor,) = widened
     assert factor[[0, 2]].tolist() == [1.0, 1.0]
     # ten halvings of the six decades below one
     assert float(factor[1]) == pytest.approx(10 ** (-6 + 6 * math.floor(1024 * (1 - math.log10(2) / 6)) / 1024), rel=1e-4)
-    assert calm(q, validation, torch.full((3,), 4.0)) == (risk, risk)
+    assert shrink_to_feasible(q, validation, torch.full((3,), 4.0)) == (risk, risk)
     assert len(widened) == 1

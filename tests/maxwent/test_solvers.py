@@ -1,4 +1,4 @@
-"""sgd, closed form and refine, end to end on small trained hosts."""
+"""sgd, closed form and refine, end to end on small trained models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA = {"gaussian": trained.regression, "categorical": trained.classes}
 LAWS: dict[str, Likelihood] = {"gaussian": Gaussian(), "categorical": Categorical()}
 
 
-def hosts(law: str = "gaussian", members: int = 1) -> list[nn.Module]:
+def models(law: str = "gaussian", members: int = 1) -> list[nn.Module]:
     make = trained.classifier if law == "categorical" else lambda m: trained.regressor(m, log_variance=True)
     return [make(m) for m in range(members)]
 
@@ -50,10 +50,10 @@ def solve(
     train, valid = rows(law, 48, 0, dtype), rows(law, 30, 1, dtype)
     law_used, run = likelihood or LAWS[law], runtime or Runtime(progress=False)
     made = maxwent.fit(nets, train, valid, likelihood=law_used, config=config, seed=seed, runtime=run)
-    risk = Validation(made.host, law_used, valid, as_risk(config.risk), config.risk_draws, seed)
-    if config.bounded and config.threshold is None:
+    risk = Validation(made.model, law_used, valid, as_risk(config.risk), config.risk_draws, seed)
+    if config.clip_loss and config.max_risk is None:
         risk = risk.bounded(dict([*made.q.mean.items(), *made.q.fixed.items()]))
-    return made, risk, torch.tensor(made.history.threshold)
+    return made, risk, torch.tensor(made.history.max_risk)
 
 
 def log_scales(made: Stochastic, member: int = 0) -> Tensor:
@@ -65,15 +65,15 @@ def log_scales(made: Stochastic, member: int = 0) -> Tensor:
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_kept_state_is_at_or_below_the_threshold_and_uses_some_of_it(solver: str, basis: str, members: int, law: str):
-    made, validation, threshold = solve(hosts(law, members), law, solver=solver, basis=basis)
+    made, validation, max_risk = solve(models(law, members), law, solver=solver, basis=basis)
     risk = validation(made.q)
-    assert bool((risk <= threshold).all())
+    assert bool((risk <= max_risk).all())
     assert all(bool(((s > 0) & s.isfinite()).all()) for s in made.q.scale().values())
     assert not any(p.requires_grad for p in made.q.parameters())
     if solver != "sgd":  # which has not come far after so few steps
         # widened until the risk was nearly spent: half as much again is too much
         wider, _ = validation.along(made.q)(torch.full((made.q.members,), 1.5))
-        assert bool((wider > threshold).all())
+        assert bool((wider > max_risk).all())
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -81,17 +81,17 @@ def test_without_widening_the_last_checked_state_below_the_threshold_is_kept(sol
     options = {
         "bounded": False,
         "widen": False,
-        "rate": 0.3,
-        "tradeoff": 1000.0,
+        "lr": 0.3,
+        "entropy_weight": 1000.0,
         "initial_raw_scale": -4.0,
         "steps": 100,
         "check_every": 10,
     }
-    made, validation, threshold = solve(hosts(members=2), solver=solver, **options)
-    assert bool((validation(made.q) <= threshold).all())
+    made, validation, max_risk = solve(models(members=2), solver=solver, **options)
+    assert bool((validation(made.q) <= max_risk).all())
     history = made.history
     for member in range(2):
-        passed = [s for s, r in zip(history.step, history.risk, strict=True) if r[member] <= history.threshold[member]]
+        passed = [s for s, r in zip(history.step, history.risk, strict=True) if r[member] <= history.max_risk[member]]
         assert history.kept[member] == passed[-1]
         at = history.step.index(history.kept[member])
         assert float(made.q.mean_log_square()[member]) == pytest.approx(history.entropy[at][member], rel=1e-4)
@@ -104,41 +104,43 @@ def test_without_widening_the_last_checked_state_below_the_threshold_is_kept(sol
 def test_one_row_that_is_sure_and_wrong_does_not_raise_the_threshold_for_all(solver: str):
     train, valid = rows("gaussian", 48, 0, torch.float32), rows("gaussian", 30, 1, torch.float32)
     assert isinstance(valid.inputs, Tensor)
-    far = torch.cat([valid.inputs[:-1], 30 * valid.inputs[-1:]])  # the host extrapolates there, and is sure of it
-    (net,), wrong = hosts(), replace(valid, inputs=far)
+    far = torch.cat([valid.inputs[:-1], 30 * valid.inputs[-1:]])  # the model extrapolates there, and is sure of it
+    (net,), wrong = models(), replace(valid, inputs=far)
 
     def entropy(data: Rows, bounded: bool) -> float:
         config = Config(**{**QUICK, "solver": solver, "bounded": bounded})
         made = maxwent.fit(net, train, data, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
         return float(made.q.mean_log_square())
 
-    assert entropy(wrong, bounded=False) - entropy(valid, bounded=False) > 5 * abs(entropy(wrong, True) - entropy(valid, True))
+    assert entropy(wrong, clip_loss=False) - entropy(valid, clip_loss=False) > 5 * abs(
+        entropy(wrong, True) - entropy(valid, True)
+    )
 
 
 def test_the_last_steps_are_checked_when_checks_do_not_divide_them():
-    made, _, _ = solve(hosts(), solver="sgd", steps=25, check_every=10)
+    made, _, _ = solve(models(), solver="sgd", steps=25, check_every=10)
     assert made.history.step == [0, 10, 20, 25]
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_fits_repeat_to_the_bit_and_depend_on_the_seed(solver: str):
     torch.manual_seed(1)
-    first = solve(hosts(), solver=solver)[0]
+    first = solve(models(), solver=solver)[0]
     torch.manual_seed(2)
-    again, other = solve(hosts(), solver=solver)[0], solve(hosts(), solver=solver, seed=1)[0]
+    again, other = solve(models(), solver=solver)[0], solve(models(), solver=solver, seed=1)[0]
     assert torch.equal(log_scales(first), log_scales(again))
     assert not torch.equal(log_scales(first), log_scales(other))
 
 
 @pytest.mark.parametrize(
-    "rough", [{}, {"rate": 0.3, "tradeoff": 1000.0, "check_every": 5, "patience": 1}], ids=["usual", "rough"]
+    "subsampled", [{}, {"lr": 0.3, "entropy_weight": 1000.0, "check_every": 5, "patience": 1}], ids=["usual", "subsampled"]
 )
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_member_is_fitted_in_company_as_it_is_alone(solver: str, rough: dict[str, Any]):
-    nets = [net.double() for net in hosts(members=3)]
-    together, alone = solve(nets, solver=solver, **rough)[0], solve(nets[:1], solver=solver, **rough)[0]
+def test_a_member_is_fitted_in_company_as_it_is_alone(solver: str, subsampled: dict[str, Any]):
+    nets = [net.double() for net in models(members=3)]
+    together, alone = solve(nets, solver=solver, **subsampled)[0], solve(nets[:1], solver=solver, **subsampled)[0]
     torch.testing.assert_close(log_scales(together), log_scales(alone), rtol=1e-6, atol=1e-6)
-    assert together.history.threshold[0] == pytest.approx(alone.history.threshold[0])
+    assert together.history.max_risk[0] == pytest.approx(alone.history.max_risk[0])
     assert together.history.kept[:1] == alone.history.kept
 
 
@@ -154,10 +156,10 @@ def fragile(net: nn.Module) -> nn.Module:
 
 
 def test_a_fragile_member_does_not_shrink_the_start_of_the_others():
-    (net,) = (n.double() for n in hosts())
+    (net,) = (n.double() for n in models())
     options = {"solver": "sgd", "basis": "identity", "initial_raw_scale": -3.0, "steps": 1, "check_every": 10, "widen": False}
     together, alone = solve([net, fragile(net)], **options)[0], solve([net], **options)[0]
-    assert together.history.risk[0][1] <= together.history.threshold[1]  # the fragile one was calmed
+    assert together.history.risk[0][1] <= together.history.max_risk[1]  # the fragile one was calmed
     assert together.history.entropy[0][1] < together.history.entropy[0][0] - 0.1
     assert together.history.entropy[0][0] == pytest.approx(2 * math.log(math.log1p(math.exp(-3.0))), rel=1e-6)
     torch.testing.assert_close(log_scales(together), log_scales(alone), rtol=1e-6, atol=1e-6)
@@ -170,7 +172,7 @@ def test_how_a_host_is_run_does_not_change_what_is_fitted(chunk: int):
 
         def __init__(self) -> None:
             super().__init__()
-            self.net = hosts()[0].double()
+            self.net = models()[0].double()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x)
@@ -182,14 +184,14 @@ def test_how_a_host_is_run_does_not_change_what_is_fitted(chunk: int):
 
 def test_sgd_starts_at_the_papers_scale():
     for basis, raw in (("identity", -5.0), ("svd", -10.0)):
-        made, _, _ = solve(hosts(), solver="sgd", basis=basis, steps=1)
+        made, _, _ = solve(models(), solver="sgd", basis=basis, steps=1)
         start = 2 * math.log(math.log1p(math.exp(raw)))
         assert made.history.entropy[0][0] == pytest.approx(start, rel=1e-4)
 
 
 def test_only_the_chosen_parameters_are_random():
-    net = hosts()[0]
-    made, _, _ = solve([net], where="2.*")
+    net = models()[0]
+    made, _, _ = solve([net], params="2.*")
     assert list(made.q.mean) == ["2.weight", "2.bias"]
     x = trained.inputs(5)
     assert made.outputs(x, 3, clip=None, seed=0).shape == (3, 5, 2)
@@ -197,15 +199,15 @@ def test_only_the_chosen_parameters_are_random():
 
 
 def test_float64_hosts_stay_float64():
-    made, _, _ = solve([n.double() for n in hosts(members=2)])
+    made, _, _ = solve([n.double() for n in models(members=2)])
     assert {t.dtype for t in made.q.state_dict().values()} == {torch.float64}
     assert made.outputs(trained.inputs(4).double(), 2, clip=None, seed=0).dtype == torch.float64
 
 
 def test_a_fit_works_where_gradients_are_switched_off():
     with torch.no_grad():
-        quiet = solve(hosts())[0]
-    assert torch.equal(log_scales(quiet), log_scales(solve(hosts())[0]))
+        quiet = solve(models())[0]
+    assert torch.equal(log_scales(quiet), log_scales(solve(models())[0]))
 
 
 # ----------------------------------------------------------------------------------------------------- risk and threshold
@@ -213,10 +215,10 @@ def test_a_fit_works_where_gradients_are_switched_off():
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_threshold_of_the_users_own_is_kept(solver: str):
-    plain = solve(hosts(), solver="closed-form", bounded=False)[0].history.threshold[0]
-    tight, risk_tight, _ = solve(hosts(), solver=solver, threshold=plain)
-    loose, risk_loose, threshold = solve(hosts(), solver=solver, threshold=plain + 0.5)
-    assert threshold.tolist() == pytest.approx([plain + 0.5])
+    plain = solve(models(), solver="closed-form", clip_loss=False)[0].history.max_risk[0]
+    tight, risk_tight, _ = solve(models(), solver=solver, max_risk=plain)
+    loose, risk_loose, max_risk = solve(models(), solver=solver, max_risk=plain + 0.5)
+    assert max_risk.tolist() == pytest.approx([plain + 0.5])
     assert float(risk_loose(loose.q)) <= plain + 0.5
     assert float(risk_tight(tight.q)) <= plain
     if solver != "sgd":
@@ -237,18 +239,18 @@ def test_zero_one_risk_with_a_threshold_of_one_percent(solver: str):
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(x)
 
-    options = {"risk": "zero-one", "threshold": 0.01, "tradeoff": 100.0, "initial_raw_scale": -3.0}
-    made, _, threshold = solve([Easy()], "categorical", solver=solver, **options)
-    assert threshold.tolist() == pytest.approx([0.01])
+    options = {"risk": "zero-one", "max_risk": 0.01, "entropy_weight": 100.0, "initial_raw_scale": -3.0}
+    made, _, max_risk = solve([Easy()], "categorical", solver=solver, **options)
+    assert max_risk.tolist() == pytest.approx([0.01])
     x, y = trained.classes(30, 1)
-    draws = made.host.outputs(lambda span: made.q.draw(span, stream="valid"), QUICK["risk_draws"], x)
+    draws = made.model.outputs(lambda span: made.q.draw(span, stream="valid"), QUICK["risk_draws"], x)
     assert float((draws.softmax(2).mean(0).argmax(1) != y).float().mean()) <= 0.01
     assert float(made.q.mean_log_square()) > -4  # and it is wide
 
 
 def test_a_looser_slack_gives_a_wider_distribution():
-    paper, reference = (solve(hosts(), solver="closed-form", slack=s)[0] for s in ("paper", "reference"))
-    assert paper.history.threshold[0] > reference.history.threshold[0]
+    paper, reference = (solve(models(), solver="closed-form", tolerance=s)[0] for s in ("paper", "reference"))
+    assert paper.history.max_risk[0] > reference.history.max_risk[0]
     assert float(paper.q.mean_log_square()) > float(reference.q.mean_log_square())
 
 
@@ -257,20 +259,20 @@ def test_a_looser_slack_gives_a_wider_distribution():
 
 def test_among_several_tradeoffs_the_highest_entropy_below_the_threshold_is_chosen():
     choices = (0.01, 100.0, 1.0)
-    options = {"solver": "sgd", "basis": "identity", "widen": False, "rate": 0.05}
-    alone = {t: solve(hosts(), tradeoff=t, **options)[0] for t in choices}
+    options = {"solver": "sgd", "basis": "identity", "widen": False, "lr": 0.05}
+    alone = {t: solve(models(), entropy_weight=t, **options)[0] for t in choices}
     entropies = {t: float(made.q.mean_log_square()) for t, made in alone.items()}
     assert len(set(entropies.values())) == 3
     best = max(entropies, key=entropies.__getitem__)
-    made, validation, threshold = solve(hosts(), tradeoff=choices, **options)
-    assert made.history.chosen["tradeoff"] == best
+    made, validation, max_risk = solve(models(), entropy_weight=choices, **options)
+    assert made.history.chosen["entropy_weight"] == best
     assert torch.equal(log_scales(made), log_scales(alone[best]))
-    assert bool((validation(made.q) <= threshold).all())
+    assert bool((validation(made.q) <= max_risk).all())
 
 
 def test_more_tradeoff_is_more_entropy_until_the_threshold_stops_it():
     entropies = [
-        float(solve(hosts(), solver="sgd", tradeoff=t, widen=False, threshold=1e6)[0].q.mean_log_square())
+        float(solve(models(), solver="sgd", entropy_weight=t, rescale=False, max_risk=1e6)[0].q.mean_log_square())
         for t in (1e-3, 1.0, 100.0)
     ]
     assert entropies == sorted(entropies)
@@ -288,12 +290,12 @@ def finite(made: Stochastic) -> bool:
 @pytest.mark.parametrize("solver", ["refine", "sgd"])
 def test_divergence_ends_at_the_last_good_state_and_says_so(solver: str, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "offmap"):
-        made, validation, threshold = solve(hosts(members=2), solver=solver, rate=1e25)
-    assert made.history.ending == "diverged"
+        made, validation, max_risk = solve(models(members=2), solver=solver, lr=1e25)
+    assert made.history.stop_reason == "diverged"
     assert finite(made)
-    assert bool((validation(made.q) <= threshold).all())
+    assert bool((validation(made.q) <= max_risk).all())
     assert "Training diverged (the loss is not finite); every member keeps its last state below the risk threshold" in caplog.text
-    assert "from steps [0, 0]. Lower `rate` or `tradeoff` to go further." in caplog.text
+    assert "from steps [0, 0]. Lower `lr` or `entropy_weight` to go further." in caplog.text
 
 
 class Root:
@@ -311,16 +313,18 @@ class Root:
 
 def test_a_gradient_that_is_not_a_number_ends_at_the_last_good_state(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "offmap"):
-        made, _, _ = solve(hosts(), likelihood=Root(), solver="sgd")
-    assert made.history.ending == "diverged"
+        made, _, _ = solve(models(), likelihood=Root(), solver="sgd")
+    assert made.history.stop_reason == "diverged"
     assert "Training diverged" in caplog.text
     assert finite(made)
 
 
 def test_a_diverged_tradeoff_is_not_chosen_over_one_that_went_well():
-    made, _, _ = solve(hosts(), solver="sgd", tradeoff=(1.0, 3e38), entropy=torch.exp, initial_raw_scale=1.0, threshold=1e9)
-    assert made.history.chosen["tradeoff"] == 1.0
-    assert made.history.ending == "finished"
+    made, _, _ = solve(
+        models(), solver="sgd", entropy_weight=(1.0, 3e38), regularizer=torch.exp, initial_raw_scale=1.0, max_risk=1e9
+    )
+    assert made.history.chosen["entropy_weight"] == 1.0
+    assert made.history.stop_reason == "finished"
 
 
 # -------------------------------------------------------------------------------------------------------- a user's own ω
@@ -338,18 +342,18 @@ def by_hand() -> Parameterization:
 
 def test_a_users_own_scaling_ends_where_ours_with_the_log_does():
     # H = ½ Σ log φ² + constants, hence twice the tradeoff
-    nets = [n.double() for n in hosts(members=2)]
-    common = {"solver": "sgd", "basis": "identity", "noise": "normal", "rate": 0.05}
-    ours, _, _ = solve(nets, entropy="log", tradeoff=1.0, **common)
-    theirs, validation, threshold = solve(nets, parameterization=by_hand(), tradeoff=2.0, **common)
+    nets = [n.double() for n in models(members=2)]
+    common = {"solver": "sgd", "basis": "identity", "noise": "normal", "lr": 0.05}
+    ours, _, _ = solve(nets, regularizer="log", entropy_weight=1.0, **common)
+    theirs, validation, max_risk = solve(nets, parameterization=by_hand(), entropy_weight=2.0, **common)
     for member in range(2):
         torch.testing.assert_close(log_scales(theirs, member), log_scales(ours, member), rtol=1e-5, atol=1e-6)
-    assert bool((validation(theirs.q) <= threshold).all())
+    assert bool((validation(theirs.q) <= max_risk).all())
     torch.testing.assert_close(theirs.q.entropy(draws=300), ours.q.entropy(), rtol=0, atol=4 * math.sqrt(ours.q.dimension / 600))
 
 
 def test_a_users_own_law_is_never_rotated():
-    made, _, _ = solve(hosts(), solver="sgd", basis="svd", noise="normal", parameterization=by_hand())
+    made, _, _ = solve(models(), solver="sgd", basis="svd", noise="normal", parameterization=by_hand())
     assert len(made.q.rotation) == 0
 
 
@@ -361,33 +365,33 @@ def test_fits_of_a_users_own_law_are_ranked_by_its_entropy():
 
     own = Parameterization(lambda mean, scale, z: {n: mean[n] + 0.01 / scale[n] * z[n] for n in mean}, log_density)
     options = {"solver": "sgd", "noise": "normal", "parameterization": own, "initial_raw_scale": 2.0, "widen": False}
-    alone = {t: float(solve(hosts(), tradeoff=t, **options)[0].q.entropy()) for t in (1e-3, 50.0)}
+    alone = {t: float(solve(models(), entropy_weight=t, **options)[0].q.entropy()) for t in (1e-3, 50.0)}
     assert alone[50.0] > alone[1e-3]
-    assert solve(hosts(), tradeoff=(1e-3, 50.0), **options)[0].history.chosen["tradeoff"] == 50.0
+    assert solve(models(), entropy_weight=(1e-3, 50.0), **options)[0].history.chosen["entropy_weight"] == 50.0
 
 
 @pytest.mark.parametrize("solver", ["closed-form", "refine"])
 def test_of_several_floors_the_closed_form_of_highest_entropy_wins(solver: str):
-    floors = (1e-4, 1e-1)
-    alone = {f: float(solve(hosts(), solver="closed-form", floor=f)[0].q.mean_log_square().mean()) for f in floors}
-    made = solve(hosts(), solver=solver, floor=floors)[0]
-    assert made.history.chosen["floor"] == pytest.approx(max(alone, key=lambda f: alone[f]))
+    eps_values = (1e-4, 1e-1)
+    alone = {f: float(solve(models(), solver="closed-form", eps=f)[0].q.mean_log_square().mean()) for f in eps_values}
+    made = solve(models(), solver=solver, eps=eps_values)[0]
+    assert made.history.chosen["eps"] == pytest.approx(max(alone, key=lambda f: alone[f]))
     if solver == "closed-form":
         assert float(made.q.mean_log_square().mean()) == pytest.approx(max(alone.values()))
 
 
 @pytest.mark.parametrize("solver", ["closed-form", "refine"])
 def test_all_floors_are_tried_in_one_distribution(solver: str, monkeypatch: pytest.MonkeyPatch):
-    """Each holds φ and the bases: for a large host, one more is more than its draws take."""
+    """Each holds φ and the bases: for a large model, one more is more than its draws take."""
     made: list[float] = []
     plain = maxwent.Task.distribution
     monkeypatch.setattr(maxwent.Task, "distribution", lambda task, scale: made.append(1.0) or plain(task, scale))
-    solve(hosts(), solver=solver, floor=(1e-4, 1e-3, 1e-2, 1e-1))
+    solve(models(), solver=solver, eps=(1e-4, 1e-3, 1e-2, 1e-1))
     assert len(made) == 1
 
 
 def test_no_graph_is_held_while_factors_are_sought(monkeypatch: pytest.MonkeyPatch):
-    """A graph would hold a copy of φ for every floor: hosts may be large."""
+    """A graph would hold a copy of φ for every floor: models may be large."""
     held: weakref.WeakSet[Any] = weakref.WeakSet()
     at_looks, told = list[int](), Validation._told
 
@@ -398,28 +402,28 @@ def test_no_graph_is_held_while_factors_are_sought(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Validation, "_told", lambda *args: at_looks.append(len(held)) or told(*args))
     with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
-        solve(hosts(members=2), solver="closed-form", floor=(1e-4, 1e-3, 1e-2))
+        solve(models(members=2), solver="closed-form", eps=(1e-4, 1e-3, 1e-2))
     assert len(at_looks) > 10
     assert set(at_looks) == {0}
 
 
 def test_a_fit_knows_the_risk_it_ends_with():
-    made, validation, _ = solve(hosts(members=2), solver="refine")
+    made, validation, _ = solve(models(members=2), solver="refine")
     assert made.history.final_risk == pytest.approx(validation(made.q).tolist(), rel=1e-3)
-    made, validation, _ = solve(hosts(members=2), solver="refine", widen=False)
+    made, validation, _ = solve(models(members=2), solver="refine", rescale=False)
     assert made.history.final_risk == validation(made.q).tolist()
-    made, validation, _ = solve(hosts(members=2), solver="closed-form")
+    made, validation, _ = solve(models(members=2), solver="closed-form")
     assert made.history.final_risk == pytest.approx(validation(made.q).tolist(), rel=1e-3)
 
 
 def test_a_users_own_law_has_no_closed_form():
     for solver in ("closed-form", "refine"):
         with pytest.raises(ConfigError, match="A parameterization of your own has no closed form: pass `solver='sgd'`"):
-            solve(hosts(), solver=solver, parameterization=by_hand())
+            solve(models(), solver=solver, parameterization=by_hand())
 
 
 def test_softplus_keeps_scales_positive_however_hard_they_are_pushed():
-    made, _, _ = solve(hosts(), solver="sgd", tradeoff=1e-6, rate=5.0, steps=40)
+    made, _, _ = solve(models(), solver="sgd", entropy_weight=1e-6, lr=5.0, steps=40)
     assert all(bool((s > 0).all()) for s in made.q.scale().values())
     assert all(torch.equal(F.softplus(made.q.raw_scale[n]), s) for n, s in made.q.scale().items())
 
@@ -427,5 +431,5 @@ def test_softplus_keeps_scales_positive_however_hard_they_are_pushed():
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_threshold_below_the_plain_risk_is_said_to_be_out_of_reach(solver, caplog):
     with caplog.at_level(logging.WARNING, logger="offmap"):
-        solve(hosts(), solver=solver, threshold=-1e3)
-    assert "stays above the threshold [-1000.0] however small the distribution: raise `threshold`" in caplog.text
+        solve(models(), solver=solver, max_risk=-1e3)
+    assert "stays above the threshold [-1000.0] however small the distribution: raise `max_risk`" in caplog.text

@@ -81,7 +81,7 @@ def test_fpr_with_ood_positive_is_the_other_one_upside_down(ids: Tensor, oods: T
 def test_fpr_of_a_hand_counted_case() -> None:
     ids = torch.arange(1.0, 21.0)  # the 19th smallest of twenty is 19
     oods = torch.tensor([18.5, 19.0, 19.01, 19.5, 30.0])
-    assert fpr_at(ids, oods).item() == pytest.approx(2 / 5)  # 18.5 and 19 pass for familiar
+    assert fpr_at(ids, oods).item() == pytest.approx(2 / 5)  # 18.5 and 19 pass for in-distribution
     assert fpr_at(ids, oods, positive="ood").item() == pytest.approx(2 / 20)  # all five are kept at 18.5: 19 and 20
     assert fpr_at(ids, oods, 0.6, positive="ood").item() == pytest.approx(1 / 20)  # three are kept at 19.01: 20
 

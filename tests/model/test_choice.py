@@ -1,4 +1,4 @@
-"""Words for `where`, and the last layer as the forward pass has it."""
+"""Words for `params`, and the last layer as the forward pass has it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offmap.errors import ConfigError
 from offmap.model.forward import call, first_tensor
-from offmap.model.params import chooser, copy_host, floating
+from offmap.model.params import chooser, copy_model, floating
 from offmap.model.select_params import choose, last_layer
 from offmap.posterior.construct import centre
 from zoo import ZOO, Case, Through
@@ -80,28 +80,28 @@ LAST: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[Any], Tensor], lis
 
 @pytest.mark.parametrize("case", LAST)
 def test_the_last_layer_is_the_last_product_on_the_way_to_the_output(case: str):
-    build, x, select, expected = LAST[case]
+    build, x, output_fn, expected = LAST[case]
     torch.manual_seed(0)
-    net = copy_host(build())
+    net = copy_model(build())
     before = {n: w.clone() for n, w in floating(net).items()}
-    assert last_layer(net, x, select) == expected
-    assert list(choose(centre(net), x, "last-layer", select).mean) == expected
+    assert last_layer(net, x, output_fn) == expected
+    assert list(choose(centre(net), x, "last-layer", output_fn).mean) == expected
     assert all(torch.equal(w, before[n]) for n, w in floating(net).items())
 
 
 @pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
 def test_a_change_of_the_last_layer_of_any_host_in_the_zoo_moves_its_output(case: Case):
-    net = copy_host(case.build())
-    names = last_layer(net, case.inputs(), case.select)
+    net = copy_model(case.build())
+    names = last_layer(net, case.inputs(), case.output_fn)
     weights = floating(net)
-    plain = call(net, weights, case.inputs(), case.select)
+    plain = call(net, weights, case.inputs(), case.output_fn)
     for name in names:
-        assert not torch.equal(call(net, weights | {name: weights[name] + 0.5}, case.inputs(), case.select), plain)
+        assert not torch.equal(call(net, weights | {name: weights[name] + 0.5}, case.inputs(), case.output_fn), plain)
     assert sum(weights[name].ndim >= 2 for name in names) == 1
 
 
 def test_a_host_without_a_product_has_no_last_layer():
-    net = copy_host(nn.LayerNorm(3))
+    net = copy_model(nn.LayerNorm(3))
     with pytest.raises(
         ConfigError, match="Expected a matrix product on the way to the output for where='last-layer', but LayerNorm"
     ):
@@ -109,7 +109,7 @@ def test_a_host_without_a_product_has_no_last_layer():
 
 
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("params", "names"),
     [
         ("all", ["0.weight", "0.bias", "2.weight", "4.weight", "4.bias"]),
         (None, ["0.weight", "0.bias", "2.weight", "4.weight", "4.bias"]),
@@ -140,7 +140,7 @@ def test_words_win_over_parameters_of_the_same_name():
 
 def test_patterns_that_fit_nothing_are_refused_as_ever():
     with pytest.raises(
-        ConfigError, match=r"Expected `where` to pick at least one parameter, but 'lastlayer' fits none of \['weight'"
+        ConfigError, match=r"Expected `params` to pick at least one parameter, but 'lastlayer' fits none of \['weight'"
     ):
         choose(centre(nn.Linear(3, 2)), X, "lastlayer")
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_what_no_input_reaches_stays_fixed():
     at = choose(centre(net), X, unreached=["c.weight", "c.bias"])
     assert list(at.mean) == ["a.weight", "a.bias", "b.weight", "b.bias"]
     message = (
-        r"Expected `where` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `sel"
+        r"Expected `params` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `sel"
     )
     with pytest.raises(ConfigError, match=message):
         choose(centre(net), X, "c.*", unreached=["c.weight", "c.bias"])

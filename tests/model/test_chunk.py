@@ -1,4 +1,4 @@
-"""The chunk is measured once for a form of host, and is one that the host can run."""
+"""The chunk is measured once for a form of model, and is one that the model can run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from offmap.model import chunk as module
 from offmap.model.chunk import CHUNK_NUMBERS, SECONDS, choose_chunk
-from offmap.model.forward import Host, first_tensor
-from offmap.model.params import copy_host
+from offmap.model.forward import BatchedModel, first_tensor
+from offmap.model.params import copy_model
 from offmap.posterior.construct import centre, scaling
 from zoo import ZOO, Through
 
@@ -19,11 +19,11 @@ from zoo import ZOO, Through
 @pytest.mark.parametrize("name", ZOO)
 def test_the_chunk_chosen_for_a_host_is_one_that_it_can_run(name: str):
     case = ZOO[name]
-    net = copy_host(case.build())
+    net = copy_model(case.build())
     q = scaling(net)
-    chunk = choose_chunk(net, dict(q.mean.items()), case.inputs(), case.select)
+    chunk = choose_chunk(net, dict(q.mean.items()), case.inputs(), case.output_fn)
     assert chunk == 1 or case.vmap
-    assert Host(net, case.select, chunk_size=chunk).outputs(q.draw, 3, case.inputs()).shape[:3] == (3, 12, 2)
+    assert BatchedModel(net, case.output_fn, chunk_size=chunk).outputs(q.draw, 3, case.inputs()).shape[:3] == (3, 12, 2)
 
 
 def chunk_of(name: str, rows: int = 12, members: int = 1) -> int:
@@ -105,13 +105,13 @@ def test_batched_products_choose_without_a_clock(monkeypatch: pytest.MonkeyPatch
     assert not sizes
 
 
-@pytest.mark.parametrize(("select", "chunk"), [(first_tensor, CHUNK_NUMBERS // 4_000_000), (lambda o: o, 4)])
+@pytest.mark.parametrize(("output_fn", "chunk"), [(first_tensor, CHUNK_NUMBERS // 4_000_000), (lambda o: o, 4)])
 def test_the_chunk_of_a_large_host_keeps_weights_within_memory(
-    monkeypatch: pytest.MonkeyPatch, select: Callable[[Tensor], Tensor], chunk: int
+    monkeypatch: pytest.MonkeyPatch, output_fn: Callable[[Tensor], Tensor], chunk: int
 ):
     clock(monkeypatch, QUICK)
     net = nn.Linear(2000, 2000, bias=False).eval()
-    assert choose_chunk(net, {"weight": net.weight.detach()[None]}, torch.zeros(2, 2000), select) == chunk
+    assert choose_chunk(net, {"weight": net.weight.detach()[None]}, torch.zeros(2, 2000), output_fn) == chunk
 
 
 @pytest.mark.parametrize("name", ["mlp", "tanh_mlp"])

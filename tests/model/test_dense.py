@@ -1,4 +1,4 @@
-"""Batched products give what the host gives, or leave the host alone."""
+"""Batched products give what the model gives, or leave the model alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import oracles
 from offmap.model import dense
-from offmap.model.forward import Host
-from offmap.model.params import copy_host
+from offmap.model.forward import BatchedModel
+from offmap.model.params import copy_model
 from offmap.posterior.construct import scaling
 from zoo import ZOO
 
@@ -45,12 +45,12 @@ def parametrized() -> nn.Module:
 
 def check(net: nn.Module, x: Tensor, draws: int = 3) -> None:
     """Fast outputs against those of copies with overwritten parameters."""
-    net = copy_host(net)
+    net = copy_model(net)
     q = scaling(net, initial_scale=0.3)
     weights = q.draw(range(draws))
     chunk = 16 if dense.plan(net) else 1  # some of these `vmap` cannot run
     torch.testing.assert_close(
-        Host(net, chunk_size=chunk).outputs(q.draw, draws, x), oracles.run(net, weights, x), rtol=1e-5, atol=1e-6
+        BatchedModel(net, chunk_size=chunk).outputs(q.draw, draws, x), oracles.run(net, weights, x), rtol=1e-5, atol=1e-6
     )
 
 
@@ -61,7 +61,7 @@ def check(net: nn.Module, x: Tensor, draws: int = 3) -> None:
     ids=["subclass", "sequential with a forward of its own", "hook", "pre-hook", "parametrized", "tied", "repeated"],
 )  # fmt: skip
 def test_hosts_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn.Module):
-    assert dense.plan(copy_host(net)) is None
+    assert dense.plan(copy_model(net)) is None
     check(net, torch.randn(5, 3))
 
 
@@ -70,7 +70,7 @@ def test_hosts_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn
 )
 def test_plain_hosts_are_planned_and_run_right(name: str):
     net, x = ZOO[name].build(), ZOO[name].inputs()
-    assert dense.plan(copy_host(net))
+    assert dense.plan(copy_model(net))
     check(net, x)
 
 
@@ -104,23 +104,23 @@ def test_any_stack_of_layers_equals_the_host(widths: list[int], biases: list[boo
 @pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("first", [nn.ReLU(), nn.Identity(), nn.Dropout()], ids=lambda m: type(m).__name__)
 def test_the_users_inputs_are_never_written_to(first: nn.Module, draws: int):
-    net = copy_host(nn.Sequential(first, nn.ReLU(), nn.Linear(3, 2), nn.ReLU()))
+    net = copy_model(nn.Sequential(first, nn.ReLU(), nn.Linear(3, 2), nn.ReLU()))
     x = torch.randn(5, 3)
     before = x.clone()
-    Host(net).outputs(scaling(net).draw, draws, x)
+    BatchedModel(net).outputs(scaling(net).draw, draws, x)
     assert torch.equal(x, before)
 
 
 def test_parameters_that_are_not_random_come_from_the_host():
-    net = copy_host(ZOO["mlp"].build())
+    net = copy_model(ZOO["mlp"].build())
     x = ZOO["mlp"].inputs()
     for where in ("4.*", "*.bias", "0.weight"):
-        q = scaling(net, where=where, initial_scale=0.3)
-        torch.testing.assert_close(Host(net).outputs(q.draw, 3, x), oracles.run(net, q.draw(range(3)), x))
+        q = scaling(net, params=where, initial_scale=0.3)
+        torch.testing.assert_close(BatchedModel(net).outputs(q.draw, 3, x), oracles.run(net, q.draw(range(3)), x))
 
 
 def test_gradients_flow_through_products_in_place():
-    net = copy_host(ZOO["mlp"].build().double())
+    net = copy_model(ZOO["mlp"].build().double())
     q, twin = scaling(net, initial_scale=0.3), scaling(net, initial_scale=0.3)
     x = ZOO["mlp"].inputs().double()
     dense.forward(dense.plan(net) or [], q.draw(range(3)), x, 3).square().sum().backward()

@@ -1,4 +1,4 @@
-"""Hosts whose last layer alone is random, beside hosts that run whole for every draw."""
+"""Models whose last layer alone is random, beside models that run whole for every draw."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.errors import HostError
-from offmap.model.forward import Host
-from offmap.model.last_layer import ending_of
+from offmap.errors import ModelError
+from offmap.model.forward import BatchedModel
+from offmap.model.last_layer import find_last_layer
 from offmap.model.select_params import choose
 from offmap.posterior.construct import centre
 from offmap.posterior.distribution import WeightDistribution
@@ -72,11 +72,11 @@ class Counted(nn.Module):
 def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -> None:
     at = choose(centre([lenet(seed=seed) for seed in range(members)]), X, "last-layer")
     q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
-    whole = Host(at.net, chunk_size=1, batch_size=batch, output_numbers=10)
-    ending = ending_of(at.net, at.mean, at.weights(0), X)
-    assert ending is not None
-    assert ending.layer == "11"
-    found = [h.outputs(lambda span: q.draw(span), 9, X, members=members) for h in (whole, replace(whole, ending=ending))]
+    whole = BatchedModel(at.net, chunk_size=1, batch_size=batch, output_numbers=10)
+    last_layer = find_last_layer(at.net, at.mean, at.weights(0), X)
+    assert last_layer is not None
+    assert last_layer.layer == "11"
+    found = [h.outputs(lambda span: q.draw(span), 9, X, members=members) for h in (whole, replace(whole, last_layer=last_layer))]
     assert found[0].shape == (9 * members, 7, 10)
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found[1][0], found[1][1])
@@ -95,33 +95,35 @@ def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -
     ],
 )  # fmt: skip
 def test_other_hosts_have_no_ending(net: nn.Module, random: list[str]) -> None:
-    assert ending_of(net, random, {}, inputs(4)) is None
+    assert find_last_layer(net, random, {}, inputs(4)) is None
 
 
 def test_rows_that_were_met_do_not_run_again() -> None:
     net = Counted()
-    host = Host(net, chunk_size=1, output_numbers=2, ending=ending_of(net, ["last.weight", "last.bias"], {}, inputs(4)))
+    model = BatchedModel(
+        net, chunk_size=1, output_numbers=2, last_layer=find_last_layer(net, ["last.weight", "last.bias"], {}, inputs(4))
+    )
     q = WeightDistribution(choose(centre(net), inputs(4), "last-layer").mean, initial_scale=0.1)
     before, x = net.rows, inputs(5, 1)
-    first = host.outputs(lambda span: q.draw(span), 6, x)
+    first = model.outputs(lambda span: q.draw(span), 6, x)
     assert net.rows == before + 5
-    torch.testing.assert_close(host.outputs(lambda span: q.draw(span), 6, x.clone()), first)
+    torch.testing.assert_close(model.outputs(lambda span: q.draw(span), 6, x.clone()), first)
     assert net.rows == before + 5
     x[0] += 1  # the same memory, other numbers
-    assert not torch.allclose(host.outputs(lambda span: q.draw(span), 6, x)[:, 0], first[:, 0])
+    assert not torch.allclose(model.outputs(lambda span: q.draw(span), 6, x)[:, 0], first[:, 0])
 
 
 def test_inputs_of_another_form_are_refused() -> None:
     net = lenet()
     at = choose(centre(net), X, "last-layer")
     q = WeightDistribution(at.mean, initial_scale=0.1)
-    host = Host(net, chunk_size=1, output_numbers=10, ending=ending_of(net, at.mean, {}, X))
-    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(2, 3, 28, 28\)"):
-        host.outputs(lambda span: q.draw(span), 2, torch.zeros(2, 3, 28, 28))
+    model = BatchedModel(net, chunk_size=1, output_numbers=10, last_layer=find_last_layer(net, at.mean, {}, X))
+    with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(2, 3, 28, 28\)"):
+        model.outputs(lambda span: q.draw(span), 2, torch.zeros(2, 3, 28, 28))
 
 
 def test_what_leaves_positive_outputs_alone_is_still_noticed() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     with torch.no_grad():
         net[0].weight.fill_(1.0)
-    assert ending_of(net, ["0.weight", "0.bias"], {}, torch.ones(4, 3)) is None
+    assert find_last_layer(net, ["0.weight", "0.bias"], {}, torch.ones(4, 3)) is None

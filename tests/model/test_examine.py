@@ -1,4 +1,4 @@
-"""A look at a host finds what would make results wrong, names it, and leaves everything as it was."""
+"""A look at a model finds what would make results wrong, names it, and leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.model.forward import first_tensor
 from offmap.model.inspect import ROWS, Findings, examine
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from zoo import ZOO, Case, Through
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
 
-def look(net: nn.Module, x: Any = X, select: Callable[[Any], Tensor] = first_tensor) -> Findings:
-    return examine(copy_host(net), x, select)
+def look(net: nn.Module, x: Any = X, output_fn: Callable[[Any], Tensor] = first_tensor) -> Findings:
+    return examine(copy_model(net), x, output_fn)
 
 
 def through(forward: Callable[..., Any], **layers: Any) -> nn.Module:
@@ -35,7 +35,7 @@ def through(forward: Callable[..., Any], **layers: Any) -> nn.Module:
 
 @pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
 def test_nothing_is_wrong_with_the_zoo(case: Case):
-    assert look(case.build(), case.inputs(12), case.select) == Findings()
+    assert look(case.build(), case.inputs(12), case.output_fn) == Findings()
 
 
 # ------------------------------------------------------------------------------------------------------- own randomness
@@ -63,7 +63,7 @@ RANDOM: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a little noise": (lambda: nn.Sequential(nn.Linear(3, 4), Noisy()), r"`aten.randn_like` in `1` \(Noisy\)\."),
     "in the root": (
-        lambda: through(lambda s, x: s.b(s.a(x) * (torch.rand(4) > 0.5))), "Through draws .*: `aten.rand` in the host itself",
+        lambda: through(lambda s, x: s.b(s.a(x) * (torch.rand(4) > 0.5))), "Through draws .*: `aten.rand` in the model itself",
     ),
     "two sources": (
         lambda: nn.Sequential(nn.Linear(3, 4), Noisy(), Forgotten()),
@@ -71,7 +71,7 @@ RANDOM: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "attention": (
         lambda: through(lambda s, x: s.b(F.scaled_dot_product_attention(*[s.a(x)[:, None]] * 3, dropout_p=0.5)[:, 0])),
-        "`aten.bernoulli_` in the host itself",
+        "`aten.bernoulli_` in the model itself",
     ),
     "not torch's": (lambda: through(lambda s, x: s.b(s.a(x)) * random.random()), "not with an operator of torch"),
 }  # fmt: skip
@@ -80,7 +80,7 @@ RANDOM: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("case", RANDOM)
 def test_a_host_with_its_own_randomness_is_refused_and_the_source_named(case: str):
     build, message = RANDOM[case]
-    with pytest.raises(HostError, match="Expected the same output for the same inputs, but .*" + message):
+    with pytest.raises(ModelError, match="Expected the same output for the same inputs, but .*" + message):
         look(build())
 
 
@@ -101,7 +101,7 @@ def test_randomness_without_an_effect_is_none(net: nn.Module):
 def test_the_global_random_state_is_left_alone(net: nn.Module):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    with contextlib.suppress(HostError):
+    with contextlib.suppress(ModelError):
         look(net)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -134,9 +134,9 @@ def test_memory_that_shows_is_refused_and_memory_that_does_not_is_noted(how: str
     message = (
         "Expected outputs that do not depend on earlier calls, but Sequential remembers them in `0.calls`. Update such state in"
     )
-    with pytest.raises(HostError, match=message):
+    with pytest.raises(ModelError, match=message):
         look(nn.Sequential(counts(how, used=True)))
-    net = copy_host(counts(how, used=False))
+    net = copy_model(counts(how, used=False))
     found = examine(net, X)
     assert found == Findings(changing=("calls",))
     assert found.notes == ("Calls change `calls`: harmless, as the outputs do not depend on it.",)
@@ -151,7 +151,7 @@ def test_a_memory_of_the_first_rows_is_refused():
             s.scale = x.std(0)
         return s.b(s.a(x / s.scale))
 
-    with pytest.raises(HostError, match="Through remembers them in `scale`"):
+    with pytest.raises(ModelError, match="Through remembers them in `scale`"):
         look(through(forward, scale=None))
 
 
@@ -161,7 +161,7 @@ def test_running_statistics_that_are_updated_in_evaluation_mode_are_refused():
             self.running_mean.lerp_(input.mean(0), 0.1)
             return super().forward(input)
 
-    with pytest.raises(HostError, match=r"Sequential remembers them in `1.running_mean`\."):
+    with pytest.raises(ModelError, match=r"Sequential remembers them in `1.running_mean`\."):
         look(nn.Sequential(nn.Linear(3, 4), Norm(4)))
 
 
@@ -171,7 +171,7 @@ def test_a_cache_that_depends_on_nothing_is_fine():
             s.cache[x.shape[1]] = torch.arange(x.shape[1]).cos()
         return s.b(s.a(x + s.cache[x.shape[1]]))
 
-    net = copy_host(through(forward, cache={}))
+    net = copy_model(through(forward, cache={}))
     assert examine(net, X) == Findings()
     assert net.cache == {}
 
@@ -185,7 +185,7 @@ def test_a_cache_of_weights_is_refused():
         return s.b(F.linear(x, s.unit))
 
     with pytest.raises(
-        HostError, match="computes anew from its weights, but Through keeps what it made of them in `unit`. Keep such"
+        ModelError, match="computes anew from its weights, but Through keeps what it made of them in `unit`. Keep such"
     ):
         look(through(forward, unit=None))
 
@@ -195,13 +195,13 @@ def test_what_a_host_keeps_of_its_last_call_is_noted():
         s.last = s.a(x)
         return s.b(s.last)
 
-    net = copy_host(through(forward, last=None))
+    net = copy_model(through(forward, last=None))
     assert examine(net, X).changing == ("last",)
     assert net.last is None
 
 
 def test_a_parameter_that_calls_rewrite_is_noted_and_left_as_it_was():
-    net = copy_host(Through(lambda s, x: s.b(s.table(x).sum(1)), table=nn.Embedding(7, 4, max_norm=0.1), b=nn.Linear(4, 2)))
+    net = copy_model(Through(lambda s, x: s.b(s.table(x).sum(1)), table=nn.Embedding(7, 4, max_norm=0.1), b=nn.Linear(4, 2)))
     before = net.table.weight.clone()
     found = examine(net, torch.arange(20).reshape(10, 2) % 7)
     assert found == Findings(changing=("table.weight",))
@@ -214,21 +214,23 @@ def test_a_parameter_that_calls_rewrite_is_noted_and_left_as_it_was():
 def test_parameters_and_buffers_on_two_devices_are_refused_by_name():
     net = through(lambda s, x: s.b(s.a(x)), shift=torch.zeros(2, device="meta"))
     message = (
-        r"Expected a host on one device, but it has `a.weight`, `a.bias`, `b.weight`, `b.bias` on cpu; `shift` on meta. "
+        r"Expected a model on one device, but it has `a.weight`, `a.bias`, `b.weight`, `b.bias` on cpu; `shift` on meta. "
         r"Move it, for example with `net.to\('cpu'\)`"
     )
-    with pytest.raises(HostError, match=message):
+    with pytest.raises(ModelError, match=message):
         look(net)
 
 
 def test_a_host_without_numbers_is_refused():
-    with pytest.raises(HostError, match="Expected a host that holds numbers, but Linear is on the meta device. Load its weights"):
+    with pytest.raises(
+        ModelError, match="Expected a model that holds numbers, but Linear is on the meta device. Load its weights"
+    ):
         look(nn.Linear(3, 2, device="meta"))
 
 
 def test_an_output_on_another_device_is_refused():
-    message = "Expected an output on the device of the parameters, cpu, but Through answers on meta. Keep the host on one device"
-    with pytest.raises(HostError, match=message):
+    message = "Expected an output on the device of the parameters, cpu, but Through answers on meta. Keep the model on one device"
+    with pytest.raises(ModelError, match=message):
         look(through(lambda s, x: s.b(s.a(x)).to("meta")))
 
 
@@ -261,7 +263,7 @@ REACH: dict[str, tuple[Callable[..., Any], Findings]] = {
 @pytest.mark.parametrize("case", REACH)
 def test_parameters_without_a_reader_or_a_gradient_are_told_apart(case: str):
     forward, expected = REACH[case]
-    net = copy_host(through(forward, c=nn.Linear(3, 2)))
+    net = copy_model(through(forward, c=nn.Linear(3, 2)))
     found = examine(net, X)
     assert (found.unreached, found.hidden) == (expected.unreached, expected.hidden)
     assert not any(p.requires_grad for p in net.parameters())
@@ -277,15 +279,15 @@ def test_a_host_that_runs_without_gradients_only_is_all_hidden():
 
 def test_select_decides_what_is_reached():
     net = through(lambda s, x: {"left": s.a(x), "right": s.b(x)}, b=nn.Linear(3, 2))
-    assert look(net, select=lambda out: out["left"]).unreached == ("b.weight", "b.bias")
-    assert look(net, select=lambda out: out["right"]).unreached == ("a.weight", "a.bias")
+    assert look(net, output_fn=lambda out: out["left"]).unreached == ("b.weight", "b.bias")
+    assert look(net, output_fn=lambda out: out["right"]).unreached == ("a.weight", "a.bias")
 
 
 def test_notes_name_what_is_unreached_and_what_is_hidden():
     notes = Findings(unreached=tuple("abcdef"), hidden=("g",)).notes
     assert notes == (
-        "No input reaches `a`, `b`, `c`, `d` and 2 more: left out of the random parameters. Drop them from the host, or check "
-        "`select`.",
+        "No input reaches `a`, `b`, `c`, `d` and 2 more: left out of the random parameters. Drop them from the model, or check "
+        "`output_fn`.",
         "Gradients do not reach `g`: random, but only solver='closed-form' can fit them.",
     )
 
@@ -317,10 +319,12 @@ def test_a_host_that_fails_says_so_and_half_precision_gets_its_remedy():
     def fails(s: Any, x: Tensor) -> Tensor:
         raise RuntimeError("not implemented for 'Half'")
 
-    with pytest.raises(HostError, match=r"Through failed on inputs of shape \(2, 3\): not implemented for 'Half'.*trained on\.$"):
+    with pytest.raises(
+        ModelError, match=r"Through failed on inputs of shape \(2, 3\): not implemented for 'Half'.*trained on\.$"
+    ):
         look(through(fails))
     message = r"not implemented for 'Half'.*Or the CPU cannot run it in torch.float16: fit a copy in float32, `net.float\(\)`"
-    with pytest.raises(HostError, match=message):
+    with pytest.raises(ModelError, match=message):
         look(through(fails).half(), X.half())
 
 
@@ -358,7 +362,7 @@ class Meter(TorchDispatchMode):
 
 def test_never_more_than_one_other_copy_of_the_weights_is_held():
     side = 64
-    net = copy_host(nn.Sequential(*itertools.chain(*[(nn.Linear(side, side, bias=False), nn.ReLU()) for _ in range(8)])))
+    net = copy_model(nn.Sequential(*itertools.chain(*[(nn.Linear(side, side, bias=False), nn.ReLU()) for _ in range(8)])))
     copy = sum(p.numel() for p in net.parameters())
     with Meter(net, least=side**2) as meter:
         examine(net, torch.randn(8, side))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.integrations.mlp import mlp
 from offmap.model.features import features
 from offmap_bench.nets.resnet import resnet
@@ -88,7 +88,7 @@ def test_only_named_matrices_are_kept_and_the_host_is_untouched() -> None:
 
 def test_a_host_that_fails_is_named_with_the_shape_it_was_given() -> None:
     net, _, _ = HOSTS["mlp"]
-    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(4, 7\): .*Check that the data have the form"):
+    with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(4, 7\): .*Check that the data have the form"):
         features(net, weights(net), torch.zeros(4, 7))
 
 

@@ -1,4 +1,4 @@
-"""A host over a stack of weights: all at once, in chunks, one after another."""
+"""A model over a stack of weights: all at once, in chunks, one after another."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import oracles
 from offmap.data.inputs import mark_shared, rows_of, shared, take_rows
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.model import forward as module
 from offmap.model.calls import replaced
-from offmap.model.forward import OUTPUT_NUMBERS, Host, call, first_tensor, forward
-from offmap.model.params import copy_host
+from offmap.model.forward import OUTPUT_NUMBERS, BatchedModel, call, first_tensor, forward
+from offmap.model.params import copy_model
 from offmap.posterior.construct import scaling
 from zoo import ZOO, Through
 
@@ -39,27 +39,27 @@ def test_stacked_outputs_are_member_major_for_any_chunk_and_batch(
     draws: int, chunk: int, batch: int, rows: int, members: int, name: str
 ):
     case = ZOO[name]
-    nets = [copy_host(case.build(m)) for m in range(members)]
+    nets = [copy_model(case.build(m)) for m in range(members)]
     q = scaling(nets, initial_scale=0.1)
     x = case.inputs(rows)
-    fast = Host(nets[0], chunk_size=chunk, batch_size=batch).outputs(q.draw, draws, x, members=members)
+    fast = BatchedModel(nets[0], chunk_size=chunk, batch_size=batch).outputs(q.draw, draws, x, members=members)
     slow = oracles.run(nets[0], q.draw(range(draws)), x)
     assert fast.shape == (members * draws, rows, 2)
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
 
 
 def test_large_tables_are_tiled_without_seams():
-    net = copy_host(ZOO["mlp"].build())
+    net = copy_model(ZOO["mlp"].build())
     q = scaling(net, initial_scale=0.1)
     x = torch.randn(20_000, 3)
-    fast = Host(net, chunk_size=7).outputs(q.draw, 9, x)
+    fast = BatchedModel(net, chunk_size=7).outputs(q.draw, 9, x)
     torch.testing.assert_close(fast, oracles.run(net, q.draw(range(9)), x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("stacked", "rows"), [(1, 1 << 16), (50, 1 << 16), (OUTPUT_NUMBERS // 100, 100), (10**9, 1)])
 def test_blocks_cover_every_row_once_and_are_as_long_as_memory_allows(stacked: int, rows: int):
     x = torch.arange(70_000)
-    blocks = list(Host(nn.Identity()).blocks(x, stacked))
+    blocks = list(BatchedModel(nn.Identity()).blocks(x, stacked))
     assert blocks[0] == slice(0, rows)
     assert all(a.stop == b.start and b.stop - b.start == rows for a, b in pairwise(blocks))
     assert blocks[-1].start < len(x) <= blocks[-1].stop
@@ -72,7 +72,7 @@ def test_looped_draws_are_made_together_within_a_fixed_memory(
     monkeypatch: pytest.MonkeyPatch, chunk: int, members: int, spans: list[int]
 ):
     case, made = ZOO["tanh_mlp"], []
-    nets = [copy_host(case.build(m)) for m in range(members)]
+    nets = [copy_model(case.build(m)) for m in range(members)]
     q = scaling(nets, initial_scale=0.1)
     monkeypatch.setattr(module, "LOOP_NUMBERS", 3 * q.dimension)
 
@@ -80,7 +80,7 @@ def test_looped_draws_are_made_together_within_a_fixed_memory(
         made.append(len(span))
         return q.draw(span)
 
-    outputs = Host(nets[0], chunk_size=chunk, batch_size=5).outputs(draw, 7, case.inputs(), members=members)
+    outputs = BatchedModel(nets[0], chunk_size=chunk, batch_size=5).outputs(draw, 7, case.inputs(), members=members)
     assert made == spans
     torch.testing.assert_close(outputs, oracles.run(nets[0], q.draw(range(7)), case.inputs()))
 
@@ -88,41 +88,41 @@ def test_looped_draws_are_made_together_within_a_fixed_memory(
 def test_nothing_to_run_is_refused():
     net = ZOO["mlp"].build().eval()
     for draws, rows in ((0, 3), (3, 0)):
-        with pytest.raises(HostError, match="Expected at least one draw and one row, but got none"):
-            Host(net).outputs(scaling(net).draw, draws, torch.zeros(rows, 3))
+        with pytest.raises(ModelError, match="Expected at least one draw and one row, but got none"):
+            BatchedModel(net).outputs(scaling(net).draw, draws, torch.zeros(rows, 3))
 
 
 @pytest.mark.parametrize("name", [n for n, c in ZOO.items() if not c.vmap])
 def test_a_host_that_vmap_cannot_run_is_refused_with_the_remedy(name: str):
     case = ZOO[name]
-    net = copy_host(case.build())
+    net = copy_model(case.build())
     weights = scaling(net).draw(range(3))
-    with pytest.raises(HostError, match=r"`vmap` cannot run \w+ \(.*\). Pass `chunk_size=1` to loop over draws."):
-        forward(net, weights, case.inputs(), select=case.select)
-    assert forward(net, weights, case.inputs(), loop=True, select=case.select).shape[:3] == (3, 12, 2)
+    with pytest.raises(ModelError, match=r"`vmap` cannot run \w+ \(.*\). Pass `chunk_size=1` to loop over draws."):
+        forward(net, weights, case.inputs(), output_fn=case.output_fn)
+    assert forward(net, weights, case.inputs(), loop=True, output_fn=case.output_fn).shape[:3] == (3, 12, 2)
     alone = {n: w[:1] for n, w in weights.items()}  # one set takes no `vmap`
-    assert forward(net, alone, case.inputs(), select=case.select).shape[:3] == (1, 12, 2)
+    assert forward(net, alone, case.inputs(), output_fn=case.output_fn).shape[:3] == (1, 12, 2)
 
 
 @pytest.mark.parametrize("loop", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "tanh_mlp"])
 def test_a_host_that_cannot_take_the_inputs_is_refused_with_their_shape(name: str, loop: bool):
-    net = copy_host(ZOO[name].build())
+    net = copy_model(ZOO[name].build())
     with pytest.raises(
-        HostError, match=rf"{type(net).__name__} failed on inputs of shape \(5, 4\): .*Check that the data have the"
+        ModelError, match=rf"{type(net).__name__} failed on inputs of shape \(5, 4\): .*Check that the data have the"
     ):
         forward(net, scaling(net).draw(range(3)), torch.zeros(5, 4), loop=loop)
 
 
 def test_a_host_without_one_output_per_row_is_refused():
     net = Through(lambda s, x: s.fc(x).mean(0), fc=nn.Linear(3, 2)).eval()
-    with pytest.raises(HostError, match=r"Expected one output row per input row, but Through made \(2,\) of 5 rows"):
-        Host(net).outputs(scaling(net).draw, 2, torch.zeros(5, 3))
+    with pytest.raises(ModelError, match=r"Expected one output row per input row, but Through made \(2,\) of 5 rows"):
+        BatchedModel(net).outputs(scaling(net).draw, 2, torch.zeros(5, 3))
 
 
 @pytest.mark.parametrize("given", ["0.weight", "2.weight"])
 def test_a_tied_weight_is_replaced_in_all_its_places_and_given_back(given: str):
-    net = copy_host(ZOO["tied"].build())
+    net = copy_model(ZOO["tied"].build())
     own, other = net[0].weight, torch.randn(3, 3)
     with suppress(KeyError), replaced(net, {given: other}):
         assert net[0].weight is other
@@ -136,12 +136,12 @@ def test_the_first_tensor_is_taken_by_default():
     x = torch.ones(2)
     for output in (x, (x, 3), [x, x], SimpleNamespace(logits=x)):
         assert first_tensor(output) is x
-    with pytest.raises(HostError, match="Expected a host that returns a tensor, .* but got dict. Pass `select=` to pick"):
+    with pytest.raises(ModelError, match="Expected a model that returns a tensor, .* but got dict. Pass `output_fn=` to pick"):
         first_tensor({"logits": x})
 
 
 def test_select_is_applied_by_loop_and_vmap_alike():
-    def select(output: dict[str, Tensor]) -> Tensor:
+    def output_fn(output: dict[str, Tensor]) -> Tensor:
         return output["b"]
 
     net = Through(lambda s, x: {"a": s.a(x), "b": s.b(x)}, a=nn.Linear(3, 2), b=nn.Linear(3, 2)).eval()
@@ -149,14 +149,14 @@ def test_select_is_applied_by_loop_and_vmap_alike():
     x = torch.randn(4, 3)
     expected = torch.stack([torch.func.functional_call(net, {n: w[i] for n, w in weights.items()}, (x,))["b"] for i in range(3)])
     for loop in (True, False):
-        torch.testing.assert_close(forward(net, weights, x, select=select, loop=loop), expected)
+        torch.testing.assert_close(forward(net, weights, x, output_fn=output_fn, loop=loop), expected)
 
 
 def test_select_is_applied_to_plain_stacks_too():
     net = nn.Linear(3, 2).eval()
     weights = scaling(net).draw(range(3))
     x = torch.randn(4, 3)
-    torch.testing.assert_close(forward(net, weights, x, select=lambda o: 2 * o), 2 * forward(net, weights, x))
+    torch.testing.assert_close(forward(net, weights, x, output_fn=lambda o: 2 * o), 2 * forward(net, weights, x))
 
 
 def test_tuples_are_arguments_and_dicts_keywords():
@@ -182,9 +182,9 @@ def test_rows_are_taken_of_every_tensor_with_a_batch_axis():
 def test_two_draws_of_attention_differ_in_evaluation_mode_without_gradients(name: str, loop: bool):
     # the known trap: the fused path never calls sub-modules, so replaced layers are silently deterministic
     case = ZOO[name]
-    net = copy_host(case.build())
+    net = copy_model(case.build())
     for parameter in dict(net.named_parameters()):
-        weights = scaling(net, where=parameter, initial_scale=0.5).draw(range(2))
+        weights = scaling(net, params=parameter, initial_scale=0.5).draw(range(2))
         with torch.no_grad():
             outputs = forward(net, weights, case.inputs(), loop=loop)
         if parameter != "layer.self_attn.in_proj_bias":
@@ -193,7 +193,7 @@ def test_two_draws_of_attention_differ_in_evaluation_mode_without_gradients(name
 
 def test_attention_runs_under_vmap_without_a_warning_and_leaves_the_fast_path_on():
     case = ZOO["transformer"]
-    net = copy_host(case.build())
+    net = copy_model(case.build())
     forward(net, scaling(net).draw(range(3)), case.inputs())
     assert torch.backends.mha.get_fastpath_enabled()
 
@@ -201,15 +201,15 @@ def test_attention_runs_under_vmap_without_a_warning_and_leaves_the_fast_path_on
 @pytest.mark.parametrize("chunk", [1, 4])
 @pytest.mark.parametrize("name", ["tanh_mlp", "transformer"])
 def test_threads_do_not_see_each_others_weights_and_leave_torchs_switches_alone(name: str, chunk: int):
-    # `functional_call` exchanges the host's own parameters while it runs
+    # `functional_call` exchanges the model's own parameters while it runs
     case = ZOO[name]
-    net = copy_host(case.build())
-    host, q, x = Host(net, chunk_size=chunk, batch_size=4), scaling(net, initial_scale=0.3), case.inputs(12)
-    expected = [host.outputs(lambda span, seed=seed: q.draw(span, seed=seed), 4, x) for seed in range(4)]
+    net = copy_model(case.build())
+    model, q, x = BatchedModel(net, chunk_size=chunk, batch_size=4), scaling(net, initial_scale=0.3), case.inputs(12)
+    expected = [model.outputs(lambda span, seed=seed: q.draw(span, seed=seed), 4, x) for seed in range(4)]
     switches = torch.backends.mha.get_fastpath_enabled(), torch.backends.cuda.flash_sdp_enabled()
 
     def work(seed: int) -> bool:
-        runs = [host.outputs(lambda span: q.draw(span, seed=seed), 4, x) for _ in range(5)]
+        runs = [model.outputs(lambda span: q.draw(span, seed=seed), 4, x) for _ in range(5)]
         return all(torch.allclose(run, expected[seed], rtol=1e-4, atol=1e-5) for run in runs)
 
     with ThreadPoolExecutor(4) as pool:
@@ -260,10 +260,10 @@ def test_what_is_shared_is_learned_where_all_rows_are_seen():
 @pytest.mark.parametrize("batch_size", [3, 6, 12])
 def test_a_mask_as_long_as_a_batch_gives_the_same_outputs(batch_size: int):
     torch.manual_seed(0)
-    net = copy_host(Masked().eval())
+    net = copy_model(Masked().eval())
     x, mask = torch.randn(12, 6, 4), nn.Transformer.generate_square_subsequent_mask(6)
     q = scaling(net, initial_scale=0.1)
-    outputs = Host(net, chunk_size=2, batch_size=batch_size).outputs(lambda span: q.draw(span), 4, mark_shared((x, mask)))
+    outputs = BatchedModel(net, chunk_size=2, batch_size=batch_size).outputs(lambda span: q.draw(span), 4, mark_shared((x, mask)))
     drawn = q.draw(range(4))
     slow = torch.stack([call(net, {n: w[p] for n, w in drawn.items()}, (x, mask)) for p in range(4)])
     torch.testing.assert_close(outputs, slow, rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
-from offmap.model.matrix_view import Frame, in_pieces, rotate
+from offmap.model.matrix_view import MatrixView, in_pieces, rotate
 
 SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
@@ -19,7 +19,7 @@ SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 def test_a_parameter_becomes_a_matrix_and_comes_back(shape: tuple[int, ...], stack: int, data: st.DataObject):
     order = data.draw(st.permutations(range(len(shape))))
     cut = data.draw(st.integers(0, len(shape)))
-    frame = Frame(shape, tuple(order[:cut]), tuple(order[cut:]))
+    frame = MatrixView(shape, tuple(order[:cut]), tuple(order[cut:]))
     weight = torch.randn(stack, *shape)
     rows = frame.rows(weight)
     assert rows.shape == (stack, frame.outputs, frame.fan_in)
@@ -27,20 +27,20 @@ def test_a_parameter_becomes_a_matrix_and_comes_back(shape: tuple[int, ...], sta
 
 
 FRAMES = {
-    "linear": (Frame((3, 4), (0,), (1,), (3,)), 1),
-    "input first": (Frame((4, 3), (1,), (0,), (3,)), 1),
-    "convolution": (Frame((3, 2, 2), (0,), (1, 2), (3,)), 1),
-    "groups": (Frame((6, 2, 2), (0,), (1, 2), (2, 2, 2)), 1),
-    "unequal blocks": (Frame((6, 4), (0,), (1,), (1, 2, 3)), 1),
-    "heads": (Frame((2, 4, 3), (0, 2), (1,), (3, 3)), 1),
-    "pieces": (Frame((3, 7), (0,), (1,), (3,)), 3),
-    "blocks of pieces": (Frame((4, 7), (0,), (1,), (2, 2)), 2),
-    "unequal blocks of pieces": (Frame((4, 5), (0,), (1,), (1, 3)), 2),
-    "transposed, grouped": (Frame((2, 2, 3, 2), (0, 2), (1, 3), (3, 3)), 1),
+    "linear": (MatrixView((3, 4), (0,), (1,), (3,)), 1),
+    "input first": (MatrixView((4, 3), (1,), (0,), (3,)), 1),
+    "convolution": (MatrixView((3, 2, 2), (0,), (1, 2), (3,)), 1),
+    "groups": (MatrixView((6, 2, 2), (0,), (1, 2), (2, 2, 2)), 1),
+    "unequal blocks": (MatrixView((6, 4), (0,), (1,), (1, 2, 3)), 1),
+    "heads": (MatrixView((2, 4, 3), (0, 2), (1,), (3, 3)), 1),
+    "pieces": (MatrixView((3, 7), (0,), (1,), (3,)), 3),
+    "blocks of pieces": (MatrixView((4, 7), (0,), (1,), (2, 2)), 2),
+    "unequal blocks of pieces": (MatrixView((4, 5), (0,), (1,), (1, 3)), 2),
+    "transposed, grouped": (MatrixView((2, 2, 3, 2), (0, 2), (1, 3), (3, 3)), 1),
 }
 
 
-def bases(frame: Frame, pieces: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def bases(frame: MatrixView, pieces: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Two members' random rotations; what fills the last piece up stays where it is."""
     width = -(-frame.fan_in // pieces)
     v = torch.eye(width, dtype=dtype).repeat(2, len(frame.blocks), pieces, 1, 1)
@@ -76,7 +76,7 @@ def test_what_is_known_of_a_block_is_told_to_each_of_its_rows(name: str):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_rotated_draw_does_not_depend_on_its_company(fan_in: int, out: int, groups: int, dtype: torch.dtype, by_rows: bool):
     # one product for many draws would: matrix libraries round differently for every number of rows, and place in memory
-    frame = Frame((groups * out, fan_in), (0,), (1,), (out,) * groups)
+    frame = MatrixView((groups * out, fan_in), (0,), (1,), (out,) * groups)
     delta, v = torch.randn(2, 20, *frame.view, dtype=dtype), bases(frame, 1, dtype)
     v = v.contiguous() if by_rows else v.mT.contiguous().mT
     together = rotate(delta, v, frame)

@@ -7,7 +7,7 @@ import torch
 
 from offmap.model.forward import forward
 from offmap.model.freeze import freeze
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.construct import svd
 from zoo import ZOO
 
@@ -15,7 +15,7 @@ from zoo import ZOO
 @pytest.mark.parametrize("name", ZOO)
 def test_frozen_draws_give_the_outputs_of_the_draws(name: str):
     case = ZOO[name]
-    net, x = copy_host(case.build()), case.inputs()
+    net, x = copy_model(case.build()), case.inputs()
     weights = svd([case.build(0), case.build(1)], [x], initial_scale=0.1).requires_grad_(False).draw(range(2))
     frozen = freeze(net, weights)
     output = frozen(**x) if isinstance(x, dict) else frozen(*x) if isinstance(x, tuple) else frozen(x)
@@ -36,7 +36,7 @@ def test_freezing_leaves_the_host_alone_and_does_not_follow_it():
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_frozen_draws_export_with_any_batch(name: str):
     case = ZOO[name]
-    net = copy_host(case.build())
+    net = copy_model(case.build())
     weights = svd(net, [case.inputs()], initial_scale=0.1).requires_grad_(False).draw(range(3))
     frozen = freeze(net, weights)
     program = torch.export.export(frozen, (case.inputs(4),), dynamic_shapes=(({0: torch.export.Dim("rows", min=2)},),))

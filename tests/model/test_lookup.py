@@ -38,7 +38,7 @@ def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over
     x = torch.tensor([[0, 1], [1, 1], [4, 0], [1, 1]])
     at = centre(HOSTS["embedding"])
     bases = observe(at, lambda rows: [x], rotated=True).bases
-    scale = unit_scale(at.mean, bases, floor=1e-4)("table.weight")[0].double()
+    scale = unit_scale(at.mean, bases, eps=1e-4)("table.weight")[0].double()
     assert bool((scale[[2, 3, 5]] > 1.5 * scale[[0, 1, 4]].amax(0)).all())
     basis = bases["table.weight"]
     over_the_data = (basis.amplitude[0, 0, :, None] * scale).square().sum(0)

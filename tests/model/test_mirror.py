@@ -1,4 +1,4 @@
-"""Tensors filed under the host's own dotted names."""
+"""Tensors filed under the model's own dotted names."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import copy
 import pytest
 import torch
 
-from offmap.model.named_tensors import Mirror
-from offmap.model.params import select
+from offmap.model.named_tensors import NamedTensors
+from offmap.model.params import select_params
 from zoo import ZOO
 
 
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize("name", ZOO)
 def test_the_state_dict_reads_like_the_hosts_and_comes_back(name: str, trainable: bool):
-    weights = select(ZOO[name].build())
-    mirror = Mirror(weights, trainable=trainable)
+    weights = select_params(ZOO[name].build())
+    mirror = NamedTensors(weights, trainable=trainable)
     assert list(mirror) == list(weights) == list(mirror.names)
     assert sorted(mirror.state_dict()) == sorted(weights)
     assert len(list(mirror.parameters())) == (len(weights) if trainable else 0)
-    other = Mirror({n: torch.zeros_like(w) for n, w in weights.items()}, trainable=trainable)
+    other = NamedTensors({n: torch.zeros_like(w) for n, w in weights.items()}, trainable=trainable)
     other.load_state_dict(mirror.state_dict())
     assert all(torch.equal(other[n], w) for n, w in weights.items())
     assert all(torch.equal(a, b) for a, b in zip(other.values(), weights.values(), strict=True))
@@ -29,13 +29,13 @@ def test_the_state_dict_reads_like_the_hosts_and_comes_back(name: str, trainable
 @pytest.mark.parametrize("trainable", [True, False])
 def test_a_mirror_holds_the_very_tensors_that_it_is_given(trainable: bool):
     weights = {"a.b": torch.zeros(2)}
-    assert Mirror(weights, trainable=trainable)["a.b"].data_ptr() == weights["a.b"].data_ptr()
+    assert NamedTensors(weights, trainable=trainable)["a.b"].data_ptr() == weights["a.b"].data_ptr()
 
 
 def test_names_of_its_own_methods_are_names_like_any_other():
     names = ["values", "items", "names.values", "keys.items.weight", "forward.bias", "state_dict"]
     weights = {n: torch.full((2,), float(i)) for i, n in enumerate(names)}
-    for mirror in (Mirror(weights), Mirror(weights, trainable=True)):
+    for mirror in (NamedTensors(weights), NamedTensors(weights, trainable=True)):
         assert {n: t.tolist() for n, t in mirror.items()} == {n: t.tolist() for n, t in weights.items()}
         assert all(torch.equal(copy.deepcopy(mirror).double()[n], weights[n].double()) for n in names)
         assert "values" in mirror

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from offmap.model.capture import Meeting, open_attention, slow_attention
+from offmap.model.capture import LayerInput, open_attention, slow_attention
 from offmap.model.forward import call
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior import basis
 from offmap.posterior.basis import Moment, second_moments
 from offmap.posterior.construct import Observed, centre
@@ -212,7 +212,7 @@ def test_a_sample_costs_a_part_of_the_pass_beyond_the_exact_rows(
 ):
     """Of 20,000 rows of fan-in 10: 20,000 · outputs / groups / 640 of them, at least those that are still exact, and sixteen."""
     monkeypatch.setattr(basis, "EXACT_PRODUCTS", 0)
-    met = Meeting(Frame((outputs, 10), (0,), (1,)), 0, outputs, groups, 20_000, lambda chosen: ())
+    met = LayerInput(MatrixView((outputs, 10), (0,), (1,)), 0, outputs, groups, 20_000, lambda chosen: ())
     chosen = basis._sample(met, "weight", before)
     assert (20_000 if chosen is None else len(chosen)) == size
 
@@ -223,9 +223,9 @@ def test_beyond_the_exact_rows_a_sample_stands_for_all(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     mixed = torch.randn(4, 4)
     batches = [torch.randn(200, 4) @ mixed for _ in range(60)]
-    net, everything = nn.Linear(4, 3), torch.cat(batches).double()
+    net, all_params = nn.Linear(4, 3), torch.cat(batches).double()
     moment = moments(net, *batches)["weight"]
-    exact = everything.mT @ everything / len(everything)
+    exact = all_params.mT @ all_params / len(all_params)
     assert moment.totals[0, 3, 1].rows == 12_000
     torch.testing.assert_close(moment.value()[0, 0], exact, rtol=0, atol=0.15 * float(exact.abs().max()))
     assert not torch.allclose(moment.value()[0, 0], exact, rtol=1e-6)

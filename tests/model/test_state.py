@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from offmap.model.forward import call
-from offmap.model.state import changed, forget, same
+from offmap.model.state import changed, restore_state, same
 
 
 class Memo(nn.Module):
@@ -59,7 +59,7 @@ def test_the_smallest_change_is_one():
 def test_a_host_forgets_its_calls_also_as_a_copy_and_under_vmap(travel: Any):
     net = Memo().requires_grad_(False)
     before = copy.deepcopy(net)
-    forget(net, NAMES)
+    restore_state(net, NAMES)
     net = travel(net)
     weights = {n: torch.stack([p, p + 1]) for n, p in net.named_parameters()}
     expected = net(x := torch.ones(1, 2))
@@ -72,7 +72,7 @@ def test_a_host_forgets_its_calls_also_as_a_copy_and_under_vmap(travel: Any):
 
 def test_a_call_that_fails_is_forgotten_too():
     net = Memo()
-    forget(net, NAMES)
+    restore_state(net, NAMES)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         net(torch.ones(1, 3))
     assert (net.calls, net.number, net.list) == (0, 0, [1.0])
@@ -80,7 +80,7 @@ def test_a_call_that_fails_is_forgotten_too():
 
 def test_nothing_to_forget_leaves_no_hook():
     net = Memo()
-    forget(net, [])
+    restore_state(net, [])
     assert not net._forward_hooks
 
 

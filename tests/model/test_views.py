@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offmap.model.param_views import Owners, Place
+from offmap.model.param_views import AliasTable, Place
 
 W = torch.arange(24.0).reshape(4, 6)
 
@@ -42,14 +42,14 @@ NOT_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("how", PLAIN)
 def test_a_plain_view_is_located(how: str):
     view, place = PLAIN[how]
-    owners = Owners({"other": torch.zeros(3), "w": W})
+    owners = AliasTable({"other": torch.zeros(3), "w": W})
     assert owners.owns(view(W)) == "w"
     assert owners.locate(view(W)) == place
 
 
 @pytest.mark.parametrize("how", NOT_PLAIN)
 def test_what_is_no_plain_cut_is_owned_but_has_no_place(how: str):
-    owners = Owners({"w": W})
+    owners = AliasTable({"w": W})
     assert owners.owns(NOT_PLAIN[how](W)) == "w"
     assert owners.locate(NOT_PLAIN[how](W)) is None
 
@@ -58,13 +58,13 @@ def test_whole_is_the_parameter_itself_axis_by_axis():
     whole = {how: place.whole for how, (_, place) in PLAIN.items()}
     assert [how for how, it_is in whole.items() if it_is] == ["itself"]
     column = torch.zeros(5, 1)
-    place = Owners({"w": column}).locate(column)
+    place = AliasTable({"w": column}).locate(column)
     assert place == Place("w", ((0,), ()), (1, 1))
     assert place.whole
 
 
 def test_nobody_owns_other_tensors_nothing_and_no_numbers():
-    owners = Owners({"w": W})
+    owners = AliasTable({"w": W})
     assert owners.owns(None) is None
     assert owners.owns(W[:0]) is None
     assert owners.owns(torch.zeros(4, 6)) is None
@@ -73,13 +73,13 @@ def test_nobody_owns_other_tensors_nothing_and_no_numbers():
 
 def test_parameters_that_share_a_storage_are_told_apart():
     both = torch.arange(10.0)
-    owners = Owners({"a": both[:4], "b": both[4:]})
+    owners = AliasTable({"a": both[:4], "b": both[4:]})
     assert [owners.owns(both[i:]) for i in (0, 3, 4, 9)] == ["a", "a", "b", "b"]
 
 
-def followed(view: Callable[[Tensor], Tensor]) -> tuple[Owners, Tensor]:
+def followed(view: Callable[[Tensor], Tensor]) -> tuple[AliasTable, Tensor]:
     """A copy of a view, which stands for it."""
-    owners, copy = Owners({"w": W}), view(W).clone(memory_format=torch.contiguous_format)
+    owners, copy = AliasTable({"w": W}), view(W).clone(memory_format=torch.contiguous_format)
     place = owners.locate(view(W))
     assert place is not None
     owners.follow(copy, place)

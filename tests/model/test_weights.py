@@ -1,4 +1,4 @@
-"""Name-keyed weights, and the private copy of a host."""
+"""Name-keyed weights, and the private copy of a model."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import pytest
 import torch
 from torch import nn
 
-from offmap.errors import ConfigError, HostError
+from offmap.errors import ConfigError, ModelError
 from offmap.model.forward import forward
-from offmap.model.params import at, copy_host, count, remainder, same_architecture, select, stack, with_ties
+from offmap.model.params import at, copy_model, count, remainder, same_architecture, select_params, stack, with_ties
 from offmap.posterior.construct import centre
 from zoo import ZOO
 
 
 def test_select_gives_detached_parameters_under_the_hosts_names():
     net = ZOO["mlp"].build()
-    chosen = select(net)
+    chosen = select_params(net)
     assert list(chosen) == [n for n, _ in net.named_parameters()]
     assert not any(w.requires_grad for w in chosen.values())
 
 
 def test_tied_weights_appear_once_under_their_first_name():
-    assert [n for n in select(ZOO["tied"].build()) if n.endswith("weight")] == ["0.weight", "4.weight"]
+    assert [n for n in select_params(ZOO["tied"].build()) if n.endswith("weight")] == ["0.weight", "4.weight"]
 
 
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("params", "names"),
     [
         (None, ["0.weight", "0.bias", "2.weight", "4.weight", "4.bias"]),
         ("*.weight", ["0.weight", "2.weight", "4.weight"]),
@@ -37,38 +37,40 @@ def test_tied_weights_appear_once_under_their_first_name():
     ids=["all", "pattern", "patterns", "predicate"],
 )
 def test_where_picks_parameters_by_pattern_or_predicate(where: object, names: list[str]):
-    assert list(select(ZOO["mlp"].build(), where)) == names  # pyright: ignore[reportArgumentType]
+    assert list(select_params(ZOO["mlp"].build(), where)) == names  # pyright: ignore[reportArgumentType]
 
 
 def test_where_that_picks_nothing_is_refused():
     with pytest.raises(
-        ConfigError, match=r"Expected `where` to pick at least one parameter, but 'fc\*' fits none of \['0.weight'"
+        ConfigError, match=r"Expected `params` to pick at least one parameter, but 'fc\*' fits none of \['0.weight'"
     ):
-        select(ZOO["mlp"].build(), "fc*")
+        select_params(ZOO["mlp"].build(), "fc*")
 
 
 def test_a_host_without_floating_parameters_is_refused():
     whole = nn.Module()
     whole.register_parameter("n", nn.Parameter(torch.tensor([1, 2]), requires_grad=False))
     for net in (nn.ReLU(), whole):
-        with pytest.raises(HostError, match=f"Expected a host with floating-point parameters, but {type(net).__name__} has none"):
-            select(net)
+        with pytest.raises(
+            ModelError, match=f"Expected a model with floating-point parameters, but {type(net).__name__} has none"
+        ):
+            select_params(net)
 
 
 def test_whole_number_parameters_are_never_random():
     net = nn.Linear(2, 1)
     net.register_parameter("steps", nn.Parameter(torch.tensor([3]), requires_grad=False))
-    assert list(select(net)) == ["weight", "bias"]
+    assert list(select_params(net)) == ["weight", "bias"]
 
 
 def test_remainder_holds_other_parameters_and_all_buffers():
     net = ZOO["buffers"].build()
-    rest = remainder(net, select(net, "a.*"))
+    rest = remainder(net, select_params(net, "a.*"))
     assert sorted(rest) == ["b.bias", "b.weight", "centre", "offset", "spread"]
 
 
 def test_stack_and_at_are_inverse_and_count_counts_one_host():
-    sets = [select(ZOO["mlp"].build(m)) for m in range(3)]
+    sets = [select_params(ZOO["mlp"].build(m)) for m in range(3)]
     stacked = stack(sets)
     assert all(torch.equal(at(stacked, m)[n], sets[m][n]) for m in range(3) for n in stacked)
     assert count(sets[0]) == sum(p.numel() for p in ZOO["mlp"].build().parameters()) == 3 * 8 + 8 + 64 + 16 + 2
@@ -76,7 +78,7 @@ def test_stack_and_at_are_inverse_and_count_counts_one_host():
 
 def test_a_private_copy_is_in_evaluation_mode_and_out_of_reach():
     net = ZOO["partly_frozen"].build()
-    twin = copy_host(net)
+    twin = copy_model(net)
     before = {n: t.clone() for n, t in twin.state_dict().items()}
     with torch.no_grad():
         for t in (*net.parameters(), *net.buffers()):
@@ -91,12 +93,12 @@ def test_a_private_copy_is_in_evaluation_mode_and_out_of_reach():
 def test_a_sharing_copy_reads_the_hosts_parameters_and_has_all_else_to_itself(name: str):
     net = ZOO[name].build()
     frozen = {n: p.requires_grad for n, p in net.named_parameters()}
-    twin = copy_host(net, share=True)
+    twin = copy_model(net, share=True)
     assert all(p.data_ptr() == q.data_ptr() and p is not q for p, q in zip(net.parameters(), twin.parameters(), strict=True))
     assert all(b.data_ptr() != c.data_ptr() for b, c in zip(net.buffers(), twin.buffers(), strict=True))
     assert not any(p.requires_grad for p in twin.parameters())
     assert frozen == {n: p.requires_grad for n, p in net.named_parameters()}
-    assert torch.equal(twin(x := ZOO[name].inputs()), copy_host(net)(x))
+    assert torch.equal(twin(x := ZOO[name].inputs()), copy_model(net)(x))
 
 
 def test_members_are_held_in_one_stack_apart_from_the_users_hosts():
@@ -105,19 +107,19 @@ def test_members_are_held_in_one_stack_apart_from_the_users_hosts():
     stacked = held.mean | held.fixed
     assert all(p.data_ptr() == stacked[n].data_ptr() for n, p in held.net.named_parameters())
     assert not {p.data_ptr() for net in nets for p in net.parameters()} & {t.data_ptr() for t in stacked.values()}
-    assert torch.equal(held.net(x := ZOO["partly_frozen"].inputs()), copy_host(nets[0])(x))
+    assert torch.equal(held.net(x := ZOO["partly_frozen"].inputs()), copy_model(nets[0])(x))
 
 
 def test_a_copy_of_a_host_made_in_inference_mode_takes_gradients():
     with torch.inference_mode():
         net = nn.Linear(3, 2)
-    weight = copy_host(net).weight
+    weight = copy_model(net).weight
     assert not weight.is_inference()
     (torch.ones(1, 3) @ weight.requires_grad_().mT).sum().backward()
 
 
 def test_copies_keep_ties():
-    twin = copy_host(ZOO["tied"].build())
+    twin = copy_model(ZOO["tied"].build())
     assert twin[0].weight is twin[2].weight
 
 
@@ -126,14 +128,14 @@ def test_a_host_that_was_called_with_old_style_weight_norm_can_be_copied():
     net = nn.utils.weight_norm(nn.Linear(3, 2))
     net(torch.zeros(1, 3))  # leaves a non-leaf tensor behind, which deepcopy refuses
     x = torch.randn(4, 3)
-    assert torch.equal(copy_host(net)(x), net(x))
+    assert torch.equal(copy_model(net)(x), net(x))
 
 
 def test_a_host_that_cannot_be_copied_is_refused_with_the_reason():
     net = nn.Linear(1, 1)
     net.lock = threading.Lock()
-    with pytest.raises(HostError, match="Expected a host that `copy.deepcopy` can copy, but Linear raised: cannot pickle"):
-        copy_host(net)
+    with pytest.raises(ModelError, match="Expected a model that `copy.deepcopy` can copy, but Linear raised: cannot pickle"):
+        copy_model(net)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_a_host_that_cannot_be_copied_is_refused_with_the_reason():
     ids=["shape", "less", "more"],
 )
 def test_members_of_two_architectures_are_refused_with_the_first_difference(other: nn.Module, message: str):
-    with pytest.raises(HostError, match="Expected members of one architecture, but " + message):
+    with pytest.raises(ModelError, match="Expected members of one architecture, but " + message):
         same_architecture([nn.Sequential(nn.Linear(2, 3)), other])
 
 
@@ -162,7 +164,7 @@ def test_members_of_two_architectures_are_refused_with_the_first_difference(othe
     ids=["dtype", "device"],
 )
 def test_members_of_two_dtypes_or_devices_are_refused(other: nn.Module, message: str):
-    with pytest.raises(HostError, match="Expected members of " + message):
+    with pytest.raises(ModelError, match="Expected members of " + message):
         same_architecture([nn.Linear(3, 2), nn.Linear(3, 2), other])
 
 
@@ -170,7 +172,7 @@ def test_buffers_outside_the_state_dict_are_compared_too():
     nets = [nn.Linear(3, 2), nn.Linear(3, 2)]
     for size, net in enumerate(nets):
         net.register_buffer("table", torch.zeros(size), persistent=False)
-    with pytest.raises(HostError, match=r"one architecture, but `table` is \(0,\) in member 0 and \(1,\) in member 1"):
+    with pytest.raises(ModelError, match=r"one architecture, but `table` is \(0,\) in member 0 and \(1,\) in member 1"):
         same_architecture(nets)
 
 
@@ -187,7 +189,7 @@ def test_what_differs_between_members_is_kept_for_each(name: str):
 def test_ties_give_every_place_in_the_host_its_weight_once():
     for name, alias in (("tied", ["2.weight"]), ("repeated", []), ("mlp", [])):
         net = ZOO[name].build()
-        weights = select(net)
+        weights = select_params(net)
         full = with_ties(net, weights)
         assert sorted(full.keys() - weights.keys()) == alias
         assert all(full[a] is weights["0.weight"] for a in alias)
@@ -196,9 +198,9 @@ def test_ties_give_every_place_in_the_host_its_weight_once():
 @pytest.mark.parametrize("name", ["tied", "repeated"])
 def test_a_call_with_other_weights_leaves_a_host_with_ties_as_it_was(name: str):
     # pytorch issue 164759: functional_call itself leaves a repeated module with the weights of the call
-    net, x = copy_host(ZOO[name].build()), ZOO[name].inputs()
+    net, x = copy_model(ZOO[name].build()), ZOO[name].inputs()
     before, kept = net(x), dict(net.named_parameters())
-    weights = {n: torch.stack([w + 1, w + 2]) for n, w in select(net).items()}
+    weights = {n: torch.stack([w + 1, w + 2]) for n, w in select_params(net).items()}
     for loop in (True, False):
         forward(net, weights, x, loop=loop)
         assert all(p is kept[n] for n, p in net.named_parameters())

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offmap.model.capture import Meeting
-from offmap.model.matrix_view import Frame
+from offmap.model.capture import LayerInput
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior import basis as module
 from offmap.posterior.basis import Basis, eigenbasis
 from offmap.posterior.construct import centre
@@ -109,8 +109,8 @@ def test_members_have_bases_of_their_own():
             torch.testing.assert_close(both[name].reach[m], basis.reach[0])
 
 
-def met(count: int, fan_in: int, outputs: int = 1) -> Meeting:
-    return Meeting(Frame((outputs, fan_in), (0,), (1,)), 0, outputs, 1, count, lambda chosen: ())
+def met(count: int, fan_in: int, outputs: int = 1) -> LayerInput:
+    return LayerInput(MatrixView((outputs, fan_in), (0,), (1,)), 0, outputs, 1, count, lambda chosen: ())
 
 
 def test_inputs_of_small_matrices_are_all_counted():

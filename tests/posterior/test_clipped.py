@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import offmap
 import trained
 from offmap.errors import ConfigError
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from offmap.posterior.entropy import clipped_entropy
 from offmap.posterior.noise import Noise, Normal, Rademacher, Uniform
@@ -44,7 +44,7 @@ def test_both_parts_are_those_of_a_histogram_of_draws(noise: Noise, scale: float
 def test_both_parts_are_those_of_weights_drawn_along_a_basis() -> None:
     scale, clip = torch.tensor([[[0.2, 0.5, 1.0], [2.0, 0.4, 0.7]]], dtype=torch.float64), 0.6
     v = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
-    rotation = Rotation({"w": v.view(1, 1, 1, 3, 3)}, {"w": Frame(view=(2, 3), outs=(0,), axes=(1,), blocks=(2,))})
+    rotation = Rotation({"w": v.view(1, 1, 1, 3, 3)}, {"w": MatrixView(view=(2, 3), outs=(0,), axes=(1,), blocks=(2,))})
     q = WeightDistribution({"w": torch.zeros_like(scale)}, initial_scale={"w": scale}, rotation=rotation)
     y = (q.draw(range(40_000), clip=clip)["w"].detach() @ v).flatten(1).mT  # along the basis: (6, draws)
     cut = y.abs() > clip - 1e-9

@@ -28,9 +28,9 @@ def uneven(q: WeightDistribution, seed: int = 0) -> WeightDistribution:
     return q.requires_grad_(False)
 
 
-def small(basis: str = "svd", *, members: int = 2, noise: str = "uniform", host: str = "conv1d") -> WeightDistribution:
-    nets = [ZOO[host].build(m) for m in range(members)]
-    q = svd(nets, [ZOO[host].inputs()], noise=noise) if basis == "svd" else scaling(nets, noise=noise)
+def small(basis: str = "svd", *, members: int = 2, noise: str = "uniform", model: str = "conv1d") -> WeightDistribution:
+    nets = [ZOO[model].build(m) for m in range(members)]
+    q = svd(nets, [ZOO[model].inputs()], noise=noise) if basis == "svd" else scaling(nets, noise=noise)
     return uneven(q)
 
 
@@ -102,7 +102,7 @@ def test_a_member_draws_the_same_alone_and_in_company():
 
 @pytest.mark.parametrize("limit", [0, 1 << 23])
 def test_remembered_noise_is_never_mistaken_for_other_noise(limit: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(distribution, "REMEMBERED", limit)
+    monkeypatch.setattr(distribution, "CACHE_BYTES", limit)
     q = small()
     asked = [((0, 1), 0, "infer"), ((0, 1), 1, "infer"), ((0, 1), 0, "infer"), ((0, 1), 0, "valid"), ((1, 0), 0, "valid"),
              ((0,), 0, "valid"), ((0, 1), 0, "fit"), ((0, 1), 0, "valid")]  # fmt: skip
@@ -159,7 +159,7 @@ def test_half_precision_hosts_draw_half_precision_weights_from_float32_scales():
 
 
 def test_dimension_counts_random_weights_of_one_member():
-    assert scaling([ZOO["mlp"].build(m) for m in range(3)], where="*.bias").dimension == 8 + 2
+    assert scaling([ZOO["mlp"].build(m) for m in range(3)], params="*.bias").dimension == 8 + 2
 
 
 # --------------------------------------------------------------------------------------------------------------- entropy
@@ -289,7 +289,7 @@ def test_every_member_is_widened_by_its_own_factor():
     before = {n: s.detach().clone() for n, s in q.scale().items()}
     factor = torch.tensor([2.0, 0.5], dtype=torch.float64)
     tried = q.draw(range(3), factor=factor)
-    q.widen(factor)
+    q.scale_by(factor)
     for name, scale in q.scale().items():
         torch.testing.assert_close(scale, torch.stack([2 * before[name][0], 0.5 * before[name][1]]))
         torch.testing.assert_close(q.draw(range(3))[name], tried[name], rtol=1e-5, atol=1e-7)
@@ -313,16 +313,16 @@ def test_a_mean_that_is_trained_is_a_copy(trainable: bool):
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_stretched_draws_are_those_of_a_wider_scale(basis: str):
     q, factor = small(basis).requires_grad_(True), torch.tensor([2.0, 0.5])
-    stretched, drawn = q.stretched(q.draw(range(3)), range(3), factor, [0, 1]), q.draw(range(3), factor=factor)
-    assert stretched.keys() == drawn.keys()
-    for name, w in stretched.items():
+    rescale_draws, drawn = q.rescale_draws(q.draw(range(3)), range(3), factor, [0, 1]), q.draw(range(3), factor=factor)
+    assert rescale_draws.keys() == drawn.keys()
+    for name, w in rescale_draws.items():
         torch.testing.assert_close(w, drawn[name].detach(), rtol=1e-5, atol=1e-6)
         assert drawn[name].requires_grad
         assert not w.requires_grad  # they are tried, not trained
-    second = q.stretched(q.draw(range(3)), range(1, 3), factor[1:], [1])
+    second = q.rescale_draws(q.draw(range(3)), range(1, 3), factor[1:], [1])
     assert second.keys() == drawn.keys()
     for name, w in second.items():
-        torch.testing.assert_close(w, stretched[name][4:])
+        torch.testing.assert_close(w, rescale_draws[name][4:])
 
 
 @pytest.mark.parametrize(("limit", "stream", "made"), [(None, "infer", 1), (36, "infer", 1), (35, "infer", 2), (None, "fit", 2)])
@@ -338,7 +338,7 @@ def test_noise_is_made_once_where_it_is_small_and_asked_for_again(
 
     monkeypatch.setattr(distribution, "draw_noise", counted)
     if limit is not None:
-        monkeypatch.setattr(distribution, "REMEMBERED", limit)
+        monkeypatch.setattr(distribution, "CACHE_BYTES", limit)
     first, second = (q.draw(range(3), stream=stream)["w"] for _ in range(2))
     assert torch.equal(first, second)
     assert len(asked) == made

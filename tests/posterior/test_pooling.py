@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap.model.capture import TWICE
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior.basis import Moment, Total, build
 from offmap.posterior.construct import Observed, centre, observe
 from offmap.posterior.merge_moments import Dealt, pool
@@ -73,7 +73,7 @@ def test_ranks_see_together_what_one_sees_alone(make: Callable[[], nn.Module], s
                 torch.testing.assert_close(other.matrix, basis.matrix)
 
 
-ROWS, COLUMNS = Frame((2, 2), (0,), (1,)), Frame((2, 2), (1,), (0,))
+ROWS, COLUMNS = MatrixView((2, 2), (0,), (1,)), MatrixView((2, 2), (1,), (0,))
 
 
 def summed(*own: Moment | None) -> Moment:

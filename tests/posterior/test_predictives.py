@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import offmap
-from offmap.errors import ConfigError, HostError
+from offmap.errors import ConfigError, ModelError
 from offmap.integrations.mlp import mlp
-from offmap.model.forward import Host
+from offmap.model.forward import BatchedModel
 from offmap.posterior.construct import centre, scaling
 from offmap.posterior.predictive import Member, Sampled, Stochastic
 from offmap.posterior.protocol import Runtime, override
@@ -23,12 +23,12 @@ X = inputs(9, 5)
 
 def stochastic(members: int = 1, chunk_size: int = 16) -> Stochastic:
     q = scaling([regressor(s) for s in range(members)], initial_scale=0.1)
-    return Stochastic(Host(centre([regressor(s) for s in range(members)]).net, chunk_size=chunk_size), q)
+    return Stochastic(BatchedModel(centre([regressor(s) for s in range(members)]).net, chunk_size=chunk_size), q)
 
 
 def sampled(members: int = 2) -> Sampled:
     at = centre([regressor(s) for s in range(members)])
-    return Sampled(Host(at.net), at.mean | at.fixed)
+    return Sampled(BatchedModel(at.net), at.mean | at.fixed)
 
 
 @pytest.mark.parametrize("made", [stochastic(), stochastic(3), sampled(1), sampled(3)])
@@ -82,18 +82,18 @@ def test_members_come_back_as_plain_modules() -> None:
 
 def test_runtime_measures_the_host() -> None:
     at = centre(classifier())
-    host = Runtime().host(at.net, at.mean, X)
-    assert (host.output_numbers, host.output_axes) == (3, 1)
-    assert host.chunk_size > 1
-    assert Runtime(chunk_size=7).host(at.net, at.mean, X).chunk_size == 7
+    model = Runtime().model(at.net, at.mean, X)
+    assert (model.output_numbers, model.output_axes) == (3, 1)
+    assert model.chunk_size > 1
+    assert Runtime(chunk_size=7).model(at.net, at.mean, X).chunk_size == 7
 
 
 def test_runtime_refuses_what_it_cannot_run() -> None:
     at = centre(classifier())
-    with pytest.raises(HostError, match=r"Sequential failed on inputs of shape \(2, 4\)"):
-        Runtime().host(at.net, at.mean, inputs(9, features=4))
-    with pytest.raises(HostError, match=r"one output row per input row, but Sequential made \(1, 3\) of 2 rows"):
-        Runtime(select=lambda out: out[:1]).host(at.net, at.mean, X)
+    with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(2, 4\)"):
+        Runtime().model(at.net, at.mean, inputs(9, features=4))
+    with pytest.raises(ModelError, match=r"one output row per input row, but Sequential made \(1, 3\) of 2 rows"):
+        Runtime(output_fn=lambda out: out[:1]).model(at.net, at.mean, X)
 
 
 def test_override_changes_fields_and_names_the_nearest() -> None:
@@ -112,7 +112,7 @@ def test_a_member_alone_gives_its_own_share_of_the_outputs(whole: Any) -> None:
     alone = [Member(whole, m) for m in range(3)]
     assert all(isinstance(member, offmap.Predictive) and member.members == 1 for member in alone)
     assert torch.equal(torch.cat([member.outputs(X, 4, clip=None, seed=0) for member in alone]), outputs)
-    assert alone[0].host is whole.host
+    assert alone[0].model is whole.model
 
 
 def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import offmap
 from browsing import browser, opened, overlapping, skipped_levels
 from offmap.report.clips import CLIPS
-from trained import host
+from trained import model
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>\"'&\u2028"
 
@@ -39,16 +39,16 @@ def plane(n: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def regression() -> offmap.Evaluation:
     x, y = line(200, 7)
-    net = host(x, y[:, None])
+    net = model(x, y[:, None])
     options: dict[str, Any] = {"steps": 60, "check_every": 10, "draws": 12, "risk_draws": 8, "score": "paper", "progress": False}
-    guard = offmap.fit(net, line(80, 0), line(60, 1), solver="sgd", rate=0.1, **options)
+    guard = offmap.fit(net, line(80, 0), line(60, 1), solver="sgd", lr=0.1, **options)
     return offmap.evaluate(guard, line(150, 2), {"left": -1.5 + line(90, 3)[0], "far right of it": 2.5 + line(70, 4)[0]})
 
 
 @pytest.fixture(scope="module")
 def classification() -> offmap.Evaluation:
     x, y = plane(200, 7)
-    net = host(x, 6.0 * torch.nn.functional.one_hot(y, 2), hidden=24)
+    net = model(x, 6.0 * torch.nn.functional.one_hot(y, 2), hidden=24)
     guard = offmap.fit(net, plane(80, 0), plane(60, 1), solver="closed-form", draws=8, risk_draws=8)
     return offmap.evaluate(
         {HOSTILE: guard, "norm": Norm()}, plane(120, 2), {f"far {HOSTILE}": 6 * plane(90, 3)[0], "near": plane(50, 4)[0]}
@@ -222,10 +222,10 @@ def test_another_scorer_is_chosen_and_what_it_lacks_is_said(chromium, pages, cla
         assert "This scorer predicts nothing that could be wrong." in tab.inner_text("#risk-and-coverage")
         assert "Only guards draw weights that can be clipped." in tab.inner_text("#clipping-the-weights")
         assert not tab.get_by_role("slider", name="Clip").is_visible()
-        assert "95\u00a0% of familiar rows pass" in tab.inner_text("#rates")
+        assert "95\u00a0% of in-distribution rows pass" in tab.inner_text("#rates")
         over, rows = flagged(tab)["test"]
         assert over <= 0.05 * rows < over + 1
-        assert tab.locator("h3:visible").first.inner_text() == "Familiar data: test"
+        assert tab.locator("h3:visible").first.inner_text() == "In-distribution data: test"
 
 
 def test_hostile_names_are_words(chromium, pages):
@@ -235,7 +235,9 @@ def test_hostile_names_are_words(chromium, pages):
         assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#scorer option')].map(o => o.textContent)")
         assert f"far {HOSTILE}" in flagged(tab)
         assert tab.title() == HOSTILE
-        assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#most-and-least-familiar th')].map(o => o.textContent)")
+        assert HOSTILE in tab.evaluate(
+            "[...document.querySelectorAll('#most-and-least-in-distribution th')].map(o => o.textContent)"
+        )
 
 
 def test_images_are_shown_with_words(chromium, pages):

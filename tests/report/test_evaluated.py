@@ -37,7 +37,7 @@ class First:
 
 
 class Backwards(First):
-    """Familiar ones are strangest."""
+    """In-distribution ones are most OOD."""
 
     def score(self, x: Tensor) -> Tensor:
         return -x[:, 0]
@@ -121,7 +121,7 @@ def test_what_json_has_no_word_for_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("familiar", "strange", "threshold"),
+    ("in-distribution", "OOD", "threshold"),
     [
         ((1, 1, 1), (1, 1), None),
         ((1, 2, math.inf), (math.inf, math.inf), 1.5),
@@ -218,20 +218,20 @@ def test_a_verdict_says_what_was_seen(evaluation, guard):
     words = verdict(evaluation, "guard")
     scores = evaluation.scores["guard"]
     shares = {name: 100 * float((s > guard.threshold).double().mean()) for name, s in scores.items()}
-    told = {name: float(value) for value, name in re.findall(r"\*\*([\d.]+)\s%\sof “?(far|near|familiar)", words)}
+    told = {name: float(value) for value, name in re.findall(r"\*\*([\d.]+)\s%\sof “?(far|near|in-distribution)", words)}
     assert told == {"far": pytest.approx(shares["far"], abs=0.5), "near": pytest.approx(shares["near"], abs=0.5),
-                    "familiar": pytest.approx(shares["test"], abs=0.5)}  # fmt: skip
+                    "in-distribution": pytest.approx(shares["test"], abs=0.5)}  # fmt: skip
     assert "The hardest to tell apart is “near”." in words
     assert f"an RMSE of {evaluation.rows[0]['rmse']:.3g}" in words
-    assert headline(evaluation) == "This guard cannot tell “near” from familiar data."
+    assert headline(evaluation) == "This guard cannot tell “near” from in-distribution data."
 
 
 def test_a_verdict_over_several_scorers_names_the_best():
     x = (column(1, 2, 3, 4), torch.zeros(4))
     far = {"far": column(5, 6), "farther": column(7, 8)}
     made = offmap.evaluate({"backwards": Backwards(), "first": First(2.0)}, x, far)
-    assert headline(made) == "Of 2 scorers, “first” does best: it tells both strange sets from familiar data reliably."
-    assert "**50\u00a0% of familiar rows** by mistake" in verdict(made, "first")
+    assert headline(made) == "Of 2 scorers, “first” does best: it tells both OOD sets from in-distribution data reliably."
+    assert "**50\u00a0% of in-distribution rows** by mistake" in verdict(made, "first")
     assert "no threshold of its own" in verdict(made, "backwards")
 
 
@@ -259,7 +259,7 @@ def test_a_pickled_evaluation_leaves_its_scorers_behind_and_still_makes_a_page(e
     assert again.scorers == {}
     assert again.rows == evaluation.rows
     text = write_page(again, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "nothing in a host was made random" in text
+    assert "nothing in a model was made random" in text
     assert numbers(text)["scorers"][0]["risk"] == numbers(embedded_page(evaluation, tmp_path))["scorers"][0]["risk"]
 
 

@@ -1,4 +1,4 @@
-"""Distances to familiar rows, beside loops that say the same."""
+"""Distances to in-distribution rows, beside loops that say the same."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def slow_nearest(rows: Tensor, x: Tensor, k: int, itself: list[int] | None = Non
 def slow_relative(rows: Tensor, x: Tensor, k: int) -> list[float]:
     own, _ = slow_nearest(rows, rows, k, list(range(len(rows))))
     spacings = [sum(each) / len(each) for each in own]
-    floor = SHARE * sum(spacings) / len(spacings)
+    eps = SHARE * sum(spacings) / len(spacings)
     result = []
     for distances, numbers in zip(*slow_nearest(rows, x, k), strict=True):
         there = sum(spacings[i] for i in numbers) / len(numbers)
-        result.append(math.log((sum(distances) / len(distances) + SHARE * floor) / (there + floor)))
+        result.append(math.log((sum(distances) / len(distances) + SHARE * eps) / (there + eps)))
     return result
 
 

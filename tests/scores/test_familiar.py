@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offmap
-from offmap.errors import ConfigError, HostError, ShapeError
+from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Gaussian, Prediction
 from offmap.scores.combine import log_uncertainty
 from offmap.scores.distance import nearest, relative
 from offmap.scores.features import flat, narrowed
-from offmap.scores.neighbours import Scale, Space
+from offmap.scores.neighbours import KNNDistance, Scale
 from trained import classes, classifier, inputs, quick, regression, regressor
 
 TRAIN, VALID = regression(60, 0), regression(40, 1)
@@ -43,7 +43,7 @@ def z(own: Tensor, values: Tensor) -> Tensor:
 def test_the_score_is_the_mean_of_its_parts(guard: offmap.Guard) -> None:
     parts = guard.familiar.distances(guard.predictive, X)
     assert set(parts) == {"inputs", "layers"}
-    disagreement = z(uncertain(guard, TRAIN[0]), uncertain(guard, X))  # 60 rows: all are familiar
+    disagreement = z(uncertain(guard, TRAIN[0]), uncertain(guard, X))  # 60 rows: all are in-distribution
     joined = (disagreement + parts["inputs"] + parts["layers"]) / 3
     torch.testing.assert_close(guard.score(X), joined.float(), rtol=1e-4, atol=1e-5)
     alone = replace(guard, score_with="distance")
@@ -51,7 +51,7 @@ def test_the_score_is_the_mean_of_its_parts(guard: offmap.Guard) -> None:
 
 
 def test_a_space_counts_as_its_own_rows_see_each_other() -> None:
-    space = Space.of(TRAIN[0], standardized=True)
+    space = KNNDistance.of(TRAIN[0], standardized=True)
     own = []
     for i in range(60):  # every row beside the others alone
         others = [n for n in range(60) if n != i]
@@ -75,7 +75,7 @@ def test_scores_are_finite_and_higher_far_away(score: str) -> None:
 
 
 class Units(nn.Module):
-    """A host that counts its inputs in other units around another zero."""
+    """A model that counts its inputs in other units around another zero."""
 
     def __init__(self, unit: list[float], zero: float) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_the_order_of_members_and_a_factor_of_their_disagreement_change_nothing(
     torch.testing.assert_close(log_uncertainty(likelihood, outputs[[2, 0, 1]].flatten(0, 1), 3), values)
     larger = log_uncertainty(likelihood, 7 * outputs.flatten(0, 1), 3)
     torch.testing.assert_close(Scale.of(larger)(larger), Scale.of(values)(values), rtol=1e-4, atol=1e-4)
-    assert (Scale.of(torch.full((9,), 3.0))(values) == 0).all()  # what tells familiar rows nothing apart
+    assert (Scale.of(torch.full((9,), 3.0))(values) == 0).all()  # what tells in-distribution rows nothing apart
 
 
 def test_a_classifier_that_is_sure_of_itself_far_away_is_not_trusted() -> None:
@@ -133,7 +133,7 @@ def test_layers_of_all_members_are_compared_side_by_side() -> None:
     with torch.no_grad():
         each = [torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)]  # what the second matrix of every member meets
     assert made.familiar.layers[0] == "2.weight"
-    torch.testing.assert_close(made.familiar.hidden[0](each[1]), Space.of(each[0], standardized=False)(each[1]))
+    torch.testing.assert_close(made.familiar.hidden[0](each[1]), KNNDistance.of(each[0], standardized=False)(each[1]))
     turned = quick(nets[::-1], TRAIN, VALID)
     distances, others = (g.familiar.distances(g.predictive, X)["layers"] for g in (made, turned))
     torch.testing.assert_close(distances, others)
@@ -158,7 +158,7 @@ def test_without_training_data_the_default_is_the_papers_score(guard: offmap.Gua
         offmap.guard(guard.predictive, VALID, score="distance")
 
 
-# ------------------------------------------------------------------------------------------------------- whatever host
+# ------------------------------------------------------------------------------------------------------- whatever model
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -255,7 +255,7 @@ def test_inputs_of_another_size_and_layers_that_are_not_met_are_refused(guard: o
         wide.score(inputs(5, 0, 4))
     lost = replace(guard.familiar, layers=("gone.weight",))
     with pytest.raises(
-        HostError, match="Expected `gone.weight` to meet one row per example, as at fit time, but on these inputs"
+        ModelError, match="Expected `gone.weight` to meet one row per example, as at fit time, but on these inputs"
     ):
         replace(guard, familiar=lost).score(X)
 
@@ -315,9 +315,9 @@ def test_constant_columns_and_copies_of_rows_leave_scores_finite() -> None:
 
 
 def test_inputs_that_are_all_the_same_are_no_space() -> None:
-    assert Space.of(torch.full((9, 2), 0.1), standardized=True) is None
+    assert KNNDistance.of(torch.full((9, 2), 0.1), standardized=True) is None
     rows = torch.cat([inputs(9), torch.full((2, 3), torch.nan)])
-    assert Space.of(rows, standardized=True).rows.shape == (9, 3)  # finite ones alone
+    assert KNNDistance.of(rows, standardized=True).rows.shape == (9, 3)  # finite ones alone
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 10, 11])
@@ -331,7 +331,7 @@ def test_few_training_rows_are_enough_from_three_on(count: int) -> None:
             quick(regressor(), few, VALID, score="distance")
 
 
-class Read(IterableDataset[Any]):
+class ParamUse(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(zip(*TRAIN, strict=True))
 
@@ -339,7 +339,7 @@ class Read(IterableDataset[Any]):
 def test_streams_give_the_same_score_and_leave_the_random_state(guard: offmap.Guard) -> None:
     state = torch.get_rng_state()
     made = [offmap.guard(guard.predictive, VALID, train=form, draws=8).score(X) for form in (
-        TRAIN, TensorDataset(*TRAIN), DataLoader(TensorDataset(*TRAIN), batch_size=7), Read(), DataLoader(Read(), batch_size=9)
+        TRAIN, TensorDataset(*TRAIN), DataLoader(TensorDataset(*TRAIN), batch_size=7), ParamUse(), DataLoader(ParamUse(), batch_size=9)
     )]  # fmt: skip
     assert all(torch.equal(found, made[0]) for found in made)
     shuffled = [
@@ -367,7 +367,7 @@ def test_a_guard_with_familiar_rows_survives_file_device_and_calibration(score: 
 
 
 def test_scoring_leaves_host_random_state_and_inputs_alone(guard: offmap.Guard) -> None:
-    net, x = guard.predictive.host.net, X.clone().requires_grad_()
+    net, x = guard.predictive.model.net, X.clone().requires_grad_()
     before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()
     guard.score(x)
     assert torch.equal(x, X)

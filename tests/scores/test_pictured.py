@@ -102,10 +102,10 @@ def test_noise_is_stranger_than_stripes(guard: offmap.Guard) -> None:
 
 def test_the_last_layer_alone_is_random_unless_told(guard: offmap.Guard) -> None:
     assert set(guard.predictive.q.mean) == {"8.weight", "8.bias"}
-    assert guard.predictive.host.ending is not None
-    whole = quick(striped(), where="all", solver="closed-form", risk_draws=4)
+    assert guard.predictive.model.last_layer is not None
+    whole = quick(striped(), params="all", solver="closed-form", risk_draws=4)
     assert len(dict(whole.predictive.q.mean.items())) == 8
-    assert whole.predictive.host.ending is None
+    assert whole.predictive.model.last_layer is None
     assert auroc(whole.score(TEST[0]), whole.score(NOISE)) > 0.9
 
 
@@ -118,7 +118,7 @@ def test_a_saved_guard_scores_the_same(guard: offmap.Guard, tmp_path: Path) -> N
     guard.save(tmp_path / "guard.safetensors")
     loaded = offmap.load(tmp_path / "guard.safetensors", striped())
     assert torch.equal(loaded.score(TEST[0]), guard.score(TEST[0]))
-    assert loaded.predictive.host.ending == guard.predictive.host.ending
+    assert loaded.predictive.model.last_layer == guard.predictive.model.last_layer
 
 
 def test_scores_do_not_depend_on_company(guard: offmap.Guard) -> None:

@@ -48,9 +48,9 @@ class Server:
         return self.client.post("/score", content=content, headers={"Content-Type": kind, "Authorization": f"Bearer {token}"})
 
     def ask(self, rows: Tensor) -> dict[str, Tensor]:
-        answer = self.post(json.dumps({"inputs": rows.tolist()}).encode())
-        assert answer.status_code == 200, answer.text
-        return {name: torch.tensor(values) for name, values in answer.json().items()}
+        result = self.post(json.dumps({"inputs": rows.tolist()}).encode())
+        assert result.status_code == 200, result.text
+        return {name: torch.tensor(values) for name, values in result.json().items()}
 
     def get(self, path: str) -> httpx.Response:
         return self.client.get(path, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -114,10 +114,10 @@ def npy(array: np.ndarray) -> bytes:
 
 def test_answers_are_the_guards(server: Server) -> None:
     x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
-    answer, told = server.guard(x), server.ask(x)
+    result, told = server.guard(x), server.ask(x)
     assert list(told) == ["mean", "std", "score", "ood"]
     for name, values in told.items():
-        torch.testing.assert_close(values, getattr(answer, name), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values, getattr(result, name), rtol=1e-4, atol=1e-4)
     assert told["ood"].any()
     for array in (x.numpy(), np.asfortranarray(x.numpy()), x.double().numpy()):
         again = server.post(npy(array), "application/x-npy; charset=binary").json()
@@ -156,24 +156,24 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bodies_that_make_no_sense_are_refused_with_the_reason(case: str, server: Server) -> None:
     body, kind, status, said = BAD[case]
-    answer = server.post(body, kind)
-    assert answer.status_code == status
-    assert said in answer.json()["detail"]
+    result = server.post(body, kind)
+    assert result.status_code == status
+    assert said in result.json()["detail"]
 
 
 def test_a_header_that_promises_much_costs_nothing(server: Server) -> None:
     body = npy(np.zeros((1, 3), np.float32)).replace(b"(1, 3), }" + b" " * 12, b"(99999999999, 3), }" + b" " * 2)
-    answer = server.post(body, "application/x-npy")
-    assert (answer.status_code, "bytes after the header" in answer.text) == (422, True)
+    result = server.post(body, "application/x-npy")
+    assert (result.status_code, "bytes after the header" in result.text) == (422, True)
 
 
 def test_who_has_no_token_gets_no_numbers(server: Server) -> None:
     body = json.dumps({"inputs": ROW}).encode()
     for token in ("x", "a-toke", "a-token2", "ä"):
-        answer = server.client.post(
+        result = server.client.post(
             "/score", content=body, headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}".encode()}
         )
-        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert (result.status_code, result.headers["www-authenticate"]) == (401, "Bearer")
     assert [server.client.get(path).status_code for path in ("/metrics", "/live", "/health", "/")] == [401, 401, 200, 200]
 
 
@@ -252,11 +252,17 @@ def test_bad_requests_leave_no_memory_behind(server: Server) -> None:
 
 def test_metrics_and_live_page_tell_the_rolling_share(server: Server) -> None:
     server.ask(inputs(1, 4).expand(50, 3) * 0)
-    calm = server.get("/live").json()
+    shrink_to_feasible = server.get("/live").json()
     flagged = server.metric("offmap_rows_flagged_total")
     server.ask(20 + inputs(25, 4))
     live = server.get("/live").json()
-    assert (calm["alarm"], live["alarm"], live["share"], live["window"], live["alert"]) == (False, True, 0.5, 50, 0.3)
+    assert (shrink_to_feasible["alarm"], live["alarm"], live["share"], live["window"], live["alert"]) == (
+        False,
+        True,
+        0.5,
+        50,
+        0.3,
+    )
     assert server.metric("offmap_rows_flagged_total") - flagged == 25
     assert (server.metric("offmap_share"), server.metric("offmap_alert")) == (0.5, 1)
     assert server.metric("offmap_threshold") == server.guard.threshold

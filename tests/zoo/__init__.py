@@ -1,4 +1,4 @@
-"""A zoo of small hosts with inputs to call them on. All give two numbers: a mean and a log-variance, or two logits."""
+"""A zoo of small models with inputs to call them on. All give two numbers: a mean and a log-variance, or two logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host of the zoo is: how to build and call it, and what the library should find in it."""
+"""What a model of the zoo is: how to build and call it, and what the library should find in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUGH = {torch.bfloat16: 300.0}
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """`build` makes the same host every time; `inputs(rows)` the same rows, of which fewer are the first of more.
+    """`build` makes the same model every time; `inputs(rows)` the same rows, of which fewer are the first of more.
 
     Every parameter of two axes or more is rotated in one block, but for those in `blocks` (more of them) and in `plain`
     (none: with a part of the reason, or "" for what is no matrix at all).
@@ -37,7 +37,7 @@ class Case:
     blocks: Mapping[str, int] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)
     met: Callable[[Any, Any], Mapping[str, Tensor]] = lambda net, x: {}  # rows that meet bare parameters: (n, D) or (G, n, D)
-    select: Callable[[Any], Tensor] = first_tensor
+    output_fn: Callable[[Any], Tensor] = first_tensor
     positions: tuple[int, ...] | None = None  # a class for every position; None: one number to regress on
 
     def build(self, member: int = 0) -> nn.Module:
@@ -69,9 +69,9 @@ class Case:
         return {n: self.blocks.get(n, 1) for n, p in self.build().named_parameters() if p.ndim > 1 and n not in self.plain}
 
     def assert_close(self, actual: Tensor, expected: Tensor, *, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-        """With tolerances for float32, wider for a host of less precision."""
-        rough = ROUGH.get(self.dtype, 1.0)
-        torch.testing.assert_close(actual, expected, rtol=rtol * rough, atol=atol * rough)
+        """With tolerances for float32, wider for a model of less precision."""
+        subsampled = ROUGH.get(self.dtype, 1.0)
+        torch.testing.assert_close(actual, expected, rtol=rtol * subsampled, atol=atol * subsampled)
 
 
 class Through(nn.Module):
@@ -96,7 +96,7 @@ def weight(*shape: int) -> nn.Parameter:
 
 
 def settled(net: nn.Module, *shape: int) -> nn.Module:
-    """The host after its first call: lazy layers have their sizes, and what torch warns of once is said."""
+    """The model after its first call: lazy layers have their sizes, and what torch warns of once is said."""
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
         net(torch.zeros(1, *shape))
     return net

@@ -1,4 +1,4 @@
-"""Hosts made of convolutions of all kinds."""
+"""Models made of convolutions of all kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts of one's own: bare parameters, parametrized weights, inputs and outputs of every form."""
+"""Models of one's own: bare parameters, parametrized weights, inputs and outputs of every form."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def tuple_out(s: Any, x: Tensor) -> Any:
 
 def dict_inside(s: Any, x: Tensor) -> Any:
     h = s.body(x).tanh()
-    return h, {"answer": s.head(h)}
+    return h, {"result": s.head(h)}
 
 
 def picture_and_table() -> nn.Module:
@@ -218,7 +218,7 @@ CASES = (
     Case("tokenized", tokenized, (4,), whole=6, wrap=as_tokenizers_do, plain={"table.weight": "index"},
          shows="as tokenizers give; padding"),
     Case("tuple_out", lambda: several(tuple_out), shows="a tuple out"),
-    Case("picked", lambda: several(dict_inside), select=lambda out: out[1]["answer"], shows="`select=` picks the output"),
+    Case("picked", lambda: several(dict_inside), output_fn=lambda out: out[1]["result"], shows="`output_fn=` picks the output"),
     Case("memory", lambda: Through(lambda s, x, y: s.head(torch.cat([s.a(x).mean(1), s.b(y).mean(1)], 1)), a=nn.Linear(3, 2),
          b=nn.Linear(3, 2), head=nn.Linear(4, 2)), (3, 3), wrap=pair, shows="inputs of different length"),
 )  # fmt: skip

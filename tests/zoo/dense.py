@@ -1,4 +1,4 @@
-"""Hosts made of Linear and Bilinear layers: stacks, norms, sharing, dtypes."""
+"""Models made of Linear and Bilinear layers: stacks, norms, sharing, dtypes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def buffers() -> nn.Module:
 
 
 def partly_frozen() -> nn.Module:
-    """A host as fine-tuning leaves it: the body frozen and in evaluation mode, the head not."""
+    """A model as fine-tuning leaves it: the body frozen and in evaluation mode, the head not."""
     net = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()), nn.Linear(4, 2)).train()
     net[0].eval().requires_grad_(False)
     return net
@@ -157,6 +157,6 @@ CASES = (
     Case("buffers", buffers, shows="buffers that matter, one not persistent"),
     Case("partly_frozen", partly_frozen, shows="frozen parameters, BatchNorm1d, mixed modes"),
     Case("awkward_names", awkward_names, shows="layers called `keys`, `values`, `items`"),
-    Case("float64", lambda: mlp().double(), dtype=torch.float64, shows="a float64 host"),
-    Case("bfloat16", lambda: mlp().bfloat16(), dtype=torch.bfloat16, shows="a bfloat16 host"),
+    Case("float64", lambda: mlp().double(), dtype=torch.float64, shows="a float64 model"),
+    Case("bfloat16", lambda: mlp().bfloat16(), dtype=torch.bfloat16, shows="a bfloat16 model"),
 )

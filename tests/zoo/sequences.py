@@ -1,4 +1,4 @@
-"""Hosts that read sequences: attention, Transformers, embeddings, recurrent nets."""
+"""Models that read sequences: attention, Transformers, embeddings, recurrent nets."""
 
 from __future__ import annotations
 

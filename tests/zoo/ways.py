@@ -1,4 +1,4 @@
-"""The zoo as parameters of tests: every host × basis × way to run it."""
+"""The zoo as parameters of tests: every model × basis × way to run it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap_bench.classifiers import arpl, confidence, cutmix, dropout, godin, logitnorm, mixup, svdd, vos
-from offmap_bench.classifiers.training import Moment, Schooling
+from offmap_bench.classifiers.training import Moment, TrainConfig
 
 ROWS, CLASSES, WIDTH = 5, 3, 4
 
@@ -124,7 +124,7 @@ def test_godin_is_a_quotient_and_scores_its_numerator() -> None:
     g = net.domain(features)[:, 0]
     want = cosines / g[:, None].float()
     torch.testing.assert_close(net(IMAGES).float(), want)
-    torch.testing.assert_close(godin.score(net, IMAGES, Schooling()).float(), -cosines.amax(1))
+    torch.testing.assert_close(godin.score(net, IMAGES, TrainConfig()).float(), -cosines.amax(1))
 
 
 def test_godin_moves_images_along_the_sign_of_the_slope_and_chooses_the_step_by_familiar_ones() -> None:
@@ -138,7 +138,7 @@ def test_godin_moves_images_along_the_sign_of_the_slope_and_chooses_the_step_by_
             slopes.flatten(1)[:, place] = up - down
         want = net.nearest(IMAGES + 0.02 * slopes.sign())
     torch.testing.assert_close(godin.moved(net, IMAGES, 0.02), want)
-    godin.settle(net, IMAGES, LABELS, Schooling())
+    godin.settle(net, IMAGES, LABELS, TrainConfig())
     means = [float(godin.moved(net, IMAGES, step).mean()) for step in godin.STEPS]
     assert float(net.step) == pytest.approx(godin.STEPS[means.index(max(means))])
 
@@ -220,9 +220,9 @@ def test_dropout_averages_thinned_nets() -> None:
         assert got == pytest.approx(-sum(float(p) * math.log(float(p)) for p in mean))
 
 
-@pytest.mark.parametrize("rate", [0.2, 0.5])
-def test_masks_keep_the_mean(rate: float) -> None:
-    assert float(dropout.masks((200, 200), rate, random()).mean()) == pytest.approx(1, abs=0.02)
+@pytest.mark.parametrize("lr", [0.2, 0.5])
+def test_masks_keep_the_mean(lr: float) -> None:
+    assert float(dropout.masks((200, 200), lr, random()).mean()) == pytest.approx(1, abs=0.02)
 
 
 def test_losses_reach_every_parameter() -> None:
@@ -230,7 +230,7 @@ def test_losses_reach_every_parameter() -> None:
     made: dict[str, tuple[Any, Any, Any]] = {
         "arpl": (arpl, arpl.Reciprocal(tiny()), arpl.Config()),
         "confidence": (confidence, confidence.Branched(tiny(), 0.1), confidence.Config()),
-        "godin": (godin, godin.Quotient(tiny()), Schooling()),
+        "godin": (godin, godin.Quotient(tiny()), TrainConfig()),
         "svdd": (svdd, svdd.Drawn(tiny(), 3), svdd.Config()),
         "dropout": (dropout, dropout.Thinned(tiny()), dropout.Config()),
     }

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offmap.errors import DataError, HostError
+from offmap.errors import DataError, ModelError
 from offmap.metrics import auroc
 from offmap.posterior.protocol import Scorer
 from offmap_bench.classifiers.catalog import WAYS
 from offmap_bench.classifiers.ensemble import Ensemble
-from offmap_bench.classifiers.training import Learned, Schooling, augmented, body_and_head, fit
+from offmap_bench.classifiers.training import Learned, TrainConfig, augmented, body_and_head, fit
 from offmap_bench.nets.lenet import lenet
 
 SIDE = 12
@@ -33,7 +33,7 @@ def stripes(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def learned(name: str, seed: int = 0, epochs: int = 2) -> Learned:
     way = WAYS[name]
     changes = {"queue": 20, "candidates": 50} if name == "vos" else {}
-    config = replace(way.config(), epochs=epochs, rate=3e-3, batch_size=32, **changes)
+    config = replace(way.config(), epochs=epochs, lr=3e-3, batch_size=32, **changes)
     return fit(way, lenet(3, side=SIDE, seed=seed), stripes(192), stripes(60, 1), config=config, seed=seed)
 
 
@@ -92,8 +92,8 @@ def test_images_are_mirrored_and_shifted() -> None:
 
 
 def test_bad_nets_and_images_are_refused_in_words() -> None:
-    with pytest.raises(HostError, match="Expected a torch.nn.Sequential whose last layer is a Linear, but got Conv2d"):
+    with pytest.raises(ModelError, match="Expected a torch.nn.Sequential whose last layer is a Linear, but got Conv2d"):
         body_and_head(nn.Conv2d(1, 1, 1))  # pyright: ignore[reportArgumentType]
-    made = Learned(WAYS["plain"], lenet(3, side=SIDE), Schooling())
+    made = Learned(WAYS["plain"], lenet(3, side=SIDE), TrainConfig())
     with pytest.raises(DataError, match="NaN or infinite"):
         made.score(torch.full((2, 1, SIDE, SIDE), torch.nan))

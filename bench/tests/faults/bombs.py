@@ -78,7 +78,7 @@ def strange_names(rng: random.Random) -> bytes:
     name = rng.choice(["../../harm", "/tmp/harm", "__class__", "raw_scale.../x", "rotation.__dict__", "~/x", "\x00", "a" * 10**5])
     tensors = {**load_bytes(_seed("guard")), name: torch.ones(2)} if rng.random() < 0.5 else load_bytes(_seed("guard"))
     told = json.loads(header_of(_seed("guard")))
-    told["forget"] = [name] if rng.random() < 0.5 else []
+    told["restore_state"] = [name] if rng.random() < 0.5 else []
     told["about"] = {"inputs": [name], "path": name}
     text = json.dumps(told)
     return to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})

@@ -19,7 +19,7 @@ def trial(seed: int, folder: Path) -> str:
     data = bytearray(rng.choice(READERS[name].seeds(folder)))
     for _ in range(rng.randint(1, 4)):
         _change(data, rng)
-    with warnings.catch_warnings(action="ignore"):  # of decoders, on bytes that they find strange
+    with warnings.catch_warnings(action="ignore"):  # of decoders, on bytes that they find OOD
         return attempt(name, bytes(data), folder)
 
 

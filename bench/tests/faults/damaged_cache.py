@@ -1,4 +1,4 @@
-"""What is remembered of work, trained hosts and features of images: when cut or changed, it is named and made again."""
+"""What is remembered of work, trained models and features of images: when cut or changed, it is named and made again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faults.damage import damaged
 from faults.places import shared_folder
 from offmap_bench.checks.trust import Check
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.runner.base_models import Recipe, hosts
+from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.runner.cell import heard
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.features import Extractor
@@ -23,7 +23,7 @@ from offmap_bench.tasks.features import Extractor
 
 def _hosts(folder: Path) -> list[Tensor]:
     recipe = Recipe(hidden=(6,), members=2, training=deep_ensemble.Config(steps=4, check_every=2))
-    return [p.detach() for net in hosts(task("regression", 0), 0, recipe, folder) for p in net.parameters()]
+    return [p.detach() for net in models(task("regression", 0), 0, recipe, folder) for p in net.parameters()]
 
 
 def _features(folder: Path) -> list[Tensor]:
@@ -40,7 +40,7 @@ def _images() -> list[Path]:
     return sorted(folder.iterdir())
 
 
-KINDS = {"hosts": _hosts, "features": _features}
+KINDS = {"models": _hosts, "features": _features}
 
 
 @cache
@@ -72,5 +72,5 @@ def trial(seed: int, folder: Path) -> str:
 
 
 CHECK = Check(
-    "Trained hosts and features on disk that were cut or changed are named, and made again.", trial, limit=60.0, quick=8
+    "Trained models and features on disk that were cut or changed are named, and made again.", trial, limit=60.0, quick=8
 )

@@ -71,7 +71,7 @@ def told(path: Path) -> dict[str, Any]:
 
 @cache
 def _finished() -> Path:
-    """A folder of records, and of the trained hosts beside it."""
+    """A folder of records, and of the trained models beside it."""
     room = shared_folder()
     os.environ["OFFMAP_CACHE"] = str(room / "cache")
     assert run(planned(), room / "records").done == len(planned())

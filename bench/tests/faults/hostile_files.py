@@ -71,7 +71,7 @@ def trial(seed: int, folder: Path) -> str:
     attempt(name, data[:0], folder)  # what is needed once is there
     forget_peak()
     before = peak()
-    with watched(folder) as seen, warnings.catch_warnings(action="ignore"):  # of pickles that torch finds strange
+    with watched(folder) as seen, warnings.catch_warnings(action="ignore"):  # of pickles that torch finds OOD
         ending = attempt(name, data, folder)
     grown = peak() - before
     assert not seen, f"{make.__name__}: {seen[:3]}"

@@ -18,7 +18,7 @@ from offmap_bench.runner.store import read_all
 
 
 def work(folder: Path) -> None:
-    """The command, with hosts that are trained in the same folder."""
+    """The command, with models that are trained in the same folder."""
     os.environ["OFFMAP_CACHE"] = str(folder / "cache")
     (folder / "tiny.toml").write_text(PLAN, encoding="utf-8")
     sys.argv = ["offmap", "bench", "run", "tiny.toml", "--records", "records", "--json"]
@@ -32,7 +32,7 @@ def undisturbed() -> tuple[Ended, Path]:
 
 
 def kept(folder: Path) -> dict[str, tuple[int, int]]:
-    """Whole files with finished work, and which ones they are: a record or a host written again is another."""
+    """Whole files with finished work, and which ones they are: a record or a model written again is another."""
     files = [*(folder / "records").glob("*.json"), *(folder / "cache").rglob("*.safetensors")]
     return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
@@ -52,9 +52,9 @@ def trial(seed: int, folder: Path) -> str:
         place = "while a file was written" if ended.begun > ended.ended else "between files"
         ending = f"killed {place}, {'went on' if done else 'began anew'}"
     done = len(read_all(folder / "records").records)
-    answer = json.loads(zygote()(work, folder).check().said)
-    assert (answer["before"], answer["done"], answer["failed"]) == (done, len(planned()) - done, 0)
-    assert answer["damaged"] == {}
+    result = json.loads(zygote()(work, folder).check().said)
+    assert (result["before"], result["done"], result["failed"]) == (done, len(planned()) - done, 0)
+    assert result["damaged"] == {}
     assert before.items() <= kept(folder).items()
     assert kept(folder).keys() == kept(whole).keys()
     assert all(told(folder / name) == told(whole / name) for name in kept(whole) if name.startswith("records"))

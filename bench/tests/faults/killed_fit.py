@@ -21,11 +21,11 @@ from offmap_bench.checks.trust import Check
 
 GUARD, STATE = "guard.safetensors", "fit.state"
 ALWAYS = 14
-"""Calls of the host that every start needs, however much is known: first it is looked at."""
+"""Calls of the model that every start needs, however much is known: first it is looked at."""
 
 
 class Tally:
-    """A `select` that counts the calls of the host in a file: a dot for each, a | for every state that was kept."""
+    """A `output_fn` that counts the calls of the model in a file: a dot for each, a | for every state that was kept."""
 
     def __init__(self, path: Path) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -47,14 +47,14 @@ def work(folder: Path, tally: str) -> None:
     train = DataLoader(TensorDataset(*jobs.rows(301)), batch_size=32, shuffle=True)
     options: dict[str, Any] = {"steps": 40, "check_every": 5, "patience": None, "chunk_size": 4, "seed": 5}
     guard = offmap.fit(
-        jobs.mlp(), train, jobs.rows(60, 11), select=Tally(folder / tally), checkpoint=folder / STATE, **jobs.OPTIONS | options
+        jobs.mlp(), train, jobs.rows(60, 11), output_fn=Tally(folder / tally), checkpoint=folder / STATE, **jobs.OPTIONS | options
     )
     guard.save(folder / GUARD)
 
 
 @cache
 def undisturbed() -> tuple[Ended, bytes, int]:
-    """How a fit ends that is left alone, the guard's file, and how often it calls the host."""
+    """How a fit ends that is left alone, the guard's file, and how often it calls the model."""
     with TemporaryDirectory() as made:
         folder = Path(made)
         usual = zygote()(work, folder, "calls").check()

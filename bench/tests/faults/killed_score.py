@@ -60,9 +60,9 @@ def trial(seed: int, folder: Path) -> str:
             np.testing.assert_array_equal(read(path), read(room / "out" / path.name))
         place = "while a file was written" if ended.begun > ended.ended else "between files"
         ending = f"killed {place}, {'went on' if before else 'began anew'}"
-    answer = json.loads(zygote()(work, folder, *_asked(room)).check().said)
-    assert (answer["before"], answer["files"], answer["failed"]) == (len(before), len(FILES), {})
-    assert answer["rows"] == 300 * len(FILES)
+    result = json.loads(zygote()(work, folder, *_asked(room)).check().said)
+    assert (result["before"], result["files"], result["failed"]) == (len(before), len(FILES), {})
+    assert result["rows"] == 300 * len(FILES)
     assert before.items() <= noted(folder).items()
     assert sorted(path.name for path in (folder / "out").rglob("*") if path.is_file() and path.suffix != ".json") == list(FILES)
     for name in FILES:

@@ -1,4 +1,4 @@
-"""Hosts, data and options for generated calls, good and bad, drawn from a seeded generator."""
+"""Models, data and options for generated calls, good and bad, drawn from a seeded generator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zoo import ZOO
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A host, or several, and what makes good data for it: `data(rows)` gives inputs and targets."""
+    """A model, or several, and what makes good data for it: `data(rows)` gives inputs and targets."""
 
     name: str
     nets: Any
@@ -32,7 +32,7 @@ class Subject:
 
 def _zoo(name: str) -> Subject:
     case = ZOO[name]
-    return Subject(name, case.build(), case.data, {} if case.select is first_tensor else {"select": case.select})
+    return Subject(name, case.build(), case.data, {} if case.output_fn is first_tensor else {"output_fn": case.output_fn})
 
 
 def _trained(name: str, nets: Any, data: Callable[[int], tuple[Any, Any]]) -> Subject:
@@ -206,8 +206,8 @@ FIT: dict[str, tuple[Any, ...]] = {
     "likelihood": ("gaussian", "categorical", "bernoulli"),
     "basis": ("svd", "identity"),
     "solver": ("closed-form", "refine", "sgd"),
-    "where": ("all", "matrices", "last-layer", "*weight", ["*bias"], lambda name, tensor: tensor.ndim > 1),
-    "select": (lambda out: out, lambda out: out[0], lambda out: None),
+    "params": ("all", "matrices", "last-layer", "*weight", ["*bias"], lambda name, tensor: tensor.ndim > 1),
+    "output_fn": (lambda out: out, lambda out: out[0], lambda out: None),
     "target": ("labels", "y"),
     "score": ("default", "paper", "epistemic", "distance", lambda out: out.flatten(2).std(0).mean(-1)),
     "draws": (2, 5, np.int64(3)),
@@ -216,14 +216,14 @@ FIT: dict[str, tuple[Any, ...]] = {
     "config": ("default", "paper", "reference"),
     "seed": (0, 7, -3, 2**63),
     "progress": (None, False),
-    "tradeoff": (0.1, 10, [1.0, 5.0]),
+    "entropy_weight": (0.1, 10, [1.0, 5.0]),
     "noise": ("normal", "uniform", "rademacher"),
     "entropy": ("log", "sqrt"),
-    "floor": (1e-4, (1e-4, 1e-2)),
+    "eps": (1e-4, (1e-4, 1e-2)),
     "risk": ("nll", "zero-one"),
-    "slack": ("paper", "reference", "smoothed"),
+    "tolerance": ("paper", "reference", "smoothed"),
     "threshold": (None, 1.5),
-    "rate": (0.1, 1e-3),
+    "lr": (0.1, 1e-3),
     "initial_raw_scale": (None, -5.0),
     "ranks": ("same", "alone", "sharded"),
     "patience": (None, 2),
@@ -251,7 +251,7 @@ class Maker:
         return self.rng.choice(list(values))
 
     def subject(self) -> Subject:
-        """A host that works, of the zoo or trained, and its data."""
+        """A model that works, of the zoo or trained, and its data."""
         if self.rng.random() < 0.5:
             return TRAINED[self.pick(TRAINED)]()
         return _zoo(self.pick(ZOO))

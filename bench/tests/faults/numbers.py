@@ -34,7 +34,7 @@ MADE: dict[str, Callable[[int], Any]] = {
     "variances": lambda n: _vector(4 * n).reshape(4, n).square() + 0.1,
     "stack": lambda n: _vector(12 * n).reshape(4, n, 3).softmax(-1),
     "level": lambda n: 0.9,
-    "rate": lambda n: 0.9,
+    "lr": lambda n: 0.9,
     "bins": lambda n: 3,
     "levels": lambda n: 5,
     "positive": lambda n: "id",
@@ -68,7 +68,7 @@ def numbers(make: Maker, folder: Path) -> None:
     made = function(**given)
     for part in made if isinstance(made, tuple) else (made,):
         assert isinstance(part, Tensor)
-        # of equal numbers there is no correlation, and scores do not look at values: of strange ones they may be NaN
+        # of equal numbers there is no correlation, and scores do not look at values: of OOD ones they may be NaN
         undefined = function is metrics.rank_correlation or (spoiled and function.__module__ == "offmap.scores.uncertainty")
         assert undefined or not part.isnan().any(), f"{function.__name__} is NaN"
         if function.__name__ in UNIT:

@@ -58,5 +58,5 @@ def _alike(found: Tensor, expected: Tensor, seed: int) -> None:
 
 
 CHECK = Check(
-    "In units from 1e-8 to 1e8 a guard of a host of means says the same, to 0.1 %, and flags the same.", trial, 200, 30.0, 4
+    "In units from 1e-8 to 1e8 a guard of a model of means says the same, to 0.1 %, and flags the same.", trial, 200, 30.0, 4
 )

@@ -20,20 +20,20 @@ HOSTS = ("mlp", "conv2d", "transformer", "lstm", "attention", "embedding")
 
 
 def told(seed: int) -> dict[str, Any]:
-    """Hashes of the scores of three guards and their verdicts: with gradient steps, a classifier, and a host of the zoo."""
+    """Hashes of the scores of three guards and their verdicts: with gradient steps, a classifier, and a model of the zoo."""
     case = ZOO[HOSTS[seed % len(HOSTS)]]
     steps = {"solver": "refine", "steps": 60, "check_every": 20}
     several = [regressor(seed), regressor(seed + 1)]
     guards = {
         "refine": (quick(several, regression(300, seed), regression(80, seed + 1), seed=seed, **steps), inputs(64, seed + 2)),
         "classifier": (quick(classifier(seed), classes(200, seed), classes(80, seed + 1), seed=seed), inputs(64, seed + 2)),
-        "zoo": (quick(case.build(), case.data(40), case.data(30), select=case.select, seed=seed), case.inputs(8)),
+        "zoo": (quick(case.build(), case.data(40), case.data(30), output_fn=case.output_fn, seed=seed), case.inputs(8)),
     }
     answers = {
         name: guard(2 * x if isinstance(x, torch.Tensor) and x.is_floating_point() else x) for name, (guard, x) in guards.items()
     }
-    bits = {name: hashlib.sha256(answer.score.numpy().tobytes()).hexdigest() for name, answer in answers.items()}
-    return {"bits": bits, "verdicts": {name: answer.ood.tolist() for name, answer in answers.items()}}
+    bits = {name: hashlib.sha256(result.score.numpy().tobytes()).hexdigest() for name, result in answers.items()}
+    return {"bits": bits, "verdicts": {name: result.ood.tolist() for name, result in answers.items()}}
 
 
 def trial(seed: int, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""A guard in single precision says what the same guard says in double precision, whatever the host.
+"""A guard in single precision says what the same guard says in double precision, whatever the model.
 
 Where amplitudes of a matrix' inputs are equal (more directions than rows, ties), the data do not tell which of their directions
 to take: other roundings take other ones, and give other draws of the same law.
@@ -22,7 +22,7 @@ from offmap_bench.checks.trust import Check
 from zoo import ZOO, Case
 
 TOLERANCE = 1e-3
-"""Of scores, which are in standard deviations of familiar rows: of one and the largest."""
+"""Of scores, which are in standard deviations of in-distribution rows: of one and the largest."""
 
 ROUNDED = 5e-3
 """Of outputs along the same directions: of one and the largest. Directions that met nothing get noise of up to 1/ε = 10⁴ times
@@ -53,7 +53,7 @@ class Fitted(NamedTuple):
 
 
 def trial(seed: int, folder: Path) -> str:
-    """One host of the zoo: the even seeds along its axes, the odd ones along its principal directions."""
+    """One model of the zoo: the even seeds along its axes, the odd ones along its principal directions."""
     name, basis = HOSTS[seed // 2 % len(HOSTS)], ("identity", "svd")[seed % 2]
     single, double = (_fitted(ZOO[name], basis, dtype) for dtype in (torch.float32, torch.float64))
     scores = single.guard.score(single.inputs).double(), double.guard.score(double.inputs)
@@ -80,7 +80,7 @@ def law(q: WeightDistribution) -> dict[str, Tensor]:
     for name, matrix in q.rotation.items():
         frame = q.frames[name]
         sizes = torch.tensor(frame.blocks)
-        v = matrix[0, :, 0].double().repeat_interleave(sizes, 0)  # no host of the zoo is cut into pieces
+        v = matrix[0, :, 0].double().repeat_interleave(sizes, 0)  # no model of the zoo is cut into pieces
         found[name] = (v * frame.rows(found[name].unsqueeze(0))[0].unsqueeze(-2)) @ v.mT
     return found
 
@@ -111,16 +111,16 @@ def _fitted(case: Case, basis: str, dtype: torch.dtype) -> Fitted:
 
     net, train = case.build().to(dtype), cast(case.data(40))
     guard = offmap.fit(
-        net, train, cast(case.data(30)), select=case.select, chunk_size=3 if case.vmap else 1,
+        net, train, cast(case.data(30)), output_fn=case.output_fn, chunk_size=3 if case.vmap else 1,
         basis=basis, solver="closed-form", draws=DRAWS, risk_draws=DRAWS, progress=False,  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
-    seen = observe(centre(net), lambda rows: [train[0]], rotated=basis == "svd", pick=case.select)
+    seen = observe(centre(net), lambda rows: [train[0]], rotated=basis == "svd", pick=case.output_fn)
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     return Fitted(guard, q, seen.bases, cast(case.inputs(8)))
 
 
 CHECK = Check(
-    "Scores in float32 are those in float64 to 0.001 standard deviations, over the host zoo; where data leave directions open, "
+    "Scores in float32 are those in float64 to 0.001 standard deviations, over the model zoo; where data leave directions open, "
     "the law of the weights is the same to 1e-5.",
     trial, 2 * len(HOSTS), 60.0, 16,
 )  # fmt: skip

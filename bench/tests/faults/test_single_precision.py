@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from faults.single_precision import law, leaves_open
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior.construct import centre, observe
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from zoo import ZOO
@@ -26,7 +26,7 @@ def test_axes_have_no_directions_to_leave_open():
 
 def turned(phi: list[list[float]], v: torch.Tensor) -> WeightDistribution:
     scale = torch.tensor([phi], dtype=torch.float64)
-    frame = Frame(view=(2, 3), outs=(0,), axes=(1,), blocks=(2,))
+    frame = MatrixView(view=(2, 3), outs=(0,), axes=(1,), blocks=(2,))
     return WeightDistribution(
         {"w": torch.zeros_like(scale)}, initial_scale={"w": scale}, rotation=Rotation({"w": v}, {"w": frame})
     )

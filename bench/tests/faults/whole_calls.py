@@ -31,13 +31,13 @@ class Python(OffmapError):
 
 
 def trial(seed: int, folder: Path) -> str:
-    """One call; it ends in "answer", or in the name of one of our errors. Hosts and random state are as before."""
+    """One call; it ends in "answer", or in the name of one of our errors. Models and random state are as before."""
     make = Maker(random.Random(seed), wild=(0.0, 0.2, 0.5)[seed % 3])
     call = make.rng.choices([one for one, _ in CALLS], [weight for _, weight in CALLS])[0]
     logging.getLogger("offmap").setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(action="ignore"):  # of hosts and data that torch itself finds strange
-            return call(make, folder) or "answer"
+        with warnings.catch_warnings(action="ignore"):  # of models and data that torch itself finds OOD
+            return call(make, folder) or "result"
     except OffmapError as error:
         return type(error).__name__ if str(error).strip() else _silent(error)
     finally:
@@ -50,17 +50,17 @@ def _silent(error: OffmapError) -> str:
 
 @contextmanager
 def untouched(nets: Any) -> Iterator[None]:
-    """Weights, modes and hooks of hosts, and the global random state, are afterwards as they were, whatever happens."""
-    hosts = [net for net in (nets if isinstance(nets, list) else [nets]) if isinstance(net, nn.Module)]
-    before, state = [_snapshot(net) for net in hosts], torch.random.get_rng_state()
+    """Weights, modes and hooks of models, and the global random state, are afterwards as they were, whatever happens."""
+    models = [net for net in (nets if isinstance(nets, list) else [nets]) if isinstance(net, nn.Module)]
+    before, state = [_snapshot(net) for net in models], torch.random.get_rng_state()
     try:
         yield
     finally:
         assert torch.equal(state, torch.random.get_rng_state()), "the random state has moved"
-        for net, (tensors, others) in zip(hosts, before, strict=True):
+        for net, (tensors, others) in zip(models, before, strict=True):
             now, rest = _snapshot(net)
-            assert others == rest, "the host has changed"
-            assert all(_same(now[name], tensor) for name, tensor in tensors.items()), "the host's numbers have changed"
+            assert others == rest, "the model has changed"
+            assert all(_same(now[name], tensor) for name, tensor in tensors.items()), "the model's numbers have changed"
 
 
 def _snapshot(net: nn.Module) -> tuple[dict[str, Tensor], Any]:
@@ -79,14 +79,14 @@ def _same(a: Tensor, b: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------------- answers
 
 
-def right(answer: offmap.Answer, rows: int) -> None:
+def right(result: offmap.Result, rows: int) -> None:
     """Shapes, ranges, and no NaN."""
     for name in ("score", "ood", "p_value"):
-        assert getattr(answer, name).shape == (rows,), f"{name} of shape {tuple(getattr(answer, name).shape)} for {rows} rows"
-    assert not answer.score.isnan().any(), "a score is NaN"
-    assert answer.ood.dtype == torch.bool
-    assert ((answer.p_value > 0) & (answer.p_value <= 1)).all(), "p-values between 0 and 1"
-    predicted(answer, rows)
+        assert getattr(result, name).shape == (rows,), f"{name} of shape {tuple(getattr(result, name).shape)} for {rows} rows"
+    assert not result.score.isnan().any(), "a score is NaN"
+    assert result.ood.dtype == torch.bool
+    assert ((result.p_value > 0) & (result.p_value <= 1)).all(), "p-values between 0 and 1"
+    predicted(result, rows)
 
 
 def predicted(said: offmap.Prediction, rows: int) -> None:
@@ -135,7 +135,7 @@ def fit(make: Maker, folder: Path) -> None:
 
 @cache
 def fitted(name: str) -> tuple[Subject, offmap.Guard]:
-    """A guard of a trained host, the same for all calls of a process."""
+    """A guard of a trained model, the same for all calls of a process."""
     subject = TRAINED[name]()
     return subject, offmap.fit(subject.nets, subject.data(60), subject.data(40), **LIGHT)
 
@@ -158,7 +158,7 @@ def ask(make: Maker, folder: Path) -> None:
     }.get(method, dict)()
     with untouched(subject.nets):
         made = known(getattr(guard, method), x, options)
-    if isinstance(made, offmap.Answer):
+    if isinstance(made, offmap.Result):
         right(made, rows_of(x))
     elif isinstance(made, offmap.Prediction):
         predicted(made, rows_of(x))
@@ -213,8 +213,8 @@ def detect(make: Maker, folder: Path) -> None:
     method = make.pick(WRONG) if make.rng.random() < make.wild / 3 else method
     with untouched(nets):
         found = offmap.detect(nets, make.data(subject), valid, method=method, **options)
-        answer = found(subject.data(3)[0])
-    right(answer, 3)
+        result = found(subject.data(3)[0])
+    right(result, 3)
 
 
 def evaluate(make: Maker, folder: Path) -> None:
@@ -237,17 +237,17 @@ def diagnose(make: Maker, folder: Path) -> None:
     chosen = make.pick(WRONG) if make.rng.random() < make.wild / 3 else guard
     with untouched(subject.nets):
         made = known(lambda data, **given: offmap.diagnose(chosen, data, **given), make.data(subject),
-                     make.options({"draws": (0, 2), "floor": (1e-4, 0.1)}, 1))  # fmt: skip
+                     make.options({"draws": (0, 2), "eps": (1e-4, 0.1)}, 1))  # fmt: skip
     assert str(made)
 
 
-def one_pass(make: Maker, folder: Path) -> None:
+def distill(make: Maker, folder: Path) -> None:
     subject, guard = _guard(make)
     chosen = make.pick(WRONG) if make.rng.random() < make.wild / 3 else guard
     options = {"rows": 100} | make.options({"false_alarms": (0.05, 0.5), "seed": (0, 5)}, 1)
     valid = make.data(subject)
     with untouched(subject.nets):
-        made = known(lambda data, **given: offmap.one_pass(chosen, data, valid, **given), make.data(subject), options)
+        made = known(lambda data, **given: offmap.distill(chosen, data, valid, **given), make.data(subject), options)
     right(made(subject.data(3)[0]), 3)
 
 
@@ -266,13 +266,13 @@ def over(make: Maker, folder: Path) -> None:
 
 
 CALLS: list[tuple[Callable[[Maker, Path], str | None], float]] = [
-    (fit, 30), (ask, 20), (calibrate, 5), (keep, 6), (detect, 10), (evaluate, 5), (diagnose, 4), (one_pass, 1), (over, 5),
+    (fit, 30), (ask, 20), (calibrate, 5), (keep, 6), (detect, 10), (evaluate, 5), (diagnose, 4), (distill, 1), (over, 5),
     (numbers, 8), (tables, 6),
 ]  # fmt: skip
 """What is called, and how often."""
 
 CHECK = Check(
-    "A call with any host, data and options, good or bad, ends in a right answer (shape, range, no NaN, host and random state "
+    "A call with any model, data and options, good or bad, ends in a right answer (shape, range, no NaN, model and random state "
     "untouched) or in one of our errors.",
     trial, trials=12_000, limit=30.0, quick=100,
 )  # fmt: skip

@@ -85,11 +85,11 @@ class Zygote:
         assert self.process.stdout is not None
         order = [work.__module__, work.__name__, str(folder), list(args), asdict(moment), warm]
         print(json.dumps(order), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
+        result = self.process.stdout.readline()
+        if not result:
             zygote.cache_clear()
             raise RuntimeError("The zygote itself died; what it said is on standard error.")
-        return Ended(**json.loads(answer))
+        return Ended(**json.loads(result))
 
     def close(self) -> None:
         self.process.communicate()

@@ -23,7 +23,7 @@ from offmap_bench.methods.deep_ensemble import fit as fit_plain
 from offmap_bench.tasks.synthetic import moons
 
 PLACE = Place(torch.device("cpu"), torch.float32)
-QUICK: dict[str, Any] = {"steps": 60, "check_every": 20, "rate": 0.01, "risk_draws": 10, "initial_raw_scale": -5.0}
+QUICK: dict[str, Any] = {"steps": 60, "check_every": 20, "lr": 0.01, "risk_draws": 10, "initial_raw_scale": -5.0}
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 32) -> Rows:
@@ -54,7 +54,7 @@ def test_every_setting_runs_on_regression_and_ends_at_or_below_the_threshold(set
     before = [{n: p.detach().clone() for n, p in net.named_parameters()} for net in nets]
     made = fitted(setting, nets)
     history = made.history
-    assert all(risk <= bound + 1e-6 for risk, bound in zip(history.final_risk, history.threshold, strict=True))
+    assert all(risk <= bound + 1e-6 for risk, bound in zip(history.final_risk, history.max_risk, strict=True))
     assert history.final_entropy[0] > history.entropy[0][0] or history.kept[0] == 0
     for member, own in enumerate(before):
         assert all(torch.equal(own[n], p) for n, p in nets[member].named_parameters())  # the user's nets are untouched
@@ -67,7 +67,7 @@ def test_every_setting_runs_on_regression_and_ends_at_or_below_the_threshold(set
 @pytest.fixture(scope="module")
 def moon_net() -> nn.Module:
     task = moons(test=2, strange=2)
-    config = PlainConfig(steps=300, rate=5e-3, check_every=100)
+    config = PlainConfig(steps=300, lr=5e-3, check_every=100)
     valid = rows(task.valid, "valid")
     return fit_plain(mlp(2, 1, hidden=[30, 30]), rows(task.train), valid, likelihood=offmap.Bernoulli(), config=config).nets()[0]
 
@@ -75,16 +75,16 @@ def moon_net() -> nn.Module:
 @pytest.mark.parametrize("setting", ABLATION)
 def test_every_setting_runs_on_two_moons(setting: str, moon_net: nn.Module) -> None:
     task = moons(test=100, strange=100)
-    config = replace(ABLATION[setting], **QUICK | {"slack": "smoothed"})
+    config = replace(ABLATION[setting], **QUICK | {"tolerance": "smoothed"})
     made = fit(moon_net, rows(task.train), rows(task.valid, "valid"), likelihood=offmap.Bernoulli(), config=config)
-    assert made.history.final_risk[0] <= made.history.threshold[0]
+    assert made.history.final_risk[0] <= made.history.max_risk[0]
     outputs = made.outputs(task.test[0], 20, clip=None, seed=0)
     right = ((outputs.sigmoid().mean(0)[:, 0] > 0.5).long() == task.test[1]).float().mean()
     assert float(right) > 0.9
 
 
 def test_a_wider_prior_gives_more_entropy() -> None:
-    free = {"threshold": 1e6, "steps": 400, "rate": 0.03}
+    free = {"threshold": 1e6, "steps": 400, "lr": 0.03}
     small, large = (fitted(f"nosvd_frozen_{size}", **free).history.final_entropy[0] for size in ("small", "large"))
     assert large > small + 0.1
 
@@ -105,17 +105,17 @@ def test_frozen_large_prior_is_maxwent_with_the_log_up_to_a_constant() -> None:
 def test_frozen_large_prior_has_the_gradient_of_maxwent(basis: str) -> None:
     """A KL weight of λ/n, beside the mean NLL, is λ/(2n) on Σ log φ²: here λ·d/n on KL/d and λ·d/(2n) on the mean."""
     from offmap.maxwent.objective import GROWTHS, elbo, maxwent
-    from offmap.model.forward import Host
+    from offmap.model.forward import BatchedModel
     from offmap.posterior.construct import scaling, svd
 
     x, y = (t.double() for t in trained.regression(60))
     nets = [trained.regressor(m, log_variance=True).double() for m in range(2)]
     q = (svd(nets, [x], noise="normal") if basis == "svd" else scaling(nets, noise="normal")).double()
     q.set_scale({n: 0.01 + 0.2 * torch.rand_like(s) for n, s in q.scale().items()})
-    host, weight, common = Host(nets[0]), 10.0 / len(x), {"draws": 2, "seed": 3}
-    bayes = elbo(q, host, offmap.Gaussian(), tradeoff=weight * q.dimension, prior_variance=1e10,
+    model, weight, common = BatchedModel(nets[0]), 10.0 / len(x), {"draws": 2, "seed": 3}
+    bayes = elbo(q, model, offmap.Gaussian(), tradeoff=weight * q.dimension, prior_variance=1e10,
                  prior_mean=dict(q.mean.items()), **common)  # fmt: skip
-    ours = maxwent(q, host, offmap.Gaussian(), tradeoff=weight * q.dimension / 2, growth=GROWTHS["log"], **common)
+    ours = maxwent(q, model, offmap.Gaussian(), tradeoff=weight * q.dimension / 2, growth=GROWTHS["log"], **common)
     for step in range(2):
         left, right = (torch.autograd.grad(f(step, (x, y)), list(q.raw_scale.values())) for f in (bayes, ours))
         for one, other in zip(left, right, strict=True):
@@ -132,7 +132,7 @@ def test_on_a_linear_gaussian_model_it_reaches_the_mean_field_posterior(prior_va
     net = nn.Linear(d, 1, bias=False)
     nn.init.zeros_(net.weight)
     config = Config(mean="trained", basis="identity", prior_variance=prior_variance, tradeoff=d / n, threshold=1e6,
-                    steps=500, rate=0.02, draws_per_step=64, initial_raw_scale=-2.0, check_every=500, risk_draws=2)  # fmt: skip
+                    steps=500, lr=0.02, draws_per_step=64, initial_raw_scale=-2.0, check_every=500, risk_draws=2)  # fmt: skip
     law = offmap.Gaussian(noise=torch.tensor([noise]))
     data = rows((x, y), batch_size=n)
     q = fit(net, data, data, likelihood=law, config=config).q
@@ -143,9 +143,9 @@ def test_on_a_linear_gaussian_model_it_reaches_the_mean_field_posterior(prior_va
 
 def test_a_trained_mean_ends_with_the_state_that_was_kept() -> None:
     """A prior so heavy that later states fail: mean and φ come from the same, earlier check."""
-    options = {"tradeoff": 1e3, "rate": 0.005, "check_every": 2, "steps": 40}
+    options = {"tradeoff": 1e3, "lr": 0.005, "check_every": 2, "steps": 40}
     made = fitted("nosvd_unfrozen_small", trained.regressor(log_variance=True), **options)
-    assert made.history.risk[-1][0] > made.history.threshold[0]
+    assert made.history.risk[-1][0] > made.history.max_risk[0]
     assert made.history.kept[0] > 0
     kept = made.history.step.index(made.history.kept[0])
     assert made.history.final_risk[0] == pytest.approx(made.history.risk[kept][0], abs=1e-6)
@@ -153,7 +153,7 @@ def test_a_trained_mean_ends_with_the_state_that_was_kept() -> None:
 
 def test_uniform_noise_and_its_width_are_allowed() -> None:
     for noise in ("uniform", Uniform(1.0)):
-        assert fitted("svd_frozen_small", noise=noise).history.ending == "finished"
+        assert fitted("svd_frozen_small", noise=noise).history.stop_reason == "finished"
 
 
 def test_a_guard_with_a_trained_mean_says_that_it_cannot_be_saved(tmp_path: Any) -> None:
@@ -170,7 +170,7 @@ BAD = {
     "prior_variance": (0.0, "Expected `prior_variance` to be a number above 0, but got 0.0"),
     "tradeoff": (math.inf, "Expected `tradeoff` to be a number above 0"),
     "steps": (0, "Expected `steps` to be a whole number above 0, but got 0"),
-    "slack": ("lax", "Expected `slack` to be"),
+    "tolerance": ("lax", "Expected `tolerance` to be"),
     "noise": ("normale", "Expected `noise` to be"),
 }
 

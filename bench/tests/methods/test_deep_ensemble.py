@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.data import Place, Rows, batches, gather
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.integrations.mlp import mlp
 from offmap.integrations.stack_training import mean_nll
 from offmap_bench.methods.deep_ensemble import Config, fit
@@ -25,7 +25,7 @@ def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16)
 
 
 def trained(nets: Any, *, seed: int = 0, law: Any = LAW, data: Any = regression, **config: Any) -> Any:
-    settings = Config(**{"steps": 30, "check_every": 10, "rate": 0.01} | config)
+    settings = Config(**{"steps": 30, "check_every": 10, "lr": 0.01} | config)
     return fit(nets, rows(data(60, 0)), rows(data(30, 1), "valid"), likelihood=law, config=settings, seed=seed)
 
 
@@ -73,10 +73,10 @@ def test_the_best_state_is_kept_and_not_the_last() -> None:
     held = rows(regression(30, 1), "valid")
     found: list[float] = []
     for steps in range(1, 16):
-        last = trained(net, steps=steps, check_every=1000, rate=0.5)  # one check, at the end
-        found.append(mean_nll(last.host, last.weights, LAW, held).item())
-    best = trained(net, steps=15, check_every=1, rate=0.5)
-    assert mean_nll(best.host, best.weights, LAW, held).item() == pytest.approx(min(found), rel=1e-4)
+        last = trained(net, steps=steps, check_every=1000, lr=0.5)  # one check, at the end
+        found.append(mean_nll(last.model, last.weights, LAW, held).item())
+    best = trained(net, steps=15, check_every=1, lr=0.5)
+    assert mean_nll(best.model, best.weights, LAW, held).item() == pytest.approx(min(found), rel=1e-4)
     assert min(found) < found[-1]
 
 
@@ -87,7 +87,7 @@ def test_seed_decides_the_order_of_batches_alone() -> None:
 
 
 def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    predictive = trained(mlp(3, 1, hidden=[8]), rate=1e25)
+    predictive = trained(mlp(3, 1, hidden=[8]), lr=1e25)
     assert predictive.outputs(inputs(9, 5), 1).isfinite().all()
     assert caplog.messages == [
         "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`."
@@ -107,11 +107,11 @@ def test_mean_nll_is_per_member() -> None:
     x, y = regression(30, 1)
     slow = [-torch.distributions.Normal(net(x)[:, 0], 0.1**0.5).log_prob(y).mean() for net in predictive.nets()]
     held = rows((x, y), "valid")
-    torch.testing.assert_close(mean_nll(predictive.host, predictive.weights, LAW, held), torch.stack(slow), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mean_nll(predictive.model, predictive.weights, LAW, held), torch.stack(slow), rtol=1e-4, atol=1e-5)
 
 
 def test_members_of_different_architecture_are_refused() -> None:
-    with pytest.raises(HostError, match="Expected members of one architecture, but `0.weight` is"):
+    with pytest.raises(ModelError, match="Expected members of one architecture, but `0.weight` is"):
         trained([mlp(3, 1, hidden=[8]), mlp(3, 1, hidden=[9])])
 
 

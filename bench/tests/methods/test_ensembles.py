@@ -14,7 +14,7 @@ from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
 from offmap.integrations.mlp import mlp
 from offmap.integrations.stack_training import Stack, alone
-from offmap.model.params import copy_host
+from offmap.model.params import copy_model
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import anchored, dare, deep_ensemble, mc_dropout, negative_correlation, overall_diversity, repulsive
 from trained import classes, inputs, regression, regressor
@@ -28,7 +28,7 @@ GRIDS: dict[str, tuple[Any, list[dict[str, float]]]] = {
     "negative_correlation": (negative_correlation, [{"tradeoff": 10.0**-k} for k in range(3)]),
     "overall_diversity": (overall_diversity, [{"tradeoff": 10.0**-k} for k in range(1, 4)]),
     "anchored": (anchored, [{"tradeoff": t, "anchor_scale": s} for t in (0.1, 1.0) for s in (0.1, 1.0)]),
-    "mc_dropout": (mc_dropout, [{"dropout": rate} for rate in (0.05, 0.3, 0.5)]),
+    "mc_dropout": (mc_dropout, [{"dropout": lr} for lr in (0.05, 0.3, 0.5)]),
 }
 
 
@@ -36,12 +36,12 @@ def rows(data: tuple[Tensor, Tensor], name: str = "train") -> Rows:
     return gather(batches(data, PLACE, name=name, batch_size=16))
 
 
-def hosts(count: int = 3, dropout: float = 0.0) -> list[nn.Module]:
+def models(count: int = 3, dropout: float = 0.0) -> list[nn.Module]:
     return [mlp(3, 2, hidden=[8, 8], dropout=dropout, seed=seed) for seed in range(count)]
 
 
 def trained(method: Any, nets: Any, *, seed: int = 0, data: Any = regression, law: Any = None, **config: Any) -> Any:
-    settings = method.Config(**{"steps": 30, "check_every": 10, "rate": 0.01} | config)
+    settings = method.Config(**{"steps": 30, "check_every": 10, "lr": 0.01} | config)
     law = law or offmap.Gaussian()
     runtime = Runtime(progress=False)
     return method.fit(
@@ -51,7 +51,7 @@ def trained(method: Any, nets: Any, *, seed: int = 0, data: Any = regression, la
 
 @pytest.mark.parametrize("name", METHODS)
 def test_training_repeats_lowers_the_error_and_leaves_the_nets_alone(name: str) -> None:
-    nets = hosts()
+    nets = models()
     before = [{n: p.detach().clone() for n, p in net.named_parameters()} for net in nets]
     options = {"threshold": 5.0} if name == "dare" else {}
     predictive = trained(METHODS[name], nets, steps=100, **options)
@@ -79,9 +79,9 @@ def test_classifiers_train_too(name: str) -> None:
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_setting_in_the_stack_is_the_same_setting_alone(name: str) -> None:
     method, grid = GRIDS[name]
-    nets = hosts(dropout=0.1 if name == "mc_dropout" else 0.0)
+    nets = models(dropout=0.1 if name == "mc_dropout" else 0.0)
     # an ε so large that Adam feels the size of the loss
-    configs = [method.Config(steps=40, check_every=10, rate=0.05, adam_epsilon=0.1, **setting) for setting in grid]
+    configs = [method.Config(steps=40, check_every=10, lr=0.05, adam_epsilon=0.1, **setting) for setting in grid]
     train, valid, law, runtime = (
         rows(regression(60)),
         rows(regression(30, 1), "valid"),
@@ -102,7 +102,7 @@ def test_a_penalty_on_agreement_gives_disagreement(method: Any, tradeoff: float,
     """On the training inputs themselves, and around them."""
     x = width * regression(60)[0]
     none, some = (
-        trained(method, hosts(5), steps=100, check_every=1000, tradeoff=t).outputs(x, 1)[..., 0].var(0).mean()
+        trained(method, models(5), steps=100, check_every=1000, tradeoff=t).outputs(x, 1)[..., 0].var(0).mean()
         for t in (0.0, tradeoff)
     )
     assert some > 1.2 * none
@@ -113,12 +113,12 @@ def test_repelled_members_end_further_apart() -> None:
         flat = torch.stack([torch.cat([p.detach().flatten() for p in net.parameters()]) for net in predictive.nets()])
         return float(torch.pdist(flat).mean())
 
-    plain = trained(deep_ensemble, hosts(), steps=150, check_every=1000)
-    assert apart(trained(repulsive, hosts(), steps=150, check_every=1000, fixed_median=True)) > 1.05 * apart(plain)
+    plain = trained(deep_ensemble, models(), steps=150, check_every=1000)
+    assert apart(trained(repulsive, models(), steps=150, check_every=1000, fixed_median=True)) > 1.05 * apart(plain)
 
 
 def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
-    nets = hosts()
+    nets = models()
     stack = Stack.build(nets, inputs(9), Runtime(progress=False), settings=2)
     made = anchored.anchors(stack, [anchored.Config(anchor_scale=0.1), anchored.Config(anchor_scale=3.0)], 5)
     for n, a in made.items():
@@ -134,9 +134,9 @@ def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
 
 
 def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
-    nets = [copy_host(regressor(m, log_variance=True)) for m in range(2)]
+    nets = [copy_model(regressor(m, log_variance=True)) for m in range(2)]
     valid = rows(regression(30, 1), "valid")
-    made = trained(dare, nets, steps=200, rate=1e-3)
+    made = trained(dare, nets, steps=200, lr=1e-3)
     stack = Stack.build(nets, valid.inputs, Runtime(progress=False))
     bound = dare.thresholds(stack, offmap.Gaussian(), valid, None)
     losses = torch.stack([
@@ -156,20 +156,22 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
 
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="Expected at least two nets, which can repel each other, but got one."):
-        trained(repulsive, hosts(1))
+        trained(repulsive, models(1))
     with pytest.raises(ConfigError, match="Expected `bandwidth` to be above 0, or None for the median heuristic, but got 0.0."):
-        trained(repulsive, hosts(), bandwidth=0.0)
+        trained(repulsive, models(), bandwidth=0.0)
     for method in (negative_correlation, overall_diversity, anchored, dare):
         with pytest.raises(ConfigError, match="Expected `tradeoff` to be a number of at least 0, but got -1.0."):
-            trained(method, hosts(), tradeoff=-1.0)
+            trained(method, models(), tradeoff=-1.0)
     with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number of at least 0, but got -1.0."):
-        trained(anchored, hosts(), anchor_scale=-1.0)
-    with pytest.raises(ConfigError, match="Expected `dropout` to be from 0 to below 1, or None for the host's own, but got 1.0."):
-        trained(mc_dropout, hosts(dropout=0.1), dropout=1.0)
+        trained(anchored, models(), anchor_scale=-1.0)
+    with pytest.raises(
+        ConfigError, match="Expected `dropout` to be from 0 to below 1, or None for the model's own, but got 1.0."
+    ):
+        trained(mc_dropout, models(dropout=0.1), dropout=1.0)
 
 
 def test_one_net_alone_is_a_plain_net() -> None:
     """Nothing to differ from: the penalty is 0."""
-    x, plain = inputs(9, 5), trained(deep_ensemble, hosts(1))
+    x, plain = inputs(9, 5), trained(deep_ensemble, models(1))
     for method in (negative_correlation, overall_diversity):
-        assert torch.equal(trained(method, hosts(1), tradeoff=1.0).outputs(x, 1), plain.outputs(x, 1))
+        assert torch.equal(trained(method, models(1), tradeoff=1.0).outputs(x, 1), plain.outputs(x, 1))

@@ -94,10 +94,10 @@ def test_draws_are_one_function_for_all_rows_and_any_number_of_them(kind: Any) -
 
 @needed
 def test_some_weights_can_stay_fixed() -> None:
-    made = fitted(where="2.*")
+    made = fitted(params="2.*")
     assert set(made.draw(range(2), 0)) == {"2.weight", "2.bias"}
-    # linear in its last layer, the host is its own tangent
-    torch.testing.assert_close(made.outputs(X, 4), fitted(where="2.*", kind="sampled").outputs(X, 4), rtol=1e-3, atol=1e-4)
+    # linear in its last layer, the model is its own tangent
+    torch.testing.assert_close(made.outputs(X, 4), fitted(params="2.*", kind="sampled").outputs(X, 4), rtol=1e-3, atol=1e-4)
 
 
 @needed

@@ -10,7 +10,7 @@ from torch import nn
 
 import offmap
 from offmap.data import Place, batches, gather
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.integrations.mlp import mlp
 from offmap_bench.methods.mc_dropout import Config, Mask, fit, mask_shapes, masked
 from trained import inputs, regression
@@ -22,24 +22,24 @@ LAW = offmap.Gaussian(noise=torch.tensor([0.1]))
 def trained(nets: Any, *, seed: int = 0, **config: Any) -> Any:
     train = gather(batches(regression(60, 0), PLACE, name="train", batch_size=16))
     valid = gather(batches(regression(30, 1), PLACE, name="valid"))
-    settings = Config(**{"steps": 20, "check_every": 10, "rate": 0.01} | config)
+    settings = Config(**{"steps": 20, "check_every": 10, "lr": 0.01} | config)
     return fit(nets, train, valid, likelihood=LAW, config=settings, seed=seed)
 
 
-def host(seed: int = 0, dropout: float = 0.3) -> nn.Sequential:
+def model(seed: int = 0, dropout: float = 0.3) -> nn.Sequential:
     return mlp(3, 1, hidden=[8, 8], dropout=dropout, seed=seed)
 
 
 def test_a_masked_copy_without_masks_is_the_host_in_evaluation_mode() -> None:
-    net, x = host(), inputs(9, 5)
+    net, x = model(), inputs(9, 5)
     twin = masked(net)
     assert torch.equal(twin(x), net.eval()(x))
-    assert sum(isinstance(m, nn.Dropout) for m in net.modules()) == 2  # the host keeps its own
-    assert [m.rate for m in twin.modules() if isinstance(m, Mask)] == [0.3, 0.3]
+    assert sum(isinstance(m, nn.Dropout) for m in net.modules()) == 2  # the model keeps its own
+    assert [m.lr for m in twin.modules() if isinstance(m, Mask)] == [0.3, 0.3]
 
 
 def test_masks_have_the_shape_of_what_they_drop() -> None:
-    assert mask_shapes(masked(host()), inputs(9)) == {"2.mask": (0.3, (8,)), "5.mask": (0.3, (8,))}
+    assert mask_shapes(masked(model()), inputs(9)) == {"2.mask": (0.3, (8,)), "5.mask": (0.3, (8,))}
     image = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.25), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 1))
     shapes = mask_shapes(masked(image), torch.zeros(2, 1, 4, 4))
     # whole channels, and single numbers
@@ -47,7 +47,7 @@ def test_masks_have_the_shape_of_what_they_drop() -> None:
 
 
 def test_one_draw_is_one_thinned_net_for_all_rows() -> None:
-    predictive = trained(host())
+    predictive = trained(model())
     x = inputs(9, 5)
     outputs = predictive.outputs(x, 6, seed=3)
     assert outputs.shape == (6, 9, 1)
@@ -60,7 +60,7 @@ def test_one_draw_is_one_thinned_net_for_all_rows() -> None:
 
 
 def test_draws_are_the_trained_net_with_hidden_units_dropped() -> None:
-    predictive = trained(host())
+    predictive = trained(model())
     x = inputs(9, 5)
     drawn = predictive.draw(range(4), 0)
     (net,) = predictive.nets()
@@ -74,14 +74,14 @@ def test_draws_are_the_trained_net_with_hidden_units_dropped() -> None:
 
 
 def test_the_share_of_dropped_units_is_the_hosts_own() -> None:
-    predictive = trained(host(dropout=0.2), steps=1)
+    predictive = trained(model(dropout=0.2), steps=1)
     masks = predictive.draw(range(500), 0)["2.mask"]
     assert (masks == 0).float().mean().item() == pytest.approx(0.2, abs=0.03)
     assert masks.mean().item() == pytest.approx(1.0, abs=0.04)
 
 
 def test_layers_and_members_get_different_masks() -> None:
-    predictive = trained([host(0, 0.5), host(1, 0.5)], steps=1)
+    predictive = trained([model(0, 0.5), model(1, 0.5)], steps=1)
     drawn = predictive.draw(range(20), 0)
     assert drawn["2.mask"].shape == (40, 8)
     assert not torch.equal(drawn["2.mask"], drawn["5.mask"])
@@ -91,7 +91,7 @@ def test_layers_and_members_get_different_masks() -> None:
 
 def test_training_lowers_the_error_and_repeats() -> None:
     x, y = regression(30, 1)
-    net = host(dropout=0.1)
+    net = model(dropout=0.1)
     predictive = trained(net, steps=200)
     after = (predictive.outputs(x, 30).mean(0)[:, 0] - y).square().mean()
     assert after < 0.5 * (net.eval()(x)[:, 0] - y).square().mean()
@@ -100,21 +100,21 @@ def test_training_lowers_the_error_and_repeats() -> None:
 
 
 def test_training_shorter_than_a_check_is_not_lost() -> None:
-    net, x = host(), inputs(9, 5)
+    net, x = model(), inputs(9, 5)
     (after,) = trained(net, steps=5, check_every=100).nets()
     assert not torch.allclose(after(x), net.eval()(x))
 
 
 def test_dropout_guards_give_verdicts() -> None:
-    guard = offmap.guard(trained(host(), steps=100), regression(60, 1), draws=20)
-    answer = guard(inputs(9, 5))
-    assert answer.score.isfinite().all()
-    assert answer.mean.shape == (9,)
+    guard = offmap.guard(trained(model(), steps=100), regression(60, 1), draws=20)
+    result = guard(inputs(9, 5))
+    assert result.score.isfinite().all()
+    assert result.mean.shape == (9,)
     assert guard.score(10 * inputs(40, 5)).median() > guard.score(inputs(40, 5)).median()
 
 
 def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    predictive = trained(host(), rate=1e25)
+    predictive = trained(model(), lr=1e25)
     assert predictive.outputs(inputs(9, 5), 3).isfinite().all()
     assert caplog.messages == [
         "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`."
@@ -122,5 +122,7 @@ def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFi
 
 
 def test_a_host_without_dropout_is_refused() -> None:
-    with pytest.raises(HostError, match="Expected a host with Dropout layers, but Sequential has none. Add them, or use another"):
+    with pytest.raises(
+        ModelError, match="Expected a model with Dropout layers, but Sequential has none. Add them, or use another"
+    ):
         trained(mlp(3, 1, hidden=[8]))

@@ -26,7 +26,7 @@ from offmap_bench.methods.mean_field import GRID, Config, Posteriors, fit, fit_g
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 LAW = offmap.Gaussian()
-QUICK = Config(steps=40, check_every=10, rate=0.01, risk_draws=6)
+QUICK = Config(steps=40, check_every=10, lr=0.01, risk_draws=6)
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16) -> Rows:
@@ -54,9 +54,9 @@ def test_the_objective_is_the_weighted_bound_written_out() -> None:
     config = replace(QUICK, initial_raw_scale=-1.0, draws_per_step=2)
     at, (x, y) = centre(nets()), trained.regression(16)
     q = start(at, 2, config)
-    host = Runtime().host(at.net, at.mean, x)
+    model = Runtime().model(at.net, at.mean, x)
     weight = torch.tensor([0.1, 0.1, 3.0, 3.0]) / 60
-    ours = Posteriors(q, host, LAW, config, 2, 5).objective(weight)(7, (x, y))
+    ours = Posteriors(q, model, LAW, config, 2, 5).objective(weight)(7, (x, y))
     sigma, slow = math.log1p(math.exp(-1.0)), 0.0
     for tradeoff in (0.1, 3.0):
         for member, net in enumerate(nets()):
@@ -94,13 +94,13 @@ def test_a_member_in_the_stack_is_what_it_is_alone() -> None:
 
 def test_the_state_of_lowest_validation_nll_is_kept() -> None:
     """So large a rate that it gets worse: more steps never end above fewer."""
-    risks = [fitted([1.0], rate=0.3, steps=steps, check_every=1)[0].history.final_risk for steps in (2, 5, 30)]
+    risks = [fitted([1.0], lr=0.3, steps=steps, check_every=1)[0].history.final_risk for steps in (2, 5, 30)]
     for earlier, later in pairwise(risks):
         assert all(b <= a + 1e-6 for a, b in zip(earlier, later, strict=True))
 
 
 def test_more_weight_on_the_prior_brings_the_posterior_closer_to_it() -> None:
-    light, heavy = fitted([1e-3, 1e3], steps=150, check_every=150, rate=0.02)
+    light, heavy = fitted([1e-3, 1e3], steps=150, check_every=150, lr=0.02)
     size = [sum(float(m.square().sum()) for m in made.q.mean.values()) for made in (light, heavy)]
     spread = [torch.cat([s.flatten() for s in made.q.scale().values()]) for made in (light, heavy)]
     assert size[1] < size[0]
@@ -114,7 +114,7 @@ def test_on_a_linear_gaussian_model_it_reaches_the_tempered_mean_field_posterior
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + math.sqrt(noise) * torch.randn(n, generator=torch.Generator().manual_seed(4))
     precision = x.mT @ x / (tradeoff * noise) + torch.eye(d)
     net = nn.Linear(d, 1, bias=False)
-    config = Config(tradeoff=tradeoff, steps=400, rate=0.02, draws_per_step=32, check_every=400, risk_draws=2)
+    config = Config(tradeoff=tradeoff, steps=400, lr=0.02, draws_per_step=32, check_every=400, risk_draws=2)
     data = rows((x, y), batch_size=n)
     q = fit(net, data, data, likelihood=offmap.Gaussian(noise=torch.tensor([noise])), config=config).q
     torch.testing.assert_close(q.scale()["weight"][0, 0].square(), 1 / precision.diagonal(), rtol=0.08, atol=0)
@@ -142,7 +142,7 @@ def test_a_setting_that_is_lost_does_not_stop_the_others() -> None:
 
 
 def test_divergence_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    (made,) = fitted([1.0], rate=1e25)
+    (made,) = fitted([1.0], lr=1e25)
     assert made.outputs(trained.inputs(5), 3, clip=None, seed=0).isfinite().all()
     assert (
         "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`." in caplog.messages
@@ -151,7 +151,7 @@ def test_divergence_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 BAD = {
     "prior_variance": (0.0, "Expected `prior_variance` to be a number above 0, but got 0.0"),
-    "rate": (math.inf, "Expected `rate` to be a number above 0"),
+    "lr": (math.inf, "Expected `rate` to be a number above 0"),
     "steps": (0, "Expected `steps` to be a whole number above 0, but got 0"),
     "initial_raw_scale": (math.nan, "Expected `initial_raw_scale` to be a number, but got nan"),
 }
@@ -169,6 +169,6 @@ def test_impossible_grids_are_refused() -> None:
     with pytest.raises(ConfigError, match="Expected at least one setting, but got none"):
         fit_grid(nets(), train, valid, likelihood=LAW, configs=[])
     with pytest.raises(ConfigError, match="Expected settings of one grid to differ in `tradeoff` alone; fit the others apart"):
-        fit_grid(nets(), train, valid, likelihood=LAW, configs=[QUICK, replace(QUICK, rate=0.5)])
+        fit_grid(nets(), train, valid, likelihood=LAW, configs=[QUICK, replace(QUICK, lr=0.5)])
     with pytest.raises(ConfigError, match="Expected `tradeoff` to be a number above 0, but got 0.0"):
         fitted([1.0, 0.0])

@@ -21,7 +21,7 @@ from offmap_bench.methods.swag import COLUMNS, Config, Draw, Moments, fit
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 LAW = offmap.Gaussian()
-QUICK = Config(steps=60, collect_every=5, rank=4, rate=1e-3)
+QUICK = Config(steps=60, collect_every=5, rank=4, lr=1e-3)
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16) -> Rows:
@@ -33,7 +33,7 @@ def fitted(nets: Any, *, seed: int = 0, **options: Any) -> Sampled:
     return fit(nets, train, valid, likelihood=LAW, config=replace(QUICK, **options), seed=seed)
 
 
-def host(seed: int = 0) -> nn.Sequential:
+def model(seed: int = 0) -> nn.Sequential:
     return trained.regressor(seed, log_variance=True)
 
 
@@ -41,7 +41,7 @@ def visited(net: nn.Module, config: Config) -> list[dict[str, Tensor]]:
     """Plain SGD in a loop, and where it was."""
     twin = trained.regressor(0, log_variance=True)
     twin.load_state_dict(net.state_dict())
-    optimizer = torch.optim.SGD(twin.parameters(), lr=config.rate, momentum=config.momentum)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=config.lr, momentum=config.momentum)
     data, states, step = rows(trained.regression(60)), [], 0
     for epoch in range(100):
         for x, y in data.shuffled(0, epoch):
@@ -57,7 +57,7 @@ def visited(net: nn.Module, config: Config) -> list[dict[str, Tensor]]:
 
 
 def test_moments_are_those_of_the_states_that_sgd_visits() -> None:
-    net = host()
+    net = model()
     draw = fitted(net).draw
     states = visited(net, QUICK)
     assert isinstance(draw, Draw)
@@ -79,7 +79,7 @@ def test_small_deviations_of_large_weights_are_not_lost() -> None:
 
 
 def test_a_draw_is_the_formula_with_noise_by_its_address() -> None:
-    made = fitted([host(0), host(1)], scale=0.5)
+    made = fitted([model(0), model(1)], scale=0.5)
     draw = made.draw
     assert isinstance(draw, Draw)
     drawn = draw(range(3, 5), 7)
@@ -103,7 +103,7 @@ def test_draws_have_the_covariance_of_swag() -> None:
 
 
 def test_members_in_a_stack_are_what_they_are_alone() -> None:
-    nets = [host(0), host(1)]
+    nets = [model(0), model(1)]
     x = trained.inputs(9, 5)
     together = fitted(nets)
     (first, second) = together.outputs(x, 6, seed=3).unflatten(0, (2, 6))
@@ -113,7 +113,7 @@ def test_members_in_a_stack_are_what_they_are_alone() -> None:
 
 
 def test_draws_are_one_net_for_all_rows_and_any_number_of_them() -> None:
-    made, x = fitted(host()), trained.inputs(9, 5)
+    made, x = fitted(model()), trained.inputs(9, 5)
     assert isinstance(made, Predictive)
     outputs = made.outputs(x, 6, seed=3)
     assert outputs.shape == (6, 9, 2)
@@ -125,7 +125,7 @@ def test_draws_are_one_net_for_all_rows_and_any_number_of_them() -> None:
 
 
 def test_the_users_nets_are_untouched_and_a_guard_gives_verdicts() -> None:
-    net = host()
+    net = model()
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
     guard = offmap.guard(fitted(net), trained.regression(60, 1), draws=20)
     assert all(torch.equal(before[n], p) for n, p in net.named_parameters())
@@ -136,8 +136,8 @@ def test_after_a_divergence_it_wanders_at_a_tenth_of_the_rate(caplog: pytest.Log
     train, valid = rows(trained.regression(60)), rows(trained.regression(30, 1), "valid")
     law = offmap.Gaussian(noise=torch.tensor([0.01]))
 
-    def at(rate: float) -> torch.Tensor:
-        config = Config(rate=rate, steps=200, collect_every=1)
+    def at(lr: float) -> torch.Tensor:
+        config = Config(lr=lr, steps=200, collect_every=1)
         return fit(trained.regressor(), train, valid, likelihood=law, config=config).outputs(valid.inputs, 5)
 
     fast = at(1.0)
@@ -149,7 +149,7 @@ def test_after_a_divergence_it_wanders_at_a_tenth_of_the_rate(caplog: pytest.Log
 
 def test_divergence_at_every_rate_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"SWAG diverged at rates from 1e\+20 down to 1e\+17: lower `rate`"):
-        fitted(host(), rate=1e20)
+        fitted(model(), lr=1e20)
 
 
 BAD = {
@@ -159,7 +159,7 @@ BAD = {
     ),
     "rank": (1, "Expected `rank` of at least 2"),
     "collect_every": (0, "Expected `collect_every` to be a whole number above 0, but got 0"),
-    "rate": (-1.0, "Expected `rate` to be a number above 0, but got -1.0"),
+    "lr": (-1.0, "Expected `rate` to be a number above 0, but got -1.0"),
     "scale": (math.inf, "Expected `scale` to be a number above 0"),
     "momentum": (1.0, "Expected `momentum` from 0 to below 1, but got 1.0"),
 }
@@ -169,4 +169,4 @@ BAD = {
 def test_impossible_settings_are_refused(field: str) -> None:
     value, message = BAD[field]
     with pytest.raises(ConfigError, match=message):
-        fitted(host(), **{field: value})
+        fitted(model(), **{field: value})

@@ -24,7 +24,7 @@ def plain(task):
     net = mlp(1, 2, seed=0)
     place = Place.of(net)
     train, valid = batches(task.train, place, name="train", batch_size=32), gather(batches(task.valid, place, name="valid"))
-    return deep_ensemble.fit(net, train, valid, likelihood=Gaussian(), config=deep_ensemble.Config(steps=3000, rate=2e-3))
+    return deep_ensemble.fit(net, train, valid, likelihood=Gaussian(), config=deep_ensemble.Config(steps=3000, lr=2e-3))
 
 
 @pytest.mark.parametrize("solver", ["refine", "closed-form"])
@@ -69,6 +69,6 @@ def test_entropy_of_the_svd_guard_is_higher_at_equal_risk(task, plain):
 def test_every_score_is_finite_or_infinite_but_never_nan(task, plain):
     guard = offmap.fit(plain.nets()[0], task.train, task.valid)
     far = torch.tensor([[1e3], [-1e6], [1e12], [-1e30]])
-    answer = guard(far)
-    assert not answer.score.isnan().any()
-    assert answer.ood.all()
+    result = guard(far)
+    assert not result.score.isnan().any()
+    assert result.ood.all()

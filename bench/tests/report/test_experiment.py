@@ -65,7 +65,7 @@ def test_the_page_stands_alone_and_has_tables_comparison_and_figures(tmp_path: P
     page = check_page(text)
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
     assert titles == [
-        "Detection, extrapolation", "Beside the paper", "AUROC of every method", "Familiar data", "Calibration, clipped",
+        "Detection, extrapolation", "Beside the paper", "AUROC of every method", "In-distribution data", "Calibration, clipped",
         "Calibration, not clipped", "AUROC of each task, extrapolation",
     ]  # fmt: skip
     assert "70.5 ± 0.5 (61.0) ▲" in text
@@ -114,12 +114,12 @@ def test_a_line_leaves_out_what_was_not_looked_at() -> None:
 
 
 def test_the_wildest_values_do_not_set_the_axis() -> None:
-    calm = [float(v) for v in np.linspace(0, 1, 99)]
-    limits = shown_range([*calm, 1e6])
+    shrink_to_feasible = [float(v) for v in np.linspace(0, 1, 99)]
+    limits = shown_range([*shrink_to_feasible, 1e6])
     assert limits is not None
     assert limits[1] < 1.5
-    assert shown_range(calm) == pytest.approx((-0.036, 1.036), abs=0.01)
-    assert shown_range(calm, bound=3.0) == pytest.approx((-0.1, 3.1), abs=0.2)
+    assert shown_range(shrink_to_feasible) == pytest.approx((-0.036, 1.036), abs=0.01)
+    assert shown_range(shrink_to_feasible, bound=3.0) == pytest.approx((-0.1, 3.1), abs=0.2)
     assert shown_range([None, float("inf")]) is None
 
 

@@ -14,9 +14,9 @@ from offmap.maxwent.risk import prediction_nll
 from offmap.posterior.protocol import Runtime
 from offmap_bench.runner import cell as cells
 from offmap_bench.runner import ensembles
-from offmap_bench.runner.base_models import Recipe, Way, digest, material, starts
+from offmap_bench.runner.base_models import Recipe, TrainingMethod, digest, material, starts
 from offmap_bench.runner.cell import Bench, chosen_fit
-from offmap_bench.runner.context import Ground
+from offmap_bench.runner.context import FitContext
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell
 from offmap_bench.runner.plan import cells as plan_cells
@@ -25,7 +25,7 @@ from offmap_bench.runner.store import settings_of
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
 
-QUICK: dict[str, Any] = {"hidden": [8], "steps": 40, "check_every": 20, "rate": 0.01}
+QUICK: dict[str, Any] = {"hidden": [8], "steps": 40, "check_every": 20, "lr": 0.01}
 DATA = task("regression")
 
 
@@ -52,7 +52,7 @@ def test_a_stacked_grid_chooses_as_fits_one_after_another_do(name: str, monkeypa
     stacked = chosen_fit(asked, DATA)
     fits: list[tuple[float, dict[str, Any]]] = []
     for candidate in asked.candidates():
-        alone = METHODS[name].fit(Ground(DATA, 0, {}), {**QUICK, **candidate})
+        alone = METHODS[name].fit(FitContext(DATA, 0, {}), {**QUICK, **candidate})
         fits.append((cells.validation_risk(alone, DATA, asked), candidate))
     risk, best = min(fits, key=lambda fit: fit[0])
     assert stacked.chosen == best
@@ -74,7 +74,7 @@ def test_the_chosen_nets_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (again.chosen, again.seconds) == (first.chosen, first.seconds)
     for one, other in zip(first.nets, again.nets, strict=True):
         assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
-    assert len(list((tmp_path / "hosts").iterdir())) == 1
+    assert len(list((tmp_path / "models").iterdir())) == 1
 
 
 def test_the_lowest_validation_nll_is_chosen() -> None:
@@ -82,7 +82,7 @@ def test_the_lowest_validation_nll_is_chosen() -> None:
     candidates = [{"tradeoff": 0.0}, {"tradeoff": 1e6}, {"tradeoff": 1e7}]
     made = ensembles.chosen("anchored", DATA, 0, QUICK, candidates)
     assert made.chosen == {"tradeoff": 0.0}
-    recipe, config = ensembles.parts("anchored", {**QUICK, "tradeoff": 0.0})
+    recipe, config = ensembles.terms("anchored", {**QUICK, "tradeoff": 0.0})
     nets = starts(DATA, 0, recipe)
     rows, held, law = material(nets, DATA, recipe)
     fit = ensembles.ENSEMBLES["anchored"].fit_grid
@@ -177,7 +177,7 @@ def test_a_plan_names_an_ensemble_to_start_from() -> None:
 def test_settings_are_filled_in_and_impossible_ones_refused() -> None:
     told = settings_of(cell("anchored", {"tradeoff": 10.0, "score": "paper"}))["config"]
     assert told == {
-        "hidden": [100, 100, 100], "batch_size": 128, "steps": 10000, "rate": 0.001, "adam_epsilon": 1e-7, "check_every": 100,
+        "hidden": [100, 100, 100], "batch_size": 128, "steps": 10000, "lr": 0.001, "adam_epsilon": 1e-7, "check_every": 100,
         "tradeoff": 10.0, "anchor_scale": 1.0, "score": "paper",
     }  # fmt: skip
     with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number of at least 0, but got 'wide'."):
@@ -196,5 +196,7 @@ def test_another_way_of_training_has_another_digest_and_plain_hosts_keep_theirs(
         outputs=2,
     )
     assert digest(exact, 0, Recipe()) == "9b0394b4f993a3aa"
-    ways = [Way({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)]
+    ways = [
+        TrainingMethod({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)
+    ]
     assert len({digest(exact, 0, Recipe()), *(digest(exact, 0, Recipe(), way) for way in ways)}) == 5

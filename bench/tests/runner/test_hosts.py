@@ -14,7 +14,7 @@ from torch import nn
 from offmap.io.atomic import cache_folder
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner import base_models as module
-from offmap_bench.runner.base_models import Recipe, digest, hosts
+from offmap_bench.runner.base_models import Recipe, digest, models
 from offmap_bench.tasks.catalog import task
 
 RECIPE = Recipe(hidden=(8,), members=2, training=deep_ensemble.Config(steps=20, check_every=10))
@@ -25,16 +25,16 @@ def weights(nets: list[nn.Module]) -> torch.Tensor:
 
 
 def test_hosts_are_trained_once_and_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = hosts(task("regression"), 0, RECIPE, tmp_path)
+    first = models(task("regression"), 0, RECIPE, tmp_path)
     monkeypatch.setattr(module, "train", None)
-    assert torch.equal(weights(hosts(task("regression"), 0, RECIPE, tmp_path)), weights(first))
+    assert torch.equal(weights(models(task("regression"), 0, RECIPE, tmp_path)), weights(first))
     assert not any(net.training for net in first)
-    assert [p.suffix for p in (tmp_path / "hosts").iterdir()] == [".safetensors"]
+    assert [p.suffix for p in (tmp_path / "models").iterdir()] == [".safetensors"]
 
 
 def test_members_start_apart_and_do_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
-    two = weights(hosts(task("regression"), 1, RECIPE, tmp_path))
-    three = weights(hosts(task("regression"), 1, replace(RECIPE, members=3), tmp_path))
+    two = weights(models(task("regression"), 1, RECIPE, tmp_path))
+    three = weights(models(task("regression"), 1, replace(RECIPE, members=3), tmp_path))
     torch.testing.assert_close(three[:2], two)
     assert not torch.equal(two[0], two[1])
 
@@ -42,7 +42,7 @@ def test_members_start_apart_and_do_not_depend_on_how_many_there_are(tmp_path: P
 def test_the_digest_knows_the_data_the_seed_and_every_part_of_the_recipe() -> None:
     base = task("regression")
     changed = replace(base, train=(base.train[0], base.train[1] + 1))
-    training = replace(RECIPE.training, rate=1e-2)
+    training = replace(RECIPE.training, lr=1e-2)
     others = [
         digest(changed, 0, RECIPE), digest(base, 1, RECIPE), digest(base, 0, replace(RECIPE, hidden=(9,))),
         digest(base, 0, replace(RECIPE, training=training)), digest(base, 0, replace(RECIPE, batch_size=64)),
@@ -51,25 +51,25 @@ def test_the_digest_knows_the_data_the_seed_and_every_part_of_the_recipe() -> No
 
 
 def test_a_damaged_file_is_said_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = hosts(task("regression"), 0, RECIPE, tmp_path)
-    (path,) = (tmp_path / "hosts").iterdir()
+    first = models(task("regression"), 0, RECIPE, tmp_path)
+    (path,) = (tmp_path / "models").iterdir()
     whole = path.read_bytes()
     for content, reason in ((whole[:40], ""), (whole[:-1] + bytes([whole[-1] ^ 1]), "its checksum does not fit")):
         path.write_bytes(content)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "offmap"):
-            again = hosts(task("regression"), 0, RECIPE, tmp_path)
+            again = models(task("regression"), 0, RECIPE, tmp_path)
         assert f"{path} cannot be read ({reason}" in caplog.text
         torch.testing.assert_close(weights(again), weights(first))
 
 
 def test_a_file_from_before_there_were_checksums_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = hosts(task("regression"), 0, RECIPE, tmp_path)
-    (path,) = (tmp_path / "hosts").iterdir()
+    first = models(task("regression"), 0, RECIPE, tmp_path)
+    (path,) = (tmp_path / "models").iterdir()
     with safe_open(path, "pt") as file:
         told = file.metadata()["offmap"].partition(" ")[2]
         save_file({name: file.get_tensor(name) for name in file.keys()}, path, {"offmap": told})  # noqa: SIM118
-    torch.testing.assert_close(weights(hosts(task("regression"), 0, RECIPE, tmp_path)), weights(first))
+    torch.testing.assert_close(weights(models(task("regression"), 0, RECIPE, tmp_path)), weights(first))
     assert caplog.text == ""
 
 

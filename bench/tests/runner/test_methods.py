@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offmap.errors import ConfigError
-from offmap_bench.runner.context import Ground
+from offmap_bench.runner.context import FitContext
 from offmap_bench.runner.fresh import fit_mean_field
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.store import short
@@ -28,7 +28,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def ground(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Ground:
+def ground(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FitContext:
     monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path))
     task = Task(
         "small",
@@ -39,11 +39,11 @@ def ground(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Ground:
         outputs=2,
         likelihood="gaussian",
     )
-    return Ground(task, 0, HOSTS)
+    return FitContext(task, 0, HOSTS)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_fit_gives_scores_or_outputs(name: str, ground: Ground) -> None:
+def test_a_fit_gives_scores_or_outputs(name: str, ground: FitContext) -> None:
     method = METHODS[name]
     assert set(QUICK[name]) <= method.keys
     fitted = method.fit(ground, QUICK[name])
@@ -59,7 +59,7 @@ def test_a_fit_gives_scores_or_outputs(name: str, ground: Ground) -> None:
     assert json.loads(json.dumps(short(method.settings(QUICK[name])))) is not None
 
 
-def test_a_grid_of_the_competitor_is_what_its_settings_give_alone(ground: Ground) -> None:
+def test_a_grid_of_the_competitor_is_what_its_settings_give_alone(ground: FitContext) -> None:
     candidates = [{"tradeoff": value} for value in (0.01, 100.0)]
     x = ground.task.test[0]
     for own, together in zip(candidates, fit_mean_field(ground, QUICK["mean_field"], candidates), strict=True):

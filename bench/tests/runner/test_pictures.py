@@ -14,7 +14,7 @@ import offmap
 from offmap.errors import ConfigError
 from offmap.metrics import auroc
 from offmap_bench.runner.cell import Bench
-from offmap_bench.runner.context import Ground
+from offmap_bench.runner.context import FitContext
 from offmap_bench.runner.images import LOOKING, some
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, cells, digest, narrowed
@@ -26,7 +26,7 @@ from offmap_bench.runner.trained_classifiers import given, learned, schooling, u
 from offmap_bench.tasks.task import Task
 
 SIDE = 12
-HOST = {"epochs": 3, "rate": 3e-3, "batch_size": 16}
+HOST = {"epochs": 3, "lr": 3e-3, "batch_size": 16}
 
 
 def stripes(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def test_the_form_of_the_images_decides_on_the_net(task: Task) -> None:
 
 
 def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
-    ground = Ground.of(task, 0, None)
+    ground = FitContext.of(task, 0, None)
     fits = {name: METHODS["detector"].fit(ground, {"method": name, **HOST}) for name in ("energy", "knn", "odin")}
     net = learned(task, "plain", HOST, seed=0)[0].net
     passes: list[int] = []
@@ -102,7 +102,7 @@ def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
 
 
 def test_a_guard_takes_one_net_or_several_and_some_rows(task: Task) -> None:
-    ground = Ground.of(task, 0, None)
+    ground = FitContext.of(task, 0, None)
     one, two = (METHODS["image_guard"].fit(ground, {**HOST, "members": m, "rows": 50, "draws": 5}).scorer for m in (1, 2))
     assert isinstance(one, offmap.Guard)
     assert isinstance(two, offmap.Guard)
@@ -124,10 +124,10 @@ def test_given_nets_of_different_kinds_are_mixed(task: Task, monkeypatch: pytest
         return nn.Sequential(*layers, nn.Linear(6 * (SIDE - 6) ** 2, classes)).eval()
 
     monkeypatch.setattr("offmap_bench.runner.images.given_net", net_of)
-    made = METHODS["image_guard"].fit(Ground.of(task, 0, None), {"nets": list(sizes), "draws": 5})
-    assert isinstance(made.scorer, offmap.Mixture)
+    made = METHODS["image_guard"].fit(FitContext.of(task, 0, None), {"nets": list(sizes), "draws": 5})
+    assert isinstance(made.scorer, offmap.GuardEnsemble)
     guards = [offmap.fit(net_of(name, 2), task.train, task.valid, draws=5) for name in sizes]
-    alone = offmap.mixture(guards, task.valid)
+    alone = offmap.combine(guards, task.valid)
     torch.testing.assert_close(made.scorer.score(task.test[0]), alone.score(task.test[0]))
 
 

@@ -102,7 +102,7 @@ def test_a_hash_never_changes() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"task": "moons"}, {"method": "mc_dropout"}, {"config": {"basis": "identity"}}, {"seed": 1}, {"members": 1},
-     {"grid": {"rate": [1]}}, {"source": {"method": "deep_ensemble", "config": {"steps": 1}}}],
+     {"grid": {"lr": [1]}}, {"source": {"method": "deep_ensemble", "config": {"steps": 1}}}],
 )  # fmt: skip
 def test_everything_but_the_label_matters_to_the_hash(changes: dict[str, Any]) -> None:
     assert cell(**changes).hash != cell().hash
@@ -118,7 +118,7 @@ def test_several_tradeoffs_are_left_to_the_method_and_other_keys_to_the_benchmar
     made = next(c for c in cells(plan(text)) if c.label == "wide")
     assert made.config["tradeoff"] == [1, 10]
     assert made.candidates() == [
-        {"rate": 0.1, "start": 1}, {"rate": 0.1, "start": 2}, {"rate": 0.2, "start": 1}, {"rate": 0.2, "start": 2},
+        {"lr": 0.1, "start": 1}, {"lr": 0.1, "start": 2}, {"lr": 0.2, "start": 1}, {"lr": 0.2, "start": 2},
     ]  # fmt: skip
     assert cells(plan())[0].candidates() == [{}]
 
@@ -185,7 +185,7 @@ def test_a_mistake_is_named_with_its_file_and_the_nearest_key(old: str, new: str
         ("rate = -1", "Expected `rate` to be a number above 0, but got -1"),
         ('steps = "many"', "Expected `steps` to be a whole number above 0, but got 'many'"),
         ("bounded = 1", "Expected `bounded` to be true or false, but got 1"),
-        ("where = [1]", r"Expected `where` to be a pattern of names of parameters, or a list of such, but got \[1\]"),
+        ("where = [1]", r"Expected `params` to be a pattern of names of parameters, or a list of such, but got \[1\]"),
         ('chunk_size = "all"', "Expected `chunk_size` to be \"auto\" or a whole number above 0, but got 'all'"),
     ],
 )
@@ -263,8 +263,8 @@ def test_the_ablation_of_the_paper_and_a_short_one_beside_maxwent() -> None:
     assert {(e.config["setting"], e.members) for e in whole.entries} == settings
     assert {METHODS["bnn"].settings(e.config)["steps"] for e in whole.entries} == {50_000}
     assert {(e.config["setting"], e.members) for e in short.entries if e.name == "bnn"} == settings
-    rivals = {(e.config["config"], e.config["basis"], e.members) for e in short.entries if e.name == "maxwent"}
-    assert rivals == {("paper", basis, members) for basis in ("svd", "identity") for members in (1, 5)}
+    baselines = {(e.config["config"], e.config["basis"], e.members) for e in short.entries if e.name == "maxwent"}
+    assert baselines == {("paper", basis, members) for basis in ("svd", "identity") for members in (1, 5)}
     assert {e.config["steps"] for e in short.entries} == {5_000}
 
 

@@ -1,4 +1,4 @@
-"""Calibration on familiar data: each measure against a slow count over the rows, clipped and not."""
+"""Calibration on in-distribution data: each measure against a slow count over the rows, clipped and not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import offmap
 from offmap.guard import Guard
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.runner.base_models import Recipe, hosts
+from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.runner.quality import regression_measures
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
@@ -24,7 +24,7 @@ from offmap_bench.tasks.task import Task
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Guard, Task]:
     data = task("regression")
     recipe = Recipe(hidden=(20,), members=2, training=deep_ensemble.Config(steps=300, check_every=50))
-    nets = hosts(data, recipe=recipe, folder=tmp_path_factory.mktemp("cache"))
+    nets = models(data, recipe=recipe, folder=tmp_path_factory.mktemp("cache"))
     return offmap.fit(nets, data.train, data.valid, steps=50, draws=10, progress=False), data
 
 
@@ -41,8 +41,8 @@ def test_every_measure_is_what_a_count_over_the_rows_gives(prefix: str, made: tu
     guard, data = made
     clip = guard.clip if prefix == "" else None
     test, valid = rows(guard, data.test, clip), rows(guard, data.valid, clip)
-    misses = sorted(abs(y - m) / s for m, s, y in valid)
-    radii = {"conformal": misses[math.ceil(0.95 * 21) - 1], "calibrated": float(np.quantile(misses, 0.95))}
+    residuals = sorted(abs(y - m) / s for m, s, y in valid)
+    radii = {"conformal": residuals[math.ceil(0.95 * 21) - 1], "calibrated": float(np.quantile(residuals, 0.95))}
     found = regression_measures(guard, data)
     for name, radius in radii.items():
         inside = np.mean([abs(y - m) <= radius * s for m, s, y in test])

@@ -21,7 +21,7 @@ import offmap
 from offmap.posterior.predictive import Sampled
 from offmap_bench.runner.base_models import plain
 from offmap_bench.runner.cell import Bench
-from offmap_bench.runner.context import Ground, without_reading
+from offmap_bench.runner.context import FitContext, without_reading
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, cells, narrowed
 from offmap_bench.runner.reading import parse
@@ -89,7 +89,7 @@ name = "mahalanobis"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "models"))
 
 
 def tiny(label: str | None = None, text: str = TEXT) -> list[Cell]:
@@ -110,7 +110,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the records of the whole tiny plan."""
     folder = tmp_path_factory.mktemp("records")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
+        patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "models"))
         assert run(tiny(), folder).done == 8
     return folder
 
@@ -150,7 +150,7 @@ def test_a_posterior_is_recorded_with_its_setting_filled_in(done: Path) -> None:
 def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
     (cell,) = tiny("ensemble")
     data = task("regression")
-    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), without_reading(cell.config)).predictive
+    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_reading(cell.config)).predictive
     assert isinstance(nets, Sampled)
     made = offmap.guard(plain(nets.nets(), data), data.valid, likelihood="gaussian")
     expected = offmap.evaluate(made, data.valid, data.ood).rows[0]["nll"]
@@ -177,7 +177,7 @@ def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> Non
 def test_each_net_alone_is_the_mean_over_the_members(done: Path) -> None:
     (cell,) = tiny("plain")
     data = task("regression")
-    nets = METHODS["deep_ensemble"].fit(Ground(data, 0, {}), without_reading(cell.config)).predictive
+    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_reading(cell.config)).predictive
     assert isinstance(nets, Sampled)
     areas = []
     for net in nets.nets():
@@ -266,7 +266,7 @@ def test_warnings_go_into_the_record(tmp_path: Path) -> None:
 
 
 def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def warn(ground: Ground, settings: Any) -> Any:
+    def warn(ground: FitContext, settings: Any) -> Any:
         logging.getLogger("offmap").warning("Mind the %s.", "gap")
         return 1 / 0
 

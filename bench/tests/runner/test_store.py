@@ -88,12 +88,12 @@ def test_states_of_a_cell(tmp_path: Path) -> None:
 
 def test_defaults_are_filled_in_so_that_a_change_is_noticed() -> None:
     cell = Cell(
-        "regression", "maxwent", "x", {"config": "reference"}, 0, source={"method": "deep_ensemble", "config": {"rate": 0.1}}
+        "regression", "maxwent", "x", {"config": "reference"}, 0, source={"method": "deep_ensemble", "config": {"lr": 0.1}}
     )
     filled = settings_of(cell)
     assert filled["config"]["steps"] == 50_000
     assert filled["config"]["noise"] == "Uniform(half_width=1.0)"
-    assert filled["from"]["training"]["rate"] == 0.1
+    assert filled["from"]["training"]["lr"] == 0.1
     assert filled["from"]["training"]["steps"] == 10_000
 
 

@@ -15,7 +15,7 @@ from offmap.errors import ConfigError
 from offmap.likelihoods import Prediction
 from offmap.maxwent import solve as maxwent
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.runner.base_models import Recipe, hosts
+from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.runner.plan import Cell, cells
 from offmap_bench.runner.reading import parse
 from offmap_bench.runner.run import run
@@ -50,7 +50,7 @@ name = "nearest"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "hosts"))
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "models"))
 
 
 def tiny(label: str) -> Cell:
@@ -61,15 +61,15 @@ def tiny(label: str) -> Cell:
 def test_a_watched_fit_is_the_fit_and_is_seen_at_every_check(solver: Any, tmp_path: Path) -> None:
     data = task("regression")
     recipe = Recipe(hidden=(10,), members=2, training=deep_ensemble.Config(steps=40, check_every=20))
-    nets = hosts(data, recipe=recipe, folder=tmp_path)
-    options: dict[str, Any] = {"solver": solver, "steps": 30, "check_every": 10, "risk_draws": 5, "patience": None, "rate": 0.05}
+    nets = models(data, recipe=recipe, folder=tmp_path)
+    options: dict[str, Any] = {"solver": solver, "steps": 30, "check_every": 10, "risk_draws": 5, "patience": None, "lr": 0.05}
     watched = course(nets, data, maxwent.Config(**options), 3, lambda p: p.q.mean_log_square().tolist())
     plain = offmap.fit(nets, data.train, data.valid, seed=3, progress=False, chunk_size=1, **options).history
     history = watched.fitted.history
     assert [step for step, _ in watched.seen] == history.step == plain.step == [0, 10, 20, 30]
     np.testing.assert_allclose([seen for _, seen in watched.seen], history.entropy, rtol=1e-6)
     np.testing.assert_allclose(history.entropy, plain.entropy, rtol=1e-3)
-    np.testing.assert_allclose(history.threshold, plain.threshold, rtol=1e-3)
+    np.testing.assert_allclose(history.max_risk, plain.threshold, rtol=1e-3)
 
 
 def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,7 +96,7 @@ def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: p
 def test_detection_on_the_way_is_that_of_a_guard(tmp_path: Path) -> None:
     data = task("regression")
     recipe = Recipe(hidden=(10,), members=1, training=deep_ensemble.Config(steps=40, check_every=20))
-    nets = hosts(data, recipe=recipe, folder=tmp_path)
+    nets = models(data, recipe=recipe, folder=tmp_path)
     guard = offmap.fit(nets, data.train, data.valid, steps=10, risk_draws=5, score="paper", draws=20, progress=False)
     found = told_apart(guard.predictive, guard.likelihood, data, guard.seed, draws=20)  # type: ignore[arg-type]
     rows = {row["set"]: row for row in offmap.evaluate(guard, data.test, data.ood).rows}
@@ -134,7 +134,7 @@ def test_a_clip_of_zero_shows_the_plain_net(tmp_path: Path) -> None:
     data = task("regression")
     assert cell.source is not None
     recipe = Recipe(hidden=(10,), training=deep_ensemble.Config(steps=40, check_every=20))
-    (net, *_) = hosts(data, recipe=recipe)
+    (net, *_) = models(data, recipe=recipe)
     x = grid(1, 300)
     assert x is not None
     with torch.no_grad():

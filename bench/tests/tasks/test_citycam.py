@@ -229,7 +229,7 @@ def test_too_few_frames_are_counted(fresh: Path, cache: Path) -> None:
     for hour in (14, 17):
         for camera in ("164", "166", "572"):
             shutil.rmtree(fresh / camera / f"{camera}-20160223-{hour}")
-    with pytest.raises(DataError, match="Expected 10 familiar frames and a strange one .* but got 36 and 0"):
+    with pytest.raises(DataError, match="Expected 10 in-distribution frames and an OOD one .* but got 36 and 0"):
         get("weather", fresh, cache)
 
 

@@ -85,7 +85,7 @@ def test_the_open_sets_of_openood_show_so_many_classes(name: str, known: int, un
     assert made.outputs == known
     assert sorted(set(made.train[1].tolist())) == list(range(known))
     rows = len(made.valid[1]) + len(made.test[1]) + len(made.ood["unknown classes"])
-    assert rows == pytest.approx(2 * (known + unknown), abs=unknown)  # strange images of the validation part are left out
+    assert rows == pytest.approx(2 * (known + unknown), abs=unknown)  # OOD images of the validation part are left out
     assert made.test[0].shape[1:] == setting_of(name).form
 
 
@@ -117,7 +117,7 @@ def test_pictures_in_folders_are_read_as_arrays_are(folder: Path, tmp_path: Path
 
 
 def test_a_small_task_has_some_images_of_every_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offmap_bench.tasks.images.FEW", {"train": 7, "valid": 500, "test": 4, "strange": 5})
+    monkeypatch.setattr("offmap_bench.tasks.images.FEW", {"train": 7, "valid": 500, "test": 4, "OOD": 5})
     whole = images("mnist", folder=folder)
     made = few(lambda seed: whole)
     assert made.name == "images/mnist/few"

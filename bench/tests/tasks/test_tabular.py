@@ -1,4 +1,4 @@
-"""A user's own table: what becomes of its columns, which rows are strange, and what is refused."""
+"""A user's own table: what becomes of its columns, which rows are OOD, and what is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_numbers_are_standardised_and_words_become_zeros_and_ones(tmp_path: Path
     task = tabular.task(cars(tmp_path / "cars.csv"), "price", held={"region": ["north"]})
     x, y = task.train
     assert task.name == "file/cars.csv"
-    assert task.inputs == 2 + 3  # the region is no input: it tells what is strange
+    assert task.inputs == 2 + 3  # the region is no input: it tells what is OOD
     torch.testing.assert_close(x[:, :2].mean(0), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(x[:, :2].std(0, correction=0), torch.ones(2))
     assert sorted(x[:, 2:].unique().tolist()) == [0, 1]
@@ -68,8 +68,8 @@ def test_another_file_needs_no_target_and_keeps_the_scale_of_the_training_part(t
     lines = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
     (tmp_path / "new.csv").write_text("\n".join(lines))
     task = tabular.task(path, "price", ood=tmp_path / "new.csv")
-    everything = torch.cat([task.train[0], task.valid[0], task.test[0]])
-    torch.testing.assert_close(everything.sort(0).values, task.ood["new.csv"].sort(0).values)
+    all_params = torch.cat([task.train[0], task.valid[0], task.test[0]])
+    torch.testing.assert_close(all_params.sort(0).values, task.ood["new.csv"].sort(0).values)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_column_without_any_number_in_training_is_named(tmp_path: Path) -> Non
             DataError,
             "at extrapolatoin, but there is no such file. Or did you mean extrapolation or inter",
         ),
-        ({"ood": {"test": "x.csv"}}, ConfigError, "but 'test' is that of familiar ones"),
+        ({"ood": {"test": "x.csv"}}, ConfigError, "but 'test' is that of in-distribution ones"),
         ({"kind": "regresion"}, ConfigError, "did you mean 'regression'"),
         ({"missing": "drop"}, ConfigError, "`missing` to be one of"),
         ({"shares": (0.5, 1.0)}, ConfigError, "two numbers between 0 and 1"),

@@ -90,14 +90,14 @@ def version_of(package: str) -> str | None:
 
 
 def devices() -> dict[str, str]:
-    """Where hosts can run, by torch's names."""
+    """Where models can run, by torch's names."""
     found = {"cpu": platform.processor() or platform.machine()}
     found |= {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     return found | ({"mps": "Apple"} if torch.backends.mps.is_available() else {})
 
 
 def self_test(seed: int = 0) -> dict[str, Any]:
-    """Guard a net whose own outputs are the targets, and see whether far inputs look strange; what goes wrong is told."""
+    """Guard a net whose own outputs are the targets, and see whether far inputs look OOD; what goes wrong is told."""
     start = time.perf_counter()
     try:
         source = generator(seed, "doctor")

@@ -1,4 +1,4 @@
-"""`offmap evaluate`: how well a guard tells strange tables from a familiar one."""
+"""`offmap evaluate`: how well a guard tells OOD tables from an in-distribution one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import offmap
 from offmap.cli.load import load_guard
 from offmap.cli.options import Drop, GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, misused, tell
 from offmap.cli.show import drawn
-from offmap.data.tables.formats import ending_of, opened
+from offmap.data.tables.formats import opened, suffix_of
 from offmap.data.tables.schema import ColumnError, Schema, columns_of
 from offmap.evaluation import Evaluation
 from offmap.guard import Guard
@@ -24,8 +24,8 @@ from offmap.table import Table
 
 def evaluate(
     guard: GuardFile,
-    test: Annotated[Path, typer.Option(help="A familiar table with its target.", show_default=False)],
-    ood: Annotated[list[str], typer.Option(metavar="NAME=FILE", help="A strange table; may be repeated.", show_default=False)],
+    test: Annotated[Path, typer.Option(help="an in-distribution table with its target.", show_default=False)],
+    ood: Annotated[list[str], typer.Option(metavar="NAME=FILE", help="An OOD table; may be repeated.", show_default=False)],
     report: Annotated[Path | None, typer.Option(help="Also write one self-contained HTML page.")] = None,
     net: Net = None,
     weights: Weights = None,
@@ -35,7 +35,7 @@ def evaluate(
     separator: Separator = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a guard: how well strange rows are told apart, how good predictions on familiar rows are.
+    """Measure a guard: how well OOD rows are told apart, how good predictions on in-distribution rows are.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def evaluate(
     sets = _sets(ood)
     with misused():
         for path in (test, *sets.values()):
-            ending_of(path)
+            suffix_of(path)
     loaded, schema = load_guard(guard, net, weights, trust_net)
     with misused(ColumnError):
         schema = _aimed(schema, test, target, separator)
@@ -55,13 +55,13 @@ def evaluate(
     familiar = (x, schema.answers(columns, test, quantity=isinstance(loaded.likelihood, Gaussian)))
     found = offmap.evaluate(loaded, familiar, strange)
     if report is not None:
-        title = f"How strange is {', '.join(sets)}?"
+        title = f"How OOD is {', '.join(sets)}?"
         offmap.write_page(found, report, title=title, columns=schema.inputs or (), classes=schema.classes or ())
     flagged = {name: float((scores > loaded.threshold).float().mean()) for name, scores in found.scores["guard"].items()}
     quality, detection = _tables(found, flagged)
     if not as_json:
         console = Console(width=None if Console().is_terminal else 120)
-        console.print(drawn(detection, f"Strange rows told from {test.name}"))
+        console.print(drawn(detection, f"OOD rows told from {test.name}"))
         console.print(drawn(quality, f"Predictions on {test.name}"))
     rows = {name: len(scores) for name, scores in found.scores["guard"].items()}
     results = {row["set"]: {k: v for k, v in row.items() if k not in ("scorer", "set")} for row in found.rows}
@@ -92,7 +92,7 @@ def _aimed(schema: Schema, test: Path, target: str | None, separator: str | None
 
 
 def _tables(found: Evaluation, flagged: dict[str, float]) -> tuple[Table, Table]:
-    """Quality on familiar rows, clipped and wide; and detection, a row for each strange set."""
+    """Quality on in-distribution rows, clipped and wide; and detection, a row for each OOD set."""
     test = next(row for row in found.rows if row["set"] == "test")
     names = [name for name in test if name not in ("scorer", "set") and not name.startswith("wide_")]
     quality = [{"": name, "clipped": _number(test[name]), "wide": _number(test.get(f"wide_{name}"))} for name in names]
@@ -111,4 +111,6 @@ def _number(value: Any) -> str:
 
 def _words(flagged: dict[str, float], guard: Guard) -> str:
     sets = ", ".join(f"{share:.1%} of {name}" for name, share in flagged.items() if name != "test")
-    return f"At the threshold {guard.threshold:.4g} the guard flags {sets}, and {flagged['test']:.1%} of the familiar rows."
+    return (
+        f"At the threshold {guard.threshold:.4g} the guard flags {sets}, and {flagged['test']:.1%} of the in-distribution rows."
+    )

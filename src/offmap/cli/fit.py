@@ -19,13 +19,13 @@ import offmap
 from offmap.cli.models import nets_of
 from offmap.cli.options import Json, Misuse, NeededNet, Quiet, Separator, Weights, misused, tell
 from offmap.data.tables.columns import Column
-from offmap.data.tables.formats import ending_of, opened
+from offmap.data.tables.formats import opened, suffix_of
 from offmap.data.tables.schema import Array, ColumnError, Schema
-from offmap.errors import DataError, HostError, OffmapError, nearest
+from offmap.errors import DataError, ModelError, OffmapError, nearest
 from offmap.model.forward import first_tensor
 from offmap.report.page import check_path
 
-FIELDS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "where", "parameterization"}
+FIELDS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "params", "parameterization"}
 """What `--set` may name; the first three have options of their own, the last is code."""
 
 Name = Literal["gaussian", "categorical", "bernoulli"]
@@ -50,9 +50,9 @@ def fit(
     likelihood: Annotated[Name | None, typer.Option(help="By default told from the target and what the net gives.")] = None,
     basis: Annotated[Literal["svd", "identity"] | None, typer.Option(help="By default that of --config.")] = None,
     solver: Annotated[Literal["refine", "closed-form", "sgd"] | None, typer.Option(help="By default that of --config.")] = None,
-    score: Annotated[Literal["default", "paper", "epistemic", "distance"], typer.Option(help="What is strange.")] = "default",
+    score: Annotated[Literal["default", "paper", "epistemic", "distance"], typer.Option(help="What is OOD.")] = "default",
     config: Annotated[Literal["default", "paper", "reference"], typer.Option(help="Where options start from.")] = "default",
-    where: Annotated[
+    params: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Random parameters: all, matrices, last-layer, or names with *.")
     ] = None,
     draws: Annotated[int, typer.Option(min=1, help="Nets drawn for a score.")] = 50,
@@ -76,12 +76,12 @@ def fit(
     check_path(out)
     if quiet:
         logging.getLogger("offmap").setLevel(logging.ERROR)
-    options: dict[str, Any] = _settings(setting or []) | {"basis": basis, "solver": solver, "where": _one(where or [])}
+    options: dict[str, Any] = _settings(setting or []) | {"basis": basis, "solver": solver, "params": _one(params or [])}
     options |= {"likelihood": likelihood, "score": score, "config": config, "draws": draws, "seed": seed}
     files = {name: path for name, path in {"train": train, "valid": valid, "calibration": calibration}.items() if path}
     with misused():
         for path in files.values():
-            ending_of(path)
+            suffix_of(path)
     nets = nets_of(net, weights or [])
     words = tuple(word.strip() for word in classes.split(",")) if classes else None
     with opened(train, separator) as table, misused(ColumnError):
@@ -152,7 +152,7 @@ class Asked:
             raise
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise HostError(
+            raise ModelError(
                 f"The net of {self.spec} cannot be called with rows of {self.files['train']}, {tuple(x.shape[1:])} each: "
                 f"{reason}. Choose the columns with --target and --drop."
             ) from error
@@ -167,7 +167,7 @@ def _one(several: Sequence[Any]) -> Any:
 def _settings(given: Sequence[str]) -> dict[str, Any]:
     """NAME=VALUE, the value as JSON; what is none is a word.
 
-    >>> _settings(["steps=100", "noise=normal", "tradeoff=[1, 10]"])
+    >>> _settings(["steps=100", "noise=normal", "entropy_weight=[1, 10]"])
     {'steps': 100, 'noise': 'normal', 'tradeoff': [1, 10]}
     """
     result: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from offmap.cli.options import Misuse
-from offmap.errors import FileError, HostError, nearest
+from offmap.errors import FileError, ModelError, nearest
 
 
 def nets_of(spec: str, weights: Sequence[Path]) -> list[nn.Module]:
@@ -38,20 +38,20 @@ def callable_of(spec: str) -> Callable[[], Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise HostError(
+            raise ModelError(
                 f"Cannot import {module_name!r} for --net: it needs {error.name!r}, which is not installed."
             ) from error
-        raise HostError(
+        raise ModelError(
             f"Cannot import {module_name!r} for --net: there is no such module in {here} or among the installed ones."
         ) from error
     except (Exception, SystemExit) as error:
-        raise HostError(f"Cannot import {module_name!r} for --net: {_reason(error)}") from error
+        raise ModelError(f"Cannot import {module_name!r} for --net: {_reason(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise HostError(f"Expected {name!r} of --net to be {nearest(part, _callables(found))}, but {module_name} has none.")
+            raise ModelError(f"Expected {name!r} of --net to be {nearest(part, _callables(found))}, but {module_name} has none.")
         found = getattr(found, part)
     if not callable(found):
-        raise HostError(
+        raise ModelError(
             f"Expected {spec!r} to be a function or class that makes a net, but it is of type {type(found).__name__}."
         )
     return found
@@ -63,9 +63,9 @@ def filled(net: nn.Module, path: Path, spec: str) -> nn.Module:
     for name in [*own, *state]:
         where = "the file" if name in state else "the net"
         if name not in state or name not in own:
-            raise HostError(f"The weights of {path} do not fit the net of {spec}: {name!r} is in {where} only.")
+            raise ModelError(f"The weights of {path} do not fit the net of {spec}: {name!r} is in {where} only.")
         if state[name].shape != own[name].shape:
-            raise HostError(
+            raise ModelError(
                 f"The weights of {path} do not fit the net of {spec}: {name!r} is {tuple(state[name].shape)} in the file and "
                 f"{tuple(own[name].shape)} in the net."
             )
@@ -93,14 +93,14 @@ def _made(make: Callable[[], Any], spec: str) -> Any:
     try:
         return make()
     except (Exception, SystemExit) as error:
-        raise HostError(
+        raise ModelError(
             f"Expected {spec} to make a net when called without arguments, but it failed: {_reason(error)}"
         ) from error
 
 
 def _checked(net: Any, spec: str) -> nn.Module:
     if not isinstance(net, nn.Module):
-        raise HostError(f"Expected {spec} to give a torch.nn.Module, but it gave {type(net).__name__}.")
+        raise ModelError(f"Expected {spec} to give a torch.nn.Module, but it gave {type(net).__name__}.")
     return net.eval()
 
 

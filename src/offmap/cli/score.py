@@ -105,7 +105,7 @@ def score(
 def _score_one(ask: Ask, data: Path, out: Path) -> None:
     piped = str(out) == sink.STDOUT
     with misused():
-        _ = (table.ending_of(data), piped or sink.ending_of(out))
+        _ = (table.suffix_of(data), piped or sink.suffix_of(out))
     if not piped and out.exists() and data.exists() and out.samefile(data):
         raise Misuse(f"Expected --out to be another file than the data, but both are {out}.")
     loaded, schema = load_guard(ask.guard, ask.net, ask.weights, ask.trust_net)

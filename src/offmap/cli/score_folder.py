@@ -45,15 +45,15 @@ def read_folder(folder: Path) -> Folder:
     """All tables, or all images, also in folders inside; names with a dot in front are passed over."""
     files = sorted(_files(folder))
     tables = [file for file in files if file.lower().endswith(tuple(table.FORMATS))]
-    images = [file for file in files if file.lower().endswith(pictures.ENDINGS)]
+    images = [file for file in files if file.lower().endswith(pictures.SUFFIXES)]
     others = [file for file in files if file not in {*tables, *images}]
     if tables and images:
         raise DataError(
             f"Expected tables or images in {folder}, but it has both, such as {tables[0]} and {images[0]}. Part them."
         )
     if not tables and not images:
-        known = [*table.FORMATS, *pictures.ENDINGS]
-        raise DataError(f"Expected tables or images in {folder}, ending in one of {known}, but there are none.")
+        known = [*table.FORMATS, *pictures.SUFFIXES]
+        raise DataError(f"Expected tables or images in {folder}, suffix in one of {known}, but there are none.")
     parts = [tuple(images[i : i + TOGETHER]) for i in range(0, len(images), TOGETHER)]
     pieces = [Piece(part, f"images-{i:05d}.csv") for i, part in enumerate(parts)] or [
         Piece((each,), _out(each)) for each in tables

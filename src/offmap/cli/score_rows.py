@@ -14,7 +14,7 @@ from torch import Tensor
 from offmap.data.tables.block import Table
 from offmap.data.tables.schema import ColumnError, Schema, columns_of
 from offmap.data.tables.writer import Write
-from offmap.detector import Answer
+from offmap.detector import Result
 from offmap.errors import DataError
 from offmap.guard import Guard
 
@@ -41,35 +41,35 @@ def score_rows(
     """How many rows were written, and how many of them are off the map; `heard` is told the first after every block."""
     rows = flagged = 0
     for block in data.blocks(chosen.inputs, chosen.kept):
-        answer = guard(torch.from_numpy(block.x))
-        columns, copied = answered(answer, schema), {name: _raw(values) for name, values in block.raw.items()}
+        result = guard(torch.from_numpy(block.x))
+        columns, copied = answered(result, schema), {name: _raw(values) for name, values in block.raw.items()}
         if columns.keys() & copied.keys():
             raise ColumnError(f"Expected --keep to name other columns than the output has already, {', '.join(columns)}.")
         write(copied | columns)
-        rows, flagged = rows + len(block.x), flagged + int(answer.ood.sum())
+        rows, flagged = rows + len(block.x), flagged + int(result.ood.sum())
         heard(rows)
     if not rows:
         raise DataError(f"Expected rows in {data.path}, but there are none.")
     return rows, flagged
 
 
-def answered(answer: Answer, schema: Schema) -> dict[str, NDArray[Any]]:
+def answered(result: Result, schema: Schema) -> dict[str, NDArray[Any]]:
     """Columns of the output, (n,) each: score, ood and p_value, then mean and std, or label and a probability for each class.
 
     Several targets have a mean and a std each. Predictions at many positions are left out.
     """
-    columns = {"score": _array(answer.score), "ood": _array(answer.ood), "p_value": _array(answer.p_value)}
-    if answer.mean is not None and answer.std is not None:
-        for name, values in (("mean", answer.mean), ("std", answer.std)):
+    columns = {"score": _array(result.score), "ood": _array(result.ood), "p_value": _array(result.p_value)}
+    if result.mean is not None and result.std is not None:
+        for name, values in (("mean", result.mean), ("std", result.std)):
             if values.ndim == 1 or values.shape[1:] == (1,):
                 columns[name] = _array(values.reshape(-1))
             elif values.ndim == 2:
                 labels = schema.targets if len(schema.targets) == values.shape[1] else range(values.shape[1])
                 columns |= {f"{name}_{label}": _array(each) for label, each in zip(labels, values.unbind(1), strict=True)}
-    if answer.probs is not None and answer.label is not None and answer.probs.ndim == 2:
-        labels = schema.classes or range(answer.probs.shape[1])
-        columns["label"] = _array(answer.label) if schema.classes is None else np.array(schema.classes)[_array(answer.label)]
-        columns |= {f"probability_{label}": _array(each) for label, each in zip(labels, answer.probs.unbind(1), strict=True)}
+    if result.probs is not None and result.label is not None and result.probs.ndim == 2:
+        labels = schema.classes or range(result.probs.shape[1])
+        columns["label"] = _array(result.label) if schema.classes is None else np.array(schema.classes)[_array(result.label)]
+        columns |= {f"probability_{label}": _array(each) for label, each in zip(labels, result.probs.unbind(1), strict=True)}
     return columns
 
 

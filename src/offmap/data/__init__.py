@@ -1,7 +1,7 @@
-"""A user's data, whatever its form, as re-iterable batches (inputs, targets) on the host's device and in its dtype.
+"""A user's data, whatever its form, as re-iterable batches (inputs, targets) on the model's device and in its dtype.
 
 Batches of a DataLoader may differ in length, as padded texts do. Validation data are held in memory as one batch, so there they
-are padded to the longest: that takes an `attention_mask` among the inputs, by which the host knows padding.
+are padded to the longest: that takes an `attention_mask` among the inputs, by which the model knows padding.
 """
 
 from offmap.data.batch import Batch, Place, check_finite, check_inputs, divide, is_mapping, unlabelled

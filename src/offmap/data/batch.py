@@ -20,14 +20,14 @@ Batch: TypeAlias = tuple[Inputs, Tensor]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a host lives: batches are moved to its device, floating-point numbers cast to its dtype."""
+    """Where a model lives: batches are moved to its device, floating-point numbers cast to its dtype."""
 
     device: torch.device
     dtype: torch.dtype
 
     @staticmethod
     def of(net: nn.Module) -> Place:
-        """The device and dtype of a host's first floating-point parameter."""
+        """The device and dtype of a model's first floating-point parameter."""
         first = next(p for p in net.parameters() if p.is_floating_point())
         return Place(first.device, first.dtype)
 
@@ -66,7 +66,7 @@ def is_mapping(batch: Any) -> bool:
 
 
 def plain(inputs: Any) -> Inputs:
-    """Inputs as the host is called with: a dict of whatever is like one, a tuple of a list."""
+    """Inputs as the model is called with: a dict of whatever is like one, a tuple of a list."""
     return dict(inputs) if is_mapping(inputs) else tuple(inputs) if isinstance(inputs, list) else inputs
 
 
@@ -113,7 +113,7 @@ def unlabelled(batch: Any, target: str) -> Inputs:
 
 
 def as_targets(targets: Any, place: Place) -> Tensor:
-    """Targets as a tensor: floats in the host's dtype, whole numbers as int64."""
+    """Targets as a tensor: floats in the model's dtype, whole numbers as int64."""
     try:
         tensor = place.put(targets if hasattr(targets, "__array__") else np.asarray(targets))
     except ValueError as error:  # rows of different lengths

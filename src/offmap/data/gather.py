@@ -62,7 +62,7 @@ def _everyones(own: Sequence[tuple[Inputs, Tensor | None]], group: Group, name: 
     if len(set(told)) > 1:
         raise DataError(f"Expected `{name}` of one form on every rank, but got {sorted(set(told))}.")
     counts = group.tell(len(own))
-    said = group.everyones([leaf for leaves in flat for leaf in leaves if _sent(leaf)])
+    said = group.all_gather([leaf for leaves in flat for leaf in leaves if _sent(leaf)])
     parts: list[Any] = []
     for count, tensors in zip(counts, said, strict=True):
         source = iter(tensors)

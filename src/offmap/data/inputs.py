@@ -1,4 +1,4 @@
-"""What a host is called with: one tensor, a tuple or a dict of them, cut into rows; some tensors belong to all rows."""
+"""What a model is called with: one tensor, a tuple or a dict of them, cut into rows; some tensors belong to all rows."""
 
 from __future__ import annotations
 

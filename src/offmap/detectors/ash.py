@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offmap.detectors.energy import energy
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.penultimate import Head, Seen
 from offmap.detectors.scale import kept, strengths
 
@@ -39,7 +39,7 @@ class ASH:
         return ash(seen.features, self.head, self.percent)
 
 
-def fit(known: Known, *, percent: float = 90.0) -> ASH:
+def fit(known: FitData, *, percent: float = 90.0) -> ASH:
     """Nothing to learn; the authors' percentile."""
     number("percent", percent, 0, 100)
     return ASH(known.head, percent)

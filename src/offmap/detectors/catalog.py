@@ -29,9 +29,9 @@ from offmap.detectors import (
     temperature,
     vim,
 )
-from offmap.detectors.known import Known, Rule
+from offmap.detectors.known import FitData, Rule
 from offmap.detectors.penultimate import Classifier
-from offmap.errors import ConfigError, HostError, nearest
+from offmap.errors import ConfigError, ModelError, nearest
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,19 @@ def check(method: str, classifier: Classifier) -> None:
     """Raise a HostError that names candidates unless the net has what the method needs."""
     needs, source = DETECTORS[method].needs, classifier.source
     if needs != "logits" and source is None:
-        raise HostError(
+        raise ModelError(
             f"Expected a net that ends in one matrix for {method!r}, but no matrix of {type(classifier.net).__name__} gives its "
             f"logits. {classifier.missing}"
         )
     if needs == "head" and source is not None and source.head is None:
         others = [name for name, each in DETECTORS.items() if each.needs != "head"]
-        raise HostError(
+        raise ModelError(
             f"Expected features from which one matrix makes the logits for {method!r}, but those of `{source.layer}` are none. "
             f"Leave `features` out, name the layer before the last matrix, or take one of {others}."
         )
 
 
-def fit(method: str, known: Known, **options: Any) -> Rule:
+def fit(method: str, known: FitData, **options: Any) -> Rule:
     """The rule of that name, fitted.
 
     >>> sorted(DETECTORS)[:4], DETECTORS["knn"].options

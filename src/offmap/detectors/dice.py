@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offmap.detectors.energy import energy
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.penultimate import Head, Seen
 from offmap.detectors.react import percentile
 
@@ -39,7 +39,7 @@ class DICE:
         return dice(seen.features, self.head)
 
 
-def fit(known: Known, *, percent: float = 90.0) -> DICE:
+def fit(known: FitData, *, percent: float = 90.0) -> DICE:
     """The mean is that of the training features."""
     number("percent", percent, 0, 100)
     return DICE(thinned(known.head, known.features.mean(0), percent))

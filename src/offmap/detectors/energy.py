@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.penultimate import Seen
 
 
@@ -31,7 +31,7 @@ class Energy:
         return energy(seen.logits, self.temperature)
 
 
-def fit(known: Known, *, temperature: float = 1.0) -> Energy:
+def fit(known: FitData, *, temperature: float = 1.0) -> Energy:
     """Nothing to learn."""
     number("temperature", temperature, 1e-6, 1e6)
     return Energy(temperature)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offmap.detectors.known import Known
+from offmap.detectors.known import FitData
 from offmap.detectors.penultimate import Seen
 
 
@@ -30,6 +30,6 @@ class Entropy:
         return entropy(seen.logits)
 
 
-def fit(known: Known) -> Entropy:
+def fit(known: FitData) -> Entropy:
     """Nothing to learn."""
     return Entropy()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import Known
+from offmap.detectors.known import FitData
 from offmap.detectors.penultimate import Head, Seen
 
 
@@ -39,6 +39,6 @@ class FDBD:
         return fdbd(seen.features, seen.logits, self.head.weight, self.mean)
 
 
-def fit(known: Known) -> FDBD:
+def fit(known: FitData) -> FDBD:
     """The mean of the training features."""
     return FDBD(known.head, known.features.double().mean(0))

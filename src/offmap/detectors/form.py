@@ -93,7 +93,7 @@ def is_image(x: Inputs) -> bool:
 
 
 def check_accuracy(form: Form, logits: Tensor, labels: Tensor, whose: str = "training") -> None:
-    """Say so if the net does no better on familiar rows than guessing, or little better on what look like raw bytes."""
+    """Say so if the net does no better on in-distribution rows than guessing, or little better on what look like raw bytes."""
     right = float((logits.argmax(1) == labels).float().mean())
     guessing = float(torch.bincount(labels).max() / len(labels))
     raw = form.image is not None and form.whole and form.low >= 0 and 1 < form.high <= 255

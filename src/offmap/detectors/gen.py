@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.msp import odds
 from offmap.detectors.penultimate import Seen
 
@@ -38,7 +38,7 @@ class GEN:
         return gen(seen.logits, self.gamma, self.top)
 
 
-def fit(known: Known, *, gamma: float = 0.1, top: int = 100) -> GEN:
+def fit(known: FitData, *, gamma: float = 0.1, top: int = 100) -> GEN:
     """Nothing to learn; the authors' numbers."""
     number("gamma", gamma, 1e-6, 1)
     number("top", top, 1, 1e9, whole=True)

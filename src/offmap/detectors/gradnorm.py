@@ -1,4 +1,4 @@
-"""GradNorm (Huang et al., 2021): how far a uniform prediction would move the last matrix; familiar inputs move it more."""
+"""GradNorm (Huang et al., 2021): how far a uniform prediction would move the last matrix; in-distribution inputs move it more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offmap.detectors.known import Known
+from offmap.detectors.known import FitData
 from offmap.detectors.penultimate import Seen
 
 
@@ -32,6 +32,6 @@ class GradNorm:
         return gradnorm(seen.features, seen.logits)
 
 
-def fit(known: Known) -> GradNorm:
+def fit(known: FitData) -> GradNorm:
     """Nothing to learn."""
     return GradNorm()

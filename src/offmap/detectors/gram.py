@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detectors.known import Known, each_class, number
+from offmap.detectors.known import FitData, each_class, number
 from offmap.detectors.penultimate import Classifier, Seen
-from offmap.errors import HostError
-from offmap.model.forward import Select, call
+from offmap.errors import ModelError
+from offmap.model.forward import OutputFn, call
 
 LEAST = 1e-3
 """Of the mean over layers, the least usual deviation that a layer is divided by."""
@@ -54,8 +54,8 @@ def deviation(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
 class Layers:
     """What every layer with a matrix, but the first, is given in one pass: {name: (B, channels, ...)}."""
 
-    def __init__(self, net: nn.Module, select: Select) -> None:
-        self.net, self.select = net, select
+    def __init__(self, net: nn.Module, output_fn: OutputFn) -> None:
+        self.net, self.output_fn = net, output_fn
         self.names = [n for n, m in net.named_modules() if any(p.ndim >= 2 for p in m.parameters(recurse=False))]
 
     def __call__(self, x: Inputs) -> tuple[dict[str, Tensor], Tensor]:
@@ -72,7 +72,7 @@ class Layers:
 
         handles = [self.net.get_submodule(name).register_forward_pre_hook(keep(name)) for name in self.names]
         try:
-            output = call(self.net, {}, x, self.select)
+            output = call(self.net, {}, x, self.output_fn)
         finally:
             for handle in handles:
                 handle.remove()
@@ -100,7 +100,7 @@ class Gram:
     @torch.no_grad()
     def deviations(self, x: Inputs) -> dict[str, Tensor]:
         """How far each layer is outside the range of the predicted class, {layer: (B,)}."""
-        layers = Layers(self.classifier.net, self.classifier.select)
+        layers = Layers(self.classifier.net, self.classifier.output_fn)
         parts: dict[str, list[Tensor]] = {name: [] for name in self.low}
         for rows in self.classifier.blocks(x):
             found, output = layers(take_rows(x, rows))
@@ -112,17 +112,17 @@ class Gram:
 
 
 @torch.no_grad()
-def fit(known: Known, *, powers: int = 5) -> Gram:
+def fit(known: FitData, *, powers: int = 5) -> Gram:
     """Ranges on the training data, by predicted class; the usual deviation on validation data."""
     number("powers", powers, 1, 20, whole=True)
-    layers = Layers(known.classifier.net, known.classifier.select)
+    layers = Layers(known.classifier.net, known.classifier.output_fn)
     low: dict[str, Tensor] = {}
     high: dict[str, Tensor] = {}
     seen: list[Tensor] = []
     for x in known.batches():
         found, output = layers(x)
         if not found:
-            raise HostError(
+            raise ModelError(
                 "Expected a net with two or more layers that hold a matrix for 'gram', but it has fewer. Take another method."
             )
         best = output.argmax(1)

@@ -1,4 +1,4 @@
-"""What a trained host makes of its inputs in hidden layers, as rows that a distance can be measured on."""
+"""What a trained model makes of its inputs in hidden layers, as rows that a distance can be measured on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from offmap._types import Inputs
 from offmap.data import check_finite
 from offmap.data.inputs import rows_of, take_rows
-from offmap.errors import ConfigError, DataError, HostError, nearest
+from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.model.features import features
-from offmap.model.forward import Select, first_tensor
-from offmap.model.params import copy_host
+from offmap.model.forward import OutputFn, first_tensor
+from offmap.model.params import copy_model
 
 STEP = 1024
 """Rows that run together."""
@@ -26,12 +26,12 @@ class Layers:
 
     net: nn.Module
     spread: Mapping[str, float]
-    select: Select = first_tensor
+    output_fn: OutputFn = first_tensor
 
     def __call__(self, x: Inputs) -> Tensor:
         """(B, ...) -> (B, D)."""
         check_finite(x, None, "the inputs")
-        met = read(self.net, x, list(self.spread), self.select)
+        met = read(self.net, x, list(self.spread), self.output_fn)
         return torch.cat([met[name] / spread for name, spread in self.spread.items()], 1)
 
 
@@ -47,8 +47,10 @@ class Hidden:
         return self.inner(self.layers(x))
 
 
-def hidden_layers(net: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, select: Select = first_tensor) -> Layers:
-    """The layers of a host, seen on its training inputs; `names` are those of matrices, None all that meet no plain input.
+def hidden_layers(
+    net: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, output_fn: OutputFn = first_tensor
+) -> Layers:
+    """The layers of a model, seen on its training inputs; `names` are those of matrices, None all that meet no plain input.
 
     The spread of a layer is √(Σ_d var h_d) over the rows: all layers then count alike, and units keep their proportions.
 
@@ -60,29 +62,29 @@ def hidden_layers(net: nn.Module, inputs: Inputs, names: Sequence[str] | None = 
     if rows_of(inputs) < 2:
         raise DataError(f"Expected at least two training rows, but got {rows_of(inputs)}.")
     check_finite(inputs, None, "the training inputs")
-    twin = copy_host(net)
-    seen = read(twin, inputs, None, select)
+    twin = copy_model(net)
+    seen = read(twin, inputs, None, output_fn)
     for name in names or ():
         if name not in seen:
             raise ConfigError(f"Expected `names` of matrices to be {nearest(name, seen)}, but got {name!r}.")
     same = {n for n, h in seen.items() if isinstance(inputs, Tensor) and torch.equal(h, inputs.flatten(1).to(h))}
     met = {name: seen[name] for name in (names or (n for n in seen if n not in same))}
     if not met:
-        raise HostError(
-            f"Expected a host with hidden layers that meet one row per input, but {type(net).__name__} has none. "
+        raise ModelError(
+            f"Expected a model with hidden layers that meet one row per input, but {type(net).__name__} has none. "
             "Measure the distance of inputs instead."
         )
     total = {name: float(h.double().var(0, correction=0).sum().sqrt()) for name, h in met.items()}
-    return Layers(twin, {name: spread if spread > 0 else 1.0 for name, spread in total.items()}, select)
+    return Layers(twin, {name: spread if spread > 0 else 1.0 for name, spread in total.items()}, output_fn)
 
 
-def read(net: nn.Module, x: Inputs, names: Sequence[str] | None, select: Select) -> dict[str, Tensor]:
+def read(net: nn.Module, x: Inputs, names: Sequence[str] | None, output_fn: OutputFn) -> dict[str, Tensor]:
     """What matrices meet, (B, D) by name, some rows at a time; those that not every part meets are left out."""
     weights = {name: p.detach() for name, p in net.named_parameters()}
     size = rows_of(x)
     if not size:
         raise DataError("Expected at least one input, but got none.")
     parts = [
-        features(net, weights, take_rows(x, slice(start, start + STEP)), select, names=names) for start in range(0, size, STEP)
+        features(net, weights, take_rows(x, slice(start, start + STEP)), output_fn, names=names) for start in range(0, size, STEP)
     ]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0] if all(name in part for part in parts)}

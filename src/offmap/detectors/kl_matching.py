@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import Known, each_class
+from offmap.detectors.known import FitData, each_class
 from offmap.detectors.penultimate import Seen
 
 
@@ -34,7 +34,7 @@ class KLMatching:
         return kl_matching(seen.logits, self.templates)
 
 
-def fit(known: Known) -> KLMatching:
+def fit(known: FitData) -> KLMatching:
     """A template is the mean prediction of the training rows that the net puts into a class."""
     predicted = known.logits.argmax(1)
     counts = each_class(predicted, known.classes, "predictions on training rows")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offmap.detectors.known import Known
+from offmap.detectors.known import FitData
 from offmap.detectors.penultimate import Seen
 from offmap.errors import ConfigError
 from offmap.scores.distance import nearest
@@ -39,7 +39,7 @@ class KNN:
         return knn(seen.features, self.rows, self.k)
 
 
-def fit(known: Known, *, k: int = 50) -> KNN:
+def fit(known: FitData, *, k: int = 50) -> KNN:
     """Remember the training features."""
     rows = len(known.features)
     if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k < rows:
@@ -49,7 +49,7 @@ def fit(known: Known, *, k: int = 50) -> KNN:
     fewest = int(torch.bincount(known.labels, minlength=known.classes).min())
     if k > fewest:
         logger.warning(
-            "The k-th nearest row with k = %d is of another class for some inputs, however familiar: the smallest class has %d "
+            "The k-th nearest row with k = %d is of another class for some inputs, however in-distribution: the smallest class has %d "
             "training rows. Pass more of them, or a smaller `k=`.", k, fewest,
         )  # fmt: skip
     return KNN(F.normalize(known.features, dim=1), k)

@@ -1,4 +1,4 @@
-"""What detectors are fitted on: features, logits and classes of familiar data, seen in one pass."""
+"""What detectors are fitted on: features, logits and classes of in-distribution data, seen in one pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rule: TypeAlias = Callable[[Seen], Tensor]
 
 
 @dataclass(frozen=True)
-class Known:
+class FitData:
     """Training data as the classifier sees them, (n, D), (n, C), (n,), and validation data.
 
     `batches` goes over the training inputs once more, for detectors that look inside the net.

@@ -1,4 +1,4 @@
-"""Distance to the training data's mean in units of their covariance: the oldest rival, one ellipsoid for all."""
+"""Distance to the training data's mean in units of their covariance: the oldest baseline, one ellipsoid for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offmap._types import Inputs
 from offmap.data import check_finite
 from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.model.forward import Select, first_tensor
+from offmap.model.forward import OutputFn, first_tensor
 
 
 def mahalanobis_distance(x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Mahalanobis:
 def mahalanobis(inputs: Tensor, *, shrinkage: float | None = None) -> Mahalanobis:
     """Remember mean and covariance of the training inputs (n, ...), in units of each column's standard deviation.
 
-    A column that does not vary counts with the variance that shrinkage gives it: a new value there is strange.
+    A column that does not vary counts with the variance that shrinkage gives it: a new value there is OOD.
 
     >>> mahalanobis(torch.tensor([[0.0], [2.0]])).score(torch.tensor([[4.0]]))
     tensor([3.])
@@ -95,8 +95,8 @@ def hidden_mahalanobis(
     *,
     shrinkage: float | None = None,
     names: Sequence[str] | None = None,
-    select: Select = first_tensor,
+    output_fn: OutputFn = first_tensor,
 ) -> Hidden:
-    """The distance from the training rows' mean in the hidden layers of a host, all of them side by side or `names`."""
-    layers = hidden_layers(net, inputs, names, select)
+    """The distance from the training rows' mean in the hidden layers of a model, all of them side by side or `names`."""
+    layers = hidden_layers(net, inputs, names, output_fn)
     return Hidden(layers, mahalanobis(layers(inputs), shrinkage=shrinkage).score)

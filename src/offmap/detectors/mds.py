@@ -1,6 +1,6 @@
 """Mahalanobis distance to the nearest class (Lee et al., 2018): one ellipsoid around every class mean of the features.
 
-`mahalanobis.py` beside it is the older rival: one ellipsoid for all, around the inputs themselves.
+`mahalanobis.py` beside it is the older baseline: one ellipsoid for all, around the inputs themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import Known, each_class
+from offmap.detectors.known import FitData, each_class
 from offmap.detectors.penultimate import Seen
 
 
@@ -47,7 +47,7 @@ class MDS:
         return mds(seen.features, self.means, self.whiten)
 
 
-def fit(known: Known) -> MDS:
+def fit(known: FitData) -> MDS:
     """Means by true class; the covariance of what is left is that of all classes together."""
     counts = each_class(known.labels, known.classes, "training rows")
     sums = known.features.new_zeros(known.classes, known.features.shape[1], dtype=torch.float64)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offmap.detectors.known import Known
+from offmap.detectors.known import FitData
 from offmap.detectors.penultimate import Seen
 
 
@@ -29,6 +29,6 @@ class MLS:
         return mls(seen.logits)
 
 
-def fit(known: Known) -> MLS:
+def fit(known: FitData) -> MLS:
     """Nothing to learn."""
     return MLS()

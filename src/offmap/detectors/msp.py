@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.penultimate import Seen
 
 
@@ -41,7 +41,7 @@ class MSP:
         return msp(seen.logits, self.temperature)
 
 
-def fit(known: Known, *, temperature: float = 1.0) -> MSP:
+def fit(known: FitData, *, temperature: float = 1.0) -> MSP:
     """Nothing to learn."""
     number("temperature", temperature, 1e-6, 1e6)
     return MSP(temperature)

@@ -1,5 +1,5 @@
-"""Distance to the nearest training row: of inputs, no network at all and the rival that every claim must be held against; or in
-a host's hidden layers.
+"""Distance to the nearest training row: of inputs, no network at all and the baseline that every claim must be held against; or in
+a model's hidden layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from offmap._types import Inputs
 from offmap.data import check_finite
 from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.model.forward import Select, first_tensor
+from offmap.model.forward import OutputFn, first_tensor
 
 DISTANCES = 1 << 22
 """Distances held at once (16 MB in float32), whatever the number of rows."""
@@ -74,10 +74,10 @@ def nearest(inputs: Tensor, *, k: int = 1, standardise: bool = True) -> Nearest:
 
 
 def hidden_nearest(
-    net: nn.Module, inputs: Inputs, *, k: int = 1, names: Sequence[str] | None = None, select: Select = first_tensor
+    net: nn.Module, inputs: Inputs, *, k: int = 1, names: Sequence[str] | None = None, output_fn: OutputFn = first_tensor
 ) -> Hidden:
-    """The distance to the k-th nearest training row in the hidden layers of a host, all of them side by side or `names`."""
-    layers = hidden_layers(net, inputs, names, select)
+    """The distance to the k-th nearest training row in the hidden layers of a model, all of them side by side or `names`."""
+    layers = hidden_layers(net, inputs, names, output_fn)
     rows = layers(inputs)
     if not 1 <= k <= len(rows):
         raise ConfigError(f"Expected `k` from 1 to the number of rows, {len(rows)}, but got {k}.")

@@ -1,4 +1,4 @@
-"""ODIN (Liang et al., 2018): a small step of the input towards more confidence helps familiar inputs more than strange ones."""
+"""ODIN (Liang et al., 2018): a small step of the input towards more confidence helps in-distribution inputs more than OOD ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offmap._types import Inputs
 from offmap.data.inputs import take_rows
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.msp import msp
 from offmap.detectors.penultimate import Classifier, Seen
 from offmap.errors import DataError
@@ -46,7 +46,7 @@ class ODIN:
         return odin(self.classifier, seen.inputs, self.temperature, self.step)
 
 
-def fit(known: Known, *, temperature: float = 1000.0, noise: float = 0.0014) -> ODIN:
+def fit(known: FitData, *, temperature: float = 1000.0, noise: float = 0.0014) -> ODIN:
     """The step is `noise` times the range of the training inputs: the authors' number for pixels from 0 to 1."""
     number("temperature", temperature, 1e-6, 1e6)
     number("noise", noise, 0, 1)

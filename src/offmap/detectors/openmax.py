@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import Known, each_class, number
+from offmap.detectors.known import FitData, each_class, number
 from offmap.detectors.penultimate import Seen
 
 
@@ -66,7 +66,7 @@ class OpenMax:
         return openmax(seen.logits, self.means, self.shape, self.scale, self.alpha)
 
 
-def fit(known: Known, *, tail: int = 20, alpha: int = 3) -> OpenMax:
+def fit(known: FitData, *, tail: int = 20, alpha: int = 3) -> OpenMax:
     """Means of the rows that the net gets right, and the law of the `tail` largest distances to them, class by class."""
     number("tail", tail, 2, 1e9, whole=True)
     number("alpha", alpha, 1, 1e9, whole=True)

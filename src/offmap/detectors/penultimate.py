@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from offmap._types import Inputs
 from offmap.data import Place
 from offmap.data.inputs import rows_of, take_rows
-from offmap.errors import ConfigError, HostError, nearest
-from offmap.model.cache import Memory
-from offmap.model.capture import Read, ReadWatcher, open_attention
-from offmap.model.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed
-from offmap.model.params import copy_host, floating
+from offmap.errors import ConfigError, ModelError, nearest
+from offmap.model.cache import LRUCache
+from offmap.model.capture import CaptureMode, ParamUse, open_attention
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed
+from offmap.model.params import copy_model, floating
 
 LOOKED_AT = 8
 """Rows of the pass that finds the features."""
@@ -66,11 +66,11 @@ class Classifier:
     """A private copy of the user's net, with where its features are; `missing` says why there are none."""
 
     net: nn.Module
-    select: Select
+    output_fn: OutputFn
     source: Source | None
     missing: str = ""
     batch_size: int = 128
-    memory: Memory | None = None
+    memory: LRUCache | None = None
 
     @property
     def place(self) -> Place:
@@ -90,9 +90,9 @@ class Classifier:
     def logits(self, inputs: Inputs) -> Tensor:
         """Logits of a few rows, (B, C), through which gradients flow to the inputs."""
         try:
-            output = call(self.net, {}, inputs, self.select)
-        except HOST_ERRORS as error:
-            raise host_failed(self.net, inputs, error) from error
+            output = call(self.net, {}, inputs, self.output_fn)
+        except MODEL_ERRORS as error:
+            raise model_failed(self.net, inputs, error) from error
         if self.source is not None and self.source.probabilities:
             output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
         return output.to(torch.promote_types(output.dtype, torch.float32))
@@ -111,7 +111,7 @@ class Classifier:
             logits = self.logits(inputs)
             features = logits.new_empty(len(logits), 0)
         elif self.source.weight is not None:
-            logits, reads = watched(self.net, inputs, self.select, self.source.weight)
+            logits, reads = watched(self.net, inputs, self.output_fn, self.source.weight)
             features = reads[-1][1]
         else:
             with hooked(self.net, self.source, found):
@@ -127,9 +127,9 @@ def classifier(
     x: Inputs,
     *,
     features: str | None = None,
-    select: Select | None = None,
+    output_fn: OutputFn | None = None,
     batch_size: int = 128,
-    memory: Memory | None = None,
+    memory: LRUCache | None = None,
 ) -> Classifier:
     """Look at the net on a few rows of `x` and find its features: by themselves, or at the layer that the user names.
 
@@ -139,15 +139,15 @@ def classifier(
     >>> found.source.weight, found.look(torch.ones(4, 2)).features.shape
     ('2.weight', torch.Size([4, 3]))
     """
-    twin, take = copy_host(net), select or first_tensor
+    twin, take = copy_model(net), output_fn or first_tensor
     few = take_rows(x, slice(0, LOOKED_AT))
     few = take_rows(few, [0, 0]) if rows_of(few) == 1 else few
     logits, reads = watched(twin, few, take)
     check_rows(twin, logits, few)
     if logits.ndim != 2 or logits.shape[1] < 2:
-        raise HostError(
+        raise ModelError(
             f"Expected a classifier that gives (B, C) logits of two or more classes, but {type(net).__name__} gives "
-            f"{tuple(logits.shape)}. Pass `select=` to pick the right tensor."
+            f"{tuple(logits.shape)}. Pass `output_fn=` to pick the right tensor."
         )
     source, met = last_matrix(twin, logits, reads)
     if features is not None:
@@ -157,24 +157,26 @@ def classifier(
 
 
 @torch.no_grad()
-def watched(net: nn.Module, x: Inputs, select: Select, name: str | None = None) -> tuple[Tensor, list[tuple[Read, Tensor]]]:
+def watched(
+    net: nn.Module, x: Inputs, output_fn: OutputFn, name: str | None = None
+) -> tuple[Tensor, list[tuple[ParamUse, Tensor]]]:
     """The net's output, and the rows that met each matrix (or that of a name alone) which meets one row per example."""
-    batch, found = rows_of(x), list[tuple[Read, Tensor]]()
+    batch, found = rows_of(x), list[tuple[ParamUse, Tensor]]()
 
-    def visit(read: Read) -> None:
+    def visit(read: ParamUse) -> None:
         met = read.meeting
         if met is not None and met.count == batch and met.groups == 1 and name in (None, read.name):
             found.append((read, torch.cat([block[0] for block in met.rows(None)])))
 
     # in inference mode products are not taken apart, and nobody sees what they read
-    with torch.inference_mode(False), open_attention(), ReadWatcher(floating(net), visit):
+    with torch.inference_mode(False), open_attention(), CaptureMode(floating(net), visit):
         try:
-            return call(net, {}, x, select), found
-        except HOST_ERRORS as error:
-            raise host_failed(net, x, error) from error
+            return call(net, {}, x, output_fn), found
+        except MODEL_ERRORS as error:
+            raise model_failed(net, x, error) from error
 
 
-def last_matrix(net: nn.Module, logits: Tensor, reads: list[tuple[Read, Tensor]]) -> tuple[Source | None, Tensor | None]:
+def last_matrix(net: nn.Module, logits: Tensor, reads: list[tuple[ParamUse, Tensor]]) -> tuple[Source | None, Tensor | None]:
     """The last matrix whose result is the net's output, up to a softmax, with the features that met it."""
     weights = floating(net)
     for read, met in reversed(reads):
@@ -199,33 +201,33 @@ def _additions(weights: dict[str, Tensor], width: int) -> list[Tensor]:
 
 
 def named_layer(
-    net: nn.Module, x: Inputs, select: Select, name: str, logits: Tensor, last: tuple[Source | None, Tensor | None]
+    net: nn.Module, x: Inputs, output_fn: OutputFn, name: str, logits: Tensor, last: tuple[Source | None, Tensor | None]
 ) -> Source:
     """The source of features that a user means by the name of a module."""
     modules = {path: module for path, module in net.named_modules() if path}
     if not isinstance(name, str) or name not in modules:
         raise ConfigError(f"Expected `features` to be the name of a layer, {nearest(str(name), modules)}, but got {name!r}.")
     given, (source, met) = Source(None, layer=name), last
-    found = _given(net, x, select, given)
+    found = _given(net, x, output_fn, given)
     gives_logits = found.shape == logits.shape and any(_close(ending(found), logits) for ending in ENDINGS)
     if gives_logits:
         given = Source(None, layer=name, before=True)
-        found = _given(net, x, select, given)
+        found = _given(net, x, output_fn, given)
     if met is not None and source is not None and found.shape == met.shape and _close(found, met):
         return source  # what was found anyway, with its matrix
     return given
 
 
 @torch.no_grad()
-def _given(net: nn.Module, x: Inputs, select: Select, source: Source) -> Tensor:
+def _given(net: nn.Module, x: Inputs, output_fn: OutputFn, source: Source) -> Tensor:
     """What a named layer gives or is given for `x`, (B, D)."""
     found: list[Tensor] = []
     with hooked(net, source, found):
-        call(net, {}, x, select)
+        call(net, {}, x, output_fn)
     if not found or len(found[-1]) != rows_of(x):
-        raise HostError(
+        raise ModelError(
             f"Expected a layer that gives one vector per example for `features`, but `{source.layer}` does not. "
-            f"{_missing(net, x, select)}"
+            f"{_missing(net, x, output_fn)}"
         )
     return found[-1]
 
@@ -249,7 +251,7 @@ class hooked:
             self.found.append(value.flatten(1))
 
 
-def vectors(net: nn.Module, x: Inputs, select: Select) -> list[str]:
+def vectors(net: nn.Module, x: Inputs, output_fn: OutputFn) -> list[str]:
     """Names of the layers that give one vector per example, in order of execution: candidates for `features`."""
     found: list[str] = []
     batch = rows_of(x)
@@ -269,15 +271,15 @@ def vectors(net: nn.Module, x: Inputs, select: Select) -> list[str]:
     handles = [module.register_forward_hook(note(name)) for name, module in net.named_modules() if name]
     try:
         with torch.no_grad():
-            call(net, {}, x, select)
+            call(net, {}, x, output_fn)
     finally:
         for handle in handles:
             handle.remove()
     return list(dict.fromkeys(found))
 
 
-def _missing(net: nn.Module, x: Inputs, select: Select) -> str:
-    names = vectors(net, x, select)
+def _missing(net: nn.Module, x: Inputs, output_fn: OutputFn) -> str:
+    names = vectors(net, x, output_fn)
     said = f"candidates are {names}" if names else "no layer gives one vector per example"
     return f"Name the layer that gives the penultimate features with `features=`: {said}."
 

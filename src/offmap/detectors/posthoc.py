@@ -30,17 +30,17 @@ from offmap.data import (  # fmt: skip
     unlabelled,
 )
 from offmap.data.inputs import mark_shared, rows_of, take_rows
-from offmap.detector import Answer, gathered, joined, laid
+from offmap.detector import Result, concat_padded, gathered, joined
 from offmap.detectors import catalog
 from offmap.detectors.form import Form, check_accuracy
-from offmap.detectors.known import Known, Rule, number
+from offmap.detectors.known import FitData, Rule, number
 from offmap.detectors.penultimate import Classifier, Seen, classifier
-from offmap.errors import DataError, HostError
+from offmap.errors import DataError, ModelError
 from offmap.fit import VALID_SHARE
 from offmap.likelihoods import Categorical, Prediction, check_targets
-from offmap.model.cache import Memory
-from offmap.model.forward import Select
-from offmap.model.members import hosts_of
+from offmap.model.cache import LRUCache
+from offmap.model.forward import OutputFn
+from offmap.model.members import as_models
 
 logger = logging.getLogger("offmap")
 
@@ -49,10 +49,10 @@ BLOCK = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Detector:
-    """A frozen Scorer with a threshold. Methods take what a guard's take; higher scores are stranger.
+class PostHocDetector:
+    """A frozen Scorer with a threshold. Methods take what a guard's take; higher scores are more OOD.
 
-    `calibration` (n,) are the scores of familiar data; `threshold` their conformal quantile at 1 − `false_alarms`.
+    `calibration` (n,) are the scores of in-distribution data; `threshold` their conformal quantile at 1 − `false_alarms`.
     """
 
     method: str
@@ -73,28 +73,28 @@ class Detector:
         """Where inputs are put."""
         return self.classifier.place
 
-    def __call__(self, x: Inputs) -> Answer:
+    def __call__(self, x: Inputs) -> Result:
         """The plain net's prediction, score and verdict for every input."""
         return gathered((self._answer(seen) for seen in self._seen(x)), joined)
 
     def score(self, x: Inputs) -> Tensor:
-        """How strange each input is, (B,); a NaN counts as infinitely strange."""
-        return gathered((self._scores(seen) for seen in self._seen(x)), laid)
+        """How OOD each input is, (B,); a NaN counts as infinitely OOD."""
+        return gathered((self._scores(seen) for seen in self._seen(x)), concat_padded)
 
     def predict(self, x: Inputs) -> Prediction:
         """The plain net's prediction."""
         return gathered((_prediction(seen) for seen in self._seen(x)), joined)
 
-    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Detector:
-        """The same detector with threshold and p-values from other familiar data."""
+    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> PostHocDetector:
+        """The same detector with threshold and p-values from other in-distribution data."""
         with own_order("valid"):
             rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
         return _calibrated(self, self.score(rows.inputs), false_alarms)
 
-    def _answer(self, seen: Seen) -> Answer:
+    def _answer(self, seen: Seen) -> Result:
         score = self._scores(seen)
         p_value = conformal.p_value(self.calibration, score).to(score)
-        return Answer(**vars(_prediction(seen)), score=score, ood=score > self.threshold, p_value=p_value)
+        return Result(**vars(_prediction(seen)), score=score, ood=score > self.threshold, p_value=p_value)
 
     def _scores(self, seen: Seen) -> Tensor:
         return self.rule(seen).nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -123,14 +123,14 @@ def detect(
     *,
     method: str = "energy",
     features: str | None = None,
-    select: Select | None = None,
+    output_fn: OutputFn | None = None,
     target: str = "labels",
     false_alarms: float = 0.05,
     rows: int = 20_000,
     batch_size: int = 128,
     seed: int = 0,
     **options: Any,
-) -> Detector:
+) -> PostHocDetector:
     """One of the classic detectors on a trained classifier: `offmap.detectors.catalog.DETECTORS` lists them.
 
     Features are what the net's last matrix meets; where it does not end in one, `features` names a layer: what it gives, or, of
@@ -140,7 +140,7 @@ def detect(
     """
     catalog.kind(method, options)
     chosen = detect_all(
-        net, train, valid, methods={method: options}, features=features, select=select, target=target,
+        net, train, valid, methods={method: options}, features=features, output_fn=output_fn, target=target,
         false_alarms=false_alarms, rows=rows, batch_size=batch_size, seed=seed, remember=False,
     )  # fmt: skip
     return chosen[method]
@@ -153,14 +153,14 @@ def detect_all(
     *,
     methods: Iterable[str] | dict[str, dict[str, Any]] | None = None,
     features: str | None = None,
-    select: Select | None = None,
+    output_fn: OutputFn | None = None,
     target: str = "labels",
     false_alarms: float = 0.05,
     rows: int = 20_000,
     batch_size: int = 128,
     seed: int = 0,
     remember: bool = True,
-) -> dict[str, Detector]:
+) -> dict[str, PostHocDetector]:
     """Several detectors by name, or {name: options}, that cost one pass together; by default all that the net allows.
 
     With `remember`, features and logits of the last inputs are kept (64 MB), so that scoring them with each costs one pass too.
@@ -170,7 +170,7 @@ def detect_all(
     for name, options in asked.items():
         catalog.kind(name, options)
     seen = look(
-        net, train, valid, features=features, select=select, target=target, rows=rows, batch_size=batch_size, seed=seed,
+        net, train, valid, features=features, output_fn=output_fn, target=target, rows=rows, batch_size=batch_size, seed=seed,
         remember=remember,
     )  # fmt: skip
     if methods is None:
@@ -184,12 +184,12 @@ def detect_all(
 class Sight:
     """Training and validation data as a classifier sees them: one pass for any number of detectors."""
 
-    known: Known
+    known: FitData
     form: Form
     target: str = "labels"
     seed: int = 0
 
-    def detector(self, method: str, *, false_alarms: float = 0.05, **options: Any) -> Detector:
+    def detector(self, method: str, *, false_alarms: float = 0.05, **options: Any) -> PostHocDetector:
         """The detector of that name, fitted, with its threshold."""
         with torch.inference_mode(False), own_order(self.seed):
             return _made(method, self.known, self.form, options, false_alarms, self.target)
@@ -201,7 +201,7 @@ def look(
     valid: Data | None = None,
     *,
     features: str | None = None,
-    select: Select | None = None,
+    output_fn: OutputFn | None = None,
     target: str = "labels",
     rows: int = 20_000,
     batch_size: int = 128,
@@ -213,20 +213,20 @@ def look(
     number("batch_size", batch_size, 1, 1e12, whole=True)
     seed = checks.whole("seed", seed)
     if not isinstance(net, nn.Module):
-        raise HostError(f"Expected one trained torch.nn.Module, but got {type(net).__name__}.")
+        raise ModelError(f"Expected one trained torch.nn.Module, but got {type(net).__name__}.")
     with torch.inference_mode(False), own_order(seed):
-        memory = Memory() if remember else None
-        known, form = _look(net, train, valid, features, select, (target, rows, batch_size, seed), memory)
+        memory = LRUCache() if remember else None
+        known, form = _look(net, train, valid, features, output_fn, (target, rows, batch_size, seed), memory)
     return Sight(known, form, target, seed)
 
 
-def _made(name: str, known: Known, form: Form, options: dict[str, Any], false_alarms: float, target: str) -> Detector:
+def _made(name: str, known: FitData, form: Form, options: dict[str, Any], false_alarms: float, target: str) -> PostHocDetector:
     rule = catalog.fit(name, known, **options)
-    made = Detector(name, known.classifier, rule, form, known.labels.new_zeros(1, dtype=torch.float32), target=target)
+    made = PostHocDetector(name, known.classifier, rule, form, known.labels.new_zeros(1, dtype=torch.float32), target=target)
     return _calibrated(made, rule(known.valid).nan_to_num(nan=torch.inf, posinf=torch.inf), false_alarms)
 
 
-def _calibrated(made: Detector, scores: Tensor, false_alarms: float) -> Detector:
+def _calibrated(made: PostHocDetector, scores: Tensor, false_alarms: float) -> PostHocDetector:
     """The detector with its threshold; an infinite one is said."""
     false_alarms = checks.alarms(false_alarms)
     made = replace(made, calibration=scores, false_alarms=false_alarms)
@@ -242,7 +242,7 @@ def _calibrated(made: Detector, scores: Tensor, false_alarms: float) -> Detector
 def _allowed(name: str, found: Classifier) -> bool:
     try:
         catalog.check(name, found)
-    except HostError as error:
+    except ModelError as error:
         logger.warning("The detector %r is left out. %s", name, error)
         return False
     return True
@@ -253,17 +253,17 @@ def _look(
     train: Data,
     valid: Data | None,
     features: str | None,
-    select: Select | None,
+    output_fn: OutputFn | None,
     how: tuple[str, int, int, int],
-    memory: Memory | None,
-) -> tuple[Known, Form]:
+    memory: LRUCache | None,
+) -> tuple[FitData, Form]:
     """Training and validation data as the net sees them."""
     target, most, batch_size, seed = how
-    place = Place.of(hosts_of(net)[0])
+    place = Place.of(as_models(net)[0])
     data, held = _data(train, valid, place, target, batch_size, seed)
     first, _ = next(iter(data))
     form = Form.of(first)
-    found = classifier(net, first, features=features, select=select, batch_size=batch_size, memory=memory)
+    found = classifier(net, first, features=features, output_fn=output_fn, batch_size=batch_size, memory=memory)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for x, y in _first(data, most, seed):
         form.check(x, "the training inputs")
@@ -280,7 +280,7 @@ def _look(
     form.compare(held.inputs, "the validation inputs")
     known_valid = found.look(held.inputs)
     check_targets(Categorical(), known_valid.logits, held.targets, held.name)
-    known = Known(found, h, z, y, known_valid, held.targets, lambda: (x for x, _ in _first(data, most, seed)), form.span)
+    known = FitData(found, h, z, y, known_valid, held.targets, lambda: (x for x, _ in _first(data, most, seed)), form.span)
     return known, form
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offmap.detectors.energy import energy
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.penultimate import Head, Seen
 
 
@@ -45,7 +45,7 @@ def percentile(values: Tensor, percent: float) -> float:
     return float(flat.kthvalue(min(max(place, 1), flat.numel())).values)
 
 
-def fit(known: Known, *, percent: float = 90.0) -> ReAct:
+def fit(known: FitData, *, percent: float = 90.0) -> ReAct:
     """The bound is that percentile of all training features together."""
     number("percent", percent, 0, 100)
     return ReAct(known.head, percentile(known.features, percent))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offmap.detectors.energy import energy
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.penultimate import Head, Seen
 
 
@@ -53,7 +53,7 @@ class Scale:
         return scale(seen.features, self.head, self.percent)
 
 
-def fit(known: Known, *, percent: float = 85.0) -> Scale:
+def fit(known: FitData, *, percent: float = 85.0) -> Scale:
     """Nothing to learn; the authors' percentile."""
     number("percent", percent, 0, 100)
     return Scale(known.head, percent)

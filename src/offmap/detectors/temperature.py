@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from offmap.detectors.known import Known
+from offmap.detectors.known import FitData
 from offmap.detectors.msp import MSP
 
 BOUNDS = (1e-3, 1e3)
@@ -32,6 +32,6 @@ def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
     return math.exp(-(low + high) / 2)
 
 
-def fit(known: Known) -> MSP:
+def fit(known: FitData) -> MSP:
     """The temperature that suits the validation data: training data, which the net knows by heart, would say too little."""
     return MSP(best_temperature(known.valid.logits, known.valid_labels))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offmap.detectors.energy import energy
-from offmap.detectors.known import Known, number
+from offmap.detectors.known import FitData, number
 from offmap.detectors.penultimate import Seen
 
 DIMENSIONS = {2048: 1000, 768: 512}
@@ -38,7 +38,7 @@ class ViM:
         return vim(seen.features, seen.logits, self.origin, self.rest, self.alpha)
 
 
-def fit(known: Known, *, dimensions: int | None = None) -> ViM:
+def fit(known: FitData, *, dimensions: int | None = None) -> ViM:
     """The origin is where all logits vanish, o = −W⁺ b; R are the directions of least second moment around it. α makes the mean
     of the virtual logit that of the largest one, on the training data.
     """

@@ -1,6 +1,6 @@
 """The processes that fit one guard together, as everything below the engine sees them: a rank, a size, a few exchanges.
 
-`ALONE` is one process by itself: nothing is sent, nothing is copied. `offmap.distributed.torchrun` has the group of several.
+`SINGLE_PROCESS` is one process by itself: nothing is sent, nothing is copied. `offmap.distributed.torchrun` has the group of several.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Group(Protocol):
         """The plain values (as JSON has them) that all ranks tell, in their order."""
         ...
 
-    def everyones(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         """The tensors of all ranks, in their order; they may differ in number, shape and type."""
         ...
 
@@ -45,7 +45,7 @@ class Group(Protocol):
 class Alone:
     """One process.
 
-    >>> ALONE.tell("here")
+    >>> SINGLE_PROCESS.tell("here")
     ['here']
     """
 
@@ -62,18 +62,18 @@ class Alone:
         """What it tells itself."""
         return [value]
 
-    def everyones(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         """Its own."""
         return [list(tensors)]
 
 
-ALONE = Alone()
+SINGLE_PROCESS = Alone()
 
 
 def part(group: Group, rows: int) -> slice:
     """Which of so many rows are this rank's: one after another, the same number up to one; none where rows are too few.
 
-    >>> part(ALONE, 7)
+    >>> part(SINGLE_PROCESS, 7)
     slice(0, 7, None)
     """
     return slice(rows * group.rank // group.size, rows * (group.rank + 1) // group.size)
@@ -84,5 +84,5 @@ def joined(group: Group, tensor: Tensor | None, dim: int = 0) -> Tensor:
     if group.size == 1:
         assert tensor is not None
         return tensor
-    parts = group.everyones([] if tensor is None else [tensor])
+    parts = group.all_gather([] if tensor is None else [tensor])
     return torch.cat([own for each in parts for own in each], dim)

@@ -178,10 +178,10 @@ def joined(ray: Any, workers: int, address: str | None) -> Generator[None]:
 
 def _reach(address: str) -> None:
     """Knock at HOST:PORT: Ray itself would try for minutes."""
-    host, mark, port = address.rpartition(":")
-    if mark and port.isdecimal() and "/" not in host:
+    model, mark, port = address.rpartition(":")
+    if mark and port.isdecimal() and "/" not in model:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
+            socket.create_connection((model.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
         except (OSError, OverflowError) as error:
             raise _unreachable(address, error) from error
 

@@ -33,7 +33,7 @@ def predicted(guard: Guard, x: Inputs, group: Group) -> Prediction:
     own = part(group, rows_of(x))
     fields = {n: t for n, t in vars(guard.predict(take_rows(x, own))).items() if t is not None} if own.start < own.stop else {}
     names = next(told for told in group.tell(list(fields)) if told)
-    parts = [each for each in group.everyones(list(fields.values())) if each]
+    parts = [each for each in group.all_gather(list(fields.values())) if each]
     found = {name: torch.cat([each[i] for each in parts]) for i, name in enumerate(names)}
     return Prediction(**{name: found.get(name) for name in ("mean", "std", "probs", "label")})
 
@@ -41,5 +41,5 @@ def predicted(guard: Guard, x: Inputs, group: Group) -> Prediction:
 def same_everywhere(guard: Guard, group: Group) -> Guard:
     """The guard as rank 0 has it: other machines may round otherwise."""
     calibration, familiar = guard.calibration, guard.familiar
-    group.copy(calibration.scores, calibration.misses, *(familiar.state().values() if familiar else ()))
+    group.copy(calibration.scores, calibration.residuals, *(familiar.state().values() if familiar else ()))
     return guard

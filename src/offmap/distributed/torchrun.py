@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offmap.distributed.group import ALONE, Group
+from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.distributed.pulse import Pulse
 from offmap.errors import RankError
 
@@ -79,7 +79,7 @@ class Ranks:
         """All-gather of JSON."""
         return [json.loads(bytes(said.tolist())) for said in self._bytes(_of(json.dumps(value).encode()))]
 
-    def everyones(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         """All-gather of bytes: what the tensors are, and then their numbers."""
         forms = json.dumps([[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]).encode()
         parts = [_of(len(forms).to_bytes(8, "little") + forms), *(_as_bytes(t).cpu() for t in tensors)]
@@ -148,12 +148,12 @@ def launched() -> bool:
 
 @contextmanager
 def together(*, alone: bool = False) -> Generator[Group]:
-    """The group of all ranks that enter this block; `ALONE` if there are no others, or if so asked.
+    """The group of all ranks that enter this block; `SINGLE_PROCESS` if there are no others, or if so asked.
 
     Under `torchrun` the process group is initialised here unless the script did, and stays so.
     """
     if alone or not launched():
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     group, pulse = _joined()
     quiet = _Quiet()

@@ -1,12 +1,12 @@
-"""A score from one plain pass: a small net learns what a guard says of familiar rows, and of strange ones made of them.
+"""A score from one plain pass: a small net learns what a guard says of in-distribution rows, and of OOD ones made of them.
 
 What one plain member makes of an example, its inputs and what its hidden layers meet, is known after one pass. A head of three
 small layers reads the guard's score off it:
 
     score(x) = c + s·sinh(head(W·(features(x) − m)))
 
-with c and s the middle and the spread of the guard's scores on familiar data, and W the whitening of familiar features, which
-becomes part of the head's first layer. Strange rows are made of familiar ones alone: nothing else is ever seen.
+with c and s the middle and the spread of the guard's scores on in-distribution data, and W the whitening of in-distribution features, which
+becomes part of the head's first layer. OOD rows are made of in-distribution ones alone: nothing else is ever seen.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ STEPS, BATCH, RATE = 1500, 256, 3e-3
 """Of the head's training with Adam; the rate rises over a tenth of the steps and falls like a cosine."""
 
 FLOOR = 3e-2
-"""Directions in which familiar features vary less than this share of the most are not stretched further."""
+"""Directions in which in-distribution features vary less than this share of the most are not stretched further."""
 
 LARGEST = 30.0
 """Of the head's output: sinh of it is what float32 can hold with ease."""
 
 
 def strange(rows: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Rows near familiar ones (N, D), between them, beside them and far away, (count, D); the recipe is the same for all data.
+    """Rows near in-distribution ones (N, D), between them, beside them and far away, (count, D); the recipe is the same for all data.
 
     Two sixths lie on lines through two rows, up to half their distance beyond; a sixth there with some noise; a sixth are rows
     with little to much noise; a sixth have some columns from other rows; the rest fill a box around all, or are scaled up.
@@ -47,7 +47,7 @@ def strange(rows: Tensor, count: int, seed: int = 0) -> Tensor:
     >>> strange(torch.eye(3), 12).shape
     torch.Size([12, 3])
     """
-    source, sixth = generator(seed, "strange"), count // 6
+    source, sixth = generator(seed, "OOD"), count // 6
     middle, unit = rows.mean(0), rows.std(0, correction=0)
 
     def between(shape: tuple[int, ...], low: float, high: float) -> Tensor:
@@ -121,7 +121,7 @@ class Head(nn.Module):
         return self.last(F.relu(self.second(F.relu(self.first(features))))).squeeze(1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The score, (B,); what is not finite is infinitely strange."""
+        """The score, (B,); what is not finite is infinitely OOD."""
         bent = self.bent(features.to(self.first.weight)).clamp(-LARGEST, LARGEST)
         return (self.centre + self.spread * bent.sinh()).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
@@ -140,7 +140,7 @@ def _started(inputs: int, outputs: int, source: torch.Generator) -> nn.Linear:
 def distil(features: Tensor, scores: Tensor, familiar: Tensor, levels: Tensor, *, seed: int = 0) -> Head:
     """A head for the guard's `scores` (N,) of rows with these `features` (N, D), whitened as the `familiar` ones (n, D) are.
 
-    `levels` (n,) are the guard's scores of familiar data: their median and the half of what 68 % span set the scale.
+    `levels` (n,) are the guard's scores of in-distribution data: their median and the half of what 68 % span set the scale.
     """
     levels = levels[levels.isfinite()].double()
     levels = levels if len(levels) else levels.new_zeros(1)
@@ -156,7 +156,7 @@ def distil(features: Tensor, scores: Tensor, familiar: Tensor, levels: Tensor, *
         assert isinstance(x, Tensor)
         return F.smooth_l1_loss(head.bent(x), y)
 
-    minimize(objective, adam(head.parameters(), rate=RATE), data, steps=STEPS, seed=seed, schedule=_rate)
+    minimize(objective, adam(head.parameters(), lr=RATE), data, steps=STEPS, seed=seed, schedule=_rate)
     with torch.no_grad():  # W·(f − m) becomes part of the first layer
         weight, bias = head.first.weight, head.first.bias
         bias.copy_(bias.double() + weight.double() @ shift)
@@ -165,7 +165,7 @@ def distil(features: Tensor, scores: Tensor, familiar: Tensor, levels: Tensor, *
 
 
 def whitening(familiar: Tensor) -> tuple[Tensor, Tensor]:
-    """W (D, D) and −m·W (D,) in float64: familiar features (n, D) times W, plus the shift, are uncorrelated and of variance 1,
+    """W (D, D) and −m·W (D,) in float64: in-distribution features (n, D) times W, plus the shift, are uncorrelated and of variance 1,
     or less where they hardly vary.
     """
     rows = familiar.double()

@@ -1,4 +1,4 @@
-"""Drawn weights as constants of a graph: every weight set is run, together where the host allows it."""
+"""Drawn weights as constants of a graph: every weight set is run, together where the model allows it."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from offmap.errors import ConfigError
 from offmap.export.passes import Passed
 from offmap.model import dense
 from offmap.model.calls import call
-from offmap.model.forward import Host
-from offmap.model.last_layer import Ending
-from offmap.model.named_tensors import Mirror
-from offmap.model.params import at, copy_host
-from offmap.posterior.predictive import Remembered, Sampled, Stochastic
+from offmap.model.forward import BatchedModel
+from offmap.model.last_layer import LastLayer
+from offmap.model.named_tensors import NamedTensors
+from offmap.model.params import at, copy_model
+from offmap.posterior.predictive import CachedPredictive, Sampled, Stochastic
 from offmap.posterior.protocol import Predictive
 
 Own = Stochastic | Sampled
-"""Predictives that are a host of ours and its weights."""
+"""Predictives that are a model of ours and its weights."""
 
 
 def own(predictive: Predictive) -> Own:
     """The predictive, refused unless its weights can be written down."""
-    predictive = predictive.whole if isinstance(predictive, Remembered) else predictive
+    predictive = predictive.whole if isinstance(predictive, CachedPredictive) else predictive
     if isinstance(predictive, Stochastic | Sampled):
         return predictive
     raise ConfigError(
-        f"Expected a guard over a host and its drawn weights to export, but got one over {type(predictive).__name__}, which "
+        f"Expected a guard over a model and its drawn weights to export, but got one over {type(predictive).__name__}, which "
         "keeps them to itself. Fit it with `offmap.fit`."
     )
 
 
-def together(host: Host) -> bool:
+def together(model: BatchedModel) -> bool:
     """Whether a few products run any number of draws: then a graph stays small."""
-    return bool(host.layers or host.ending)
+    return bool(model.layers or model.last_layer)
 
 
 class Draws(nn.Module):
-    """A host over a fixed stack of weights: inputs of B rows -> (S, B, ...), member-major.
+    """A model over a fixed stack of weights: inputs of B rows -> (S, B, ...), member-major.
 
     `drawn` are the random weights {name: (S, ...)}, `fixed` the others {name: (M, ...)}. With `half` they are kept in half
-    precision and computed with in their own. Three ways: of a host with an `ending` only the last layer is run, on what a pass
+    precision and computed with in their own. Three ways: of a model with an `ending` only the last layer is run, on what a pass
     of every plain member met there; a plain stack of layers runs in batched products; others run once for every set.
     """
 
-    def __init__(self, host: Host, drawn: Weights, fixed: Weights, members: int, *, half: bool = False) -> None:
+    def __init__(self, model: BatchedModel, drawn: Weights, fixed: Weights, members: int, *, half: bool = False) -> None:
         super().__init__()
         # in a list: its own weights are none of this module's, all of them are replaced
-        self.host = [(copy_host(host.net), host.select)]
+        self.model = [(copy_model(model.net), model.output_fn)]
         self.members, self.sets = members, len(next(iter(drawn.values())))
         self.dtypes = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
-        self.ending = host.ending and Ending(host.ending.layer)
-        self.layers = dense.plan(self.host[0][0]) if host.layers and not self.ending else None
+        self.last_layer = model.last_layer and LastLayer(model.last_layer.layer)
+        self.layers = dense.plan(self.model[0][0]) if model.layers and not self.last_layer else None
         small = {name: w.half() if half and w.dtype == torch.float32 else w for name, w in {**drawn, **fixed}.items()}
         stacked = {n: small[n] for n in drawn}
-        apart = not (self.ending or self.layers)
-        self.stack = None if apart else Mirror(_own(stacked))
-        self.each = nn.ModuleList(Mirror(_own(at(stacked, i))) for i in range(self.sets if apart else 0))
-        kept = {} if self.ending else {n: small[n] for n in fixed}
-        self.fixed = nn.ModuleList(Mirror(_own(at(kept, m))) for m in range(members))
+        apart = not (self.last_layer or self.layers)
+        self.stack = None if apart else NamedTensors(_own(stacked))
+        self.each = nn.ModuleList(NamedTensors(_own(at(stacked, i))) for i in range(self.sets if apart else 0))
+        kept = {} if self.last_layer else {n: small[n] for n in fixed}
+        self.fixed = nn.ModuleList(NamedTensors(_own(at(kept, m))) for m in range(members))
 
     def forward(self, inputs: Inputs, passed: Passed | None = None) -> Tensor:
         """Outputs of every weight set, in float32 at least."""
-        net, select = self.host[0]
-        if self.ending is not None:
+        net, output_fn = self.model[0]
+        if self.last_layer is not None:
             assert passed is not None
-            outputs = self.ending.outputs(net, tuple(passed.ends), self._stacked())
+            outputs = self.last_layer.outputs(net, tuple(passed.ends), self._stacked())
         elif self.layers is not None and is_table(inputs):
             outputs = self._batched(inputs)
         else:
-            outputs = torch.stack([call(net, self.weights(i), inputs, select) for i in range(self.sets)])
+            outputs = torch.stack([call(net, self.weights(i), inputs, output_fn) for i in range(self.sets)])
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
     def weights(self, index: int) -> Weights:
@@ -104,11 +104,11 @@ def draws_of(predictive: Own, draws: int, *, clip: float | None, seed: int, half
     members = predictive.members
     if isinstance(predictive, Sampled):
         drawn = predictive.weights if predictive.draw is None or clip == 0 else predictive.draw(range(draws), seed)
-        return Draws(predictive.host, _plain(drawn), {}, members, half=half)
+        return Draws(predictive.model, _plain(drawn), {}, members, half=half)
     q = predictive.q
     drawn = q.draw(range(1 if clip == 0 else draws), seed=seed, clip=clip)
     fixed = dict(q.fixed.items())
-    return Draws(predictive.host, _plain({n: drawn[n] for n in q.mean}), _plain(fixed), members, half=half)
+    return Draws(predictive.model, _plain({n: drawn[n] for n in q.mean}), _plain(fixed), members, half=half)
 
 
 def _plain(weights: Weights) -> Weights:

@@ -22,16 +22,16 @@ from offmap.export.near import Layers, Near, Scaled
 from offmap.export.onnx import ExportInfo, Sheet, check_path, export
 from offmap.export.passes import Passes
 from offmap.guard import Guard, checked_draws
-from offmap.model.params import everything
-from offmap.scores.combine import Familiar, log_uncertainty
+from offmap.model.params import all_params
+from offmap.scores.combine import CombinedScore, log_uncertainty
 from offmap.scores.features import NARROW, directions, flat
 from offmap.scores.images import plain_energy
-from offmap.scores.neighbours import FAMILIAR, Scale, Space
+from offmap.scores.neighbours import FAMILIAR, KNNDistance, Scale
 
 logger = logging.getLogger("offmap")
 
 FEW = 10
-"""Draws of a host that must be run once for each, unless said otherwise."""
+"""Draws of a model that must be run once for each, unless said otherwise."""
 
 
 def export_guard(
@@ -45,16 +45,16 @@ def export_guard(
     rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
     count = _draws(guard, predictive, draws)
     told, exact = _with_draws(guard, count, rows, calibration)
-    answer = told(rows)
+    result = told(rows)
     names = ("mean", "std", "probs", "score", "ood")
-    expected = {name: value for name in names if (value := getattr(answer, name)) is not None}
+    expected = {name: value for name in names if (value := getattr(result, name)) is not None}
     tensors = tuple(leaf for leaf in tree_leaves(rows) if isinstance(leaf, Tensor))
     size = rows_of(rows)
     module = graph_of(told, rows, half=half)
     sheet = Sheet(
         module,
         tuple(t.as_subclass(Tensor) for t in tensors),
-        _names(predictive.host.net, rows, len(tensors)),
+        _names(predictive.model.net, rows, len(tensors)),
         tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
         expected,
         module.undecided(rows),
@@ -78,19 +78,19 @@ def graph_of(guard: Guard, example: Inputs, *, half: bool = False) -> Answering:
     ).eval()  # fmt: skip
 
 
-def _passes(predictive: Own, compared: Familiar | None, half: bool) -> Passes | None:
+def _passes(predictive: Own, compared: CombinedScore | None, half: bool) -> Passes | None:
     """The plain members, if the score compares layers or all draws share what comes before the last one."""
     names = compared.layers if compared else ()
-    if not names and predictive.host.ending is None:
+    if not names and predictive.model.last_layer is None:
         return None
-    net = predictive.host.net
-    own_ = everything(net)  # one member alone has its fixed weights in the host itself
+    net = predictive.model.net
+    own_ = all_params(net)  # one member alone has its fixed weights in the model itself
     members = [{**own_, **predictive.plain(member)} for member in range(predictive.members)]
     pictures = compared is not None and compared.logits is not None
-    return Passes(predictive.host, members, names, pictures=pictures, half=half)
+    return Passes(predictive.model, members, names, pictures=pictures, half=half)
 
 
-def _joined(guard: Guard, familiar: Familiar, passes: Passes | None, example: Inputs) -> Joined:
+def _joined(guard: Guard, familiar: CombinedScore, passes: Passes | None, example: Inputs) -> Joined:
     """The score that compares with training rows."""
     members, law = guard.predictive.members, guard.likelihood
     default, pictures = guard.score_with == "default", familiar.logits is not None
@@ -129,7 +129,7 @@ def _measure(guard: Guard) -> Callable[[Inputs, Tensor], Tensor]:
     return measure
 
 
-def _near(space: Space) -> Near:
+def _near(space: KNNDistance) -> Near:
     return Near({name: tensor for name, tensor in space.state().items() if name != "scale"}, _scaled(space.scale))
 
 
@@ -138,9 +138,9 @@ def _scaled(scale: Scale) -> Scaled:
 
 
 def _draws(guard: Guard, predictive: Own, draws: Any) -> int:
-    """All of the guard's draws where products batch them; else ten at most, for the graph holds the host once for each."""
+    """All of the guard's draws where products batch them; else ten at most, for the graph holds the model once for each."""
     if draws is None:
-        return guard.draws if together(predictive.host) else min(FEW, guard.draws)
+        return guard.draws if together(predictive.model) else min(FEW, guard.draws)
     return checked_draws(draws, " or None")
 
 
@@ -159,14 +159,14 @@ def _with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None
     moved = float((told.score(rows) - guard.score(rows)).nan_to_num(0.0, 0.0, 0.0).median())
     logger.warning(
         "The guard's threshold belongs to %d draws, the file has %d: it is moved by %.3g, as the example's scores are in the "
-        "median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` (familiar data, as to `calibrate`), "
+        "median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` (in-distribution data, as to `calibrate`), "
         "or draws=%d.", guard.draws, draws, moved, guard.calibration.false_alarms, guard.draws,
     )  # fmt: skip
     return replace(told, calibration=replace(guard.calibration, scores=guard.calibration.scores + moved)), False
 
 
 def _facts(guard: Guard, exact: bool, half: bool) -> dict[str, Any]:
-    """What whoever runs the file may want to know; `levels` split the scores of familiar data into ten equal parts."""
+    """What whoever runs the file may want to know; `levels` split the scores of in-distribution data into ten equal parts."""
     scores = guard.calibration.scores.double()
     kept = scores[scores.isfinite()]
     levels = kept.quantile(torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device=kept.device)).tolist() if len(kept) else []
@@ -178,7 +178,7 @@ def _facts(guard: Guard, exact: bool, half: bool) -> dict[str, Any]:
 
 
 def _names(net: nn.Module, inputs: Inputs, count: int) -> tuple[str, ...]:
-    """Names of the graph's inputs: a dict's keys, the host's own for a tuple, "input" for a tensor alone."""
+    """Names of the graph's inputs: a dict's keys, the model's own for a tuple, "input" for a tensor alone."""
     if isinstance(inputs, Tensor):
         return ("input",)
     if isinstance(inputs, dict):

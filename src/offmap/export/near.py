@@ -1,4 +1,4 @@
-"""How far rows are from familiar ones, and from which layers: as operations of a graph, any number of rows at once."""
+"""How far rows are from in-distribution ones, and from which layers: as operations of a graph, any number of rows at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offmap.scores.distance import NEIGHBOURS, relative
 
 
 class Scaled(nn.Module):
-    """Numbers in standard deviations above the familiar mean, `least` at least; 0 where familiar ones are all the same."""
+    """Numbers in standard deviations above the in-distribution mean, `least` at least; 0 where in-distribution ones are all the same."""
 
     def __init__(self, centre: float, spread: float, least: float) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Scaled(nn.Module):
 
 
 class Near(nn.Module):
-    """Familiar rows (N, D), and the scaled log ratio of how far others are: `offmap.scores.distance`, without blocks.
+    """In-distribution rows (N, D), and the scaled log ratio of how far others are: `offmap.scores.distance`, without blocks.
 
     `rows` are centred, so that little cancels in |x − row|² − |x|² = |row|² − 2 x·row, which finds the nearest.
     """
@@ -45,7 +45,7 @@ class Near(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """How strange rows (B, D) are here, (B,)."""
+        """How OOD rows (B, D) are here, (B,)."""
         x, apart = self._apart(x)
         numbers = apart.topk(min(NEIGHBOURS, len(self.rows) - 1), dim=1, largest=False).indices
         distances = (self.rows[numbers].double() - x.double().unsqueeze(1)).square().sum(2).sqrt()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap._version import __version__
-from offmap.errors import ConfigError, FileError, HostError
+from offmap.errors import ConfigError, FileError, ModelError
 from offmap.export.checksum import sealed
 from offmap.extras import require
 from offmap.io.atomic import write_whole
@@ -113,8 +113,8 @@ def export(sheet: Sheet, path: Path, *, draws: int, threshold: float, exact: boo
         difference, changed = _compare(sheet, told, f"the {path.suffix} file", refuse=not half)
         one = run(sheet.take(1))
         if any(not torch.allclose(one[n], told[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in told if n != "ood"):
-            raise HostError("Expected the same numbers for a row alone and in company, but the exported graph gives others. The "
-                            "host fixes its batch size while it is traced: write it without `int(x.shape[0])`.")  # fmt: skip
+            raise ModelError("Expected the same numbers for a row alone and in company, but the exported graph gives others. The "
+                            "model fixes its batch size while it is traced: write it without `int(x.shape[0])`.")  # fmt: skip
         spent = {n: _milliseconds(run, sheet.take(n)) for n in TIMED} if path.suffix == ".onnx" else None
     write_whole(path, content, folders=False)
     return ExportInfo(
@@ -130,8 +130,8 @@ def _traced(sheet: Sheet) -> torch.export.ExportedProgram:
         try:
             return torch.export.export(sheet.module, sheet.tensors, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
-            raise HostError(
-                f"torch.export cannot trace this host: {_told(error)}. Avoid Python branches and numbers that depend on the "
+            raise ModelError(
+                f"torch.export cannot trace this model: {_told(error)}. Avoid Python branches and numbers that depend on the "
                 "values or the number of rows (use torch.where, keep shapes symbolic), or serve the guard itself."
             ) from error
 
@@ -144,8 +144,8 @@ def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, R
         try:
             made = torch.onnx.export(program, verbose=False, external_data=False)
         except Exception as error:
-            raise HostError(
-                f"ONNX has no words for this host: {_told(error)}. Replace the operator by others, or export to .pt2, which "
+            raise ModelError(
+                f"ONNX has no words for this model: {_told(error)}. Replace the operator by others, or export to .pt2, which "
                 "keeps torch's own."
             ) from error
     assert made is not None
@@ -160,8 +160,8 @@ def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, R
     try:
         session = opened(content)
     except Exception as error:
-        raise HostError(
-            f"ONNX Runtime cannot run this host: {str(error).strip().splitlines()[0]}. Convert it with `net.float()` before the "
+        raise ModelError(
+            f"ONNX Runtime cannot run this model: {str(error).strip().splitlines()[0]}. Convert it with `net.float()` before the "
             "fit if its numbers are of a kind of their own, or export to .pt2."
         ) from error
 
@@ -221,8 +221,8 @@ def _compare(sheet: Sheet, told: Mapping[str, Tensor], what: str, *, refuse: boo
             apart = apart.masked_fill(sheet.undecided, 0.0)
         worst = float(apart.max())
         if refuse and worst > TOLERANCE + 10 * sheet.rounding[name]:
-            raise HostError(f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} "
-                            "off. The host may depend on something else than its inputs and weights.")  # fmt: skip
+            raise ModelError(f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} "
+                            "off. The model may depend on something else than its inputs and weights.")  # fmt: skip
         largest = max(largest, worst)
     score, threshold = sheet.expected["score"].double().cpu(), float(sheet.facts["threshold"])
     rounding = TOLERANCE * (1 + abs(threshold)) + 10 * sheet.rounding["score"]
@@ -231,7 +231,7 @@ def _compare(sheet: Sheet, told: Mapping[str, Tensor], what: str, *, refuse: boo
         clear &= ~sheet.undecided
     changed = int(((sheet.expected["ood"].cpu() != told["ood"].cpu()) & clear).sum())
     if refuse and changed:
-        raise HostError(f"Expected the verdicts of the guard, but {changed} of {what} differ.")
+        raise ModelError(f"Expected the verdicts of the guard, but {changed} of {what} differ.")
     return largest, changed
 
 

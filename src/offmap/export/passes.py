@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.model.calls import call
 from offmap.model.features import pooled
-from offmap.model.forward import Host
-from offmap.model.named_tensors import Mirror
-from offmap.model.params import copy_host
+from offmap.model.forward import BatchedModel
+from offmap.model.named_tensors import NamedTensors
+from offmap.model.params import copy_model
 
 REMEDY = "Fit with score='epistemic', which compares no layers."
 
@@ -39,26 +39,28 @@ class Passes(nn.Module):
     """
 
     def __init__(
-        self, host: Host, members: Sequence[Weights], names: Sequence[str], *, pictures: bool = False, half: bool = False
+        self, model: BatchedModel, members: Sequence[Weights], names: Sequence[str], *, pictures: bool = False, half: bool = False
     ) -> None:
         super().__init__()
-        self.host = [(copy_host(host.net), host.select)]
+        self.model = [(copy_model(model.net), model.output_fn)]
         self.dtypes = {name: w.dtype for name, w in members[0].items()}
         self.members = nn.ModuleList(
-            Mirror({n: w.detach().half() if half and w.dtype == torch.float32 else w.detach().clone() for n, w in m.items()})
+            NamedTensors(
+                {n: w.detach().half() if half and w.dtype == torch.float32 else w.detach().clone() for n, w in m.items()}
+            )
             for m in members
         )
-        net, _ = self.host[0]
+        net, _ = self.model[0]
         self.owners = {name: _owners(net, name, pictures) for name in names}
-        self.last = [net.get_submodule(host.ending.layer)] if host.ending else []
+        self.last = [net.get_submodule(model.last_layer.layer)] if model.last_layer else []
 
     def forward(self, inputs: Inputs) -> Passed:
         """All members, one after another."""
         each = [self._run(weights, inputs) for weights in self.members]  # pyright: ignore
         return Passed(*(list(parts) for parts in zip(*each, strict=True)))
 
-    def _run(self, mirror: Mirror, inputs: Inputs) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        net, select = self.host[0]
+    def _run(self, mirror: NamedTensors, inputs: Inputs) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        net, output_fn = self.model[0]
         found: dict[str, Tensor] = {}
         ends: list[Tensor] = []
 
@@ -72,13 +74,13 @@ class Passes(nn.Module):
         hooks = [owner.register_forward_pre_hook(watch(name)) for name, owners in self.owners.items() for owner in owners]
         hooks += [last.register_forward_pre_hook(lambda module, args: ends.append(args[0])) for last in self.last]
         try:
-            output = call(net, {n: w.to(self.dtypes[n]) for n, w in mirror.items()}, inputs, select)
+            output = call(net, {n: w.to(self.dtypes[n]) for n, w in mirror.items()}, inputs, output_fn)
         finally:
             for hook in hooks:
                 hook.remove()
         for name in self.owners:
             if name not in found:
-                raise HostError(f"Expected `{name}` to be used by its own layer, but the host reads it elsewhere, which a traced "
+                raise ModelError(f"Expected `{name}` to be used by its own layer, but the model reads it elsewhere, which a traced "
                                 f"graph does not show. {REMEDY}")  # fmt: skip
         return found, ends[-1] if ends else output, output.to(torch.promote_types(output.dtype, torch.float32))
 
@@ -90,6 +92,6 @@ def _owners(net: nn.Module, name: str, pictures: bool) -> list[nn.Module]:
     shown = (nn.Linear, *CONVOLUTIONS) if pictures else (nn.Linear,)
     other = [m for m in owners if not isinstance(m, shown)]
     if other:
-        raise HostError(f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for export, but "
+        raise ModelError(f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for export, but "
                         f"it belongs to {type(other[0]).__name__}. {REMEDY}")  # fmt: skip
     return owners

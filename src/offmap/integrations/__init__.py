@@ -1,1 +1,1 @@
-"""The familiar interfaces of other libraries, each imported only when asked for."""
+"""The in-distribution interfaces of other libraries, each imported only when asked for."""

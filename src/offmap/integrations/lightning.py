@@ -1,4 +1,4 @@
-"""A Lightning callback: when `Trainer.fit` is done, the net gets a guard, and loggers get its metrics on strange data.
+"""A Lightning callback: when `Trainer.fit` is done, the net gets a guard, and loggers get its metrics on OOD data.
 
 It works with `lightning` and with `pytorch_lightning`; without either the module imports, and the callback says what to install.
 """
@@ -44,19 +44,19 @@ Callback: Any = callback_class()
 
 
 class GuardCallback(Callback):
-    """Fits a guard at the end of `Trainer.fit`, then evaluates it on strange data and logs `offmap/<set>/<metric>`.
+    """Fits a guard at the end of `Trainer.fit`, then evaluates it on OOD data and logs `offmap/<set>/<metric>`.
 
     After the fit it holds the `guard`, the `evaluation` (None without `ood`) and the logged `metrics`. In several processes the
-    first one alone fits, on the batches that its own loaders give; hosts that are sharded over devices cannot be guarded.
+    first one alone fits, on the batches that its own loaders give; models that are sharded over devices cannot be guarded.
 
     Args:
-        ood: Strange data by name: loaders, data sets, or tensors, with targets or without.
+        ood: OOD data by name: loaders, data sets, or tensors, with targets or without.
         train: Data to fit with; None: the trainer's training loader.
         valid: Data for τ, clip and threshold; None: the trainer's validation loader, or a tenth of `train` if there is none.
-        test: Familiar data that strange data are compared with; None: `valid`, which the threshold has seen.
-        net: Picks the host out of the LightningModule, such as `lambda module: module.encoder`; None: the module itself.
+        test: In-distribution data that OOD data are compared with; None: `valid`, which the threshold has seen.
+        net: Picks the model out of the LightningModule, such as `lambda module: module.encoder`; None: the module itself.
         path: Where to save the guard; None: nowhere.
-        options: Further arguments of `offmap.fit`, such as `score="epistemic"` or `where="last-layer"`.
+        options: Further arguments of `offmap.fit`, such as `score="epistemic"` or `params="last-layer"`.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class GuardCallback(Callback):
         if not trainer.is_global_zero:
             return
         train, valid, test = self._data(trainer)
-        host = pl_module if self.net is None else self.net(pl_module)
-        self.guard = fit(host, train, valid, **self.options)
+        model = pl_module if self.net is None else self.net(pl_module)
+        self.guard = fit(model, train, valid, **self.options)
         if self.ood:
             target = self.options.get("target", "labels")
             self.evaluation = evaluate(self.guard, test, self.ood, target=target)
@@ -109,7 +109,9 @@ class GuardCallback(Callback):
         valid = self.valid if self.valid is not None or loaders is None else _loader(loaders, "valid")
         test = self.test if self.test is not None else valid
         if self.ood and test is None:
-            raise ConfigError("Expected familiar data to compare `ood` with: pass `test=`, or give the trainer validation data.")
+            raise ConfigError(
+                "Expected in-distribution data to compare `ood` with: pass `test=`, or give the trainer validation data."
+            )
         return train, valid, test
 
 

@@ -1,4 +1,4 @@
-"""The paper's host: a fully connected net of three hidden layers of 100 ReLU units."""
+"""The paper's model: a fully connected net of three hidden layers of 100 ReLU units."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """scikit-learn estimators: a regressor, a classifier and an outlier detector, each with a fitted Guard inside.
 
-One sign, scikit-learn's: `score_samples` is higher for familiar rows. `guard_` has offmap's: its scores are higher for strange
+One sign, scikit-learn's: `score_samples` is higher for in-distribution rows. `guard_` has offmap's: its scores are higher for OOD
 ones. Rows may have any units: nets standardise them inside, and `guard_` takes them as they are.
 """
 
@@ -46,7 +46,7 @@ TOGETHER = 64
 
 
 class Guarded(BaseEstimator):
-    """What the three estimators share: their parameters, the fit of a guard, and how familiar rows are.
+    """What the three estimators share: their parameters, the fit of a guard, and how in-distribution rows are.
 
     Args:
         hidden: Widths of the hidden layers of the nets trained here.
@@ -57,9 +57,9 @@ class Guarded(BaseEstimator):
         validation: Share of the rows that is set aside to stop by, and to set the threshold with; at least 20 rows, at most half.
         solver: "refine", "closed-form" or "sgd" as in `offmap.fit`; None: the closed form below 500 rows, "refine" above.
         basis: "svd" or "identity".
-        score_with: What is strange: "default", "distance", "epistemic", "paper" or a function, as in `offmap.fit`.
+        score_with: What is OOD: "default", "distance", "epistemic", "paper" or a function, as in `offmap.fit`.
         draws: Sampled nets per member.
-        false_alarms: Share of familiar rows that may be called strange.
+        false_alarms: Share of in-distribution rows that may be called OOD.
         net: A trained net (or a list of them) to guard instead of training some. It is called with rows as they are given here.
         random_state: Starts of the nets, split, order of rows, and draws.
     """
@@ -72,7 +72,7 @@ class Guarded(BaseEstimator):
         hidden: Sequence[int] = (64, 64),
         members: int = 1,
         steps: int | None = None,
-        rate: float = 0.01,
+        lr: float = 0.01,
         batch_size: int = 128,
         validation: float = 0.2,
         solver: Literal["refine", "closed-form", "sgd"] | None = None,
@@ -86,7 +86,7 @@ class Guarded(BaseEstimator):
         self.hidden = hidden
         self.members = members
         self.steps = steps
-        self.rate = rate
+        self.lr = lr
         self.batch_size = batch_size
         self.validation = validation
         self.solver: Literal["refine", "closed-form", "sgd"] | None = solver
@@ -98,12 +98,12 @@ class Guarded(BaseEstimator):
         self.random_state = random_state
 
     def score_samples(self, X: Any) -> Array:
-        """How familiar rows are, (B,): higher for inliers, the negative of the guard's score."""
+        """How in-distribution rows are, (B,): higher for inliers, the negative of the guard's score."""
         rows = self._rows(X)
         return -self.guard_.score(rows).double().cpu().numpy()
 
     def off_map(self, X: Any) -> Array:
-        """Whether rows are stranger than the threshold that familiar rows seldom pass, (B,) bool."""
+        """Whether rows are more OOD than the threshold that in-distribution rows seldom pass, (B,) bool."""
         rows = self._rows(X)
         return (self.guard_.score(rows) > self.guard_.threshold).cpu().numpy()
 
@@ -131,7 +131,7 @@ class Guarded(BaseEstimator):
             lesson = y if taught is None else taught
             nets = train(
                 (x[rest], lesson[rest]), (x[held], lesson[held]), outputs=outputs, likelihood=law, hidden=self.hidden,
-                members=self.members, steps=self.steps, rate=self.rate, batch_size=self.batch_size, seed=seed,
+                members=self.members, steps=self.steps, lr=self.lr, batch_size=self.batch_size, seed=seed,
             )  # fmt: skip
         made = fit(
             nets, (x[rest], y[rest]), (x[held], y[held]), likelihood=told, basis=self.basis,
@@ -218,7 +218,7 @@ class OffmapClassifier(ClassifierMixin, Guarded):
 
 
 class OffmapDetector(OutlierMixin, Guarded):
-    """Outlier and novelty detection, with scikit-learn's sign: higher is more familiar, and outliers are −1.
+    """Outlier and novelty detection, with scikit-learn's sign: higher is more in-distribution, and outliers are −1.
 
     The nets learn to give back the row they are given, so that no targets are needed; the guard tells where sampled nets
     disagree, and how far rows are from training rows. All but `false_alarms` of the rows set aside are below the threshold; with
@@ -229,7 +229,7 @@ class OffmapDetector(OutlierMixin, Guarded):
     offset_: float
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Train nets on familiar rows, and guard them; `y` is only for a ready net."""
+        """Train nets on in-distribution rows, and guard them; `y` is only for a ready net."""
         if self.net is not None and y is None:
             raise ConfigError("Expected `y` beside a ready `net`: the targets that it was trained on.")
         x = torch.tensor(validate_data(self, X, dtype="float64", ensure_min_samples=LEAST))
@@ -247,5 +247,5 @@ class OffmapDetector(OutlierMixin, Guarded):
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: Any) -> Array:
-        """1 for familiar rows, −1 for outliers."""
+        """1 for in-distribution rows, −1 for outliers."""
         return np.where(self.decision_function(X) < 0, -1, 1)

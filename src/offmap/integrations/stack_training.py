@@ -19,7 +19,7 @@ from offmap.likelihoods import Likelihood
 from offmap.maxwent.monitors import BestValidation
 from offmap.maxwent.risk import prediction_nll
 from offmap.maxwent.train import adam, minimize
-from offmap.model.forward import Host
+from offmap.model.forward import BatchedModel
 from offmap.posterior.construct import centre
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Runtime
@@ -36,7 +36,7 @@ class Training:
     """The paper's training of plain nets; the state of lowest validation NLL is kept."""
 
     steps: int = 10_000
-    rate: float = 1e-3
+    lr: float = 1e-3
     adam_epsilon: float = 1e-7
     check_every: int = 100
 
@@ -45,26 +45,26 @@ class Training:
 class Stack:
     """G settings of M members each, setting-major, as one stack of weights: {name: (G·M, ...)}."""
 
-    host: Host
+    model: BatchedModel
     weights: Weights  # these are trained
     fixed: Weights
     members: int
 
     @staticmethod
-    def of(host: Host, mean: Weights, fixed: Weights, *, settings: int = 1) -> Stack:
+    def of(model: BatchedModel, mean: Weights, fixed: Weights, *, settings: int = 1) -> Stack:
         """The members `mean`, {name: (M, ...)}, as the start of every setting; `fixed` is what else differs between them."""
 
         def repeated(tensors: Weights) -> Weights:
             return {n: w.clone() if settings == 1 else w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in tensors.items()}
 
         members = next(iter(mean.values())).shape[0]
-        return Stack(host, {n: w.requires_grad_() for n, w in repeated(mean).items()}, repeated(fixed), members)
+        return Stack(model, {n: w.requires_grad_() for n, w in repeated(mean).items()}, repeated(fixed), members)
 
     @staticmethod
     def build(nets: nn.Module | Sequence[nn.Module], inputs: Inputs, runtime: Runtime, *, settings: int = 1) -> Stack:
         """Private copies of the members, once for every setting of a grid, ready to be trained together."""
         at = centre(nets)
-        return Stack.of(runtime.host(at.net, at.mean | at.fixed, inputs), at.mean, at.fixed, settings=settings)
+        return Stack.of(runtime.model(at.net, at.mean | at.fixed, inputs), at.mean, at.fixed, settings=settings)
 
     @property
     def settings(self) -> int:
@@ -73,7 +73,7 @@ class Stack:
 
     def __call__(self, x: Inputs) -> Tensor:
         """Outputs of all, (G·M, B, ...)."""
-        return self.host(self.weights | self.fixed, x)
+        return self.model(self.weights | self.fixed, x)
 
     def apart(self, stacked: Tensor) -> Tensor:
         """(G·M, ...) -> (G, M, ...)."""
@@ -86,7 +86,7 @@ class Stack:
 
     def sampled(self) -> list[Sampled]:
         """The trained members of every setting, nothing random."""
-        return [Sampled(self.host, weights) for weights in self.trained()]
+        return [Sampled(self.model, weights) for weights in self.trained()]
 
 
 def member_risks(stack: Stack, likelihood: Likelihood, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -101,33 +101,35 @@ def maximum_likelihood(stack: Stack, likelihood: Likelihood) -> Losses:
 
 
 @torch.no_grad()
-def member_losses(host: Host, weights: Weights, likelihood: Likelihood, valid: Rows) -> Tensor:
+def member_losses(model: BatchedModel, weights: Weights, likelihood: Likelihood, valid: Rows) -> Tensor:
     """NLL of every member on every row, (M, n)."""
     members = next(iter(weights.values())).shape[0]
     parts = [
-        likelihood.nll(host.outputs(lambda span: weights, 1, take_rows(valid.inputs, rows), members=members), valid.targets[rows])
-        for rows in host.blocks(valid.inputs, members)
+        likelihood.nll(
+            model.outputs(lambda span: weights, 1, take_rows(valid.inputs, rows), members=members), valid.targets[rows]
+        )
+        for rows in model.blocks(valid.inputs, members)
     ]
     return torch.cat(parts, 1)
 
 
-def mean_nll(host: Host, weights: Weights, likelihood: Likelihood, valid: Rows) -> Tensor:
+def mean_nll(model: BatchedModel, weights: Weights, likelihood: Likelihood, valid: Rows) -> Tensor:
     """NLL of every member on its own, (M,)."""
-    return member_losses(host, weights, likelihood, valid).mean(1)
+    return member_losses(model, weights, likelihood, valid).mean(1)
 
 
 def alone(stack: Stack, likelihood: Likelihood, valid: Rows) -> Tensor:
     """How good every member is by itself: its NLL, (G·M,)."""
-    return mean_nll(stack.host, stack.weights | stack.fixed, likelihood, valid)
+    return mean_nll(stack.model, stack.weights | stack.fixed, likelihood, valid)
 
 
 @torch.no_grad()
 def together(stack: Stack, likelihood: Likelihood, valid: Rows) -> Tensor:
     """How good every member's ensemble is: the NLL of what its setting predicts, the same for its M members, (G·M,)."""
     size, parts = stack.settings * stack.members, list[Tensor]()
-    for rows in stack.host.blocks(valid.inputs, size):
+    for rows in stack.model.blocks(valid.inputs, size):
         x, y = take_rows(valid.inputs, rows), valid.targets[rows]
-        outputs = stack.apart(stack.host.outputs(lambda span: stack.weights | stack.fixed, 1, x, members=size))
+        outputs = stack.apart(stack.model.outputs(lambda span: stack.weights | stack.fixed, 1, x, members=size))
         parts.append(torch.stack([prediction_nll(likelihood, ensemble, y) for ensemble in outputs]))
     return torch.cat(parts, 1).mean(1).repeat_interleave(stack.members)
 
@@ -172,9 +174,9 @@ def train_stack(
                 alive.logical_and_(~lost)
             return torch.where(alive, each, 0.0).sum()
 
-        optimizer = adam(stack.weights.values(), rate=config.rate, epsilon=config.adam_epsilon)
-        ending = minimize(objective, optimizer, data, steps=config.steps, monitors=[monitor], seed=seed)
-    if ending == "diverged":
+        optimizer = adam(stack.weights.values(), lr=config.lr, epsilon=config.adam_epsilon)
+        last_layer = minimize(objective, optimizer, data, steps=config.steps, monitors=[monitor], seed=seed)
+    if last_layer == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`.")
     elif not bool(alive.all()):
         logger.warning(

@@ -83,7 +83,7 @@ def train(
     hidden: Sequence[int],
     members: int,
     steps: int | None,
-    rate: float,
+    lr: float,
     batch_size: int,
     seed: int,
 ) -> list[nn.Module]:
@@ -95,7 +95,7 @@ def train(
         batches((scaling(x), y), place, name=name, batch_size=batch_size) for (x, y), name in ((data, "train"), (valid, "valid"))
     )
     count = steps_for(len(data[0]), batch_size) if steps is None else steps
-    config = Training(steps=count, rate=rate, check_every=max(1, min(100, count // 10)))
+    config = Training(steps=count, lr=lr, check_every=max(1, min(100, count // 10)))
     runtime = Runtime(batch_size=batch_size, progress=False)
     held = gather(held)
     stack = Stack.build(starts, held.inputs, runtime)

@@ -1,4 +1,4 @@
-"""Guard files: safetensors with a JSON header. Written atomically, read without running code, tied to the hosts by digests."""
+"""Guard files: safetensors with a JSON header. Written atomically, read without running code, tied to the models by digests."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from offmap.io.schema import check_header, check_tensors
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.maxwent.monitors import History
 from offmap.model.digest import checksum, digest, sealed
-from offmap.model.forward import Host, Select, first_tensor
-from offmap.model.last_layer import Ending
-from offmap.model.matrix_view import Frame
-from offmap.model.members import hosts_of
-from offmap.model.state import forget, forgotten
+from offmap.model.forward import BatchedModel, OutputFn, first_tensor
+from offmap.model.last_layer import LastLayer
+from offmap.model.matrix_view import MatrixView
+from offmap.model.members import as_models
+from offmap.model.state import forgotten, restore_state
 from offmap.posterior.construct import centre
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from offmap.posterior.noise import NOISES, Noise, Uniform
 from offmap.posterior.predictive import Stochastic
-from offmap.scores.combine import Familiar
+from offmap.scores.combine import CombinedScore
 
 FORMAT = "offmap-guard-5"
 LIKELIHOODS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Categorical": Categorical, "Bernoulli": Bernoulli}
@@ -48,31 +48,31 @@ def save(guard: Guard, path: str | Path) -> None:
         raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the nets' are others.")
     if callable(guard.score_with) or type(guard.likelihood) not in LIKELIHOODS.values():
         raise ConfigError("A guard with a score or likelihood of your own cannot be saved: a file holds no code.")
-    q, host = predictive.q, predictive.host
+    q, model = predictive.q, predictive.model
     law, tensors = _likelihood_state(guard.likelihood)
     tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {
         f"rotation.{n}": t.contiguous() for n, t in q.rotation.items()
     }
-    tensors |= {"calibration.scores": guard.calibration.scores, "calibration.misses": guard.calibration.misses}
+    tensors |= {"calibration.scores": guard.calibration.scores, "calibration.misses": guard.calibration.residuals}
     if guard.familiar is not None:
-        tensors |= {f"familiar.{n}": t for n, t in guard.familiar.state().items()}
+        tensors |= {f"in-distribution.{n}": t for n, t in guard.familiar.state().items()}
     header = {
         "format": FORMAT,
-        "familiar": None if guard.familiar is None else guard.familiar.layers,
-        "hosts": [digests(_member(q, m), host.net) for m in range(q.members)],
-        "modules": modules(host.net),
+        "in-distribution": None if guard.familiar is None else guard.familiar.layers,
+        "models": [digests(_member(q, m), model.net) for m in range(q.members)],
+        "modules": modules(model.net),
         "frames": {n: asdict(f) for n, f in q.frames.items()},
         "why": q.why,
-        "forget": forgotten(host.net),
+        "restore_state": forgotten(model.net),
         "noise": _noise_state(q.noise),
         "likelihood": law,
-        "host": {"chunk_size": host.chunk_size, "batch_size": host.batch_size, "output_numbers": host.output_numbers,
-                 "output_axes": host.output_axes, "ending": host.ending and host.ending.layer},
+        "model": {"chunk_size": model.chunk_size, "batch_size": model.batch_size, "output_numbers": model.output_numbers,
+                 "output_axes": model.output_axes, "last_layer": model.last_layer and model.last_layer.layer},
         "guard": {"clip": guard.clip, "score_with": guard.score_with, "draws": guard.draws, "seed": guard.seed,
                   "target": guard.target, "notes": guard.notes},
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
         "history": asdict(predictive.history),
-        "own_select": host.select is not first_tensor,
+        "own_select": model.output_fn is not first_tensor,
     } | ({"about": dict(guard.about)} if guard.about else {}) | ({"form": asdict(guard.form)} if guard.form else {})  # fmt: skip
     tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
     try:
@@ -86,12 +86,14 @@ def save(guard: Guard, path: str | Path) -> None:
     write_whole(Path(path), content, folders=False)
 
 
-def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: bool = True, select: Select | None = None) -> Guard:
+def load(
+    path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: bool = True, output_fn: OutputFn | None = None
+) -> Guard:
     """Read a guard for these nets. Other weights than at fit time are refused unless `strict=False`."""
     path = Path(path)
     header, tensors = _read(path)
     try:
-        return _built(path, header, tensors, hosts_of(nets), strict, select)
+        return _built(path, header, tensors, as_models(nets), strict, output_fn)
     except OffmapError:
         raise
     except Exception as error:  # whatever else a file may have in mind
@@ -100,23 +102,23 @@ def load(path: str | Path, nets: nn.Module | Sequence[nn.Module], *, strict: boo
 
 
 def _built(
-    path: Path, header: dict[str, Any], tensors: Weights, hosts: list[nn.Module], strict: bool, select: Select | None
+    path: Path, header: dict[str, Any], tensors: Weights, models: list[nn.Module], strict: bool, output_fn: OutputFn | None
 ) -> Guard:
-    if len(hosts) != len(header["hosts"]):
-        raise FileError(f"{path} was fitted on {len(header['hosts'])} nets, but {len(hosts)} were given.")
-    for member, (host, known) in enumerate(zip(hosts, header["hosts"], strict=True)):
-        given = digests(dict(host.state_dict()), host)
+    if len(models) != len(header["models"]):
+        raise FileError(f"{path} was fitted on {len(header['models'])} nets, but {len(models)} were given.")
+    for member, (model, known) in enumerate(zip(models, header["models"], strict=True)):
+        given = digests(dict(model.state_dict()), model)
         _compare_architecture(path, member, known, given)
-        _compare_modules(path, member, header["modules"], modules(host))
+        _compare_modules(path, member, header["modules"], modules(model))
         if strict:
             _compare_weights(path, member, known, given)
-    if header["own_select"] and select is None:
-        raise ConfigError(f"{path} was fitted with a `select` of your own: pass the same function to `load`.")
+    if header["own_select"] and output_fn is None:
+        raise ConfigError(f"{path} was fitted with a `output_fn` of your own: pass the same function to `load`.")
     raw = _part(tensors, "raw_scale.")
-    at = centre(hosts, lambda name, tensor: name in raw)
+    at = centre(models, lambda name, tensor: name in raw)
     frames = _frames(header["frames"])
     check_tensors(tensors, at.mean, frames, path)
-    forget(at.net, header["forget"])
+    restore_state(at.net, header["restore_state"])
     q = WeightDistribution(
         at.mean,
         initial_scale={n: torch.nn.functional.softplus(t) for n, t in raw.items()},
@@ -130,43 +132,45 @@ def _built(
         for name, tensor in q.raw_scale.items():
             tensor.copy_(raw[name])
     q.requires_grad_(False)
-    ending = header["host"].pop("ending")
-    host = Host(at.net, select or first_tensor, **header["host"], ending=None if ending is None else Ending(ending))
+    last_layer = header["model"].pop("last_layer")
+    model = BatchedModel(
+        at.net, output_fn or first_tensor, **header["model"], last_layer=None if last_layer is None else LastLayer(last_layer)
+    )
     calibration = Calibration(
         tensors["calibration.scores"].to(place.device),
         tensors["calibration.misses"].to(place.device),
         **header["calibration"],
     )
     familiar = None
-    if header["familiar"] is not None:
-        familiar = Familiar.from_state(header["familiar"], _part(tensors, "familiar.")).to(place.device)
-    options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "familiar": familiar}
+    if header["in-distribution"] is not None:
+        familiar = CombinedScore.from_state(header["in-distribution"], _part(tensors, "familiar.")).to(place.device)
+    options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "in-distribution": familiar}
     options["about"] = header.get("about", {})
     form = header.get("form")
     options["form"] = None if form is None else Form(**form | {"image": tuple(form["image"])})
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
-    return Guard(Stochastic(host, q, History(**header["history"])), law, place, calibration, **options)
+    return Guard(Stochastic(model, q, History(**header["history"])), law, place, calibration, **options)
 
 
 def about(path: str | Path) -> dict[str, Any]:
     """What a guard file says of itself in plain values: its `about`, and how many nets it belongs to as `members`."""
     header, _ = _read(Path(path))
-    return {**header.get("about", {}), "members": len(header["hosts"])}
+    return {**header.get("about", {}), "members": len(header["models"])}
 
 
-def _frames(state: dict[str, dict[str, list[int]]]) -> dict[str, Frame]:
-    return {name: Frame(**{field: tuple(numbers) for field, numbers in frame.items()}) for name, frame in state.items()}
+def _frames(state: dict[str, dict[str, list[int]]]) -> dict[str, MatrixView]:
+    return {name: MatrixView(**{field: tuple(numbers) for field, numbers in frame.items()}) for name, frame in state.items()}
 
 
 def digests(weights: Weights, net: nn.Module) -> dict[str, list[Any]]:
-    """Shape, dtype and SHA-256 of every tensor that a call of the host reads, by name."""
+    """Shape, dtype and SHA-256 of every tensor that a call of the model reads, by name."""
     names = [n for n, _ in net.named_parameters()] + [n for n, _ in net.named_buffers()]
     own = dict(net.named_parameters()) | dict(net.named_buffers())
     return {n: digest(weights.get(n, own[n])) for n in names}
 
 
 def modules(net: nn.Module) -> dict[str, str]:
-    """The class of every module by name: hosts whose tensors are alike may still compute different things."""
+    """The class of every module by name: models whose tensors are alike may still compute different things."""
     return {name: type(module).__name__ for name, module in net.named_modules()}
 
 
@@ -175,7 +179,7 @@ def _member(q: WeightDistribution, member: int) -> Weights:
 
 
 def _compare_architecture(path: Path, member: int, known: dict[str, list[Any]], given: dict[str, list[Any]]) -> None:
-    """Raise a FileError with the first difference between the hosts of the file and those given."""
+    """Raise a FileError with the first difference between the models of the file and those given."""
     for name in known | given:
         if name not in known or name not in given:
             where = "the given net" if name in given else "the net it was fitted on"

@@ -1,4 +1,4 @@
-"""What makes a fit this one and no other: its hosts, data and settings, in a few words each.
+"""What makes a fit this one and no other: its models, data and settings, in a few words each.
 
 A checkpoint belongs to one identity, and all ranks of a fit must have the same.
 """
@@ -17,21 +17,21 @@ from torch.utils._pytree import tree_leaves
 
 from offmap.data import Batches, Rows
 from offmap.distributed.group import Group
-from offmap.errors import ConfigError, DataError, HostError, OffmapError
+from offmap.errors import ConfigError, DataError, ModelError, OffmapError
 from offmap.maxwent.train import generators_of
 from offmap.model.digest import digest
-from offmap.posterior.construct import Centre
+from offmap.posterior.construct import StackedModel
 
-HOSTS = "the host"
+HOSTS = "the model"
 REMEDIES: dict[str, tuple[type[OffmapError], str]] = {
-    HOSTS: (HostError, "Load the same weights on every rank."),
+    HOSTS: (ModelError, "Load the same weights on every rank."),
     "`train`": (DataError, "Pass the same data on every rank, a DataLoader with a DistributedSampler, or `ranks='sharded'`."),
     "`valid`": (DataError, "Pass the same data on every rank, a DataLoader with a DistributedSampler, or `ranks='sharded'`."),
 }
 
 
-def identity(at: Centre, data: Mapping[str, Batches | None], settings: Any, **options: Any) -> dict[str, str]:
-    """Hosts, data and settings by name, each as a few words; equal words for equal things, in every process."""
+def identity(at: StackedModel, data: Mapping[str, Batches | None], settings: Any, **options: Any) -> dict[str, str]:
+    """Models, data and settings by name, each as a few words; equal words for equal things, in every process."""
     weights = at.mean | at.fixed | dict(at.net.named_buffers())
     # settings first: another seed shuffles otherwise, and then data look different too
     words = {f"`{name}`": _said(value) for name, value in options.items()}
@@ -82,7 +82,7 @@ def _short(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def take_from_rank_0(at: Centre, group: Group) -> None:
+def take_from_rank_0(at: StackedModel, group: Group) -> None:
     """Buffers, such as running means, drift apart between ranks in training: those of rank 0 count."""
     if group.size > 1:
         with torch.no_grad():

@@ -14,7 +14,7 @@ from torch import Tensor
 from offmap._types import Weights
 from offmap.errors import FileError
 from offmap.guard import MOST_DRAWS, SCORES
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 
 Rule = Callable[[Any], bool]
 MOST = 1 << 40
@@ -69,17 +69,17 @@ PER_MEMBER = listed(NUMBERS)
 
 CLAIMS: dict[str, Rule] = {
     "format": text,
-    "familiar": either(None, listed(text)),
-    "hosts": listed(named(_digest)),
+    "in-distribution": either(None, listed(text)),
+    "models": listed(named(_digest)),
     "modules": named(text),
     "frames": named(with_keys(dict.fromkeys(("view", "outs", "axes", "blocks"), SIZES))),
     "why": named(text),
-    "forget": listed(text),
+    "restore_state": listed(text),
     "noise": either(text, with_keys({"half_width": lambda value: number(value) and 0 < value < math.inf})),
     "likelihood": with_keys({"name": text, "fields": named(either(None, truth, whole(-1, 1 << 20)))}),
-    "host": with_keys({
+    "model": with_keys({
         "chunk_size": whole(1), "batch_size": whole(1), "output_numbers": whole(1), "output_axes": either(None, whole(0, 64)),
-        "ending": either(None, text),
+        "stop_reason": either(None, text),
     }),
     "guard": with_keys({
         "clip": either(None, lambda value: number(value) and value >= 0),
@@ -89,7 +89,7 @@ CLAIMS: dict[str, Rule] = {
     "calibration": with_keys({"false_alarms": lambda value: number(value) and 0 < value < 1, "exact": truth}),
     "history": with_keys({
         **dict.fromkeys(("threshold", "loss", "final_risk", "final_entropy"), NUMBERS), "step": SIZES, "kept": SIZES,
-        **dict.fromkeys(("risk", "entropy", "uncertainty"), PER_MEMBER), "ending": text,
+        **dict.fromkeys(("risk", "entropy", "uncertainty"), PER_MEMBER), "stop_reason": text,
         "chosen": named(either(text, number, NUMBERS)),
     }),
     "own_select": truth,
@@ -109,7 +109,7 @@ def check_header(header: Any, path: object) -> None:
             )
 
 
-def check_tensors(tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[str, Frame], path: object) -> None:
+def check_tensors(tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[str, MatrixView], path: object) -> None:
     """Raise a FileError that names the first tensor that does not fit the nets, its frame or its kin, or is not finite."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or bool(tensor.isnan().any()) or not _fits(name, tensor, tensors, mean, frames):
@@ -118,19 +118,19 @@ def check_tensors(tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[
             )
 
 
-def _fits(name: str, tensor: Tensor, tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[str, Frame]) -> bool:
+def _fits(name: str, tensor: Tensor, tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[str, MatrixView]) -> bool:
     kind, _, rest = name.partition(".")
     if kind == "raw_scale":
         return rest in mean and tensor.shape == mean[rest].shape and bool(tensor.isfinite().all())
     if kind == "rotation":
         return rest in mean and rest in frames and bool(tensor.isfinite().all()) and _turns(tensor, frames[rest], mean[rest])
-    if kind == "familiar":
+    if kind == "in-distribution":
         return _is_kin(name, tensor, tensors)
     shapes = {"calibration.scores": (1,), "calibration.misses": (1, 2), "likelihood.noise": (1,), "likelihood.units": (1,)}
     return name in shapes and tensor.ndim in shapes[name] and tensor.numel() > 0
 
 
-def _turns(matrix: Tensor, frame: Frame, mean: Tensor) -> bool:
+def _turns(matrix: Tensor, frame: MatrixView, mean: Tensor) -> bool:
     """Whether matrices (M, G, N, d, d) turn the rows of a parameter (M, ...) that is seen through this frame."""
     axes = sorted((*frame.outs, *frame.axes)) == list(range(len(frame.view)))
     if not axes or math.prod(frame.view) != mean[0].numel() or sum(frame.blocks) != frame.outputs or 0 in frame.blocks:
@@ -142,7 +142,7 @@ def _turns(matrix: Tensor, frame: Frame, mean: Tensor) -> bool:
 
 
 def _is_kin(name: str, tensor: Tensor, tensors: Weights) -> bool:
-    """Whether a part of a space of familiar rows (n, D) has its shape."""
+    """Whether a part of a space of in-distribution rows (n, D) has its shape."""
     space, _, part = name.rpartition(".")
     if part in ("disagreement", "logits", "scale"):
         return tensor.shape == (2,)

@@ -34,7 +34,7 @@ class Categorical:
             raise ConfigError(f"Expected `axis` to be 1 or -1, the class axis of a batch, but got {self.axis!r}.")
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """(P, B, C, *positions), wherever the host has its classes."""
+        """(P, B, C, *positions), wherever the model has its classes."""
         return outputs if self.axis == 1 else outputs.movedim(-1, 2)
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Gaussian:
 
     @property
     def width(self) -> int:
-        """How many numbers the host gives per position."""
+        """How many numbers the model gives per position."""
         return self.targets * (2 if self.noise is None else 1)
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ class Prediction:
     """What the mixture over draws predicts; fields that do not apply are None.
 
     Regression: `mean` and total standard deviation `std` in the targets' units and shape: (B,), (B, K), or dense.
-    Classification: `probs` (B, C, *positions), wherever the host has its class axis, and `label` (B, *positions).
+    Classification: `probs` (B, C, *positions), wherever the model has its class axis, and `label` (B, *positions).
     """
 
     mean: Tensor | None = None

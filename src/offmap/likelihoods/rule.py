@@ -1,4 +1,4 @@
-"""The rule: which likelihood fits a host's outputs and the targets, and whether targets fit it at all."""
+"""The rule: which likelihood fits a model's outputs and the targets, and whether targets fit it at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offmap.likelihoods.protocol import Likelihood
 
 
 def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
-    """The likelihood for one batch of host outputs (B, ...) and targets: by name, or by the rule of the types and shapes.
+    """The likelihood for one batch of model outputs (B, ...) and targets: by name, or by the rule of the types and shapes.
 
     Float targets are regressed. Whole ones are classes, or yes and no where the class axis has size 1. The class axis is the one
     that the targets lack: 1, or the last; where both would do, as for (B, 5, 5) and (B, 5), it is 1. Pass
@@ -87,12 +87,12 @@ _FORMS = {
 def _misfit(name: str, output: Tensor, y: Tensor) -> ShapeError:
     return ShapeError(
         f"Expected {_FORMS[name]} for the {name} likelihood, but got targets {tuple(y.shape)} ({y.dtype}) and outputs "
-        f"{tuple(output.shape)}. Reshape the targets, pass `select=`, or name another `likelihood=` of {list(NAMES)}."
+        f"{tuple(output.shape)}. Reshape the targets, pass `output_fn=`, or name another `likelihood=` of {list(NAMES)}."
     )
 
 
 def check_targets(likelihood: Likelihood, output: Tensor, y: Tensor, where: str) -> None:
-    """Raise unless targets (n, ...) fit a host's outputs (b, ...): a ShapeError for their form, a DataError for their classes.
+    """Raise unless targets (n, ...) fit a model's outputs (b, ...): a ShapeError for their form, a DataError for their classes.
 
     How many positions there are may vary from batch to batch, so it is not compared here.
     """
@@ -137,7 +137,7 @@ def _check_classes(y: Tensor, classes: int, where: str) -> None:
     if low < 0 or high >= classes:
         raise DataError(
             f"Expected targets from 0 to {classes - 1} for {classes} classes, but `{where}` holds values from {low:g} to "
-            f"{high:g}. Relabel the targets, or use a host with more outputs."
+            f"{high:g}. Relabel the targets, or use a model with more outputs."
         )
     if bool((y != y.long()).any()):
         raise DataError(f"Expected whole numbers as classes, but `{where}` holds fractions. Round them, or fit a regression.")
@@ -165,9 +165,9 @@ def resolve(likelihood: str | Likelihood | None, outputs: Tensor, y: Tensor) -> 
     columns = law.columns(y).to(outputs)
     residuals = columns - law.moments(outputs)[0].mean(0).flatten(0, -2)
     spread = columns.var(0, correction=0)
-    # an interpolating host leaves no residual; a variance of zero would make every NLL infinite
-    floor = 1e-6 * torch.where(spread > 0, spread, torch.ones_like(spread))
-    noise = None if law.noise is None else torch.maximum(residuals.square().mean(0), floor)
+    # an interpolating model leaves no residual; a variance of zero would make every NLL infinite
+    eps = 1e-6 * torch.where(spread > 0, spread, torch.ones_like(spread))
+    noise = None if law.noise is None else torch.maximum(residuals.square().mean(0), eps)
     return replace(law, noise=noise, units=torch.where(spread > 0, spread, torch.ones_like(spread)))
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as to_bytes
 
 from offmap._types import Weights
-from offmap.distributed.group import ALONE, Group
+from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import FileError
 from offmap.io.atomic import HEADER, write_whole
 from offmap.model.digest import checksum, sealed
@@ -46,7 +46,9 @@ class Checkpoint:
     reads and writes.
     """
 
-    def __init__(self, path: Path | None = None, identity: Mapping[str, str] | None = None, group: Group = ALONE) -> None:
+    def __init__(
+        self, path: Path | None = None, identity: Mapping[str, str] | None = None, group: Group = SINGLE_PROCESS
+    ) -> None:
         self.path, self.identity, self.group = path, dict(identity or {}), group
         self.parts: dict[str, Part] = {}
         self._next = 0.0  # when the next write is due

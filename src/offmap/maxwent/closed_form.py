@@ -21,14 +21,14 @@ FLOOR = 1e-3
 """Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
 
 
-def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor: float | Tensor) -> Callable[[str], Tensor]:
-    """φ at c = 1 of a parameter by name, (M, ...); `floor` is ε, one or (M,)."""
+def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, eps: float | Tensor) -> Callable[[str], Tensor]:
+    """φ at c = 1 of a parameter by name, (M, ...); `eps` is ε, one or (M,)."""
     biases = {b.bias: b for b in bases.values() if b.bias is not None}
 
     def unit(name: str) -> Tensor:
         weight = mean[name]
         if name in bases:
-            result = _matrix(weight, bases[name], floor)
+            result = _matrix(weight, bases[name], eps)
         else:
             reach = _floored(biases[name].reach) / biases[name].frame.fan_in ** 0.5 if name in biases else None
             fits = reach is not None and reach.numel() == weight.numel()
@@ -38,12 +38,12 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, floor:
     return unit
 
 
-def _matrix(weight: Tensor, basis: Basis, floor: float | Tensor) -> Tensor:
+def _matrix(weight: Tensor, basis: Basis, eps: float | Tensor) -> Tensor:
     """r_j / (√b·a_k) in the shape of the weight."""
     s = basis.amplitude
     largest = s.amax(-1, keepdim=True)
     # a block that met nothing but zeros has no scale to go by
-    least = floor.view(-1, *[1] * (s.ndim - 1)).to(s) if isinstance(floor, Tensor) else floor
+    least = eps.view(-1, *[1] * (s.ndim - 1)).to(s) if isinstance(eps, Tensor) else eps
     a = torch.maximum(s, least * torch.where(largest > 0, largest, torch.ones_like(largest)))
     dtype = torch.promote_types(weight.dtype, torch.float32)
     spread = basis.frame.per_row((basis.frame.fan_in**0.5 * a).to(dtype))

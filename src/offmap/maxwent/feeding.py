@@ -18,7 +18,7 @@ def feed_of(train: Batches) -> Feed:
     return lambda rows: (x for x, _ in _sized(train, rows))
 
 
-def dealt_among(train: Batches, group: Group, *, sharded: bool) -> Dealt | None:
+def sharded_among(train: Batches, group: Group, *, sharded: bool) -> Dealt | None:
     """Every process's own batches: each N-th of them, or all if it was given rows of its own, `sharded`."""
     if group.size == 1:
         return None

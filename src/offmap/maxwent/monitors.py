@@ -17,11 +17,11 @@ class History:
     """How a fit went, one entry per check: lists over members inside.
 
     `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are
-    familiar. `kept` is the step whose state each member ended with (0: the start);
+    in-distribution. `kept` is the step whose state each member ended with (0: the start);
     `final_risk` and `final_entropy` are of the states that the fit returned.
     """
 
-    threshold: list[float] = field(default_factory=list)
+    max_risk: list[float] = field(default_factory=list)
     step: list[int] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
     risk: list[list[float]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class History:
     kept: list[int] = field(default_factory=list)
     final_risk: list[float] = field(default_factory=list)
     final_entropy: list[float] = field(default_factory=list)
-    ending: str = ""
+    stop_reason: str = ""
     chosen: dict[str, float] = field(default_factory=dict)
 
     def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor, uncertainty: Tensor) -> None:
@@ -45,7 +45,7 @@ class History:
         """The last check in words: mean over members."""
         if not self.step:
             return ""
-        mean = [sum(v) / len(v) for v in (self.risk[-1], self.threshold, self.entropy[-1])]
+        mean = [sum(v) / len(v) for v in (self.risk[-1], self.max_risk, self.entropy[-1])]
         return f"risk {mean[0]:.3f}  τ {mean[1]:.3f}  entropy {mean[2]:.2f}"
 
     def of_kept(self) -> tuple[list[float], list[float]]:
@@ -61,7 +61,7 @@ class History:
 
 
 Look: TypeAlias = Callable[[WeightDistribution], tuple[Tensor, Tensor]]
-"""Validation risk, and uncertainty on familiar data, of every member, (M,) each."""
+"""Validation risk, and uncertainty on in-distribution data, of every member, (M,) each."""
 
 Report: TypeAlias = Callable[[int, History], None]
 """Shown the history after every check: a progress bar."""
@@ -79,19 +79,19 @@ class RiskThreshold:
         self,
         q: WeightDistribution,
         look: Look,
-        threshold: Tensor,
+        max_risk: Tensor,
         *,
         every: int,
         history: History,
         patience: int | None = None,
         report: Report | None = None,
     ) -> None:
-        self.q, self.look, self.threshold, self.every, self.patience = q, look, threshold, every, patience
+        self.q, self.look, self.max_risk, self.every, self.patience = q, look, max_risk, every, patience
         self.failures = [0] * q.members
         self.history, self.report = history, report
         self.state = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
         self.best = [tensor.detach().clone() for tensor in self.state]
-        history.threshold = threshold.tolist()
+        history.max_risk = max_risk.tolist()
         history.kept = [0] * q.members
 
     def __call__(self, step: int, loss: Tensor) -> bool:
@@ -116,7 +116,7 @@ class RiskThreshold:
         with torch.no_grad():
             entropy = self.q.mean_log_square()
             done = torch.tensor([self._done(m) for m in range(self.q.members)], device=risk.device)
-            passed = (risk <= self.threshold.to(risk)) & entropy.isfinite() & ~done
+            passed = (risk <= self.max_risk.to(risk)) & entropy.isfinite() & ~done
             for tensor, best in zip(self.state, self.best, strict=True):
                 best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
         self.history.add(step, loss, risk, entropy, uncertainty)

@@ -1,4 +1,4 @@
-"""What is minimised: closures (step, batch) -> scalar, summed over members so that stacked hosts do not disturb each other."""
+"""What is minimised: closures (step, batch) -> scalar, summed over members so that stacked models do not disturb each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offmap import checks
 from offmap.data import Batch
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood
-from offmap.model.forward import Host
+from offmap.model.forward import BatchedModel
 from offmap.posterior.distribution import WeightDistribution, sum_per_member
 from offmap.posterior.noise import Normal, Uniform
 
@@ -36,10 +36,10 @@ def as_growth(growth: str | Growth) -> Growth:
 
 def maxwent(
     q: WeightDistribution,
-    host: Host,
+    model: BatchedModel,
     likelihood: Likelihood,
     *,
-    tradeoff: float,
+    entropy_weight: float,
     growth: Growth = GROWTHS["abs"],
     draws: int = 1,
     seed: int = 0,
@@ -52,22 +52,22 @@ def maxwent(
     def objective(step: int, batch: Batch) -> Tensor:
         index = range(step * draws, (step + 1) * draws)
         scale = q.scale()
-        risk = _risk(q, host, likelihood, batch, index, scale, seed)
+        risk = _risk(q, model, likelihood, batch, index, scale, seed)
         if q.parameterization is not None:
             spread = q.sampled_entropy(index, seed=seed, stream="fit")
         else:
             spread = sum_per_member({name: growth(s) for name, s in scale.items()})
-        return (risk - tradeoff / q.dimension * spread).sum()
+        return (risk - entropy_weight / q.dimension * spread).sum()
 
     return objective
 
 
 def elbo(
     q: WeightDistribution,
-    host: Host,
+    model: BatchedModel,
     likelihood: Likelihood,
     *,
-    tradeoff: float,
+    entropy_weight: float,
     prior_variance: float,
     prior_mean: Mapping[str, Tensor] | None = None,
     draws: int = 1,
@@ -81,8 +81,8 @@ def elbo(
 
     def objective(step: int, batch: Batch) -> Tensor:
         scale = q.scale()
-        risk = _risk(q, host, likelihood, batch, range(step * draws, (step + 1) * draws), scale, seed)
-        return (risk + tradeoff / q.dimension * kl(q, prior_variance, prior_mean, scale=scale)).sum()
+        risk = _risk(q, model, likelihood, batch, range(step * draws, (step + 1) * draws), scale, seed)
+        return (risk + entropy_weight / q.dimension * kl(q, prior_variance, prior_mean, scale=scale)).sum()
 
     return objective
 
@@ -118,9 +118,15 @@ def kl(
 
 
 def _risk(
-    q: WeightDistribution, host: Host, likelihood: Likelihood, batch: Batch, index: range, scale: Mapping[str, Tensor], seed: int
+    q: WeightDistribution,
+    model: BatchedModel,
+    likelihood: Likelihood,
+    batch: Batch,
+    index: range,
+    scale: Mapping[str, Tensor],
+    seed: int,
 ) -> Tensor:
     """E_q[NLL] per member, (M,), over the draws in `index`."""
     x, y = batch
-    outputs = host(q.draw(index, seed=seed, stream="fit", scale=scale), x)
+    outputs = model(q.draw(index, seed=seed, stream="fit", scale=scale), x)
     return likelihood.nll(outputs, y).mean(1).unflatten(0, (q.members, len(index))).mean(1)

@@ -18,7 +18,7 @@ from offmap.distributed.group import Group
 from offmap.maxwent.checkpoint import Checkpoint, Part
 from offmap.maxwent.monitors import RiskThreshold
 from offmap.maxwent.train import Cycle, generators_of
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior.basis import Basis
 from offmap.posterior.construct import Observed
 from offmap.posterior.distribution import WeightDistribution
@@ -52,14 +52,14 @@ def _observed(part: Part, device: torch.device) -> Observed:
         amplitude, reach, matrix = (part.tensors.get(f"{field}.{name}") for field in ("amplitude", "reach", "matrix"))
         assert amplitude is not None
         assert reach is not None
-        own = Frame(**{field: tuple(numbers) for field, numbers in frame.items()})
+        own = MatrixView(**{field: tuple(numbers) for field, numbers in frame.items()})
         bases[name] = Basis(own, amplitude.to(device), reach.to(device), None if matrix is None else matrix.to(device), bias)
     return Observed(bases, part.values["why"])
 
 
 @dataclass
 class Descent:
-    """Gradient steps that may have been begun by an earlier run: `step` of them are taken, `ending` says if that was all."""
+    """Gradient steps that may have been begun by an earlier run: `step` of them are taken, `stop_reason` says if that was all."""
 
     checkpoint: Checkpoint
     name: str
@@ -76,9 +76,9 @@ class Descent:
             return None
         _copy(self.q.raw_scale.values(), [part.tensors[f"raw_scale.{n}"] for n, _ in self.q.raw_scale.items()])
         vars(self.monitor.history).update(part.values["history"])
-        if part.values["ending"] is not None:
+        if part.values["stop_reason"] is not None:
             _set_order(self.cycle.data, _own_states(part, group))
-            return part.values["ending"]
+            return part.values["stop_reason"]
         self.step, self.monitor.failures = part.values["step"], part.values["failures"]
         _copy(self.monitor.best, [part.tensors[f"best.{i}"] for i in range(len(self.monitor.best))])
         state = self.optimizer.state_dict()
@@ -107,7 +107,7 @@ class Descent:
         tensors |= {f"best.{i}": t for i, t in enumerate(self.monitor.best)}
         tensors |= {f"optimizer.{i}.{key}": value for i, state in enumerate(states) for key, value in state.items()}
         values = {
-            "step": step, "ending": None, "failures": self.monitor.failures, "history": asdict(self.monitor.history),
+            "step": step, "stop_reason": None, "failures": self.monitor.failures, "history": asdict(self.monitor.history),
             "optimizer": list(states[0]), "stands": group.tell([self.cycle.epoch, self.cycle.taken]),
         }  # fmt: skip
         orders = _all_states(self.cycle.order, group) | _all_states(_order(self.cycle.data), group, "now")
@@ -120,7 +120,7 @@ class Descent:
         def made() -> Part:
             tensors = {f"raw_scale.{n}": t.detach().clone() for n, t in self.q.raw_scale.items()}
             states = _all_states(_order(self.cycle.data), self.checkpoint.group)
-            return Part({"ending": history.ending, "history": asdict(history)}, tensors | states)
+            return Part({"stop_reason": history.stop_reason, "history": asdict(history)}, tensors | states)
 
         self.checkpoint.keep(self.name, made, always=True)
 
@@ -145,7 +145,7 @@ def _set_order(data: Batches, states: Sequence[Tensor]) -> None:
 
 def _all_states(own: Sequence[Tensor], group: Group, when: str = "order") -> Weights:
     """The states of all ranks' generators, by rank: "order" when the epoch or pass began, "now" in the middle of it."""
-    return {f"{when}.{rank}.{i}": t for rank, each in enumerate(group.everyones(own)) for i, t in enumerate(each)}
+    return {f"{when}.{rank}.{i}": t for rank, each in enumerate(group.all_gather(own)) for i, t in enumerate(each)}
 
 
 def _own_states(part: Part, group: Group, when: str = "order") -> list[Tensor]:

@@ -1,10 +1,10 @@
 """The validation risk, defined once: the mean NLL of the prediction that the draws make together, in nats.
 
 For classification that is −log (1/P) Σ_p p(y | x, w_p); for regression the NLL of the Gaussian with the mixture's mean and
-variance; for a user's own likelihood the mixture's. P draws with fixed noise; τ is the plain host's risk plus 2·std/√n.
+variance; for a user's own likelihood the mixture's. P draws with fixed noise; τ is the base model's risk plus 2·std/√n.
 Stopping, closed form, tradeoff and clip all look at this number.
 
-Why not the exact Gaussian mixture: it forgives a few wild draws at every point, and familiar inputs would look strange. Why
+Why not the exact Gaussian mixture: it forgives a few wild draws at every point, and in-distribution inputs would look OOD. Why
 not the mean NLL of the draws: it forbids disagreement that the reported variance explains.
 """
 
@@ -23,11 +23,11 @@ from offmap import checks
 from offmap._types import IGNORED, Weights
 from offmap.data import Rows
 from offmap.data.inputs import take_rows
-from offmap.distributed.group import ALONE, Group, joined, part
+from offmap.distributed.group import SINGLE_PROCESS, Group, joined, part
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
-from offmap.model.forward import Draw, Host
-from offmap.posterior.distribution import REMEMBERED, WeightDistribution
+from offmap.model.forward import BatchedModel, Draw
+from offmap.posterior.distribution import CACHE_BYTES, WeightDistribution
 
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
 """(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
@@ -73,14 +73,14 @@ ROUGH = 256
 class Validation:
     """Everything needed to ask a weight distribution for its risk on validation data."""
 
-    host: Host
+    model: BatchedModel
     likelihood: Likelihood
     data: Rows
     risk: RiskFn = prediction_nll
     draws: int = 50
     seed: int = 0
     bound: Tensor | None = None  # (M, 1): no example costs more, unless its loss is not finite
-    group: Group = ALONE  # the processes among which the rows are divided: each ends with the losses of all
+    group: Group = SINGLE_PROCESS  # the processes among which the rows are divided: each ends with the losses of all
 
     def losses(self, q: WeightDistribution, *, clip: float | None = None) -> Tensor:
         """Loss per member and example, (M, n)."""
@@ -99,17 +99,21 @@ class Validation:
         are made once.
         """
         whole = all(mean.dtype.itemsize >= 4 for mean in q.mean.values())  # shorter numbers would lose too much when scaled
-        if not whole or q.parameterization is not None or self.draws * q.members * q.dimension > REMEMBERED:
+        if not whole or q.parameterization is not None or self.draws * q.members * q.dimension > CACHE_BYTES:
             return lambda factor: self._told(range(q.members), self._draw(q, factor=factor.nan_to_num(nan=1.0)))
         drawn: Weights = {}
 
         @torch.no_grad()
         def look(factor: Tensor) -> tuple[Tensor, Tensor]:
-            factor = factor if self.host.ending is None else factor.nan_to_num(nan=1.0)  # which remembers what all members met
+            factor = (
+                factor if self.model.last_layer is None else factor.nan_to_num(nan=1.0)
+            )  # which remembers what all members met
             which = (~factor.isnan()).nonzero().flatten()
             if not drawn:
                 drawn.update(self._draw(q)(range(self.draws)))
-            risk, uncertainty = self._told(which.tolist(), lambda span: q.stretched(drawn, span, factor[which], which.tolist()))
+            risk, uncertainty = self._told(
+                which.tolist(), lambda span: q.rescale_draws(drawn, span, factor[which], which.tolist())
+            )
             empty = torch.full_like(factor, math.nan, dtype=torch.float64)
             return empty.to(risk).scatter(0, which, risk), empty.to(uncertainty).scatter(0, which, uncertainty)
 
@@ -129,8 +133,8 @@ class Validation:
         total = torch.zeros(members, dtype=torch.float64, device=self.data.targets.device)
         own = part(self.group, self.data.rows)
         inputs, targets = take_rows(self.data.inputs, own), self.data.targets[own]
-        for rows in self.host.blocks(inputs, members * draws) if len(targets) else ():
-            stacked = self.host.outputs(draw, draws, take_rows(inputs, rows), members=members)
+        for rows in self.model.blocks(inputs, members * draws) if len(targets) else ():
+            stacked = self.model.outputs(draw, draws, take_rows(inputs, rows), members=members)
             y = targets[rows]
             apart = stacked.unflatten(0, (members, draws))
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
@@ -156,28 +160,28 @@ class Validation:
         beaten = losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(losses.shape[1]) >= worst
         return replace(self, bound=torch.full_like(losses[:, :1], worst).masked_fill(beaten[:, None], math.inf))
 
-    def rough(self, q: WeightDistribution, threshold: Tensor) -> tuple[Validation, Tensor]:
-        """One that is soon asked, and its threshold, (M,): as far above the plain host's risk there as τ is above it here."""
+    def subsampled(self, q: WeightDistribution, max_risk: Tensor) -> tuple[Validation, Tensor]:
+        """One that is soon asked, and its threshold, (M,): as far above the base model's risk there as τ is above it here."""
         some = slice(None, None, -(-self.data.rows // ROUGH))
         data = replace(self.data, inputs=take_rows(self.data.inputs, some), targets=self.data.targets[some])
         few = replace(self, data=data, draws=max(2, self.draws // 5))
-        return few, threshold + (few.plain(q) - self.plain(q))
+        return few, max_risk + (few.plain(q) - self.plain(q))
 
     def __call__(self, q: WeightDistribution) -> Tensor:
         """The validation risk of every member, (M,); NaN counts as infinite."""
         return self.losses(q).mean(1).nan_to_num(nan=math.inf)
 
-    def threshold(self, q: WeightDistribution, *, slack: str = "paper") -> Tensor:
-        """τ per member, (M,): the plain host's risk plus twice its standard error.
+    def max_risk(self, q: WeightDistribution, *, tolerance: str = "paper") -> Tensor:
+        """τ per member, (M,): the base model's risk plus twice its standard error.
 
-        `slack="smoothed"` counts one more example, at chance: a host that makes no mistake on few rows may still make one.
+        `tolerance="smoothed"` counts one more example, at chance: a model that makes no mistake on few rows may still make one.
         """
         losses = self.losses(q, clip=0)
-        if slack == "smoothed":
+        if tolerance == "smoothed":
             losses = F.pad(losses, (0, 1), value=chance_nll(self.likelihood, self.data.targets))
         n = losses.shape[1]
         spread = losses.std(1, correction=0)
-        return losses.mean(1) + 2 * spread / (n if slack == "reference" else math.sqrt(n))
+        return losses.mean(1) + 2 * spread / (n if tolerance == "reference" else math.sqrt(n))
 
 
 def chance_nll(likelihood: Likelihood, y: Tensor) -> float:
@@ -188,14 +192,14 @@ def chance_nll(likelihood: Likelihood, y: Tensor) -> float:
     """
     losses = chance_losses(likelihood, y)
     if losses is None:
-        raise ConfigError("Expected one of offmap's own likelihoods for slack='smoothed'; use slack='paper'.")
+        raise ConfigError("Expected one of offmap's own likelihoods for tolerance='smoothed'; use tolerance='paper'.")
     return float(losses.mean())
 
 
 def worst_chance(likelihood: Likelihood, y: Tensor) -> float | None:
     """The most that such a prediction pays for one of the targets; None for a likelihood of the user's own.
 
-    A host may be sure and wrong on a few validation rows; without a bound such a row decides alone how high τ is, and lets the
+    A model may be sure and wrong on a few validation rows; without a bound such a row decides alone how high τ is, and lets the
     distribution grow without end.
 
     >>> round(worst_chance(Categorical(), torch.tensor([0, 0, 0, 1])), 4)

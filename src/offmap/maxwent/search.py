@@ -17,7 +17,7 @@ Look: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 """Factors, (M,), NaN for members that are not asked -> (M,) each: the risk first, then whatever else is seen."""
 
 POWER = 4.0
-"""How fast the risk rises above the plain host's with the factor, before two looks tell better."""
+"""How fast the risk rises above the base model's with the factor, before two looks tell better."""
 
 
 class Found(NamedTuple):
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 class Bracket:
     """One member's search: the answer is `below`, or a point between it and `above`.
 
-    Bisection takes the middle. Where the plain host's risk is known, the risk above it is close to a power of the factor: a line
+    Bisection takes the middle. Where the base model's risk is known, the risk above it is close to a power of the factor: a line
     through the logarithms of two looks, or through one, tells where τ is reached, and mostly it is within a point of there.
     """
 
@@ -75,21 +75,21 @@ class Bracket:
         return near[0] + (self.target - self.known[near[0]]) / slope if slope > 0 else math.nan
 
 
-def largest_factor(
-    look: Look, threshold: Tensor, plain: Tensor, *, start: tuple[Tensor, ...] | None = None, among: Tensor | None = None,
+def find_largest_factor(
+    look: Look, max_risk: Tensor, plain: Tensor, *, start: tuple[Tensor, ...] | None = None, among: Tensor | None = None,
     low: float = 1e-5, high: float = 1e2, halvings: int = 10,
 ) -> Found:  # fmt: skip
     """The largest c per member among the points that so many halvings of log [low, high] come to, with risk(c) ≤ τ; `low` where
-    none is. `plain` is the risk at c = 0, (M,), `start` what is seen at `low`, if it is known; members that are not `among` those
+    none is. `plain` is the risk at c = 0, (M,), `init_fraction` what is seen at `low`, if it is known; members that are not `among` those
     sought for, (M,), get any number.
 
-    >>> found = largest_factor(lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24)
+    >>> found = find_largest_factor(lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24)
     >>> found.factor, found.seen
     (tensor([2.0000]), (tensor([4.0000]),))
     """
     slope = POWER * math.log(high / low) / 2**halvings
-    ends = [2**halvings if sought else 1 for sought in (torch.ones_like(threshold) if among is None else among).tolist()]
-    targets = [math.log(s) if 0 < s < math.inf else math.nan for s in (threshold - plain).tolist()]
+    ends = [2**halvings if sought else 1 for sought in (torch.ones_like(max_risk) if among is None else among).tolist()]
+    targets = [math.log(s) if 0 < s < math.inf else math.nan for s in (max_risk - plain).tolist()]
     brackets = [Bracket(0, end, slope, target) for end, target in zip(ends, targets, strict=True)]
     seen = start
     if start is not None:
@@ -97,15 +97,15 @@ def largest_factor(
             bracket.know(0, excess)
     while any(b.open for b in brackets):
         points = [b.next() if b.open else b.below for b in brackets]
-        asked = torch.tensor([b.open for b in brackets], device=threshold.device)
-        now = look(_point(points, threshold, low, high, halvings).masked_fill(~asked, math.nan))
-        passed = asked & (now[0] <= threshold)
+        asked = torch.tensor([b.open for b in brackets], device=max_risk.device)
+        now = look(_point(points, max_risk, low, high, halvings).masked_fill(~asked, math.nan))
+        passed = asked & (now[0] <= max_risk)
         for bracket, point, excess, fits in zip(brackets, points, (now[0] - plain).tolist(), passed.tolist(), strict=True):
             if bracket.open:
                 bracket.saw(point, excess, passed=fits)
         before = seen or tuple(torch.full_like(each, math.nan) for each in now)
         seen = tuple(torch.where(passed, new, old) for new, old in zip(now, before, strict=True))
-    return Found(_point([b.below for b in brackets], threshold, low, high, halvings), seen or ())
+    return Found(_point([b.below for b in brackets], max_risk, low, high, halvings), seen or ())
 
 
 def _point(index: list[int], like: Tensor, low: float, high: float, halvings: int) -> Tensor:
@@ -118,20 +118,20 @@ def _point(index: list[int], like: Tensor, low: float, high: float, halvings: in
     return below.exp()
 
 
-def largest_factor_near(
-    about: Tensor, look: Look, threshold: Tensor, plain: Tensor, *, reach: float = 1.4, halvings: int = 5
+def find_largest_factor_near(
+    about: Tensor, look: Look, max_risk: Tensor, plain: Tensor, *, reach: float = 1.4, halvings: int = 5
 ) -> Found:
     """The same where a rough answer is known: sought within `reach` times of it, elsewhere for members without it.
 
-    >>> largest_factor_near(torch.tensor([1.7]), lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24).factor
+    >>> find_largest_factor_near(torch.tensor([1.7]), lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24).factor
     tensor([2.0000])
     """
-    share, seen = largest_factor(lambda c: look(about * c), threshold, plain, low=1 / reach, high=reach, halvings=halvings)
+    share, seen = find_largest_factor(lambda c: look(about * c), max_risk, plain, low=1 / reach, high=reach, halvings=halvings)
     edge = reach ** (1 - 2 ** (1 - halvings))  # what the last step leaves of the ends
     inside = (share * reach > 1 + 1e-6) & (share < edge * (1 - 1e-6))
     if bool(inside.all()):
         return Found(about * share, seen)
-    wide = largest_factor(look, threshold, plain, among=~inside)
+    wide = find_largest_factor(look, max_risk, plain, among=~inside)
     both = zip(seen, wide.seen, strict=True)
     return Found(torch.where(inside, about * share, wide.factor), tuple(torch.where(inside, near, far) for near, far in both))
 
@@ -144,12 +144,12 @@ def seen_of(found: Found, look: Callable[[], tuple[Tensor, ...]]) -> tuple[Tenso
     return tuple(torch.where(missing, now, then) for now, then in zip(look(), found.seen, strict=True))
 
 
-def calm(q: WeightDistribution, validation: Validation, threshold: Tensor) -> tuple[Tensor, Tensor] | None:
+def shrink_to_feasible(q: WeightDistribution, validation: Validation, max_risk: Tensor) -> tuple[Tensor, Tensor] | None:
     """Shrink the members whose risk is above τ until it is not; if there are none, what a look at them shows."""
     seen = validation.look(q)
-    passed = seen[0] <= threshold
+    passed = seen[0] <= max_risk
     if bool(passed.all()):
         return seen
-    found = largest_factor(validation.along(q), threshold, validation.plain(q), among=~passed, low=1e-6, high=1.0)
-    q.widen(torch.where(passed, torch.ones_like(threshold), found.factor))
+    found = find_largest_factor(validation.along(q), max_risk, validation.plain(q), among=~passed, low=1e-6, high=1.0)
+    q.scale_by(torch.where(passed, torch.ones_like(max_risk), found.factor))
     return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from offmap.data import Batch, Batches, Stream
-from offmap.distributed.group import ALONE, Group
+from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError
 from offmap.maxwent.objective import Objective
 
@@ -29,11 +29,11 @@ def minimize(
     seed: int = 0,
     schedule: Callable[[int], float] | None = None,
     start: int = 0,
-    group: Group = ALONE,
+    group: Group = SINGLE_PROCESS,
 ) -> str:
     """Take `steps` gradient steps and say how it ended: "finished", "stopped", or "diverged" before a non-finite step.
 
-    `schedule(step)` multiplies the learning rate; `start` steps are taken already. Every process of a `group` brings rows of its
+    `schedule(step)` multiplies the learning rate; `init_fraction` steps are taken already. Every process of a `group` brings rows of its
     own to each step, and all take the same.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -49,8 +49,8 @@ def minimize(
             if not bool(loss.isfinite()):
                 return "diverged"
         if schedule is not None:
-            for each, rate in zip(optimizer.param_groups, rates, strict=True):
-                each["lr"] = rate * schedule(step)
+            for each, lr in zip(optimizer.param_groups, rates, strict=True):
+                each["lr"] = lr * schedule(step)
         optimizer.step()
         verdicts = [monitor(step, loss.detach()) for monitor in monitors]  # all are asked, also after one says stop
         if any(verdicts):
@@ -112,6 +112,6 @@ def cycle(data: Batches, seed: int) -> Iterator[Batch]:
     return iter(Cycle(data, seed))
 
 
-def adam(parameters: Iterable[Tensor], *, rate: float, epsilon: float = 1e-8) -> torch.optim.Optimizer:
+def adam(parameters: Iterable[Tensor], *, lr: float, epsilon: float = 1e-8) -> torch.optim.Optimizer:
     """Adam, as everywhere in the paper."""
-    return torch.optim.Adam(list(parameters), lr=rate, eps=epsilon, fused=True)
+    return torch.optim.Adam(list(parameters), lr=lr, eps=epsilon, fused=True)

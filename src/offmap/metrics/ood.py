@@ -1,4 +1,4 @@
-"""How well a score separates familiar examples from others. Scores are higher the more OOD; infinities are allowed."""
+"""How well a score separates in-distribution examples from others. Scores are higher the more OOD; infinities are allowed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fpr_at(id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positiv
               \mathrm{FPR}_\mathrm{id} = \frac1m \#\{j : s_j \le t_\mathrm{id}\}
 
     - `positive="id"`: t is the ⌈rate·n⌉-th *smallest* in-distribution score, an observed value without interpolation;
-      the result is the share of OOD scores ≤ t: those that go unnoticed while `rate` of the familiar ones pass. This is
+      the result is the share of OOD scores ≤ t: those that go unnoticed while `rate` of the in-distribution ones pass. This is
       the paper's convention (its authors' code interpolates linearly between the two scores around t and counts
       strictly below, which can move the OOD scores that lie between those two).
     - `positive="ood"`: t is the ⌈rate·m⌉-th *largest* OOD score; the result is the share of in-distribution scores ≥ t:

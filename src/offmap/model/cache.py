@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from offmap._types import Inputs
 
-REMEMBERED = 1 << 24
+CACHE_BYTES = 1 << 24
 """Numbers that a memory holds at most (64 MB in float32)."""
 
 
@@ -22,7 +22,7 @@ Found = TypeVar("Found", bound=tuple[Tensor, ...])
 
 
 @dataclass
-class Memory:
+class LRUCache:
     """What was made of the last blocks of inputs, by their content: those who share it cost one pass together."""
 
     most: int | None = None  # numbers held; None: REMEMBERED
@@ -43,6 +43,6 @@ class Memory:
             self.kept[key] = look()
             self.numbers += sum(t.numel() for t in self.kept[key])
         self.kept.move_to_end(key)
-        while self.numbers > (self.most or REMEMBERED) and len(self.kept) > 1:
+        while self.numbers > (self.most or CACHE_BYTES) and len(self.kept) > 1:
             self.numbers -= sum(t.numel() for t in self.kept.popitem(last=False)[1])
         return self.kept[key]

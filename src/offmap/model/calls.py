@@ -1,4 +1,4 @@
-"""One call of a host, with some of its weights replaced for a while."""
+"""One call of a model, with some of its weights replaced for a while."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs
 from offmap.data.inputs import arguments
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.model.capture import ONE_AT_A_TIME
 
-Select: TypeAlias = Callable[[Any], Tensor]
-"""From what a host returns to the tensor that matters."""
+OutputFn: TypeAlias = Callable[[Any], Tensor]
+"""From what a model returns to the tensor that matters."""
 
-HOST_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
-"""What a host may raise on inputs of a form that it does not know."""
+MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
+"""What a model may raise on inputs of a form that it does not know."""
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The default `select`: a tensor itself, `.logits`, or the first entry."""
+    """The default `output_fn`: a tensor itself, `.logits`, or the first entry."""
     if isinstance(output, Tensor):
         return output
     if isinstance(getattr(output, "logits", None), Tensor):
         return output.logits
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return output[0]
-    raise HostError(
-        f"Expected a host that returns a tensor, an object with `.logits` or a tuple that starts with a tensor, "
-        f"but got {type(output).__name__}. Pass `select=` to pick the tensor."
+    raise ModelError(
+        f"Expected a model that returns a tensor, an object with `.logits` or a tuple that starts with a tensor, "
+        f"but got {type(output).__name__}. Pass `output_fn=` to pick the tensor."
     )
 
 
-def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> Tensor:
-    """One plain call of the host with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
+def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn = first_tensor) -> Tensor:
+    """One plain call of the model with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
     args, kwargs = arguments(inputs)
     with replaced(net, weights):
-        return select(net(*args, **kwargs))
+        return output_fn(net(*args, **kwargs))
 
 
 @contextmanager
 def replaced(net: nn.Module, weights: Mapping[str, Tensor]) -> Generator[None]:
-    """Other weights in the host for a while, a tied one in all of its places, whichever of its names it is given under.
+    """Other weights in the model for a while, a tied one in all of its places, whichever of its names it is given under.
 
     `functional_call` does the same, but takes several times as long to set up and trips over modules that are reachable by two
     paths (pytorch issue 164759).

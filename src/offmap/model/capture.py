@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offmap.model.matrix_view import Frame
-from offmap.model.param_views import Owners, Place
+from offmap.model.matrix_view import MatrixView
+from offmap.model.param_views import AliasTable, Place
 from offmap.model.windows import BLOCK, Windows
 
 ONE_AT_A_TIME = threading.RLock()
-"""Held while a host has weights that are not its own, or torch's switches are set: threads share both."""
+"""Held while a model has weights that are not its own, or torch's switches are set: threads share both."""
 
 aten = torch.ops.aten
 
@@ -33,10 +33,10 @@ Rows: TypeAlias = Callable[[Tensor | None], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class LayerInput:
     """`count` inputs, in each of `groups` equal blocks, meet the output rows `start` to `stop` of a parameter in `frame`."""
 
-    frame: Frame
+    frame: MatrixView
     start: int
     stop: int
     groups: int
@@ -46,7 +46,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Read:
+class ParamUse:
     """One use of a parameter: a meeting with rows of activations, a lookup by index, or why there is neither; or a bias alone, of
     the meeting before.
 
@@ -55,18 +55,18 @@ class Read:
 
     name: str
     bias: str | None = None
-    meeting: Meeting | None = None
+    meeting: LayerInput | None = None
     index: Tensor | None = None  # which rows were looked up
     why: str = ""
     final: bool = False
 
 
-class ReadWatcher(TorchDispatchMode):
+class CaptureMode(TorchDispatchMode):
     """Calls `visit` with a Read for every use of one of `weights` in a product or lookup while it is active."""
 
-    def __init__(self, weights: Mapping[str, Tensor], visit: Callable[[Read], None]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], visit: Callable[[ParamUse], None]) -> None:
         super().__init__()
-        self.owners = Owners(weights)
+        self.owners = AliasTable(weights)
         self.visit = visit
         self.widest = 0  # numbers in the largest result
         self.last: tuple[str, Tensor] | None = None  # of the products without a bias: whose it is, and the result
@@ -93,7 +93,7 @@ class ReadWatcher(TorchDispatchMode):
         for x, vector in (args[:2], args[1::-1]):
             if isinstance(x, Tensor) and isinstance(vector, Tensor) and x.untyped_storage().data_ptr() == here:
                 if vector.shape == x.shape[-1:] and (bias := self.owners.owns(vector)) is not None:
-                    self.visit(Read(name, bias))
+                    self.visit(ParamUse(name, bias))
                 self.last = None
                 return
 
@@ -119,17 +119,17 @@ TWICE = "read along two different axes"
 LOOKUP = "looked up by index: its inputs already lie along its axes"
 
 
-def _product(owners: Owners, rows: Tensor, operand: Tensor, fan_in: int, bias: Tensor | None = None) -> Iterator[Read]:
+def _product(owners: AliasTable, rows: Tensor, operand: Tensor, fan_in: int, bias: Tensor | None = None) -> Iterator[ParamUse]:
     """The read of `operand` (batch, ·, ·) by `rows` (batch, n, D), where D runs along its dimension `fan_in`."""
     name = owners.owns(operand)
     if name is None:
         return
     place = owners.locate(operand)
     meeting = place and _meeting(owners.shapes[name], place, fan_in, rows)
-    yield Read(name, owners.owns(bias), meeting) if meeting else Read(name, why=PARTLY, final=True)
+    yield ParamUse(name, owners.owns(bias), meeting) if meeting else ParamUse(name, why=PARTLY, final=True)
 
 
-def _meeting(shape: tuple[int, ...], place: Place, fan_in: int, rows: Tensor) -> Meeting | None:
+def _meeting(shape: tuple[int, ...], place: Place, fan_in: int, rows: Tensor) -> LayerInput | None:
     """Batch axes first, then the other outputs; the one axis that is seen in part comes first of all."""
     batch, axes, outs = place.dims[0], place.dims[fan_in], place.dims[3 - fan_in]
     if place.repeats[fan_in] > 1 or place.repeats[3 - fan_in] > 1:
@@ -145,60 +145,60 @@ def _meeting(shape: tuple[int, ...], place: Place, fan_in: int, rows: Tensor) ->
     # axes of size one belong anywhere: to the fan-in if that is one number, else to the outputs
     rest = [a for a in range(len(shape)) if a not in order and a not in axes]
     axes, order = (tuple(rest[-1:]), (*rest[:-1], *order)) if not axes else (axes, (*order, *rest))
-    frame = Frame(shape, tuple(order), axes)
+    frame = MatrixView(shape, tuple(order), axes)
     inner = frame.outputs // (shape[place.part[0]] if place.part else 1)
     span = (start * inner, stop * inner) if place.part else (0, frame.outputs)
     times = place.repeats[0]
     grouped = (
         rows.unflatten(0, (times, groups)).transpose(0, 1).flatten(1, 2) if times > 1 or groups > 1 else rows.flatten(0, 1)[None]
     )
-    return Meeting(frame, *span, groups, grouped.shape[1], lambda chosen: (grouped if chosen is None else grouped[:, chosen],))
+    return LayerInput(frame, *span, groups, grouped.shape[1], lambda chosen: (grouped if chosen is None else grouped[:, chosen],))
 
 
-def _bmm(owners: Owners, result: Tensor, a: Tensor, b: Tensor, *_: Any, bias: Tensor | None = None) -> Iterator[Read]:
+def _bmm(owners: AliasTable, result: Tensor, a: Tensor, b: Tensor, *_: Any, bias: Tensor | None = None) -> Iterator[ParamUse]:
     yield from _product(owners, a, b, 1, bias)
     if owners.owns(b) is None:  # of two parameters the first is the input: one that was learned, or a factor of the second
         yield from _product(owners, b.mT, a, 2, bias)
 
 
-def _baddbmm(owners: Owners, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+def _baddbmm(owners: AliasTable, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
     yield from _bmm(owners, result, a, b, bias=bias)
 
 
-def _mm(owners: Owners, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+def _mm(owners: AliasTable, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
     yield from _bmm(owners, result, a[None], b[None])
 
 
-def _addmm(owners: Owners, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+def _addmm(owners: AliasTable, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
     yield from _bmm(owners, result, a[None], b[None], bias=bias)
 
 
-def _mv(owners: Owners, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[Read]:
+def _mv(owners: AliasTable, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
     yield from _product(owners, a[None], b[None, :, None], 1)
 
 
 def _convolution(
-    owners: Owners, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
+    owners: AliasTable, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
-) -> Iterator[Read]:  # fmt: skip
+) -> Iterator[ParamUse]:  # fmt: skip
     name = owners.owns(weight)
     if name is None:
         return
     place = owners.locate(weight)
     if place is None or not place.whole:
-        yield Read(name, why=PARTLY, final=True)
+        yield ParamUse(name, why=PARTLY, final=True)
         return
     shape = tuple(weight.shape)
     taps = range(2, weight.ndim)
-    frame = Frame(shape, (0,), (1, *taps))
+    frame = MatrixView(shape, (0,), (1, *taps))
     if transposed:  # (in, out/g, *kernel)
-        frame = Frame((groups, shape[0] // groups, *shape[1:]), (0, 2), (1, *(t + 1 for t in taps)))
+        frame = MatrixView((groups, shape[0] // groups, *shape[1:]), (0, 2), (1, *(t + 1 for t in taps)))
     met = Windows(x, shape[2:], tuple(result.shape[2:]), stride, padding, dilation, transposed)
-    meeting = Meeting(frame, 0, frame.outputs, groups, met.count, lambda chosen: met.rows(groups, chosen), x)
-    yield Read(name, owners.owns(bias), meeting)
+    meeting = LayerInput(frame, 0, frame.outputs, groups, met.count, lambda chosen: met.rows(groups, chosen), x)
+    yield ParamUse(name, owners.owns(bias), meeting)
 
 
-def _trilinear(owners: Owners, result: Tensor, left: Tensor, weight: Tensor, right: Tensor, *_: Any) -> Iterator[Read]:
+def _trilinear(owners: AliasTable, result: Tensor, left: Tensor, weight: Tensor, right: Tensor, *_: Any) -> Iterator[ParamUse]:
     """nn.Bilinear: each output row meets the outer product of its two inputs."""
     name = owners.owns(weight)
     if name is None:
@@ -212,16 +212,16 @@ def _trilinear(owners: Owners, result: Tensor, left: Tensor, weight: Tensor, rig
 
     place = owners.locate(weight)
     if place is None or not place.whole:
-        yield Read(name, why=PARTLY, final=True)
+        yield ParamUse(name, why=PARTLY, final=True)
     else:
-        frame = Frame(tuple(weight.shape), (0,), (1, 2))
-        yield Read(name, None, Meeting(frame, 0, frame.outputs, 1, left.shape[0], rows))
+        frame = MatrixView(tuple(weight.shape), (0,), (1, 2))
+        yield ParamUse(name, None, LayerInput(frame, 0, frame.outputs, 1, left.shape[0], rows))
 
 
 def _rnn_layer(
-    owners: Owners, result: Any, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor, c0: Tensor,
+    owners: AliasTable, result: Any, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor, c0: Tensor,
     reverse: bool, *_: Any,
-) -> Iterator[Read]:  # fmt: skip
+) -> Iterator[ParamUse]:  # fmt: skip
     """One fused layer of an LSTM: its own outputs, one step earlier, are what the recurrent weight meets."""
     outputs: Tensor = result[0]
     before = torch.cat([outputs[1:], h0[None]]) if reverse else torch.cat([h0[None], outputs[:-1]])
@@ -229,14 +229,14 @@ def _rnn_layer(
     yield from _product(owners, before.flatten(0, 1)[None], w_hh.mT[None], 1, b_hh)
 
 
-def _lookup(owners: Owners, result: Any, weight: Tensor, index: Tensor, *_: Any) -> Iterator[Read]:
+def _lookup(owners: AliasTable, result: Any, weight: Tensor, index: Tensor, *_: Any) -> Iterator[ParamUse]:
     name = owners.owns(weight)
     if name is not None:
         place = owners.locate(weight)
-        yield Read(name, index=index if place is not None and place.whole else None, why=LOOKUP)
+        yield ParamUse(name, index=index if place is not None and place.whole else None, why=LOOKUP)
 
 
-READERS: dict[Any, Callable[..., Iterator[Read]]] = {
+READERS: dict[Any, Callable[..., Iterator[ParamUse]]] = {
     aten.mm: _mm,
     aten.addmm: _addmm,
     aten.bmm: _bmm,

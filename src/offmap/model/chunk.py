@@ -1,4 +1,4 @@
-"""How many draws to run at once: measured, once for a form of host."""
+"""How many draws to run at once: measured, once for a form of model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from offmap._types import Inputs
 from offmap.data.inputs import is_table, take_rows
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.model import dense
-from offmap.model.forward import Select, first_tensor, forward
+from offmap.model.forward import OutputFn, first_tensor, forward
 
 CHUNK_NUMBERS = 1 << 25
 """Weights drawn at once when the chunk is chosen here (128 MB in float32)."""
@@ -31,19 +31,19 @@ THREAD_TIME = time.thread_time if time.get_clock_info("thread_time").resolution 
 """Other work on the machine does not count, where the system can tell (some only by hundredths of a second)."""
 
 CHOSEN: dict[Hashable, int] = {}
-"""Chunks measured in this process, by the host's form: a choice is made once, so that results repeat to the bit."""
+"""Chunks measured in this process, by the model's form: a choice is made once, so that results repeat to the bit."""
 
 
-def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select = first_tensor) -> int:
-    """How many draws of every member, {name: (M, ...)}, to run at once: measured on these inputs, once for a form of host.
+def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn = first_tensor) -> int:
+    """How many draws of every member, {name: (M, ...)}, to run at once: measured on these inputs, once for a form of model.
 
-    Batched products take as many draws as stay small in memory. Other hosts run a few times, draw after draw and under `vmap`,
+    Batched products take as many draws as stay small in memory. Other models run a few times, draw after draw and under `vmap`,
     and a larger chunk is taken if it is clearly faster; those that `vmap` cannot run are looped over. `vmap` saves what calls
     cost beside the arithmetic, so what is best for these rows may not be for many more or fewer. Chunks change outputs by
     rounding alone; where another process must repeat them to the bit, give it the chunk that was chosen here.
     """
     most = min(CHUNKS[-1], CHUNK_NUMBERS // max(1, sum(w.numel() for w in weights.values())))
-    if select is first_tensor and is_table(inputs) and dense.plan(net):
+    if output_fn is first_tensor and is_table(inputs) and dense.plan(net):
         return max(1, most)
     chunks = [c for c in CHUNKS if c <= most]
     if not chunks:
@@ -52,30 +52,30 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
     pair = {n: w[:1].repeat(2, *[1] * (w.ndim - 1)).requires_grad_(w.is_floating_point()) for n, w in weights.items()}
     try:
         with torch.enable_grad():
-            forward(net, pair, take_rows(inputs, slice(0, 2)), select=select)
-    except HostError:
+            forward(net, pair, take_rows(inputs, slice(0, 2)), output_fn=output_fn)
+    except ModelError:
         return 1
     form = _form(net, weights, inputs)
     if form not in CHOSEN:
-        CHOSEN[form] = _quickest(net, weights, inputs, select, chunks)
+        CHOSEN[form] = _quickest(net, weights, inputs, output_fn, chunks)
     return CHOSEN[form]
 
 
 @torch.no_grad()
-def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, select: Select, chunks: list[int]) -> int:
+def _quickest(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn, chunks: list[int]) -> int:
     """The chunk that takes least per draw. Sizes take turns, so that a busy machine slows all; those without time left pass."""
     where = next(iter(weights.values()))
     members, clock = where.shape[0], THREAD_TIME if where.device.type == "cpu" else time.perf_counter
     best: dict[int, float] = {}  # seconds for one weight set
     last, end = 0.0, clock() + SECONDS
-    forward(net, {n: w[:1] for n, w in weights.items()}, inputs, select=select)  # a first call is slow
+    forward(net, {n: w[:1] for n, w in weights.items()}, inputs, output_fn=output_fn)  # a first call is slow
     for _ in range(TURNS):
         for draws in (1, *chunks):
             sets = 1 if draws == 1 else draws * members
             if best and clock() + sets * best.get(draws, last) > end:
                 continue
             stacked = {n: w[:1] if sets == 1 else w.repeat(draws, *[1] * (w.ndim - 1)) for n, w in weights.items()}
-            last = _seconds(lambda sets=stacked: forward(net, sets, inputs, select=select), clock) / sets
+            last = _seconds(lambda sets=stacked: forward(net, sets, inputs, output_fn=output_fn), clock) / sets
             best[draws] = min(last, best.get(draws, last))
     chunk = 1
     for draws in sorted(best):

@@ -1,6 +1,6 @@
 """Plain stacks of Linear layers and activations over many weight sets, as batched matrix products.
 
-`vmap` gives the same numbers; here the bias rides in the product and activations work in place, which for small hosts is most
+`vmap` gives the same numbers; here the bias rides in the product and activations work in place, which for small models is most
 of the time.
 """
 
@@ -33,7 +33,7 @@ Plan: TypeAlias = list[tuple[str, nn.Module]]
 
 
 def plan(net: nn.Module, prefix: str = "") -> Plan | None:
-    """Layers by name if the host is nothing but nested Sequentials of Linear and elementwise modules, else None."""
+    """Layers by name if the model is nothing but nested Sequentials of Linear and elementwise modules, else None."""
     if vars(net)["_forward_hooks"] or vars(net)["_forward_pre_hooks"] or (not prefix and _tied(net)):
         return None
     if isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward:

@@ -1,4 +1,4 @@
-"""What a host makes of an example on the way to its output: the rows that meet its matrices."""
+"""What a model makes of an example on the way to its output: the rows that meet its matrices."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs
 from offmap.data.inputs import rows_of, take_rows
-from offmap.model.capture import Read, ReadWatcher, open_attention
-from offmap.model.forward import HOST_ERRORS, Select, call, first_tensor, host_failed
+from offmap.model.capture import CaptureMode, ParamUse, open_attention
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed
 
 
 def features(
     net: nn.Module,
     weights: Mapping[str, Tensor],
     x: Inputs,
-    select: Select = first_tensor,
+    output_fn: OutputFn = first_tensor,
     *,
     names: Collection[str] | None = None,
     maps: bool = False,
@@ -32,11 +32,11 @@ def features(
     {'0.weight': (4, 2), '2.weight': (4, 3)}
     """
     if rows_of(x) == 1:  # in company: of one row, some operators make a vector, and whatever meets one row looks like it
-        found = features(net, weights, take_rows(x, [0, 0]), select, names=names, maps=maps)
+        found = features(net, weights, take_rows(x, [0, 0]), output_fn, names=names, maps=maps)
         return {name: met[:1] for name, met in found.items()}
     batch, found = rows_of(x), dict[str, Tensor]()
 
-    def visit(read: Read) -> None:
+    def visit(read: ParamUse) -> None:
         met = read.meeting
         if met is None or read.name in found or (names is not None and read.name not in names):
             return
@@ -46,11 +46,11 @@ def features(
             found[read.name] = torch.cat([block[0] for block in met.rows(None)])
 
     # in inference mode products are not taken apart, and nobody sees what they read
-    with torch.inference_mode(False), torch.no_grad(), open_attention(), ReadWatcher(weights, visit):
+    with torch.inference_mode(False), torch.no_grad(), open_attention(), CaptureMode(weights, visit):
         try:
-            call(net, weights, x, select)
-        except HOST_ERRORS as error:
-            raise host_failed(net, x, error) from error
+            call(net, weights, x, output_fn)
+        except MODEL_ERRORS as error:
+            raise model_failed(net, x, error) from error
     return found
 
 

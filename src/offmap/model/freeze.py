@@ -9,28 +9,28 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from offmap._types import Weights
-from offmap.model.forward import Select, first_tensor
-from offmap.model.named_tensors import Mirror
-from offmap.model.params import copy_host, with_ties
+from offmap.model.forward import OutputFn, first_tensor
+from offmap.model.named_tensors import NamedTensors
+from offmap.model.params import copy_model, with_ties
 
 
 class Frozen(nn.Module):
-    """A host with S weight sets inside: a call gives all outputs, (S, B, ...)."""
+    """A model with S weight sets inside: a call gives all outputs, (S, B, ...)."""
 
-    def __init__(self, net: nn.Module, weights: Weights, select: Select = first_tensor) -> None:
+    def __init__(self, net: nn.Module, weights: Weights, output_fn: OutputFn = first_tensor) -> None:
         super().__init__()
         self.net = net
-        self.weights = Mirror(weights)
+        self.weights = NamedTensors(weights)
         self.size = next(iter(weights.values())).shape[0]
-        self.select = select
+        self.output_fn = output_fn
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Outputs of every weight set, unrolled: a loop exports with a dynamic batch where `vmap` does not."""
         sets = [{n: w[i] for n, w in self.weights.items()} for i in range(self.size)]
         outputs = [functional_call(self.net, with_ties(self.net, w), args, kwargs, tie_weights=False) for w in sets]
-        return torch.stack([self.select(output) for output in outputs])
+        return torch.stack([self.output_fn(output) for output in outputs])
 
 
-def freeze(net: nn.Module, weights: Weights, *, select: Select = first_tensor) -> Frozen:
-    """One exportable module out of a host and a stack of drawn weights."""
-    return Frozen(copy_host(net), weights, select).eval()
+def freeze(net: nn.Module, weights: Weights, *, output_fn: OutputFn = first_tensor) -> Frozen:
+    """One exportable module out of a model and a stack of drawn weights."""
+    return Frozen(copy_model(net), weights, output_fn).eval()

@@ -1,6 +1,6 @@
-"""Look at a host on a few rows before trusting it: its own randomness, its memory, its devices, and what no input reaches.
+"""Look at a model on a few rows before trusting it: its own randomness, its memory, its devices, and what no input reaches.
 
-Everything runs on copies that share the host's parameters and nothing else, so the host is left as it was.
+Everything runs on copies that share the model's parameters and nothing else, so the model is left as it was.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import rows_of, take_rows
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.model.capture import slow_attention
-from offmap.model.forward import HOST_ERRORS, Select, call, check_rows, first_tensor, host_failed
-from offmap.model.params import copy_host, floating, listed, one_device
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed
+from offmap.model.params import copy_model, floating, listed, one_device
 from offmap.model.state import changed, same
 from offmap.posterior.noise import generator
 
@@ -33,7 +33,7 @@ SECOND_LOOK = 64
 
 @dataclass(frozen=True)
 class Findings:
-    """What a look at a host found, all of it bearable: what is not was refused."""
+    """What a look at a model found, all of it bearable: what is not was refused."""
 
     unreached: tuple[str, ...] = ()  # parameters that no input reaches
     hidden: tuple[str, ...] = ()  # parameters that inputs reach and gradients do not
@@ -44,7 +44,7 @@ class Findings:
     def notes(self) -> tuple[str, ...]:
         """A sentence for each finding."""
         said = {
-            "No input reaches {}: left out of the random parameters. Drop them from the host, or check `select`.": self.unreached,
+            "No input reaches {}: left out of the random parameters. Drop them from the model, or check `output_fn`.": self.unreached,
             "Gradients do not reach {}: random, but only solver='closed-form' can fit them.": self.hidden,
             "Calls change {}: harmless, as the outputs do not depend on it.": self.changing,
         }
@@ -58,8 +58,8 @@ class Findings:
 
 
 @torch.no_grad()
-def examine(net: nn.Module, inputs: Inputs, select: Select = first_tensor) -> Findings:
-    """Look at a private host in evaluation mode; raise a HostError for what would make every result wrong.
+def examine(net: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> Findings:
+    """Look at a private model in evaluation mode; raise a HostError for what would make every result wrong.
 
     Costs about seven calls on at most 8 rows, and one copy of the weights at a time.
 
@@ -69,8 +69,8 @@ def examine(net: nn.Module, inputs: Inputs, select: Select = first_tensor) -> Fi
     device = one_device(net)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         own = floating(net)
-        # some hosts rewrite their parameters in a call, as embeddings with `max_norm` do
-        look = Look(net, take_rows(inputs, slice(0, ROWS)), select, {n: w.clone() for n, w in own.items()})
+        # some models rewrite their parameters in a call, as embeddings with `max_norm` do
+        look = Look(net, take_rows(inputs, slice(0, ROWS)), output_fn, {n: w.clone() for n, w in own.items()})
         alone = _answer(replace(look, x=take_rows(inputs, slice(0, 2))), device)
         first = _answer(look, device)
         used, changing = _memory(look, first)
@@ -94,28 +94,28 @@ def examine(net: nn.Module, inputs: Inputs, select: Select = first_tensor) -> Fi
 
 @dataclass(frozen=True)
 class Look:
-    """A host, a few rows, what of the output matters, and the weights to call it with."""
+    """A model, a few rows, what of the output matters, and the weights to call it with."""
 
     net: nn.Module
     x: Inputs
-    select: Select
+    output_fn: OutputFn
     weights: Weights
 
     def fresh(self) -> nn.Module:
-        """The host as it is before any call."""
-        return copy_host(self.net, share=True)
+        """The model as it is before any call."""
+        return copy_model(self.net, share=True)
 
     def run(self, twin: nn.Module | None = None, x: Inputs | None = None) -> Tensor:
         """The selected output."""
-        return call(twin or self.fresh(), self.weights, self.x if x is None else x, self.select).detach()
+        return call(twin or self.fresh(), self.weights, self.x if x is None else x, self.output_fn).detach()
 
     def hidden(self) -> list[str]:
         """Parameters that the graph of the output does not lead to; nothing is differentiated, so nothing is held."""
         leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         try:
             with torch.enable_grad(), slow_attention():
-                output = call(self.fresh(), leaves, self.x, self.select)
-        except HOST_ERRORS:  # runs without gradients only
+                output = call(self.fresh(), leaves, self.x, self.output_fn)
+        except MODEL_ERRORS:  # runs without gradients only
             return list(leaves)
         found = _leaves_of(output)
         return [name for name, leaf in leaves.items() if id(leaf) not in found]
@@ -132,7 +132,7 @@ class Look:
         try:
             # to the bit: a branch may be scaled down to almost nothing and still be one
             return not same(replace(self, weights=moved).run(), plain, exact=True)
-        except HOST_ERRORS:
+        except MODEL_ERRORS:
             return True
 
 
@@ -146,18 +146,18 @@ def shaken(weights: Mapping[str, Tensor], size: float) -> Weights:
 
 
 def _answer(look: Look, device: torch.device) -> Tensor:
-    """The output of one call, refused if the host cannot be called or answers from elsewhere."""
+    """The output of one call, refused if the model cannot be called or answers from elsewhere."""
     try:
         output = look.run()
-    except HOST_ERRORS as error:
+    except MODEL_ERRORS as error:
         dtype = next(iter(look.weights.values())).dtype
         remedy = f" Or the CPU cannot run it in {dtype}: fit a copy in float32, `net.float()`." if _half(dtype, device) else ""
-        raise HostError(f"{host_failed(look.net, look.x, error)}{remedy}") from error
+        raise ModelError(f"{model_failed(look.net, look.x, error)}{remedy}") from error
     check_rows(look.net, output, look.x)
     if output.device != device:
-        raise HostError(
+        raise ModelError(
             f"Expected an output on the device of the parameters, {device}, but {type(look.net).__name__} answers on "
-            f"{output.device}. Keep the host on one device, or move the output back in `select=`."
+            f"{output.device}. Keep the model on one device, or move the output back in `output_fn=`."
         )
     return output
 
@@ -167,10 +167,10 @@ def _half(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _memory(look: Look, first: Tensor) -> tuple[nn.Module, list[str]]:
-    """Refuse randomness and memory that show in the output; give a host that was called, and what calls change without that."""
+    """Refuse randomness and memory that show in the output; give a model that was called, and what calls change without that."""
     used = look.fresh()
     look.run(used, _others(look.x))
-    between = copy_host(used, share=True)
+    between = copy_model(used, share=True)
     again = look.run(used)
     if not same(again, first, exact=True):
         _refuse(look, used, first, again)
@@ -178,31 +178,31 @@ def _memory(look: Look, first: Tensor) -> tuple[nn.Module, list[str]]:
 
 
 def _check_results(look: Look, used: nn.Module) -> None:
-    """Refuse a host that, once called, answers to new weights as if they were the old ones."""
+    """Refuse a model that, once called, answers to new weights as if they were the old ones."""
     moved = replace(look, weights=shaken(look.weights, 0.3))
     try:
         fresh = moved.run()
-    except HOST_ERRORS:  # it does not take any weights
+    except MODEL_ERRORS:  # it does not take any weights
         return
     if not same(moved.run(used), fresh):
-        raise HostError(
-            f"Expected a host that computes anew from its weights, but {type(look.net).__name__} keeps what it made of them in "
+        raise ModelError(
+            f"Expected a model that computes anew from its weights, but {type(look.net).__name__} keeps what it made of them in "
             f"{listed(changed(look.net, used))}. Keep such results in training mode only, or clear them in every call."
         )
 
 
 def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
-    """Raise for a host whose second answer to the same rows is another one, and say whose fault it is."""
+    """Raise for a model whose second answer to the same rows is another one, and say whose fault it is."""
     sources, memory = random_operators(look), changed(look.net, used)
     if same(again, first) and not sources:
         return  # an unlucky order of summation
     if not memory or not same(look.run(), first, exact=True):
-        raise HostError(
+        raise ModelError(
             f"Expected the same output for the same inputs, but {type(look.net).__name__} draws its own randomness: "
             f"{', '.join(sources) or 'not with an operator of torch'}. Switch it off in evaluation mode, for example with "
             "`F.dropout(x, training=self.training)`."
         )
-    raise HostError(
+    raise ModelError(
         f"Expected outputs that do not depend on earlier calls, but {type(look.net).__name__} remembers them in "
         f"{listed(memory)}. Update such state in training mode only, `if self.training:`."
     )
@@ -231,7 +231,7 @@ def random_operators(look: Look) -> list[str]:
     twin = look.fresh()
     inside: list[str] = []
     for path, module in twin.named_modules():
-        name = f"`{path}` ({type(module).__name__})" if path else "the host itself"
+        name = f"`{path}` ({type(module).__name__})" if path else "the model itself"
         module.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
         module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True)
     seen: dict[str, None] = {}

@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Frame:
+class MatrixView:
     """Seen under the shape `view`, a parameter has fan-in `axes`, and output axes `outs` whose rows are cut in `blocks`.
 
-    >>> frame = Frame(view=(6, 4, 3, 3), outs=(0,), axes=(1, 2, 3), blocks=(3, 3))  # two groups
+    >>> frame = MatrixView(view=(6, 4, 3, 3), outs=(0,), axes=(1, 2, 3), blocks=(3, 3))  # two groups
     >>> frame.outputs, frame.fan_in, frame.rows(torch.zeros(1, 6, 4, 3, 3)).shape
     (6, 36, torch.Size([1, 6, 36]))
     """
@@ -40,7 +40,7 @@ class Frame:
         """D."""
         return math.prod(self.view[a] for a in self.axes)
 
-    def cut(self, blocks: tuple[int, ...]) -> Frame:
+    def cut(self, blocks: tuple[int, ...]) -> MatrixView:
         """The same frame with its rows cut into blocks of these sizes."""
         return replace(self, blocks=blocks)
 
@@ -87,7 +87,7 @@ def in_pieces(rows: Tensor, pieces: int) -> Tensor:
     return F.pad(rows, (0, pieces * width - rows.shape[-1])).unflatten(-1, (pieces, width))
 
 
-def rotate(delta: Tensor, matrix: Tensor, frame: Frame) -> Tensor:
+def rotate(delta: Tensor, matrix: Tensor, frame: MatrixView) -> Tensor:
     """Noise in the basis to noise in weights: (M, P, *shape), (M, G, N, d, d) -> (M, P, *shape), δ Vᵀ block by block."""
     members, draws, shape = delta.shape[0], delta.shape[1], delta.shape[2:]
     flat = frame.rows(delta.flatten(0, 1))
@@ -99,7 +99,7 @@ def rotate(delta: Tensor, matrix: Tensor, frame: Frame) -> Tensor:
     else:
         apart = flat.unflatten(0, (members, draws))
         each = [_turn(draw, back, frame.blocks) for member, back in zip(apart, backs, strict=True) for draw in member]
-        turned = each[0].unsqueeze(0) if len(each) == 1 else torch.stack(each)  # large hosts draw one at a time: no copy
+        turned = each[0].unsqueeze(0) if len(each) == 1 else torch.stack(each)  # large models draw one at a time: no copy
     return frame.back(turned, shape).unflatten(0, (members, draws))
 
 

@@ -1,4 +1,4 @@
-"""A module that files tensors under the host's dotted names, so that its state dict reads like the host's own."""
+"""A module that files tensors under the model's dotted names, so that its state dict reads like the model's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 
-class Mirror(nn.Module):
+class NamedTensors(nn.Module):
     """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping.
 
     >>> import torch
-    >>> mirror = Mirror({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)
+    >>> mirror = NamedTensors({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)
     >>> sorted(mirror.state_dict()), mirror["fc.weight"].shape
     (['fc.weight', 'scale'], torch.Size([2, 3]))
     """
@@ -23,7 +23,7 @@ class Mirror(nn.Module):
             *path, leaf = name.split(".")
             room: nn.Module = self
             for step in path:
-                # filed by hand: a host may have a layer called `values`, which `add_module` would refuse here
+                # filed by hand: a model may have a layer called `values`, which `add_module` would refuse here
                 room = vars(room)["_modules"].setdefault(step, nn.Module())
             if trainable:
                 vars(room)["_parameters"][leaf] = nn.Parameter(tensor.detach())
@@ -48,9 +48,9 @@ class Mirror(nn.Module):
         return name in self.names
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Pairs of name and tensor, in the host's order."""
+        """Pairs of name and tensor, in the model's order."""
         return ((name, self[name]) for name in self.names)
 
     def values(self) -> Iterator[Tensor]:
-        """The tensors, in the host's order."""
+        """The tensors, in the model's order."""
         return (self[name] for name in self.names)

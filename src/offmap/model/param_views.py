@@ -46,7 +46,7 @@ class Known:
         return self.first + self.tensor.numel()
 
 
-class Owners:
+class AliasTable:
     """Knows whose memory an operand lies in: the parameters', and that of copies made of them on the way."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Name-keyed weights: select from a host, stack, take one, count. Tied weights appear once, under their first name."""
+"""Name-keyed weights: select from a model, stack, take one, count. Tied weights appear once, under their first name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Weights
-from offmap.errors import ConfigError, HostError
+from offmap.errors import ConfigError, ModelError
 
-Where: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
+ParamSelection: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
 """Which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all."""
 
 LAST_LAYER = "last-layer"
@@ -24,13 +24,13 @@ WORDS: dict[str, Callable[[str, Tensor], bool]] = {
     "all": lambda name, tensor: True,
     "matrices": lambda name, tensor: tensor.ndim >= 2,
 }
-"""Words for `where` and what they stand for. A word wins over a pattern of the same spelling."""
+"""Words for `params` and what they stand for. A word wins over a pattern of the same spelling."""
 
 
-def copy_host(net: nn.Module, *, share: bool = False) -> nn.Module:
-    """A private copy of the host in evaluation mode, without gradients: what is done to the host later cannot reach it.
+def copy_model(net: nn.Module, *, share: bool = False) -> nn.Module:
+    """A private copy of the model in evaluation mode, without gradients: what is done to the model later cannot reach it.
 
-    With `share` the copy reads the host's own parameters, and only buffers and attributes are its own: no memory to speak of.
+    With `share` the copy reads the model's own parameters, and only buffers and attributes are its own: no memory to speak of.
     """
     # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
     leftovers = [t for m in net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
@@ -41,24 +41,24 @@ def copy_host(net: nn.Module, *, share: bool = False) -> nn.Module:
     try:
         twin = copy.deepcopy(net, memo)
     except Exception as error:
-        raise HostError(
-            f"Expected a host that `copy.deepcopy` can copy, but {type(net).__name__} raised: {error}. "
+        raise ModelError(
+            f"Expected a model that `copy.deepcopy` can copy, but {type(net).__name__} raised: {error}. "
             "Detach what the module keeps from its last call, or give it a `__deepcopy__`."
         ) from error
     return twin.eval().requires_grad_(False)
 
 
-def chooser(where: Where) -> Callable[[str, Tensor], bool]:
-    """The predicate on (name, tensor) that `where` stands for.
+def chooser(params: ParamSelection) -> Callable[[str, Tensor], bool]:
+    """The predicate on (name, tensor) that `params` stands for.
 
     >>> chooser("matrices")("fc.bias", torch.zeros(3))
     False
     """
-    if where is None:
+    if params is None:
         return WORDS["all"]
-    if callable(where):
-        return where
-    given = entries(where)
+    if callable(params):
+        return params
+    given = entries(params)
     if LAST_LAYER in given:
         raise ConfigError(
             f"Expected names, but {LAST_LAYER!r} takes a forward pass to tell. Use `offmap.fit`, or pass a pattern."
@@ -67,12 +67,12 @@ def chooser(where: Where) -> Callable[[str, Tensor], bool]:
     return lambda name, tensor: any(test(name, tensor) for test in tests)
 
 
-def entries(where: str | Sequence[str]) -> list[str]:
-    """The words and patterns of `where`, refused unless all are strings."""
-    given: list[Any] = list(where) if isinstance(where, list | tuple) else [where]
+def entries(params: str | Sequence[str]) -> list[str]:
+    """The words and patterns of `params`, refused unless all are strings."""
+    given: list[Any] = list(params) if isinstance(params, list | tuple) else [params]
     if not all(isinstance(entry, str) for entry in given):
         raise ConfigError(
-            f"Expected `where` to be a pattern, a list of them, a function or None, but got {where!r}. "
+            f"Expected `params` to be a pattern, a list of them, a function or None, but got {params!r}. "
             f"The words {[*WORDS, LAST_LAYER]} are patterns too."
         )
     return given
@@ -82,19 +82,19 @@ def _fits(pattern: str, name: str, tensor: Tensor) -> bool:
     return fnmatch(name, pattern)
 
 
-def select(net: nn.Module, where: Where = None) -> Weights:
-    """Detached floating-point parameters of `net` that `where` picks, by name.
+def select_params(net: nn.Module, params: ParamSelection = None) -> Weights:
+    """Detached floating-point parameters of `net` that `params` picks, by name.
 
-    >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False)), where="*.weight"))
+    >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False)), params="*.weight"))
     ['0.weight', '1.weight']
     """
     known = floating(net)
     if not known:
-        raise HostError(f"Expected a host with floating-point parameters, but {type(net).__name__} has none.")
-    wanted = chooser(where)
+        raise ModelError(f"Expected a model with floating-point parameters, but {type(net).__name__} has none.")
+    wanted = chooser(params)
     chosen = {n: p for n, p in known.items() if wanted(n, p)}
     if not chosen:
-        raise ConfigError(f"Expected `where` to pick at least one parameter, but {where!r} fits none of {list(known)}.")
+        raise ConfigError(f"Expected `params` to pick at least one parameter, but {params!r} fits none of {list(known)}.")
     return chosen
 
 
@@ -105,16 +105,16 @@ def floating(net: nn.Module) -> Weights:
 
 def remainder(net: nn.Module, chosen: Mapping[str, Tensor]) -> Weights:
     """Everything else that a call of `net` reads: the other parameters, and the buffers."""
-    return {n: t.detach() for n, t in everything(net).items() if n not in chosen}
+    return {n: t.detach() for n, t in all_params(net).items() if n not in chosen}
 
 
-def everything(net: nn.Module) -> Weights:
+def all_params(net: nn.Module) -> Weights:
     """All tensors that a call of `net` reads: parameters, then buffers, tied ones once."""
     return dict(net.named_parameters()) | dict(net.named_buffers())
 
 
 def with_ties(net: nn.Module, weights: Mapping[str, Tensor]) -> Weights:
-    """The same weights under every name of a tied tensor, every place in the host once.
+    """The same weights under every name of a tied tensor, every place in the model once.
 
     `functional_call` can do this itself, but leaves a module that is reachable by two paths with the weights of the last call
     (pytorch issue 164759); so it is called with all names and `tie_weights=False`.
@@ -131,7 +131,7 @@ def with_ties(net: nn.Module, weights: Mapping[str, Tensor]) -> Weights:
 
 
 def stack(weights: Sequence[Mapping[str, Tensor]]) -> Weights:
-    """Weights of several hosts of one architecture with a leading axis: M × {name: (...)} -> {name: (M, ...)}."""
+    """Weights of several models of one architecture with a leading axis: M × {name: (...)} -> {name: (M, ...)}."""
     return {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
 
 
@@ -141,7 +141,7 @@ def at(weights: Mapping[str, Tensor], index: int) -> Weights:
 
 
 def count(weights: Mapping[str, Tensor]) -> int:
-    """How many numbers there are in one host's weights.
+    """How many numbers there are in one model's weights.
 
     >>> count({"weight": torch.zeros(3, 2), "bias": torch.zeros(3)})
     9
@@ -150,15 +150,15 @@ def count(weights: Mapping[str, Tensor]) -> int:
 
 
 def same_architecture(nets: Sequence[nn.Module]) -> None:
-    """Raise a HostError that names the first difference unless all hosts have the same names, shapes, dtypes and devices."""
+    """Raise a HostError that names the first difference unless all models have the same names, shapes, dtypes and devices."""
     for what, says, remedy in _ASPECTS:
-        first = {n: says(t) for n, t in everything(nets[0]).items()}
+        first = {n: says(t) for n, t in all_params(nets[0]).items()}
         for position, net in enumerate(nets[1:], start=1):
-            given = {n: says(t) for n, t in everything(net).items()}
+            given = {n: says(t) for n, t in all_params(net).items()}
             for name in first | given:
                 here, there = first.get(name, "nothing"), given.get(name, "nothing")
                 if here != there:
-                    raise HostError(
+                    raise ModelError(
                         f"Expected members of one {what}, but `{name}` is {here} in member 0 and {there} in "
                         f"member {position}. {remedy}"
                     )
@@ -168,7 +168,7 @@ _ASPECTS: tuple[tuple[str, Callable[[Tensor], str], str], ...] = (
     (
         "architecture",
         lambda t: str(tuple(t.shape)),
-        "Fit them apart and join their guards with `offmap.mixture`, or pass members built by one function.",
+        "Fit them apart and join their guards with `offmap.combine`, or pass members built by one function.",
     ),
     ("dtype", lambda t: str(t.dtype), "Convert them, for example with `net.float()`."),
     ("device", lambda t: str(t.device), "Move them, for example with `net.to('cpu')`."),
@@ -177,13 +177,15 @@ _ASPECTS: tuple[tuple[str, Callable[[Tensor], str], str], ...] = (
 
 def one_device(net: nn.Module) -> torch.device:
     """The device on which all parameters and buffers live; raise a HostError that names those elsewhere."""
-    places = {n: t.device for n, t in everything(net).items()}
+    places = {n: t.device for n, t in all_params(net).items()}
     first, *others = dict.fromkeys(places.values())
     if others:
         said = "; ".join(f"{listed(n for n, at in places.items() if at == device)} on {device}" for device in (first, *others))
-        raise HostError(f"Expected a host on one device, but it has {said}. Move it, for example with `net.to('{first}')`.")
+        raise ModelError(f"Expected a model on one device, but it has {said}. Move it, for example with `net.to('{first}')`.")
     if first.type == "meta":
-        raise HostError(f"Expected a host that holds numbers, but {type(net).__name__} is on the meta device. Load its weights.")
+        raise ModelError(
+            f"Expected a model that holds numbers, but {type(net).__name__} is on the meta device. Load its weights."
+        )
     return first
 
 

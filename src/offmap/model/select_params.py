@@ -1,4 +1,4 @@
-"""Which parameters are random: `where` made into names, by a look at a forward pass where a word needs one."""
+"""Which parameters are random: `params` made into names, by a look at a forward pass where a word needs one."""
 
 from __future__ import annotations
 
@@ -14,43 +14,48 @@ from torch.utils._pytree import tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import take_rows
 from offmap.errors import ConfigError
-from offmap.model.capture import LOOKUP, Read, ReadWatcher, slow_attention
-from offmap.model.forward import Select, call, first_tensor
+from offmap.model.capture import LOOKUP, CaptureMode, ParamUse, slow_attention
+from offmap.model.forward import OutputFn, call, first_tensor
 from offmap.model.inspect import ROWS
-from offmap.model.params import LAST_LAYER, Where, chooser, copy_host, entries, floating, listed
-from offmap.model.params import select as select_weights
-from offmap.posterior.construct import Centre
+from offmap.model.params import LAST_LAYER, ParamSelection, chooser, copy_model, entries, floating, listed
+from offmap.model.params import select_params as select_weights
+from offmap.posterior.construct import StackedModel
 
 aten = torch.ops.aten
 
 
 def choose(
-    at: Centre, inputs: Inputs, where: Where = None, select: Select = first_tensor, *, unreached: Collection[str] = ()
-) -> Centre:
-    """The same centre with those parameters random that `where` asks for and some input reaches; the others stay fixed."""
-    asked = select_weights(at.net, _spelled_out(at.net, inputs, where, select))
+    at: StackedModel,
+    inputs: Inputs,
+    params: ParamSelection = None,
+    output_fn: OutputFn = first_tensor,
+    *,
+    unreached: Collection[str] = (),
+) -> StackedModel:
+    """The same centre with those parameters random that `params` asks for and some input reaches; the others stay fixed."""
+    asked = select_weights(at.net, _spelled_out(at.net, inputs, params, output_fn))
     names = [name for name in asked if name not in unreached]
     if not names:
         raise ConfigError(
-            f"Expected `where` to pick a parameter that some input reaches, but {where!r} picks {listed(asked)} alone. "
-            "Check `select`, or pick others."
+            f"Expected `params` to pick a parameter that some input reaches, but {params!r} picks {listed(asked)} alone. "
+            "Check `output_fn`, or pick others."
         )
     rest = {n: w for n, w in at.mean.items() if n not in names}
-    # one member alone finds its fixed weights in the private host itself
+    # one member alone finds its fixed weights in the private model itself
     return replace(at, mean={n: at.mean[n] for n in names}, fixed=at.fixed | rest if at.members > 1 else at.fixed)
 
 
-def _spelled_out(net: nn.Module, inputs: Inputs, where: Where, select: Select) -> Where:
-    """`where` with "last-layer" replaced by what it stands for."""
-    if where is None or callable(where) or LAST_LAYER not in entries(where):
-        return where
-    names = last_layer(net, take_rows(inputs, slice(0, ROWS)), select)
-    rest = chooser([entry for entry in entries(where) if entry != LAST_LAYER])
+def _spelled_out(net: nn.Module, inputs: Inputs, params: ParamSelection, output_fn: OutputFn) -> ParamSelection:
+    """`params` with "last-layer" replaced by what it stands for."""
+    if params is None or callable(params) or LAST_LAYER not in entries(params):
+        return params
+    names = last_layer(net, take_rows(inputs, slice(0, ROWS)), output_fn)
+    rest = chooser([entry for entry in entries(params) if entry != LAST_LAYER])
     return lambda name, tensor: name in names or rest(name, tensor)
 
 
 @torch.no_grad()
-def last_layer(net: nn.Module, x: Inputs, select: Select = first_tensor) -> list[str]:
+def last_layer(net: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) -> list[str]:
     """Weight and bias of the last matrix product that leads to the selected output, in order of execution.
 
     Products are tried from the last one backwards: the first whose result matters when it is changed is the one.
@@ -61,8 +66,8 @@ def last_layer(net: nn.Module, x: Inputs, select: Select = first_tensor) -> list
     weights = floating(net)
 
     def run(nudge: Nudge) -> Tensor:
-        with slow_attention(), ReadWatcher(weights, nudge.reads.append), nudge:
-            return call(copy_host(net, share=True), weights, x, select)
+        with slow_attention(), CaptureMode(weights, nudge.reads.append), nudge:
+            return call(copy_model(net, share=True), weights, x, output_fn)
 
     plain = run(watched := Nudge(weights))
     for position, read in reversed(list(enumerate(watched.reads))):
@@ -79,7 +84,7 @@ class Nudge(TorchDispatchMode):
 
     def __init__(self, weights: Weights, position: int = -1) -> None:
         super().__init__()
-        self.reads: list[Read] = []
+        self.reads: list[ParamUse] = []
         self.position = position
         self.bias: str | None = None
         self.names = {w.data_ptr(): n for n, w in weights.items()}

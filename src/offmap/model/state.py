@@ -44,7 +44,7 @@ def _state(net: nn.Module) -> dict[str, list[Any]]:
 
 
 def changed(before: nn.Module, after: nn.Module) -> list[str]:
-    """Names of buffers and attributes that differ between two copies of one host."""
+    """Names of buffers and attributes that differ between two copies of one model."""
     old, new = _state(before), _state(after)
 
     def equal(a: Any, b: Any) -> bool:
@@ -73,8 +73,8 @@ class Forget:
                 store[name] = value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
-def forget(net: nn.Module, names: Iterable[str]) -> None:
-    """Make a private host forget what its calls leave under these names.
+def restore_state(net: nn.Module, names: Iterable[str]) -> None:
+    """Make a private model forget what its calls leave under these names.
 
     Under `vmap` they would be tensors that are dead afterwards, which nothing can copy; and they would keep memory.
     """
@@ -92,7 +92,7 @@ def attributes(net: nn.Module) -> list[str]:
 
 
 def forgotten(net: nn.Module) -> list[str]:
-    """The names that a private host was made to forget."""
+    """The names that a private model was made to forget."""
     hooks = [hook for hook in vars(net)["_forward_hooks"].values() if isinstance(hook, Forget)]
     return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.kept]
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.model.capture import TWICE, Meeting, Read, ReadWatcher, open_attention
-from offmap.model.matrix_view import Frame, in_pieces
+from offmap.model.capture import TWICE, CaptureMode, LayerInput, ParamUse, open_attention
+from offmap.model.matrix_view import MatrixView, in_pieces
 from offmap.posterior.noise import sample
 
 LIMIT = 4096
@@ -45,14 +45,14 @@ class Moment:
     """Uncentred second moment E[h hᵀ] of what a parameter met, per block of its rows; or `why` it has none."""
 
     limit: int = LIMIT
-    frame: Frame | None = None
+    frame: MatrixView | None = None
     bias: str | None = None
     totals: dict[tuple[int, int, int], Total] = field(default_factory=dict)  # by (start, stop, groups)
     counts: Tensor | None = None  # how often each row was looked up
     why: str = ""
     final: bool = False
 
-    def add(self, read: Read, others: int = 0) -> None:
+    def add(self, read: ParamUse, others: int = 0) -> None:
         """Count the inputs of one read, after so many of `others`; a parameter met along two sets of axes cannot be rotated."""
         met = read.meeting
         clash = met is not None and self.frame is not None and self.frame != met.frame
@@ -69,7 +69,7 @@ class Moment:
         self.frame, self.why = met.frame, ""
         self._count(met, read.name, others)
 
-    def _count(self, met: Meeting, name: str, others: int) -> None:
+    def _count(self, met: LayerInput, name: str, others: int) -> None:
         pieces = -(-met.frame.fan_in // self.limit)
         key = (met.start, met.stop, met.groups)
         total = self.totals.get(key)
@@ -108,7 +108,7 @@ class Moment:
         return torch.stack(result)
 
 
-def _sample(met: Meeting, name: str, before: int) -> Tensor | None:
+def _sample(met: LayerInput, name: str, before: int) -> Tensor | None:
     """Numbers of the rows to count after `before` others, None for all of them.
 
     Beyond the exact ones, their products cost about a thirtieth of what the forward pass itself spends on this parameter.
@@ -130,7 +130,7 @@ class Basis:
     of what each row of the parameter makes of them, r_j = √(w̄_jᵀ M w̄_j), pieces taken as uncorrelated.
     """
 
-    frame: Frame
+    frame: MatrixView
     amplitude: Tensor
     reach: Tensor
     matrix: Tensor | None = None
@@ -147,11 +147,11 @@ def second_moments(
     names: Collection[str] | None = None,
     among: Collection[str] | None = None,
     limit: int = LIMIT,
-    others: Callable[[Read], int] | None = None,
+    others: Callable[[ParamUse], int] | None = None,
 ) -> list[dict[str, Moment]]:
-    """One pass of the plain hosts over the data: per member, the second moment of every parameter's inputs.
+    """One pass of the base models over the data: per member, the second moment of every parameter's inputs.
 
-    `call(net, weights, x)` runs the host with one member's weights; `names` are the parameters to look at `among` those that
+    `call(net, weights, x)` runs the model with one member's weights; `names` are the parameters to look at `among` those that
     are random, None for all. `others` tells how many rows other processes met before, in batches of their own.
     """
     moments: list[dict[str, Moment]] = [{} for _ in members]
@@ -159,12 +159,12 @@ def second_moments(
         for x in inputs:
             for weights, found in zip(members, moments, strict=True):
 
-                def visit(read: Read, found: dict[str, Moment] = found) -> None:
+                def visit(read: ParamUse, found: dict[str, Moment] = found) -> None:
                     if names is None or read.name in names:
                         found.setdefault(read.name, Moment(limit)).add(read, others(read) if others else 0)
 
                 known = {n: w for n, w in weights.items() if among is None or n in among}
-                with ReadWatcher(known, visit):
+                with CaptureMode(known, visit):
                     call(net, weights, x)
     return moments
 
@@ -221,21 +221,21 @@ def build(
     return bases, why
 
 
-def _along(frame: Frame, values: Tensor, weight: Tensor, bias: str | None, matrix: Tensor) -> Basis:
+def _along(frame: MatrixView, values: Tensor, weight: Tensor, bias: str | None, matrix: Tensor) -> Basis:
     """Amplitudes along given directions: s_k² = v_kᵀ M v_k."""
     v = matrix.to(values)
     squares = ((values @ v) * v).sum(-2).flatten(2)[..., : frame.fan_in]
     return Basis(frame, squares.clamp_min(0).sqrt(), _reach(frame.rows(weight), values, frame), matrix, bias)
 
 
-def _basis(frame: Frame, values: Tensor, weight: Tensor, bias: str | None, *, rotated: bool) -> Basis:
+def _basis(frame: MatrixView, values: Tensor, weight: Tensor, bias: str | None, *, rotated: bool) -> Basis:
     pieces, fan_in = values.shape[2], frame.fan_in
     reached = _reach(frame.rows(weight), values, frame)
     if not rotated:
         amplitude = values.diagonal(dim1=-2, dim2=-1).flatten(2)[..., :fan_in].clamp_min(0).sqrt()
         return Basis(frame, amplitude, reached, bias=bias)
     amplitudes: list[Tensor] = []
-    # like the scales, the bases of half-precision hosts are kept in float32; Vᵀ is what draws need, so that one is laid out
+    # like the scales, the bases of half-precision models are kept in float32; Vᵀ is what draws need, so that one is laid out
     matrix = torch.zeros_like(values, dtype=torch.promote_types(weight.dtype, torch.float32)).mT
     for piece in range(pieces):
         width = min(values.shape[-1], fan_in - piece * values.shape[-1])  # the last may be filled up with zeros
@@ -255,11 +255,11 @@ def _table(counts: list[Tensor], weight: Tensor) -> Basis:
     seen = torch.stack([F.pad(c, (0, rows - len(c))) for c in counts]).double() + 0.5
     shares = seen / seen.sum(1, keepdim=True)  # (M, rows)
     reach = torch.einsum("mk,mkj->mj", shares, weight.double().square().flatten(2)).sqrt()
-    frame = Frame(tuple(weight.shape[1:]), tuple(range(1, weight.ndim - 1)), (0,), (reach.shape[1],))
+    frame = MatrixView(tuple(weight.shape[1:]), tuple(range(1, weight.ndim - 1)), (0,), (reach.shape[1],))
     return Basis(frame, shares.sqrt().unsqueeze(1), reach)
 
 
-def _reach(rows: Tensor, values: Tensor, frame: Frame) -> Tensor:
+def _reach(rows: Tensor, values: Tensor, frame: MatrixView) -> Tensor:
     """√(w̄_jᵀ M w̄_j) of every row: (M, out, D), (M, G, N, d, d) -> (M, out), a few rows at a time."""
     parts: list[Tensor] = []
     step = max(1, (1 << 19) // frame.fan_in)

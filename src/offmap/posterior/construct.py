@@ -1,4 +1,4 @@
-"""From trained hosts to a weight distribution centred on them: `scaling(nets)` and `svd(nets, inputs)`."""
+"""From trained models to a weight distribution centred on them: `scaling(nets)` and `svd(nets, inputs)`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.data.inputs import rows_of
-from offmap.distributed.group import ALONE
-from offmap.model.capture import Read, ReadWatcher, open_attention
-from offmap.model.forward import HOST_ERRORS, Select, call, first_tensor, host_failed
-from offmap.model.params import Where, at, copy_host, remainder, same_architecture, select, stack
-from offmap.model.state import attributes, forget
+from offmap.distributed.group import SINGLE_PROCESS
+from offmap.model.capture import CaptureMode, ParamUse, open_attention
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed
+from offmap.model.params import ParamSelection, at, copy_model, remainder, same_architecture, select_params, stack
+from offmap.model.state import attributes, restore_state
 from offmap.posterior.basis import BIAS, LIMIT, Basis, second_moments
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from offmap.posterior.merge_moments import Dealt, build_together, pool
@@ -37,8 +37,8 @@ Feed: TypeAlias = Callable[[int], Iterable[Any]]
 
 
 @dataclass(frozen=True)
-class Centre:
-    """Where a distribution is centred: a private host, the members' random weights, and what else differs between them."""
+class StackedModel:
+    """Where a distribution is centred: a private model, the members' random weights, and what else differs between them."""
 
     net: nn.Module
     mean: Weights
@@ -55,24 +55,24 @@ class Centre:
         return next(iter(self.mean.values())).device
 
     def weights(self, member: int) -> Weights:
-        """All that one member needs to be called through the private host."""
+        """All that one member needs to be called through the private model."""
         return at(self.mean, member) | at(self.fixed, member)
 
 
-def centre(nets: nn.Module | Sequence[nn.Module], where: Where = None) -> Centre:
-    """A private copy of the hosts; the users' own are never touched."""
-    hosts = [nets] if isinstance(nets, nn.Module) else list(nets)
-    same_architecture(hosts)
-    net = copy_host(hosts[0], share=len(hosts) > 1)
-    forget(net, attributes(net))
-    chosen = [select(host, where) for host in [net, *hosts[1:]]]
-    mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(hosts) == 1 else stack(chosen)
+def centre(nets: nn.Module | Sequence[nn.Module], params: ParamSelection = None) -> StackedModel:
+    """A private copy of the models; the users' own are never touched."""
+    models = [nets] if isinstance(nets, nn.Module) else list(nets)
+    same_architecture(models)
+    net = copy_model(models[0], share=len(models) > 1)
+    restore_state(net, attributes(net))
+    chosen = [select_params(model, params) for model in [net, *models[1:]]]
+    mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(models) == 1 else stack(chosen)
     fixed: Weights = {}
-    if len(hosts) > 1:
-        fixed = stack([remainder(host, c) for host, c in zip(hosts, chosen, strict=True)])
-        for name, p in net.named_parameters():  # the private host reads the stack, which is all that is held
+    if len(models) > 1:
+        fixed = stack([remainder(model, c) for model, c in zip(models, chosen, strict=True)])
+        for name, p in net.named_parameters():  # the private model reads the stack, which is all that is held
             p.data = (mean if name in mean else fixed)[name][0]
-    return Centre(net, mean, fixed)
+    return StackedModel(net, mean, fixed)
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class Observed:
 
 
 def observe(
-    at: Centre,
+    at: StackedModel,
     feed: Feed,
     *,
     rotated: bool,
     along: Mapping[str, Tensor] | None = None,
-    pick: Select = first_tensor,
+    pick: OutputFn = first_tensor,
     limit: int = LIMIT,
     dealt: Dealt | None = None,
 ) -> Observed:
@@ -105,13 +105,13 @@ def observe(
     The data are gone through once per group of parameters whose second moments are held at a time; mostly that is once. Several
     processes each go through the batches `dealt` to them, and all see the same in the end.
     """
-    group = ALONE if dealt is None else dealt.group
+    group = SINGLE_PROCESS if dealt is None else dealt.group
 
     def run(net: nn.Module, weights: Weights, x: Any) -> Any:
         try:
             return call(net, weights, x, pick)
-        except HOST_ERRORS as error:
-            raise host_failed(net, x, error) from error
+        except MODEL_ERRORS as error:
+            raise model_failed(net, x, error) from error
 
     members = [at.weights(m) for m in range(at.members)]
     seen = Observed()
@@ -143,19 +143,19 @@ class Plan:
     rates: dict[tuple[str, int, int, int], float]
 
 
-def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int) -> Plan:
+def _plan(at: StackedModel, members: Sequence[Weights], first: Any, run: Callable[..., Any], limit: int) -> Plan:
     """What one batch tells."""
     sizes = dict.fromkeys(at.mean, 0)
     met: Counter[tuple[str, int, int, int]] = Counter()
 
-    def visit(read: Read) -> None:
+    def visit(read: ParamUse) -> None:
         if read.meeting is not None and read.name in sizes:
             frame = read.meeting.frame
             blocks = read.meeting.groups * -(-frame.fan_in // limit)
             sizes[read.name] = max(sizes[read.name], blocks * min(frame.fan_in, limit) ** 2 * len(members))
             met[_place(read)] += read.meeting.count
 
-    with torch.no_grad(), open_attention(), ReadWatcher({n: members[0][n] for n in at.mean}, visit) as watch:
+    with torch.no_grad(), open_attention(), CaptureMode({n: members[0][n] for n in at.mean}, visit) as watch:
         run(at.net, members[0], first)
     groups: list[list[str]] = [[]]
     room = MOMENT_NUMBERS
@@ -169,13 +169,13 @@ def _plan(at: Centre, members: Sequence[Weights], first: Any, run: Callable[...,
     return Plan(groups, rows, {place: count / rows_of(first) for place, count in met.items()})
 
 
-def _place(read: Read) -> tuple[str, int, int, int]:
+def _place(read: ParamUse) -> tuple[str, int, int, int]:
     """The part of a parameter that a read met."""
     assert read.meeting is not None
     return (read.name, read.meeting.start, read.meeting.stop, read.meeting.groups)
 
 
-def _own(dealt: Dealt, plan: Plan) -> tuple[Iterator[Any], Callable[[Read], int]]:
+def _own(dealt: Dealt, plan: Plan) -> tuple[Iterator[Any], Callable[[ParamUse], int]]:
     """This process's batches, and how many rows of a read the others met before: so it samples those that one alone would."""
     before = 0
 
@@ -200,7 +200,7 @@ def _report(seen: Observed, limit: int) -> None:
 def scaling(
     nets: nn.Module | Sequence[nn.Module],
     *,
-    where: Where = None,
+    params: ParamSelection = None,
     noise: str | Noise = "uniform",
     initial_scale: float = 1e-3,
 ) -> WeightDistribution:
@@ -209,7 +209,7 @@ def scaling(
     >>> scaling(nn.Linear(3, 2)).dimension
     8
     """
-    at_hosts = centre(nets, where)
+    at_hosts = centre(nets, params)
     return WeightDistribution(at_hosts.mean, fixed=at_hosts.fixed, noise=as_noise(noise), initial_scale=initial_scale)
 
 
@@ -217,13 +217,13 @@ def svd(
     nets: nn.Module | Sequence[nn.Module],
     inputs: Iterable[Any],
     *,
-    where: Where = None,
+    params: ParamSelection = None,
     noise: str | Noise = "uniform",
     initial_scale: float = 1e-3,
     limit: int = LIMIT,
 ) -> WeightDistribution:
-    """V from the second moments of what each matrix meets when the host sees `inputs` (an iterable of batches)."""
-    at_hosts = centre(nets, where)
+    """V from the second moments of what each matrix meets when the model sees `inputs` (an iterable of batches)."""
+    at_hosts = centre(nets, params)
     batches = list(inputs)
     observed = observe(at_hosts, lambda rows: batches, rotated=True, limit=limit)
     return WeightDistribution(

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.errors import ConfigError
-from offmap.model.matrix_view import Frame, rotate
-from offmap.model.named_tensors import Mirror
+from offmap.model.matrix_view import MatrixView, rotate
+from offmap.model.named_tensors import NamedTensors
 from offmap.model.params import count
 from offmap.posterior.noise import Noise, Stream, Uniform, draw_noise
 
-REMEMBERED = 1 << 23
+CACHE_BYTES = 1 << 23
 """Noise, and weights drawn from it, of at most this many numbers are kept between calls (32 MB in float32 each)."""
 
 Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
@@ -42,14 +42,14 @@ class Rotation:
     """The bases V (M, G, N, d, d) of rotated parameters and how each is cut, by name; for the others why they are not."""
 
     matrices: Weights = field(default_factory=dict)
-    frames: dict[str, Frame] = field(default_factory=dict)
+    frames: dict[str, MatrixView] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
 
 
 class WeightDistribution(nn.Module):
-    """q(w): every tensor has a leading member axis M. `mean` and `raw_scale` are name-keyed like the host.
+    """q(w): every tensor has a leading member axis M. `mean` and `raw_scale` are name-keyed like the model.
 
-    `fixed` holds what differs between members without being random (other parameters, buffers); with one member the host has it.
+    `fixed` holds what differs between members without being random (other parameters, buffers); with one member the model has it.
 
     >>> q = WeightDistribution({"w": torch.zeros(1, 3)}, initial_scale=2.0)
     >>> q.draw(range(5))["w"].shape, round(q.mean_log_square().item(), 4)
@@ -70,13 +70,13 @@ class WeightDistribution(nn.Module):
         super().__init__()
         rotation = rotation or Rotation()
         start = _starting(initial_scale, mean)
-        self.mean = Mirror({n: m.clone() for n, m in mean.items()} if trainable_mean else mean, trainable=trainable_mean)
-        self.raw_scale = Mirror({n: inverse_softplus(start(n)) for n in mean}, trainable=True)
+        self.mean = NamedTensors({n: m.clone() for n, m in mean.items()} if trainable_mean else mean, trainable=trainable_mean)
+        self.raw_scale = NamedTensors({n: inverse_softplus(start(n)) for n in mean}, trainable=True)
         # draws multiply by Vᵀ: that is what lies in one piece
-        self.rotation = Mirror({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
+        self.rotation = NamedTensors({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
         self.frames = rotation.frames
         self.why = rotation.why
-        self.fixed = Mirror(fixed or {})
+        self.fixed = NamedTensors(fixed or {})
         self.noise = noise or Uniform()
         self.parameterization = parameterization
         self.trainable_mean = trainable_mean
@@ -84,7 +84,7 @@ class WeightDistribution(nn.Module):
 
     @property
     def members(self) -> int:
-        """How many hosts the distribution is centred on."""
+        """How many models the distribution is centred on."""
         return next(iter(self.mean.values())).shape[0]
 
     @property
@@ -104,7 +104,7 @@ class WeightDistribution(nn.Module):
             raw.copy_(inverse_softplus(start(name)))
 
     @torch.no_grad()
-    def widen(self, factor: Tensor | float) -> None:
+    def scale_by(self, factor: Tensor | float) -> None:
         """Multiply φ by a number, or by one per member, (M,)."""
         for raw in self.raw_scale.values():
             raw.copy_(inverse_softplus(_widened(F.softplus(raw), factor)))
@@ -126,7 +126,7 @@ class WeightDistribution(nn.Module):
     ) -> Weights:
         """The draws in `index` of every member, member-major: {name: (M·P, ...)}; differentiable in φ.
 
-        `clip` bounds |φ ⊙ z| before the rotation: 0 gives the host's weights to the bit, None or inf no bound. `scale` stands in
+        `clip` bounds |φ ⊙ z| before the rotation: 0 gives the model's weights to the bit, None or inf no bound. `scale` stands in
         for φ, and `factor` (M,) multiplies it.
         """
         if clip is not None and not clip >= 0:
@@ -150,7 +150,7 @@ class WeightDistribution(nn.Module):
         return result | fixed
 
     @torch.no_grad()
-    def stretched(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
+    def rescale_draws(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
         """Of unclipped draws, {name: (M·P, ...)}, the p in `span` of the k members in `which`, with φ multiplied by `factor`
         (k,), up to rounding: w̄ + c·(w − w̄), (k·p, ...).
         """
@@ -192,7 +192,7 @@ class WeightDistribution(nn.Module):
         if last is not None and last[0] == key and name in last[1]:
             return last[1][name], True
         z = draw_noise({name: like}, index, seed=seed, stream=stream, noise=self.noise)[name]
-        keep = stream != "fit" and self.dimension * self.members * len(index) <= REMEMBERED
+        keep = stream != "fit" and self.dimension * self.members * len(index) <= CACHE_BYTES
         if keep:
             if last is None or last[0] != key:
                 self._last = last = (key, {})
@@ -240,7 +240,7 @@ def inverse_softplus(scale: Tensor) -> Tensor:
     tensor([1.0000e-03, 1.0000e+00, 5.0000e+01])
     """
     scale = scale.clamp_min(1e-12)
-    return scale.neg().expm1_().neg_().log_().add_(scale)  # in place: hosts may be large
+    return scale.neg().expm1_().neg_().log_().add_(scale)  # in place: models may be large
 
 
 def _starting(scale: Start, mean: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
@@ -249,7 +249,7 @@ def _starting(scale: Start, mean: Mapping[str, Tensor]) -> Callable[[str], Tenso
         return scale.__getitem__
     if callable(scale):
         return scale
-    # scales of half-precision hosts are kept in float32: steps of a small φ would be lost otherwise
+    # scales of half-precision models are kept in float32: steps of a small φ would be lost otherwise
     return lambda name: torch.full_like(mean[name], scale, dtype=torch.promote_types(mean[name].dtype, torch.float32))
 
 

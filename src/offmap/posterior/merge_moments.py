@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offmap.distributed.group import ALONE, Group
+from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.model.capture import TWICE
-from offmap.model.matrix_view import Frame
+from offmap.model.matrix_view import MatrixView
 from offmap.posterior.basis import Basis, Moment, Total, build
 
 Key: TypeAlias = tuple[int, int, int]
@@ -91,7 +91,7 @@ def _add_totals(merged: Moment, own: Moment | None, told: list[dict[str, Any]], 
 
 
 def build_together(
-    moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], group: Group = ALONE, **options: Any
+    moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], group: Group = SINGLE_PROCESS, **options: Any
 ) -> tuple[dict[str, Basis], dict[str, str]]:
     """`build`, each parameter on one rank: the widest first, in turn, so that all have as much to do."""
     if group.size == 1:
@@ -99,7 +99,7 @@ def build_together(
     own = {name: weight for place, (name, weight) in enumerate(mean.items()) if place % group.size == group.rank}
     bases, why = build(moments, own, **options)
     told: list[Any] = group.tell([[[n, asdict(b.frame), b.bias, b.matrix is not None] for n, b in bases.items()], why])
-    tensors = group.everyones([t for b in bases.values() for t in (b.amplitude, b.reach, b.matrix) if t is not None])
+    tensors = group.all_gather([t for b in bases.values() for t in (b.amplitude, b.reach, b.matrix) if t is not None])
     found: dict[str, Basis] = {}
     for (listed, _), sent in zip(told, tensors, strict=True):
         source = iter(sent)
@@ -111,5 +111,5 @@ def build_together(
     return {n: found[n] for n in mean if n in found}, {n: reasons[n] for n in mean if n in reasons}
 
 
-def _frame(state: Mapping[str, Sequence[int]]) -> Frame:
-    return Frame(**{field: tuple(numbers) for field, numbers in state.items()})
+def _frame(state: Mapping[str, Sequence[int]]) -> MatrixView:
+    return MatrixView(**{field: tuple(numbers) for field, numbers in state.items()})

@@ -1,5 +1,5 @@
 """Kinds of Predictive: `Stochastic` over a WeightDistribution, `Sampled` over any function that draws weights;
-a `Member` of one, and one `Remembered`.
+a `Member` of one, and one `CachedPredictive`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from offmap._types import Inputs, Weights
 from offmap.errors import ConfigError
 from offmap.maxwent.monitors import History
-from offmap.model.forward import Host
-from offmap.model.params import at, copy_host
-from offmap.posterior.distribution import REMEMBERED, WeightDistribution
+from offmap.model.forward import BatchedModel
+from offmap.model.params import at, copy_model
+from offmap.posterior.distribution import CACHE_BYTES, WeightDistribution
 from offmap.posterior.protocol import Predictive
 
 Drawn: TypeAlias = dict[tuple[int, int, float | None, tuple[int, ...]], dict[range, Weights]]
@@ -25,9 +25,9 @@ Drawn: TypeAlias = dict[tuple[int, int, float | None, tuple[int, ...]], dict[ran
 
 @dataclass(frozen=True)
 class Stochastic:
-    """A host whose weights follow q."""
+    """A model whose weights follow q."""
 
-    host: Host
+    model: BatchedModel
     q: WeightDistribution
     history: History = field(default_factory=History)
     _drawn: Drawn = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -38,20 +38,20 @@ class Stochastic:
         return self.q.members
 
     def plain(self, member: int = 0) -> Weights:
-        """The weights of one host as it was trained."""
+        """The weights of one model as it was trained."""
         return at(dict(self.q.mean.items()), member) | at(dict(self.q.fixed.items()), member)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """(M·P, B, ...), member-major."""
-        if clip == 0:  # all draws are the host itself
-            plain = self.host.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
+        if clip == 0:  # all draws are the model itself
+            plain = self.model.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
             return plain.repeat_interleave(draws, 0)
-        return self.host.outputs(lambda span: self._draw(span, draws, seed, clip), draws, x, members=self.members)
+        return self.model.outputs(lambda span: self._draw(span, draws, seed, clip), draws, x, members=self.members)
 
     def _draw(self, span: range, draws: int, seed: int, clip: float | None) -> Weights:
         """Some of `draws` draws of q, the latest remembered if all are small: for a few rows, drawing is most of the work."""
         numbers = draws * self.members * self.q.dimension
-        if numbers > REMEMBERED:
+        if numbers > CACHE_BYTES:
             return self.q.draw(span, seed=seed, clip=clip)
         spans = self._drawn.setdefault((numbers, seed, clip, self.q.version()), {})
         drawn = spans.get(span)
@@ -59,7 +59,7 @@ class Stochastic:
             drawn = spans[span] = self.q.draw(span, seed=seed, clip=clip)
             total = sum(key[0] for key in list(self._drawn))
             for oldest in list(self._drawn):
-                if total > REMEMBERED:
+                if total > CACHE_BYTES:
                     self._drawn.pop(oldest, None)
                     total -= oldest[0]
         return drawn
@@ -67,12 +67,12 @@ class Stochastic:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A host whose weights come from `draw(span, seed)`, {name: (M·p, ...)}; without it nothing is random and P is 1.
+    """A model whose weights come from `draw(span, seed)`, {name: (M·p, ...)}; without it nothing is random and P is 1.
 
     `weights` are the members' trained weights, {name: (M, ...)}. There is nothing to clip.
     """
 
-    host: Host
+    model: BatchedModel
     weights: Weights
     draw: Callable[[range, int], Weights] | None = None
 
@@ -82,21 +82,21 @@ class Sampled:
         return next(iter(self.weights.values())).shape[0]
 
     def plain(self, member: int = 0) -> Weights:
-        """The weights of one host as it was trained."""
+        """The weights of one model as it was trained."""
         return at(self.weights, member)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
         """(M·P, B, ...), member-major; P = 1 when nothing is random."""
         draw = self.draw
         if draw is None:
-            return self.host.outputs(lambda span: self.weights, 1, x, members=self.members)
-        return self.host.outputs(lambda span: draw(span, seed), draws, x, members=self.members)
+            return self.model.outputs(lambda span: self.weights, 1, x, members=self.members)
+        return self.model.outputs(lambda span: draw(span, seed), draws, x, members=self.members)
 
     def nets(self) -> list[nn.Module]:
         """The trained members as plain modules."""
         result: list[nn.Module] = []
         for member in range(self.members):
-            net = copy_host(self.host.net)
+            net = copy_model(self.model.net)
             net.load_state_dict(at(self.weights, member), strict=False)
             result.append(net)
         return result
@@ -122,13 +122,13 @@ class Member:
         return 1
 
     @property
-    def host(self) -> Host | None:
-        """The host that runs it, if there is one."""
-        return getattr(self.whole, "host", None)
+    def model(self) -> BatchedModel | None:
+        """The model that runs it, if there is one."""
+        return getattr(self.whole, "model", None)
 
     @property
     def plain(self) -> Callable[..., Weights] | None:
-        """Gives the weights of its host as it was trained, if that is known."""
+        """Gives the weights of its model as it was trained, if that is known."""
         whole = getattr(self.whole, "plain", None)
         return None if whole is None else lambda member=0: whole(self.index)
 
@@ -139,7 +139,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Remembered:
+class CachedPredictive:
     """A Predictive that runs once for the same rows, draws, clip and seed: members, clips and scores then share its outputs.
 
     It remembers outputs of tables, at most `most` numbers of them in all.
@@ -155,9 +155,9 @@ class Remembered:
         return self.whole.members
 
     @property
-    def host(self) -> Host | None:
-        """The host that runs it, if there is one."""
-        return getattr(self.whole, "host", None)
+    def model(self) -> BatchedModel | None:
+        """The model that runs it, if there is one."""
+        return getattr(self.whole, "model", None)
 
     @property
     def plain(self) -> Callable[..., Weights] | None:

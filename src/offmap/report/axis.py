@@ -1,4 +1,4 @@
-"""An axis for scores of any kind: even steps, decades, or decades to both sides of what is familiar."""
+"""An axis for scores of any kind: even steps, decades, or decades to both sides of what is in-distribution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Axis:
 
     @staticmethod
     def of(familiar: Array, strange: Sequence[Array], threshold: float | None = None) -> Axis:
-        """An axis on which the familiar scores and the strange ones are both seen, and the threshold with them.
+        """An axis on which the in-distribution scores and the OOD ones are both seen, and the threshold with them.
 
         >>> Axis.of(np.array([1.0, 2.0]), [np.array([3.0])]).kind, Axis.of(np.array([1.0, 2.0]), [np.array([3e5])]).kind
         ('linear', 'log')

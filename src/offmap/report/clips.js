@@ -1,4 +1,4 @@
-// The clip slider: the same fit with its weights held ever closer to the host's.
+// The clip slider: the same fit with its weights held ever closer to the model's.
 
 const mapColours = data.map.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
 let clipFrame = null;
@@ -23,12 +23,12 @@ function picture(bytes, side) {
 function drawClips() {
   const { clips } = study();
   if (!byId("plot-clips") || !missing("clips", clips)) return;
-  const host = byId("plot-clips"), flat = clips.kind === "map", [low, high] = [clips.low, clips.high];
-  host.closest("section").classList.toggle("narrow", flat);
-  const width = Math.max(220, host.clientWidth);
+  const model = byId("plot-clips"), flat = clips.kind === "map", [low, high] = [clips.low, clips.high];
+  model.closest("section").classList.toggle("narrow", flat);
+  const width = Math.max(220, model.clientWidth);
   const tall = (width - 58) * Math.min(1, (high[1] - low[1]) / (high[0] - low[0])) + 62;
   const height = flat ? Math.min(640, Math.max(280, tall)) : 320;
-  clipFrame = axes(host, {
+  clipFrame = axes(model, {
     height, alt: "",
     x: { low: low[0], high: high[0], ticks: clips.ticks[0], title: flat ? "first input" : "input" },
     y: flat
@@ -50,10 +50,10 @@ function drawClips() {
     const square = { x: spot.cx - 2.7, y: spot.cy - 2.7, width: 5.4, height: 5.4 };
     if (second) shape(inside, "rect", { ...square, style: `fill: #ffc24d; ${edge}` });
     else if (flat) shape(inside, "circle", { ...spot, r: 2.9, style: `fill: #fff; ${edge}` });
-    else shape(inside, "circle", { ...spot, r: 2.4, style: "fill: var(--familiar)" });
+    else shape(inside, "circle", { ...spot, r: 2.4, style: "fill: var(--in-distribution)" });
   });
   strangePlaces(clips, flat);
-  clipLegend(host, clips, flat);
+  clipLegend(model, clips, flat);
   const slider = byId("clip");
   slider.max = clips.clips.length - 1;
   const sets = Object.keys(clips.points);
@@ -64,7 +64,7 @@ function drawClips() {
   clipTo(Math.min(state.clip, clips.clips.length - 1));
 }
 
-// Strange rows along a line are short strokes above it, one height for every set.
+// OOD rows along a line are short strokes above it, one height for every set.
 function strangePlaces(clips, flat) {
   const { X, box, inside } = clipFrame;
   if (flat) return;
@@ -74,23 +74,23 @@ function strangePlaces(clips, flat) {
   });
 }
 
-function clipLegend(host, clips, flat) {
-  const strange = Object.keys(clips.points).filter((name) => name !== "test");
-  const marked = strange.map((name, place) => [`where ${name} lies`, colour(place + 1), ""]);
+function clipLegend(model, clips, flat) {
+  const OOD = Object.keys(clips.points).filter((name) => name !== "test");
+  const marked = OOD.map((name, place) => [`where ${name} lies`, colour(place + 1), ""]);
   if (clips.kind === "band") {
     const band = [["mean ± 2 standard deviations", "var(--band)", "area"], ["mean", "var(--series4)", ""]];
-    legend(host, [...band, ["test rows", "var(--familiar)", "dot"], ...marked]);
+    legend(model, [...band, ["test rows", "var(--in-distribution)", "dot"], ...marked]);
   } else if (clips.kind === "area") {
-    legend(host, [[clips.unit, "var(--band)", "area"], ["test rows", "var(--familiar)", "dot"], ...marked]);
+    legend(model, [[clips.unit, "var(--band)", "area"], ["test rows", "var(--in-distribution)", "dot"], ...marked]);
   }
   if (!flat) return;
-  const key = node(host, "p", { class: "scale" });
+  const key = node(model, "p", { class: "scale" });
   node(key, "span", {}, `${clips.unit}: ${number(clips.ends[0])}`);
   node(key, "i", { style: `background: linear-gradient(90deg, ${data.map.join(", ")})` });
   node(key, "span", {}, number(clips.ends[1]));
   const other = data.classes.length === 2 ? data.classes[1] : "others";
   const classes = [[`test rows of ${data.classes[0] || "class 0"}`, "#fff", "dot"], [`and of ${other}`, "#ffc24d", "square"]];
-  legend(host, clips.unit === "predictive entropy" ? classes : [["test rows", "#fff", "dot"]]);
+  legend(model, clips.unit === "predictive entropy" ? classes : [["test rows", "#fff", "dot"]]);
 }
 
 function clipTo(place) {

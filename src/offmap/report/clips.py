@@ -39,11 +39,11 @@ def frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
     if not isinstance(guard, Guard):
         return "Only guards draw weights that can be clipped."
     if not isinstance(getattr(guard.predictive, "whole", guard.predictive), Stochastic):
-        return "This guard does not draw its weights around those of a host, so there is nothing to clip."
+        return "This guard does not draw its weights around those of a model, so there is nothing to clip."
     if set(points) != set(evaluation.scores[name]):
         return "The inputs are more than two numbers, so that the predictions cannot be drawn as a picture."
-    everything = torch.cat([p.inputs for p in points.values()])
-    low, high = everything.amin(0), everything.amax(0)
+    all_params = torch.cat([p.inputs for p in points.values()])
+    low, high = all_params.amin(0), all_params.amax(0)
     room = MARGIN * (high - low) + 1e-9 * high.abs().clamp_min(1)
     low, high = low - room, high + room
     x = torch.linspace(float(low[0]), float(high[0]), LINE)[:, None] if len(low) == 1 else _square(low, high)

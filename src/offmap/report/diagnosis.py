@@ -31,7 +31,7 @@ paper's optimum for deep nets; ρ is the rank correlation, −1 for strictly inv
 the data do not use at all."""
 
 TRACES = """Validation risk with its threshold τ, the weights' entropy (1/d) Σ log φ², and the mean uncertainty of
-validation inputs, which are familiar, at every check. Each member keeps its last state at or below τ, at the dotted
+validation inputs, which are in-distribution, at every check. Each member keeps its last state at or below τ, at the dotted
 line. Risks far above τ are cut off."""
 
 
@@ -50,7 +50,7 @@ def amplitude_panel(layer: Layer) -> str:
         used = x > 1.01 * x.min()  # what lies on the floor has no amplitude to speak of
         middle = math.exp(np.log((x * y)[used if used.any() else slice(None)]).mean())
         axes.plot(ends, middle / ends, color=style.colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
-        axes.plot(x[few], y[few], "o", markersize=2.8, color=style.colour("familiar"), markeredgewidth=0, alpha=0.6)
+        axes.plot(x[few], y[few], "o", markersize=2.8, color=style.colour("in-distribution"), markeredgewidth=0, alpha=0.6)
         axes.minorticks_off()
         axes.set(xlim=(x.min() / 1.4, x.max() * 1.4), ylim=(y.min() / 1.6, y.max() * 1.6))
         if x.max() < 20 * x.min():  # powers of ten would hardly mark anything
@@ -124,14 +124,14 @@ def _amplitude(layer: Layer) -> Panel:
 
 
 def trace_panels(history: History) -> list[Panel]:
-    """Risk with τ, entropy, and uncertainty on familiar data over the steps."""
+    """Risk with τ, entropy, and uncertainty on in-distribution data over the steps."""
     if not history.step:
         return []
     kept = f"kept at step {', '.join(map(str, history.kept))}"
     panels = [
         Panel(
-            trace_panel(history, history.risk, "validation risk", bound=history.threshold), "Risk and τ",
-            f"Validation risk over steps; it ends at {history.risk[-1]}, τ is {history.threshold}; {kept}.",
+            trace_panel(history, history.risk, "validation risk", bound=history.max_risk), "Risk and τ",
+            f"Validation risk over steps; it ends at {history.risk[-1]}, τ is {history.max_risk}; {kept}.",
         ),
         Panel(
             trace_panel(history, history.entropy, "(1/d) Σ log φ²"), "Entropy",
@@ -141,7 +141,7 @@ def trace_panels(history: History) -> list[Panel]:
     if history.uncertainty:
         words = f"Mean uncertainty of validation inputs, from {history.uncertainty[0]} to {history.uncertainty[-1]}; {kept}."
         svg = trace_panel(history, history.uncertainty, "mean uncertainty")
-        panels.append(Panel(svg, "Uncertainty on familiar data", words))
+        panels.append(Panel(svg, "Uncertainty on in-distribution data", words))
     return panels
 
 

@@ -28,28 +28,28 @@ from offmap.table import Table
 
 SCRIPTS = ("plot.js", "evaluated.js", "clips.js", "choices.js")
 MOST_ROWS = 120
-"""Parameters of a host that the summary lists."""
+"""Parameters of a model that the summary lists."""
 
 WORDS = {
-    "scores": """How strange each set is found: further right is stranger, and every histogram is as high as its own tallest bar.
+    "scores": """How OOD each set is found: further right is more OOD, and every histogram is as high as its own tallest bar.
 All that lies right of the line is flagged. Move the line with the slider, with the arrow keys, or in the picture.""",
-    "roc": """Every threshold at once: strange rows caught over familiar rows flagged by mistake. The mark is the threshold
+    "roc": """Every threshold at once: OOD rows caught over in-distribution rows flagged by mistake. The mark is the threshold
 chosen above.""",
-    "risk": """If it may decline the rows that it finds strangest, how wrong is it on the rest? The lower the curve runs to the
+    "risk": """If it may decline the rows that it finds most OOD, how wrong is it on the rest? The lower the curve runs to the
 left, the better the score knows where predictions fail. Test data only.""",
     "reliability": """Whether stated confidence is met, on test data. On the diagonal it is; below it, predictions are surer than
 they are right.""",
-    "clips": """One and the same fit, its random weights held ever closer to the host's: w = w̄ + V·clip(φ ⊙ z, c). Without a
-clip (∞) draws differ wherever the training data allow it, which detects; at 0 they are the host itself. The paper's figure 4.""",
+    "clips": """One and the same fit, its random weights held ever closer to the model's: w = w̄ + V·clip(φ ⊙ z, c). Without a
+clip (∞) draws differ wherever the training data allow it, which detects; at 0 they are the model itself. The paper's figure 4.""",
     "history": """The weights' entropy (1/d) Σ log φ² rises until the validation risk would pass its threshold τ (dashed). Dotted:
 the step whose state was kept. Risks far above τ are cut off.""",
-    "summary": "What is random in the host, and how far: φ is the scale of a weight's noise.",
+    "summary": "What is random in the model, and how far: φ is the scale of a weight's noise.",
     "rows": "All that was measured, for all scorers. `wide_`: predictions of unclipped draws.",
 }
 TITLES = {
     "scores": "Scores and threshold", "roc": "ROC curves", "risk": "Risk and coverage", "reliability": "Reliability",
-    "examples": "Most and least familiar", "clips": "Clipping the weights", "history": "How the fit went",
-    "summary": "The host, summarised", "rows": "All numbers",
+    "examples": "Most and least in-distribution", "clips": "Clipping the weights", "history": "How the fit went",
+    "summary": "The model, summarised", "rows": "All numbers",
 }  # fmt: skip
 MISSING = {
     "risk": "This scorer predicts nothing that could be wrong.",
@@ -65,7 +65,7 @@ def write_page(
     evaluation: Evaluation,
     path: str | Path,
     *,
-    title: str = "How strange is strange?",
+    title: str = "How OOD is OOD?",
     columns: Sequence[str] = (),
     classes: Sequence[str] = (),
     image_shape: tuple[int, ...] | None = None,
@@ -158,20 +158,20 @@ CONTROLS = {
 <div class="scroll"><table id="flagged"></table></div>""",
     "clips": """<div class="slide" id="clip-slide"><label for="clip">Clip</label>
 <input type="range" id="clip" min="0" max="0" step="1">
-<span class="ends"><span>∞, to detect</span><span>0, the host</span></span></div>
+<span class="ends"><span>∞, to detect</span><span>0, the model</span></span></div>
 <output id="clipped" for="clip" aria-live="polite"></output>""",
 }
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of one kind as a table: detection on strange sets, or quality on the familiar one."""
+    """Rows of one kind as a table: detection on OOD sets, or quality on the in-distribution one."""
     return table(Table([{k: _number(v) for k, v in row.items()} for row in rows])) if rows else ""
 
 
 def summary(scorer: Any) -> str:
     """A guard's own table, or a word on why there is none."""
     if not isinstance(scorer, Guard):
-        return paragraphs("This scorer is no guard: nothing in a host was made random.")
+        return paragraphs("This scorer is no guard: nothing in a model was made random.")
     made = scorer.summary()
     rows = [{k: _number(v) for k, v in row.items()} for row in made.rows[:MOST_ROWS]]
     more = [f"… and {len(made.rows) - MOST_ROWS} more parameters."] if len(made.rows) > MOST_ROWS else []

@@ -1,4 +1,4 @@
-"""The most and the least familiar rows of every set: as pictures where they are images, else as a table."""
+"""The most and the least in-distribution rows of every set: as pictures where they are images, else as a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offmap.table import Table
 COLUMNS, SIGNS = 8, 60
 """Columns of a table of examples, and signs of what is not a number."""
 
-ENDS = {"test": ("Most familiar", "Least familiar"), "": ("Strangest", "Least strange")}
+ENDS = {"test": ("Most in-distribution", "Least in-distribution"), "": ("Strangest", "Least OOD")}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Names:
 
 
 def examples(evaluation: Evaluation, name: str, names: Names) -> str:
-    """HTML of all sets of one scorer, the familiar one first."""
+    """HTML of all sets of one scorer, the in-distribution one first."""
     kept = evaluation.seen[name].examples if name in evaluation.seen else {}
     guard = evaluation.scorers.get(name)
     parts: list[str] = []
@@ -51,10 +51,10 @@ def examples(evaluation: Evaluation, name: str, names: Names) -> str:
     for label, rows in kept.items():
         low, high = rows[: len(rows) // 2], rows[len(rows) // 2 :][::-1]
         halves = (low, high) if label == "test" else (high, low)
-        parts.append(f"<h3>{html.escape('Familiar data: test' if label == 'test' else f'Strange data: {label}')}</h3>")
+        parts.append(f"<h3>{html.escape('CombinedScore data: test' if label == 'test' else f'Strange data: {label}')}</h3>")
         blocks: list[str] = []
         for title, half in zip(ENDS.get(label, ENDS[""]), halves, strict=True):
-            said = [answer(guard, e.inputs, names) for e in half]
+            said = [result(guard, e.inputs, names) for e in half]
             if half and image_of(half[0].inputs, names.image) is not None:
                 body = _pictures(half, said, names, ends, side)
             else:
@@ -68,7 +68,7 @@ def _all(evaluation: Evaluation) -> list[Example]:
     return [e for seen in evaluation.seen.values() for rows in seen.examples.values() for e in rows]
 
 
-def answer(guard: object, inputs: Inputs, names: Names) -> str:
+def result(guard: object, inputs: Inputs, names: Names) -> str:
     """What a guard predicts for one row, in a few signs; nothing for other scorers."""
     if not isinstance(guard, Guard):
         return ""

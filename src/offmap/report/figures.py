@@ -61,7 +61,7 @@ def band_panel(
         axes.fill_between(x, low, high, color=style.colour("band"), linewidth=0)
         axes.plot(x, truth, color=style.colour("ink"), linewidth=1, linestyle=(0, (4, 2)))
         axes.plot(x, middle, color=style.colour("series4"), linewidth=1.4)
-        axes.plot(*points, "o", markersize=2.6, color=style.colour("strange"), markeredgewidth=0, alpha=0.75)
+        axes.plot(*points, "o", markersize=2.6, color=style.colour("OOD"), markeredgewidth=0, alpha=0.75)
         axes.set(xlim=(x[0], x[-1]), ylim=limits, xticks=(-1, 0, 1), yticks=(-2, -1, 0, 1, 2), xlabel="x", ylabel="y")
 
     return drawn(draw, width=3.1, height=2.3, margins=(0.38, 0.36, 0.06, 0.08))
@@ -85,7 +85,7 @@ def map_panel(values: Array, *, half: float, points: Sequence[Array], top: float
 
 
 def histogram_panel(sets: Mapping[str, Array], *, bins: Array, threshold: float | None = None, label: str = "score") -> str:
-    """Shares of examples by score, the first set familiar and the others strange; a vertical line marks the alarm threshold."""
+    """Shares of examples by score, the first set in-distribution and the others OOD; a vertical line marks the alarm threshold."""
     log = bins[0] > 0 and bins[-1] / bins[0] > DECADES
     shades = [style.colour(name) for name in style.SETS]
 
@@ -125,7 +125,7 @@ def score_bins(scores: Sequence[Array], *, least: float = 0.0, count: int = 44) 
 
 
 def roc(familiar: Array, strange: Array) -> tuple[Array, Array]:
-    """False alarms (share of familiar data) and catches (share of strange data) as the threshold falls.
+    """False alarms (share of in-distribution data) and catches (share of OOD data) as the threshold falls.
 
     >>> [curve.tolist() for curve in roc(np.array([0.1, 0.6]), np.array([0.5, 0.9]))]
     [[0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0]]
@@ -145,7 +145,7 @@ def roc_panel(curves: Sequence[tuple[Array, Array]]) -> str:
             axes.plot(alarms, catches, color=shade, linestyle=(0, dashes) if dashes else "-", linewidth=1.6)
         ticks = (0, 0.25, 0.5, 0.75, 1)
         axes.set(xlim=(-0.015, 1.015), ylim=(-0.015, 1.015), xticks=ticks, yticks=ticks)
-        axes.set(xlabel="familiar data flagged", ylabel="strange data caught")
+        axes.set(xlabel="in-distribution data flagged", ylabel="OOD data caught")
 
     return drawn(draw, width=3.6, height=2.9, margins=(0.5, 0.38, 0.08, 0.06))
 

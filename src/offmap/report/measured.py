@@ -131,7 +131,7 @@ def history(past: History | None) -> dict[str, Any] | None:
     members = min(LINES, len(past.risk[0]))
     lines: Mapping[str, Sequence[Sequence[float]]] = {"risk": past.risk, "entropy": past.entropy}
     drawn = {key: [[short(values[i][m]) for i in few] for m in range(members)] for key, values in lines.items()}
-    bound = past.threshold[:members]
+    bound = past.max_risk[:members]
     limits = risk_limits(np.array(past.risk, np.float64)[:, :members], bound) if bound else None
     entropy = [v for line in drawn["entropy"] for v in line if v is not None]
     ends = {"risk": limits or _ends([v for line in drawn["risk"] for v in line if v is not None]), "entropy": _ends(entropy)}

@@ -136,14 +136,14 @@ def _medians(sets: Mapping[str, Array]) -> str:
 
 
 def roc_gallery(evaluation: Evaluation) -> str:
-    """ROC curves of all scorers, one panel per strange data set, and which curve is whose."""
+    """ROC curves of all scorers, one panel per OOD data set, and which curve is whose."""
     names = list(dict.fromkeys(str(row["set"]) for row in evaluation.rows if "auroc" in row))
     panels: list[Panel] = []
     for ood in names:
         areas = {row["scorer"]: row["auroc"] for row in evaluation.rows if row["set"] == ood}
         curves = [roc(np.asarray(s["test"]), np.asarray(s[ood])) for s in evaluation.scores.values()]
         words = ", ".join(f"{name} {100 * area:.1f}" for name, area in areas.items())
-        panels.append(Panel(roc_panel(curves), f"Strange data: {ood}", f"ROC curves, AUROC in percent: {words}."))
+        panels.append(Panel(roc_panel(curves), f"OOD data: {ood}", f"ROC curves, AUROC in percent: {words}."))
     return gallery(panels, legend=series_legend(list(evaluation.scores)), width="19rem")
 
 

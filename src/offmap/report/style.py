@@ -18,8 +18,8 @@ COLOURS = {
     "paper": ("#fdfdfc", "#14171c"),
     "card": ("#f5f6f8", "#1c2027"),
     "link": ("#0b62a8", "#7cc0ff"),
-    "familiar": ("#2f6fb5", "#6aa9e9"),
-    "strange": ("#d1541b", "#f08a4b"),
+    "in-distribution": ("#2f6fb5", "#6aa9e9"),
+    "OOD": ("#d1541b", "#f08a4b"),
     "band": ("#b9d7ef", "#2b4d6d"),
     "series0": ("#7b8491", "#97a1af"),
     "series1": ("#e69f00", "#f0b429"),
@@ -34,8 +34,8 @@ DASHES = ((5, 2), (3, 1.5), (1, 1.2), (6, 1.5, 1, 1.5), (), (), (1, 2), (4, 1, 1
 """Of each series, in points; colour is never the only difference."""
 
 SERIES = len(DASHES)
-SETS = ("familiar", "strange", "series1", "series2", "series5")
-"""Colours of data sets in histograms: the familiar one first."""
+SETS = ("in-distribution", "OOD", "series1", "series2", "series5")
+"""Colours of data sets in histograms: the in-distribution one first."""
 
 CLASSES = ("#ffffff", "#ffc24d")
 MAP = ("#f7fafd", "#d3e3f3", "#94bfe0", "#4a90c6", "#1c5f9f", "#0a2f63")

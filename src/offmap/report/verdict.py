@@ -11,27 +11,27 @@ from torch import Tensor
 from offmap.evaluation import Evaluation
 
 GRADES = (
-    (0.97, "tells {what} from familiar data reliably"),
-    (0.9, "tells {what} from familiar data in most cases"),
-    (0.75, "tells {what} from familiar data in part"),
-    (0.6, "hardly tells {what} from familiar data"),
-    (0.4, "cannot tell {what} from familiar data"),
-    (0.0, "takes {what} for more familiar than familiar data"),
+    (0.97, "tells {what} from in-distribution data reliably"),
+    (0.9, "tells {what} from in-distribution data in most cases"),
+    (0.75, "tells {what} from in-distribution data in part"),
+    (0.6, "hardly tells {what} from in-distribution data"),
+    (0.4, "cannot tell {what} from in-distribution data"),
+    (0.0, "takes {what} for more in-distribution than in-distribution data"),
 )
-"""By the lowest AUROC of all strange sets."""
+"""By the lowest AUROC of all OOD sets."""
 
 
 def grade(area: float, what: str) -> str:
     """An AUROC in words.
 
     >>> grade(0.99, "strange"), grade(0.5, "strange")
-    ('tells strange from familiar data reliably', 'cannot tell strange from familiar data')
+    ('tells OOD from in-distribution data reliably', 'cannot tell OOD from in-distribution data')
     """
     return next(words for least, words in GRADES if area >= least or least == 0).format(what=what)
 
 
 def areas(evaluation: Evaluation, name: str) -> dict[str, float]:
-    """AUROC by strange set."""
+    """AUROC by OOD set."""
     return {row["set"]: row["auroc"] for row in evaluation.rows if row["scorer"] == name and "auroc" in row}
 
 
@@ -58,7 +58,7 @@ def _what(found: Mapping[str, float]) -> str:
     if len(found) == 1:
         return f"“{next(iter(found))}”"
     many = "both" if len(found) == 2 else f"all {len(found)}"
-    return f"{many} strange sets" if min(found.values()) >= 0.6 else f"“{min(found, key=lambda label: found[label])}”"
+    return f"{many} OOD sets" if min(found.values()) >= 0.6 else f"“{min(found, key=lambda label: found[label])}”"
 
 
 def verdict(evaluation: Evaluation, name: str) -> str:
@@ -67,18 +67,20 @@ def verdict(evaluation: Evaluation, name: str) -> str:
     found = areas(evaluation, name)
     lowest = min(found, key=lambda label: found[label])
     ordered = ", ".join(f"{percent(area)} for “{label}”" for label, area in found.items())
-    parts = [f"A strange row gets a higher score than a familiar one with a probability (AUROC) of {ordered}."]
+    parts = [f"An OOD row gets a higher score than an in-distribution one with a probability (AUROC) of {ordered}."]
     if len(found) > 1 and found[lowest] < 0.9:
         parts.append(f"The hardest to tell apart is “{lowest}”.")
     threshold = seen.threshold if seen is not None else None
     if threshold is None:
-        parts.append("This scorer has no threshold of its own: the line below starts where 95 % of familiar rows pass.")
+        parts.append("This scorer has no threshold of its own: the line below starts where 95 % of in-distribution rows pass.")
     elif not math.isfinite(threshold):
         parts.append("**Its threshold is infinite, so that it flags nothing**: it was calibrated on too few rows.")
     else:
         flagged = {label: float((values > threshold).double().mean()) for label, values in scores.items()}
         caught = _listed([f"**{percent(share)} of “{label}”**" for label, share in flagged.items() if label != "test"])
-        parts.append(f"At its own threshold it flags {caught}, and **{percent(flagged['test'])} of familiar rows** by mistake.")
+        parts.append(
+            f"At its own threshold it flags {caught}, and **{percent(flagged['test'])} of in-distribution rows** by mistake."
+        )
         parts += _promise(evaluation, name, flagged["test"], len(scores["test"]))
     return " ".join([*parts, *_quality(evaluation, name)])
 
@@ -92,8 +94,8 @@ def _promise(evaluation: Evaluation, name: str, seen: float, rows: int) -> list[
     if rate is None or known is None:
         return []
     # two standard deviations of chance, in the test data and in the calibration data
-    slack = 2 * math.sqrt(rate * (1 - rate) * (1 / rows + 1 / len(known)))
-    words = "more than that" if seen > rate + slack else "fewer" if seen < rate - slack else "as many as chance allows"
+    tolerance = 2 * math.sqrt(rate * (1 - rate) * (1 / rows + 1 / len(known)))
+    words = "more than that" if seen > rate + tolerance else "fewer" if seen < rate - tolerance else "as many as chance allows"
     return [f"It was set for {percent(rate)} of false alarms; these are {words}."]
 
 
@@ -103,7 +105,7 @@ def _quality(evaluation: Evaluation, name: str) -> list[str]:
         return []
     right = f"an accuracy of {percent(row['accuracy'])}" if "accuracy" in row else f"an RMSE of {row['rmse']:.3g}"
     kind = "prediction sets" if "accuracy" in row else "intervals"
-    return [f"On familiar data its predictions have {right}, and its 95 % conformal {kind} hold the truth for "
+    return [f"On in-distribution data its predictions have {right}, and its 95 % conformal {kind} hold the truth for "
             f"{percent(row['conformal_coverage'])} of rows."]  # fmt: skip
 
 

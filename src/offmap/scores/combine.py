@@ -1,15 +1,15 @@
 """What scores are compared with: some rows of the training data, where they lie, and how much the draws disagree there.
 
 Disagreement and distance see different things, so the default score joins them. Every part is a logarithm, counted in standard
-deviations over familiar rows, each compared with the others only (leave-one-out):
+deviations over in-distribution rows, each compared with the others only (leave-one-out):
 
     disagreement   log u(x), the mean over members
     inputs         log ratio(x) of `offmap.scores.distance`, in the inputs
     layers         the same in what hidden matrices of all members meet, side by side; the mean over them
 
-Their mean is the score. Nothing is tuned, and familiar data are all it needs.
+Their mean is the score. Nothing is tuned, and in-distribution data are all it needs.
 
-Classifiers of images are told otherwise (`scores/images.py`).
+Image classifiers are told otherwise (`scores/images.py`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch import Tensor
 
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import rows_of, take_rows
-from offmap.errors import HostError, ShapeError
+from offmap.errors import ModelError, ShapeError
 from offmap.likelihoods import Likelihood
 from offmap.posterior.protocol import Predictive
 from offmap.scores.features import blocks, flat, hidden, layers_of, spread_out, whole
-from offmap.scores.neighbours import LEAST, Scale, Space
+from offmap.scores.neighbours import LEAST, KNNDistance, Scale
 
 ROWS = 4096
-"""Familiar rows to compare distances with: with more of them, nearer ones are found, at some cost in memory and time."""
+"""In-distribution rows to compare distances with: with more of them, nearer ones are found, at some cost in memory and time."""
 
 JUDGED = 1000
 """Of these, how many tell the scale of the disagreement: each takes all draws."""
@@ -40,14 +40,14 @@ LAYERS = 3
 
 
 @dataclass(frozen=True)
-class Familiar:
-    """Familiar rows in the inputs (None: they are no vectors) and in some layers, and the scale of log u on them.
+class CombinedScore:
+    """In-distribution rows in the inputs (None: they are no vectors) and in some layers, and the scale of log u on them.
 
     `layers` are names of matrices, in the order of `hidden`. For images there is the scale of the energy in `logits` as well.
     """
 
-    inputs: Space | None
-    hidden: tuple[Space, ...]
+    inputs: KNNDistance | None
+    hidden: tuple[KNNDistance, ...]
     layers: tuple[str, ...]
     disagreement: Scale
     logits: Scale | None = None
@@ -63,7 +63,7 @@ class Familiar:
         """How many training rows there are to compare with."""
         return max(len(space.rows) for space in (self.inputs, *self.hidden) if space is not None)
 
-    def parts(
+    def terms(
         self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor, energy: Tensor | None = None
     ) -> dict[str, Tensor]:
         """All parts of the default score, (B,) each, from log u (B,) and, for images, the energy (B,)."""
@@ -78,7 +78,7 @@ class Familiar:
 
     @torch.no_grad()
     def distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
-        """How strange examples are in the inputs and in the layers, (B,) each; one or the other if there is but one."""
+        """How OOD examples are in the inputs and in the layers, (B,) each; one or the other if there is but one."""
         # room for all results first: short ones, left between the temporaries of later blocks, would scatter free memory
         pictures = self.logits is not None
         there = {"inputs": self.inputs, "last layer": pictures, "layers": len(self.hidden) > pictures}
@@ -107,7 +107,7 @@ class Familiar:
             met = layers_of(predictive, x, self.layers, pictures=self.logits is not None)
             for name in self.layers:
                 if name not in met:
-                    raise HostError(
+                    raise ModelError(
                         f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
                         "Check their form, or fit with score='epistemic', which compares no layers."
                     )
@@ -118,9 +118,9 @@ class Familiar:
                 parts["layers"] = torch.stack(told).mean(0)
         return parts
 
-    def to(self, device: str | torch.device) -> Familiar:
+    def to(self, device: str | torch.device) -> CombinedScore:
         """The same on another device."""
-        return Familiar.from_state(self.layers, {name: tensor.to(device) for name, tensor in self.state().items()})
+        return CombinedScore.from_state(self.layers, {name: tensor.to(device) for name, tensor in self.state().items()})
 
     def state(self) -> Weights:
         """Every tensor by name."""
@@ -131,13 +131,13 @@ class Familiar:
         return tensors | {name: scale.state() for name, scale in scales.items() if scale is not None}
 
     @staticmethod
-    def from_state(layers: Sequence[str], tensors: Mapping[str, Tensor]) -> Familiar:
+    def from_state(layers: Sequence[str], tensors: Mapping[str, Tensor]) -> CombinedScore:
         """What `state` and the layers' names tell."""
 
-        def space(name: str) -> Space:
-            return Space.from_state({n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")})
+        def space(name: str) -> KNNDistance:
+            return KNNDistance.from_state({n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")})
 
-        return Familiar(
+        return CombinedScore(
             inputs=space("inputs") if "inputs.rows" in tensors else None,
             hidden=tuple(space(f"hidden.{i}") for i in range(len(layers))),
             layers=tuple(layers),
@@ -147,7 +147,7 @@ class Familiar:
 
 
 def join(parts: Mapping[str, Tensor], *, soft: bool) -> Tensor:
-    """The mean of all parts, or their soft maximum, log mean exp; what is infinitely strange in one is so altogether.
+    """The mean of all parts, or their soft maximum, log mean exp; what is infinitely OOD in one is so altogether.
 
     >>> parts = {"disagreement": torch.tensor([1.0, 0.0]), "inputs": torch.tensor([3.0, torch.inf])}
     >>> join(parts, soft=False), join(parts, soft=True)
@@ -158,7 +158,9 @@ def join(parts: Mapping[str, Tensor], *, soft: bool) -> Tensor:
     return whole.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def familiar_of(predictive: Predictive, rows: Sequence[Inputs], log_uncertainty: Callable[[Inputs], Tensor]) -> Familiar | None:
+def fit_combined(
+    predictive: Predictive, rows: Sequence[Inputs], log_uncertainty: Callable[[Inputs], Tensor]
+) -> CombinedScore | None:
     """Where these rows lie and how uncertain the draws are there; None if there are no vectors to compare, or too few.
 
     `rows` are in parts, one for every shape. Positions have no neighbours here.
@@ -170,13 +172,13 @@ def familiar_of(predictive: Predictive, rows: Sequence[Inputs], log_uncertainty:
     if any(values.ndim > 1 for values in uncertain):
         return None
     vectors = whole([flat(part) for part in rows])
-    inputs = None if vectors is None else Space.of(vectors, standardized=True)
-    spaces = {name: Space.of(met, standardized=False) for name, met in hidden(predictive, rows, vectors).items()}
+    inputs = None if vectors is None else KNNDistance.of(vectors, standardized=True)
+    spaces = {name: KNNDistance.of(met, standardized=False) for name, met in hidden(predictive, rows, vectors).items()}
     kept = {name: space for name, space in spaces.items() if space is not None}
     layers = spread_out(list(kept), LAYERS)
     if inputs is None and not layers:
         return None
-    return Familiar(inputs, tuple(kept[n] for n in layers), tuple(layers), Scale.of(torch.cat(uncertain)))
+    return CombinedScore(inputs, tuple(kept[n] for n in layers), tuple(layers), Scale.of(torch.cat(uncertain)))
 
 
 def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:

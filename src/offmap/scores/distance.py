@@ -1,6 +1,6 @@
-"""How far an example is from familiar ones, relative to how far those are from each other. Pure functions of tensors.
+"""How far an example is from in-distribution ones, relative to how far those are from each other. Pure functions of tensors.
 
-The distance to the nearest rows means little by itself: where data are sparse, familiar rows are far from each other too. So it
+The distance to the nearest rows means little by itself: where data are sparse, in-distribution rows are far from each other too. So it
 is divided by what the nearest rows see themselves (as local outlier factors do). With s_i the mean distance of row i to its own
 k nearest, and a tenth of their average as a floor, f = 0.1 mean_i s_i:
 
@@ -54,7 +54,7 @@ def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
     >>> relative(torch.tensor([[5.0]]), torch.tensor([[2]]), own).exp()
     tensor([2.3500])
     """
-    floor = SHARE * spacings.mean()
+    eps = SHARE * spacings.mean()
     tiny = torch.finfo(spacings.dtype).tiny ** 0.5
-    ratio = (distances.mean(1) + SHARE * floor) / (spacings[numbers].mean(1) + floor).clamp_min(tiny)
+    ratio = (distances.mean(1) + SHARE * eps) / (spacings[numbers].mean(1) + eps).clamp_min(tiny)
     return ratio.clamp_min(tiny).log().nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -1,4 +1,4 @@
-"""Examples as rows of numbers: their inputs, and what hidden matrices of their host meet."""
+"""Examples as rows of numbers: their inputs, and what hidden matrices of their model meet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NARROW = 256
 """Numbers per row that distances in layers are found with, at most."""
 
 STEP = 1024
-"""Rows to look at together, unless the host asks for fewer."""
+"""Rows to look at together, unless the model asks for fewer."""
 
 
 def flat(x: Inputs) -> Tensor | None:
@@ -60,12 +60,12 @@ def layers_of(predictive: Predictive, x: Inputs, names: Sequence[str], *, pictur
 def _met(
     predictive: Predictive, member: int, x: Inputs, names: Sequence[str] | None = None, *, maps: bool = False
 ) -> dict[str, Tensor]:
-    """What one member's matrices meet, (B, D) each; nothing for a Predictive that is no host of ours."""
-    plain, host = getattr(predictive, "plain", None), getattr(predictive, "host", None)
-    if plain is None or host is None:
+    """What one member's matrices meet, (B, D) each; nothing for a Predictive that is no model of ours."""
+    plain, model = getattr(predictive, "plain", None), getattr(predictive, "model", None)
+    if plain is None or model is None:
         return {}
-    # one member alone has its fixed weights in the host itself
-    return features(host.net, floating(host.net) | plain(member), x, host.select, names=names, maps=maps)
+    # one member alone has its fixed weights in the model itself
+    return features(model.net, floating(model.net) | plain(member), x, model.output_fn, names=names, maps=maps)
 
 
 def narrowed(rows: Tensor) -> Tensor:
@@ -89,9 +89,9 @@ def directions(width: int) -> Tensor:
 
 
 def blocks(predictive: Predictive, x: Inputs) -> Iterator[Inputs]:
-    """Some rows at a time: as many as the host is to run, or more if it is small."""
-    host = getattr(predictive, "host", None)
-    step = STEP if host is None or (host.layers and is_table(x)) else host.batch_size
+    """Some rows at a time: as many as the model is to run, or more if it is small."""
+    model = getattr(predictive, "model", None)
+    step = STEP if model is None or (model.layers and is_table(x)) else model.batch_size
     return (take_rows(x, slice(start, start + step)) for start in range(0, rows_of(x), step))
 
 

@@ -1,4 +1,4 @@
-"""What classifiers of images are told by: what is random in them, and what their scores are compared with.
+"""What image classifiers are told by: what is random in them, and what their scores are compared with.
 
 There are four parts, in standard deviations over validation images, because nets know their training images by heart:
 
@@ -7,7 +7,7 @@ There are four parts, in standard deviations over validation images, because net
     last layer     the log distance to the nearest directions of training images in what the last matrix meets
     layers         log ratio(x) of directions in what convolutions meet, mean and deviation of every channel; the mean over them
 
-Their soft maximum, log mean exp, is the score: what one part finds strange is, and parts that tell nothing do little harm.
+Their soft maximum, log mean exp, is the score: what one part finds OOD is, and parts that tell nothing do little harm.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from offmap.likelihoods import Categorical, Likelihood
 from offmap.maxwent import solve as maxwent
 from offmap.model.params import LAST_LAYER, floating
 from offmap.posterior.protocol import Predictive
-from offmap.scores.combine import JUDGED, Familiar
+from offmap.scores.combine import JUDGED, CombinedScore
 from offmap.scores.features import blocks, hidden, layers_of, spread_out
-from offmap.scores.neighbours import LEAST, Scale, Space
+from offmap.scores.neighbours import LEAST, KNNDistance, Scale
 
 MAPS = 6
 """Layers to compare in beside the last, spread over the depth."""
 
 
-def are_pictures(law: Likelihood, held: Rows) -> bool:
+def are_images(law: Likelihood, held: Rows) -> bool:
     """Whether these are images (B, channels, height, width) of one class each."""
     return isinstance(law, Categorical) and is_image(held.inputs) and held.targets.ndim == 1
 
@@ -44,7 +44,7 @@ def form_of(law: Likelihood, train: Batches, held: Rows, plain: Callable[[Inputs
 
     Training images must have it too. A net that only guesses, or does little better on raw bytes, is said.
     """
-    if not are_pictures(law, held) or not floating_images(held.inputs):
+    if not are_images(law, held) or not floating_images(held.inputs):
         return None
     form = Form.of(held.inputs)
     first, _ = next(iter(train))
@@ -61,13 +61,13 @@ def floating_images(x: Inputs) -> bool:
     return isinstance(x, Tensor) and is_image(x) and x.is_floating_point()
 
 
-def for_pictures(settings: maxwent.Config, *, trained: bool) -> maxwent.Config:
+def for_images(settings: maxwent.Config, *, trained: bool) -> maxwent.Config:
     """What is random in a classifier of images unless said otherwise: its last layer, by the closed form unless to be `trained`.
 
     Draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest.
     """
-    where = LAST_LAYER if settings.where is None else settings.where
-    return replace(settings, where=where, solver=settings.solver if trained or where != LAST_LAYER else "closed-form")
+    params = LAST_LAYER if settings.params is None else settings.params
+    return replace(settings, params=params, solver=settings.solver if trained or params != LAST_LAYER else "closed-form")
 
 
 def pictured(
@@ -76,7 +76,7 @@ def pictured(
     fresh: Inputs,
     log_uncertainty: Callable[[Inputs], Tensor],
     energy: Callable[[Inputs], Tensor],
-) -> Familiar | None:
+) -> CombinedScore | None:
     """Where training images lie in some layers of a classifier, and the scales of all parts on images that it has not seen in
     training, `fresh`; None if no convolution meets them, or they are too few.
     """
@@ -88,15 +88,15 @@ def pictured(
         return None
     names = list(met)
     told = [layers_of(predictive, block, names, pictures=True) for block in blocks(predictive, few)]
-    spaces: dict[str, Space] = {}
+    spaces: dict[str, KNNDistance] = {}
     for name in names:
-        space = Space.of(met[name], standardized=False, even=name == names[-1])
+        space = KNNDistance.of(met[name], standardized=False, even=name == names[-1])
         if space is not None:
             spaces[name] = space.rescaled(torch.cat([block[name] for block in told]))
     if names[-1] not in spaces:
         return None
     scales = Scale.of(log_uncertainty(few)), Scale.of(energy(few))
-    return Familiar(None, tuple(spaces.values()), tuple(spaces), *scales)
+    return CombinedScore(None, tuple(spaces.values()), tuple(spaces), *scales)
 
 
 def _asked(predictive: Predictive, names: list[str]) -> list[str]:
@@ -104,7 +104,7 @@ def _asked(predictive: Predictive, names: list[str]) -> list[str]:
 
     The first convolution meets the image itself, whose colours tell little, and is left out.
     """
-    parameters = floating(predictive.host.net)  # pyright: ignore[reportAttributeAccessIssue]
+    parameters = floating(predictive.model.net)  # pyright: ignore[reportAttributeAccessIssue]
     maps = [name for name in names if parameters[name].ndim > 2]
     if not maps:
         return []

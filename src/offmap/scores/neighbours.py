@@ -1,4 +1,4 @@
-"""A cloud of familiar rows, and how strange others are beside them."""
+"""A cloud of in-distribution rows, and how OOD others are beside them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LEAST = 3
 
 
 FAMILIAR = -1.0
-"""Below this many standard deviations a part counts as this: no part alone can call an example familiar."""
+"""Below this many standard deviations a part counts as this: no part alone can call an example in-distribution."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and standard deviation of a part over familiar rows, () each; a part that tells them nothing apart counts 0."""
+    """Mean and standard deviation of a part over in-distribution rows, () each; a part that tells them nothing apart counts 0."""
 
     centre: Tensor
     spread: Tensor
@@ -53,8 +53,8 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Space:
-    """Familiar rows (N, D) around `centre` (D,) in units of `unit` (D,), how far apart they are (N,), and the scale of their own
+class KNNDistance:
+    """In-distribution rows (N, D) around `centre` (D,) in units of `unit` (D,), how far apart they are (N,), and the scale of their own
     log ratios.
     """
 
@@ -65,7 +65,7 @@ class Space:
     scale: Scale
 
     @staticmethod
-    def of(rows: Tensor, *, standardized: bool, even: bool = False) -> Space | None:
+    def of(rows: Tensor, *, standardized: bool, even: bool = False) -> KNNDistance | None:
         """A space around the finite ones of these rows; None if they are too few or all the same.
 
         `standardized` divides columns by their standard deviation, unless that is 0. `even`: all rows count as equally far apart,
@@ -77,13 +77,13 @@ class Space:
         centre, unit = kept.mean(0), torch.ones_like(kept[0])
         if standardized:  # the mean of equal numbers is not always that number, so the standard deviation does not tell
             unit = torch.where(kept.amax(0) > kept.amin(0), kept.std(0, correction=0), unit)
-        # half precision was enough for the host, not for what is made of it here
+        # half precision was enough for the model, not for what is made of it here
         scaled = ((kept - centre) / unit).to(torch.promote_types(rows.dtype, torch.float32))
         distances, numbers = nearest(scaled, scaled, itself=torch.arange(len(scaled), device=scaled.device))
         spacings = distances.mean(1)
         if even:
             spacings = spacings.mean().expand(len(spacings)).contiguous()
-        return Space(scaled, centre, unit, spacings, Scale.of(relative(distances, numbers, spacings)))
+        return KNNDistance(scaled, centre, unit, spacings, Scale.of(relative(distances, numbers, spacings)))
 
     def state(self) -> Weights:
         """Every tensor by name."""
@@ -96,12 +96,12 @@ class Space:
         }
 
     @staticmethod
-    def from_state(tensors: Mapping[str, Tensor]) -> Space:
+    def from_state(tensors: Mapping[str, Tensor]) -> KNNDistance:
         """What `state` tells."""
-        return Space(**{**tensors, "scale": Scale(*tensors["scale"].unbind())})  # pyright: ignore[reportArgumentType]
+        return KNNDistance(**{**tensors, "scale": Scale(*tensors["scale"].unbind())})  # pyright: ignore[reportArgumentType]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """How strange rows (B, D) are here, (B,)."""
+        """How OOD rows (B, D) are here, (B,)."""
         return self.scale(self.ratio(x))
 
     def ratio(self, x: Tensor) -> Tensor:
@@ -109,6 +109,6 @@ class Space:
         scaled = ((x.double() - self.centre) / self.unit).to(self.rows.dtype)
         return relative(*nearest(self.rows, scaled), self.spacings)
 
-    def rescaled(self, x: Tensor) -> Space:
-        """The same space, its scale from other familiar rows (B, D)."""
+    def rescaled(self, x: Tensor) -> KNNDistance:
+        """The same space, its scale from other in-distribution rows (B, D)."""
         return replace(self, scale=Scale.of(self.ratio(x)))

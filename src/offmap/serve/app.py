@@ -98,12 +98,12 @@ def application(model: Model, limits: Limits) -> FastAPI:
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _asked(request: Request, token: str | None, answer: Any) -> Response:
+def _asked(request: Request, token: str | None, result: Any) -> Response:
     try:
         _admit(request, token)
     except Refused as refused:
         return _refusal(refused)
-    return answer()
+    return result()
 
 
 def _admit(request: Request, token: str | None) -> None:
@@ -174,9 +174,9 @@ def _responses(model: Model) -> dict[int | str, dict[str, Any]]:
     lists = {name: {"type": "array", "items": {}} for name in model.outputs}
     lists["ood"] = {"type": "array", "items": {"type": "boolean"}}
     lists["score"] = {"type": "array", "items": {"type": ["number", "null"]}}
-    answer = {"type": "object", "properties": lists, "required": list(model.outputs)}
+    result = {"type": "object", "properties": lists, "required": list(model.outputs)}
     good: dict[int | str, dict[str, Any]] = {
-        200: {"description": "A row per example of each.", "content": {"application/json": {"schema": answer}}}
+        200: {"description": "A row per example of each.", "content": {"application/json": {"schema": result}}}
     }
     return good | {code: {"description": reason, "content": DETAIL} for code, reason in REASONS.items()}
 

@@ -21,7 +21,7 @@ class Waiting:
 
     inputs: Arrays
     rows: int
-    answer: asyncio.Future[Arrays]
+    result: asyncio.Future[Arrays]
 
 
 class Batcher:
@@ -44,7 +44,7 @@ class Batcher:
         self.queue.append(waiting)
         self.rows += rows
         self.more.set()
-        return await waiting.answer
+        return await waiting.result
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -67,7 +67,7 @@ class Batcher:
         while self.queue and (not batch or rows + self.queue[0].rows <= self.together):
             first = self.queue.popleft()
             self.rows -= first.rows
-            if not first.answer.done():
+            if not first.result.done():
                 batch.append(first)
                 rows += first.rows
         return batch
@@ -82,13 +82,13 @@ class Batcher:
             if len(batch) > 1:  # one of them is at fault: the others must not pay
                 for each in batch:
                     await self._answer([each])
-            elif not batch[0].answer.done():
-                batch[0].answer.set_exception(Refused(500, f"The model failed on these rows: {_line(error)}."))
+            elif not batch[0].result.done():
+                batch[0].result.set_exception(Refused(500, f"The model failed on these rows: {_line(error)}."))
             return
         start = 0
         for each in batch:
-            if not each.answer.done():
-                each.answer.set_result({name: values[start : start + each.rows] for name, values in told.items()})
+            if not each.result.done():
+                each.result.set_result({name: values[start : start + each.rows] for name, values in told.items()})
             start += each.rows
 
 

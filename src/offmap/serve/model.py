@@ -36,7 +36,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Model:
-    """A session, its inputs, the threshold of the verdicts, and scores that split familiar data evenly."""
+    """A session, its inputs, the threshold of the verdicts, and scores that split in-distribution data evenly."""
 
     session: Any
     wanted: tuple[Wanted, ...]

@@ -180,10 +180,10 @@ def _work(name: str, pipe: Connection) -> None:
             return
         try:
             with tempfile.TemporaryDirectory() as folder:
-                answer = check.trial(seed, Path(folder)), None
+                result = check.trial(seed, Path(folder)), None
         except BaseException as error:
-            answer = "", "".join(traceback.format_exception_only(error)).strip()[-2000:]
-        pipe.send(answer)
+            result = "", "".join(traceback.format_exception_only(error)).strip()[-2000:]
+        pipe.send(result)
 
 
 # ------------------------------------------------------------------------------------------------------ commands

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import Moment, Schooling, Way, body_and_head
+from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod, body_and_head
 
 
 @dataclass(frozen=True)
-class Config(Schooling):
+class Config(TrainConfig):
     """How much the bound on distances counts."""
 
     bound: float = 0.1
@@ -60,4 +60,4 @@ def score(net: Reciprocal, x: Tensor, config: Config) -> Tensor:
     return -net(x).amax(1)
 
 
-WAY = Way(Config, loss, score, lambda net, config: Reciprocal(net))
+WAY = TrainingMethod(Config, loss, score, lambda net, config: Reciprocal(net))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from offmap_bench.classifiers import arpl, confidence, cutmix, dropout, godin, logitnorm, mixup, svdd, vos
-from offmap_bench.classifiers.training import Way
+from offmap_bench.classifiers.training import TrainingMethod
 
-WAYS: dict[str, Way] = {
-    "plain": Way(),
+WAYS: dict[str, TrainingMethod] = {
+    "plain": TrainingMethod(),
     "dropout": dropout.WAY,
     "mixup": mixup.WAY,
     "cutmix": cutmix.WAY,

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import Moment, Schooling, Way, body_and_head
+from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod, body_and_head
 
 
 @dataclass(frozen=True)
-class Config(Schooling):
+class Config(TrainConfig):
     """The mean of −log c is held near `budget` by a price that starts at `price`."""
 
     budget: float = 0.3
@@ -61,4 +61,4 @@ def score(net: Branched, x: Tensor, config: Config) -> Tensor:
     return -net.both(x)[1]
 
 
-WAY = Way(Config, loss, score, lambda net, config: Branched(net, config.price))
+WAY = TrainingMethod(Config, loss, score, lambda net, config: Branched(net, config.price))

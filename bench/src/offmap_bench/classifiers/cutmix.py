@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap_bench.classifiers.mixup import shared_loss
-from offmap_bench.classifiers.training import Moment, Schooling, Way
+from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod
 
 Box = tuple[slice, slice]
 
@@ -31,11 +31,11 @@ def pasted(x: Tensor, order: Tensor, where: Box) -> tuple[Tensor, float]:
     return made, 1 - made[0, 0, where[0], where[1]].numel() / made[0, 0].numel()
 
 
-def loss(net: nn.Module, x: Tensor, y: Tensor, config: Schooling, moment: Moment) -> Tensor:
+def loss(net: nn.Module, x: Tensor, y: Tensor, config: TrainConfig, moment: Moment) -> Tensor:
     """Every image gets a box of another one of the batch, all the same box."""
     order = torch.randperm(len(x), generator=moment.random, device="cpu").to(x.device)
     made, share = pasted(x, order, box(x.shape[2], x.shape[3], moment.random))
     return shared_loss(net(made), y, order, share)
 
 
-WAY = Way(loss=loss)
+WAY = TrainingMethod(loss=loss)

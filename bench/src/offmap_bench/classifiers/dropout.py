@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from offmap.posterior.noise import generator
 from offmap.scores.uncertainty import predictive_entropy
-from offmap_bench.classifiers.training import Moment, Schooling, Way, body_and_head
+from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod, body_and_head
 
 
 @dataclass(frozen=True)
-class Config(Schooling):
+class Config(TrainConfig):
     """The rate of dropping, and how many thinned nets are asked."""
 
     dropout: float = 0.5
@@ -33,9 +33,9 @@ class Thinned(nn.Module):
         return self.head(self.body(x))
 
 
-def masks(shape: tuple[int, ...], rate: float, random: torch.Generator) -> Tensor:
+def masks(shape: tuple[int, ...], lr: float, random: torch.Generator) -> Tensor:
     """Zeros by `rate`, else 1 / (1 − rate)."""
-    return (torch.rand(shape, generator=random, device="cpu") >= rate).float() / (1 - rate)
+    return (torch.rand(shape, generator=random, device="cpu") >= lr).float() / (1 - lr)
 
 
 def loss(net: Thinned, x: Tensor, y: Tensor, config: Config, moment: Moment) -> Tensor:
@@ -52,4 +52,4 @@ def score(net: Thinned, x: Tensor, config: Config) -> Tensor:
     return predictive_entropy(net.head(features * thin).softmax(2))
 
 
-WAY = Way(Config, loss, score, lambda net, config: Thinned(net))
+WAY = TrainingMethod(Config, loss, score, lambda net, config: Thinned(net))

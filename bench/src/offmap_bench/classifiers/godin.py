@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import BLOCK, Moment, Schooling, Way, body_and_head
+from offmap_bench.classifiers.training import BLOCK, Moment, TrainConfig, TrainingMethod, body_and_head
 
 STEPS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
 """Steps of the input that are tried, for pixels from 0 to 1."""
@@ -48,20 +48,20 @@ def moved(net: Quotient, x: Tensor, step: float) -> Tensor:
         return net.nearest(near.detach() + step * slope.sign()) if step else best.detach()
 
 
-def settle(net: Quotient, x: Tensor, y: Tensor, config: Schooling) -> None:
-    """The step that makes validation images most familiar, as the authors choose it without strange ones."""
+def settle(net: Quotient, x: Tensor, y: Tensor, config: TrainConfig) -> None:
+    """The step that makes validation images most in-distribution, as the authors choose it without OOD ones."""
     gains = [torch.cat([moved(net, part, step) for part in x.split(BLOCK)]).mean() for step in STEPS]
     net.step.fill_(STEPS[int(torch.stack(gains).argmax())])
 
 
-def loss(net: Quotient, x: Tensor, y: Tensor, config: Schooling, moment: Moment) -> Tensor:
+def loss(net: Quotient, x: Tensor, y: Tensor, config: TrainConfig, moment: Moment) -> Tensor:
     """The cross-entropy of the quotients."""
     return F.cross_entropy(net(x), y)
 
 
-def score(net: Quotient, x: Tensor, config: Schooling) -> Tensor:
+def score(net: Quotient, x: Tensor, config: TrainConfig) -> Tensor:
     """−max_c h_c after the step, (B,)."""
     return -moved(net, x, float(net.step))
 
 
-WAY = Way(loss=loss, score=score, build=lambda net, config: Quotient(net), settle=settle)
+WAY = TrainingMethod(loss=loss, score=score, build=lambda net, config: Quotient(net), settle=settle)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import Moment, Schooling, Way
+from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod
 
 
 @dataclass(frozen=True)
-class Config(Schooling):
+class Config(TrainConfig):
     """The length that logits have in the loss is 1 / temperature."""
 
     temperature: float = 0.04
@@ -32,4 +32,4 @@ def loss(net: nn.Module, x: Tensor, y: Tensor, config: Config, moment: Moment) -
     return F.cross_entropy(normed(net(x), config.temperature), y)
 
 
-WAY = Way(Config, loss)
+WAY = TrainingMethod(Config, loss)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import Moment, Schooling, Way
+from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod
 
 
 @dataclass(frozen=True)
-class Config(Schooling):
+class Config(TrainConfig):
     """Shares are drawn from Beta(α, α)."""
 
     alpha: float = 0.2
@@ -46,4 +46,4 @@ def loss(net: nn.Module, x: Tensor, y: Tensor, config: Config, moment: Moment) -
     return shared_loss(net(mixed(x, order, share)), y, order, share)
 
 
-WAY = Way(Config, loss)
+WAY = TrainingMethod(Config, loss)

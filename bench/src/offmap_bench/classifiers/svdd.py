@@ -1,4 +1,4 @@
-"""Deep SVDD (Ruff et al., 2018): all familiar images are drawn towards one point; classes are not looked at."""
+"""Deep SVDD (Ruff et al., 2018): all in-distribution images are drawn towards one point; classes are not looked at."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import BLOCK, Moment, Schooling, Way, body_and_head
+from offmap_bench.classifiers.training import BLOCK, Moment, TrainConfig, TrainingMethod, body_and_head
 
 LEAST = 0.1
 """Coordinates of the centre are kept this far from 0, which a net without biases reaches too easily."""
 
 
 @dataclass(frozen=True)
-class Config(Schooling):
+class Config(TrainConfig):
     """Numbers that the net gives."""
 
     width: int = 32
@@ -57,4 +57,4 @@ def score(net: Drawn, x: Tensor, config: Config) -> Tensor:
     return net(x)
 
 
-WAY = Way(Config, loss, score, lambda net, config: Drawn(net, config.width), begin=begin, classes=False)
+WAY = TrainingMethod(Config, loss, score, lambda net, config: Drawn(net, config.width), begin=begin, classes=False)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offmap.data import Batch, Place, batches, check_finite, check_inputs
 from offmap.detectors.msp import msp
-from offmap.errors import HostError
+from offmap.errors import ModelError
 from offmap.likelihoods import Prediction
 from offmap.maxwent.train import adam, minimize
 from offmap.posterior.noise import generator
@@ -25,11 +25,11 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Schooling:
+class TrainConfig:
     """Adam over some epochs, its rate falling to 0 along a cosine; with `augment`, batches are mirrored and shifted."""
 
     epochs: int = 5
-    rate: float = 1e-3
+    lr: float = 1e-3
     batch_size: int = 128
     augment: bool = False
 
@@ -61,14 +61,14 @@ def nothing(net: Any, x: Tensor, y: Tensor, config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingMethod:
     """A way to train: `build` makes the module of a net that ends in a Linear; what it learns is all in its state.
 
     `begin` sees the training data before the first step, `settle` the validation data after the last. Without `classes` the net
     gives no logits.
     """
 
-    config: type[Schooling] = Schooling
+    config: type[TrainConfig] = TrainConfig
     loss: Loss = plain_loss
     score: Callable[[Any, Tensor, Any], Tensor] = by_msp
     build: Callable[[nn.Sequential, Any], nn.Module] = lambda net, config: net
@@ -79,11 +79,11 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A trained classifier as a Scorer; higher scores are stranger."""
+    """A trained classifier as a Scorer; higher scores are more OOD."""
 
-    way: Way
+    way: TrainingMethod
     net: nn.Module
-    config: Any = field(default_factory=Schooling)
+    config: Any = field(default_factory=TrainConfig)
 
     @property
     def place(self) -> Place:
@@ -91,7 +91,7 @@ class Learned:
         return Place.of(self.net)
 
     def score(self, x: Tensor) -> Tensor:
-        """How strange each image is, (B,)."""
+        """How OOD each image is, (B,)."""
         return torch.cat([self.way.score(self.net, part, self.config).detach() for part in self._parts(x)])
 
     @torch.no_grad()
@@ -113,11 +113,11 @@ def body_and_head(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
     """What makes features, (B, D), and the last matrix, which makes logits of them."""
     layers = list(net) if isinstance(net, nn.Sequential) else []
     if not layers or not isinstance(layers[-1], nn.Linear):
-        raise HostError(f"Expected a torch.nn.Sequential whose last layer is a Linear, but got {type(net).__name__}.")
+        raise ModelError(f"Expected a torch.nn.Sequential whose last layer is a Linear, but got {type(net).__name__}.")
     return nn.Sequential(*layers[:-1]), layers[-1]
 
 
-def train(way: Way, net: nn.Module, data: Pair, valid: Pair, *, config: Any, seed: int = 0) -> None:
+def train(way: TrainingMethod, net: nn.Module, data: Pair, valid: Pair, *, config: Any, seed: int = 0) -> None:
     """Train what `way.build` made, in place, and leave it in evaluation mode. All that is random depends on `seed` alone."""
     rows = batches(data, Place.of(net), name="train", batch_size=config.batch_size)
     steps = config.epochs * math.ceil(len(data[1]) / config.batch_size)
@@ -130,7 +130,7 @@ def train(way: Way, net: nn.Module, data: Pair, valid: Pair, *, config: Any, see
         return way.loss(net, augmented(x, moment.random) if config.augment else x, y, config, moment)
 
     net.train()
-    optimizer = adam(net.parameters(), rate=config.rate)
+    optimizer = adam(net.parameters(), lr=config.lr)
     minimize(objective, optimizer, rows, steps=steps, seed=seed, schedule=lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
     net.eval()
     way.settle(net, *valid, config)
@@ -145,7 +145,7 @@ def augmented(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
     return wide[:, :, down : down + height, right : right + width]
 
 
-def fit(way: Way, net: nn.Sequential, data: Pair, valid: Pair, *, config: Any = None, seed: int = 0) -> Learned:
+def fit(way: TrainingMethod, net: nn.Sequential, data: Pair, valid: Pair, *, config: Any = None, seed: int = 0) -> Learned:
     """Build, train, and give the Scorer."""
     config = config or way.config()
     with torch.random.fork_rng(devices=[]):

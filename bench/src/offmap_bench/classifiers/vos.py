@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import Moment, Schooling, Way, body_and_head
+from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod, body_and_head
 
 
 @dataclass(frozen=True)
-class Config(Schooling):
+class Config(TrainConfig):
     """Outliers count by `weight` from a share `start` of all steps on: of `candidates` draws of each class, the furthest."""
 
     weight: float = 0.1
@@ -69,7 +69,7 @@ def outliers(kept: Tensor, noise: Tensor) -> Tensor:
 
 
 def apart(familiar: Tensor, strange: Tensor) -> Tensor:
-    """The logistic loss of numbers that should be negative for familiar rows and positive for strange ones."""
+    """The logistic loss of numbers that should be negative for in-distribution rows and positive for OOD ones."""
     return F.softplus(familiar).mean() + F.softplus(-strange).mean()
 
 
@@ -92,4 +92,4 @@ def score(net: Energetic, x: Tensor, config: Config) -> Tensor:
     return net.energy(net.body(x))
 
 
-WAY = Way(Config, loss, score, lambda net, config: Energetic(net, config.queue))
+WAY = TrainingMethod(Config, loss, score, lambda net, config: Energetic(net, config.queue))

@@ -39,6 +39,6 @@ def demo(
     if not as_json:
         for title, table in tables.items():
             console.print(drawn(table, title))
-        console.print("FPR@95: strange inputs unnoticed while 95 % of familiar ones pass.\n+: seconds on top of trained nets.")
+        console.print("FPR@95: OOD inputs unnoticed while 95 % of in-distribution ones pass.\n+: seconds on top of trained nets.")
     record = {"page": shown.page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
     tell(as_json, record, f"The page is at {shown.page}")

@@ -1,1 +1,1 @@
-"""`offmap demo`: five methods and an honest rival on three data sets, as a table and a page."""
+"""`offmap demo`: five methods and an honest baseline on three data sets, as a table and a page."""

@@ -19,7 +19,7 @@ METHODS = (PLAIN, ENSEMBLE, DROPOUT, SCALING, SVD, SVD5, JOINED, NEAREST)
 
 @dataclass(frozen=True)
 class Plan:
-    """One task, and what differs between tasks: the host, how long it is trained, and how its distribution is fitted."""
+    """One task, and what differs between tasks: the model, how long it is trained, and how its distribution is fitted."""
 
     title: str
     task: Callable[[], Task]
@@ -30,7 +30,7 @@ class Plan:
     least: float = 0.0  # scores below are drawn there: the entropy of a confident net has no lower end
     standardise: bool = True  # inputs, for the nearest training row
     fit: dict[str, Any] = field(default_factory=dict[str, Any])  # options of `offmap.fit`
-    rate: float = 2e-3
+    lr: float = 2e-3
     batch_size: int = 32
     members: int = 5
     draws: int = 50
@@ -40,10 +40,10 @@ class Plan:
 REGRESSION = Plan("1-D regression", regression, (100, 100, 100), steps=2000, batch_size=100, dropout=0.05, clip=0.5, grid=300)
 
 # Every net fits the 50 validation points of the moons to an NLL of almost 0, so that τ = risk + 2·std/√n would leave no room: one
-# more point at chance is counted. λ by the rule of the paper's appendix B: the highest entropy below τ. No strange data needed
+# more point at chance is counted. λ by the rule of the paper's appendix B: the highest entropy below τ. No OOD data needed
 MOONS = Plan(
     "Two moons", moons, (100, 100, 100), steps=800, dropout=0.05, clip=2.0, least=1e-6,
-    fit={"slack": "smoothed", "tradeoff": (0.1, 1.0, 10.0)},
+    fit={"tolerance": "smoothed", "entropy_weight": (0.1, 1.0, 10.0)},
 )  # fmt: skip
 
 DIGITS = Plan("Handwritten digits", digits, (100, 100), steps=800, dropout=0.1, clip=0.5, least=1e-6, standardise=False)

@@ -43,7 +43,7 @@ class Result:
     seconds: dict[str, float]
     thresholds: dict[str, float]
     views: dict[str, View]
-    labels: Tensor  # what the SVD guard takes the first strange set for; (n,), empty for regression
+    labels: Tensor  # what the SVD guard takes the first OOD set for; (n,), empty for regression
     clip: float | None  # the SVD guard's own choice
     wall: float
 
@@ -64,7 +64,7 @@ class Bench:
         self.train = batches(self.task.train, place, name="train", batch_size=self.plan.batch_size)
         self.valid: Rows = gather(batches(self.task.valid, place, name="valid"))
 
-    def hosts(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
+    def models(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
         """Fresh nets; a member's start depends on the seed and its number alone."""
         sizes = self.task.inputs, self.task.outputs
         return [
@@ -74,16 +74,16 @@ class Bench:
 
     def plain(self, members: range) -> list[nn.Module]:
         """Nets trained by maximum likelihood."""
-        config = deep_ensemble.Config(steps=self.plan.steps, rate=self.plan.rate)
+        config = deep_ensemble.Config(steps=self.plan.steps, lr=self.plan.lr)
         trained = deep_ensemble.fit(
-            self.hosts(members), self.train, self.valid, likelihood=self.law, config=config, seed=self.seed, runtime=SILENT
+            self.models(members), self.train, self.valid, likelihood=self.law, config=config, seed=self.seed, runtime=SILENT
         )
         return trained.nets()
 
     def dropout(self) -> Predictive:
         """A net trained with dropout, left on when it predicts."""
-        config = mc_dropout.Config(steps=self.plan.steps, rate=self.plan.rate)
-        nets = self.hosts(range(1), self.plan.dropout)
+        config = mc_dropout.Config(steps=self.plan.steps, lr=self.plan.lr)
+        nets = self.models(range(1), self.plan.dropout)
         return mc_dropout.fit(nets, self.train, self.valid, likelihood=self.law, config=config, seed=self.seed, runtime=SILENT)
 
     def guard(self, predictive: Predictive) -> Guard:
@@ -125,13 +125,13 @@ def _run(bench: Bench) -> Result:
     guards[DROPOUT] = bench.guard(timed(bench, DROPOUT, bench.dropout))
     for label, basis in ((SCALING, "identity"), (SVD, "svd")):
         guards[label] = timed(bench, label, lambda basis=basis: bench.maxwent(first, basis))
-    tradeoff = guards[SVD].history.chosen["tradeoff"]  # what one net chose serves for five
-    guards[SVD5] = timed(bench, SVD5, lambda: bench.maxwent(nets, "svd", tradeoff=tradeoff))
+    entropy_weight = guards[SVD].history.chosen["entropy_weight"]  # what one net chose serves for five
+    guards[SVD5] = timed(bench, SVD5, lambda: bench.maxwent(nets, "svd", entropy_weight=entropy_weight))
     joined = timed(bench, JOINED, lambda: bench.joined(guards[SVD5].predictive))
     bench.seconds[JOINED] += bench.seconds[SVD5]
-    rival = timed(bench, NEAREST, lambda: nearest(task.train[0], standardise=plan.standardise))
+    baseline = timed(bench, NEAREST, lambda: nearest(task.train[0], standardise=plan.standardise))
     bench.report("Looking around")
-    scorers: dict[str, Scorer] = {**guards, JOINED: joined, NEAREST: rival}
+    scorers: dict[str, Scorer] = {**guards, JOINED: joined, NEAREST: baseline}
     evaluation = evaluate(scorers, task.test, task.ood)
     return Result(
         plan, task, evaluation, bench.seconds, {label: g.threshold for label, g in {**guards, JOINED: joined}.items()},
@@ -152,7 +152,7 @@ def fixed(nets: list[nn.Module], valid: Rows) -> Sampled:
     """Trained nets as they are, nothing random."""
     at = centre(nets)
     weights = at.mean | at.fixed
-    return Sampled(SILENT.host(at.net, weights, valid.inputs), weights)
+    return Sampled(SILENT.model(at.net, weights, valid.inputs), weights)
 
 
 def look(plan: Plan, task: Task, guards: dict[str, Guard]) -> dict[str, View]:
@@ -170,6 +170,6 @@ def clipped(plan: Plan) -> str:
 
 
 def strange_labels(task: Task, guarded: Guard) -> Tensor:
-    """The classes that a guard would give to the first strange set."""
+    """The classes that a guard would give to the first OOD set."""
     label = guarded.predict(next(iter(task.ood.values()))).label
     return torch.zeros(0, dtype=torch.int64) if label is None else label

@@ -25,7 +25,7 @@ STAGES = len(METHODS) + 2
 """Reports per task."""
 
 LEAD = """offmap tells when a neural network is off the map of its training data. It draws many networks that all explain the
-training data and reads how much they disagree: little on familiar inputs, a lot elsewhere. This page compares it with the usual
+training data and reads how much they disagree: little on in-distribution inputs, a lot elsewhere. This page compares it with the usual
 methods on three small data sets, in the manner of figure 1 of the MaxWEnt paper."""
 
 
@@ -69,6 +69,6 @@ def _foot(seed: int, fast: bool, seconds: float) -> str:
 
     command = f"offmap demo --seed {seed}{' --quick' if fast else ''}"
     return f"""Made by `{command}` in {seconds:.0f} s with offmap {__version__}, torch {torch.__version__} and
-    Python {platform.python_version()}. Hosts are small ReLU nets; guards use 50 draws per net and
+    Python {platform.python_version()}. Models are small ReLU nets; guards use 50 draws per net and
     the paper's scores: the variance of the mixture for regression, the entropy of the mean
     prediction for classification."""

@@ -22,15 +22,15 @@ TOP = math.log(2)
 ON_TOP = (SCALING, SVD, SVD5, JOINED)
 """Fitted around nets that are trained already."""
 
-NOTE = """AUROC: the chance that a strange input scores above a familiar one, in percent. FPR@95: the percentage of strange
-inputs that go unnoticed while 95 % of the familiar ones pass. The default score joins the disagreement of MaxWEnt-SVD ×5
+NOTE = """AUROC: the chance that an OOD input scores above an in-distribution one, in percent. FPR@95: the percentage of OOD
+inputs that go unnoticed while 95 % of the in-distribution ones pass. The default score joins the disagreement of MaxWEnt-SVD ×5
 with the distance to training rows, in the inputs and in hidden layers; all others have the paper's score. Nearest row: the
 distance to the nearest training row, no network at all. A + marks seconds on top of nets that are trained already. Bold: the
 best of a column."""
 
 
 def rows(result: Result) -> Table:
-    """Detection on every strange set, quality on test data, and seconds, as text."""
+    """Detection on every OOD set, quality on test data, and seconds, as text."""
     title, key = ("RMSE", "rmse") if result.task.likelihood == "gaussian" else ("accuracy", "accuracy")
     found = {(row["scorer"], row["set"]): row for row in result.evaluation.rows}
     several = len(result.task.ood) > 1
@@ -53,7 +53,7 @@ def section(result: Result) -> Section:
     numbers = rows(result)
     ends = {"AUROC": "max", "FPR@95": "min", "RMSE": "min", "accuracy": "max"}
     best = {c: end for c in numbers.columns for word, end in ends.items() if c.startswith(word)}
-    sets = ["test data (familiar)", *result.task.ood]
+    sets = ["test data (in-distribution)", *result.task.ood]
     key = [("area", f"var(--{shade})", words) for shade, words in zip(SETS, sets, strict=False)]
     key.append(("line 3 3", "var(--ink)", "alarm threshold: 5 % of validation data lie above"))
     panels = score_panels(result.evaluation, thresholds=result.thresholds, alone=[JOINED, NEAREST], least=result.plan.least)
@@ -63,7 +63,7 @@ def section(result: Result) -> Section:
         table(numbers, best=best, dots=True),
         paragraphs(NOTE, "note"),
         "<h3>Scores</h3>",
-        paragraphs("How strange each method finds familiar and strange inputs; further right is stranger. The networks share "
+        paragraphs("How OOD each method finds in-distribution and OOD inputs; further right is more OOD. The networks share "
                    "one axis, and scores beyond its ends are drawn there. The default score, in standard deviations, and "
                    "distances have axes of their own."),
         gallery(panels, legend=legend(key)),
@@ -108,7 +108,7 @@ def regression(result: Result) -> str:
         panels.append(Panel(svg, name, f"{name}: mean prediction and a band of two standard deviations. {widths(line, std)}"))
     key = legend([
         ("area", "var(--band)", "mean ± 2 standard deviations"), ("line", "var(--series4)", "mean prediction"),
-        ("line 5 3", "var(--ink)", "the truth"), ("dot", "var(--strange)", "training points"),
+        ("line 5 3", "var(--ink)", "the truth"), ("dot", "var(--OOD)", "training points"),
     ])  # fmt: skip
     scored = result.evaluation.scores
     svd, plain = ({s: float(v.sqrt().median()) for s, v in scored[name].items()} for name in (SVD, PLAIN))
@@ -160,7 +160,7 @@ def moons(result: Result) -> str:
     The last panel shows the same distribution with its weights clipped. {clip_words(result)} Every net here fits
     the validation points almost perfectly, so that the paper's risk threshold would leave no room to widen anything. It is
     therefore taken with one more point at chance, and λ is the one of 0.1, 1 and 10 that gives the highest entropy below
-    it, as the paper's appendix B says. Both need familiar data alone."""
+    it, as the paper's appendix B says. Both need in-distribution data alone."""
     return paragraphs(text) + "<h3>Uncertainty maps</h3>" + gallery(panels, legend=key)
 
 
@@ -174,14 +174,14 @@ def listed(words: Sequence[str]) -> str:
 
 
 def digits(result: Result) -> str:
-    """The strangest and the least strange of the unknown digits."""
+    """The most OOD and the least OOD of the unknown digits."""
     name, images = next(iter(result.task.ood.items()))
     scores, count = result.evaluation.scores, 10
     order = scores[SVD][name].argsort(descending=True)
     panels = [
         pictures(images[part], result.labels[part], title)
-        for part, title in ((order[:count], "Unknown digits that it finds strangest"),
-                            (order[-count:], "Unknown digits that it takes for familiar"))
+        for part, title in ((order[:count], "Unknown digits that it finds most OOD"),
+                            (order[-count:], "Unknown digits that it takes for in-distribution"))
     ]  # fmt: skip
     methods = (PLAIN, SVD, SVD5)
     alarms, false = (listed([share(scores[m][s] > result.thresholds[m]) for m in methods]) for s in (name, "test"))
@@ -190,12 +190,12 @@ def digits(result: Result) -> str:
     0 to 4 and then meet {len(images)} images of 5 to 9, which they can only get wrong.
 
     The plain net's entropy, the **MaxWEnt-SVD** guard and five of those raise the alarm on {alarms} of the
-    unknown digits, and on {false} of the familiar test digits; their AUROC is
-    {listed([area[m] for m in methods])}. No claim is complete without the simplest rival: on images so small
+    unknown digits, and on {false} of the in-distribution test digits; their AUROC is
+    {listed([area[m] for m in methods])}. No claim is complete without the simplest baseline: on images so small
     and tidy the distance to the nearest training image, without any network, gets **{area[NEAREST]}**. offmap's default score,
     which joins the draws' disagreement with distances, gets **{area[JOINED]}**.
     {clip_words(result)}"""
-    return paragraphs(text) + "<h3>Strangest and least strange, for the SVD guard</h3>" + gallery(panels, width="26rem")
+    return paragraphs(text) + "<h3>Strangest and least OOD, for the SVD guard</h3>" + gallery(panels, width="26rem")
 
 
 def pictures(images: Tensor, labels: Tensor, title: str) -> Panel:

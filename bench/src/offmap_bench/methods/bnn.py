@@ -24,10 +24,10 @@ from offmap.maxwent import search
 from offmap.maxwent.monitors import History, RiskThreshold
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
 from offmap.maxwent.train import adam, minimize
-from offmap.model.forward import Host
-from offmap.model.params import Where
+from offmap.model.forward import BatchedModel
+from offmap.model.params import ParamSelection
 from offmap.model.select_params import choose
-from offmap.posterior.construct import Centre, Observed, centre, observe
+from offmap.posterior.construct import Observed, StackedModel, centre, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Noise, as_noise
 from offmap.posterior.predictive import Stochastic
@@ -52,18 +52,18 @@ class Config:
     mean: Literal["frozen", "trained"] = "frozen"  # frozen: prior N(w̄, σ²I); trained from w̄ on: prior N(0, σ²I)
     prior_variance: float = 1e10  # σ²
     basis: Literal["svd", "identity"] = "svd"  # svd: the mean must be frozen, V belongs to its activations
-    where: Where = None
+    params: ParamSelection = None
     noise: str | Noise = "normal"
     tradeoff: float = 10.0
     steps: int = 50_000
-    rate: float = 1e-3
+    lr: float = 1e-3
     draws_per_step: int = 1
     adam_epsilon: float = 1e-8
     initial_raw_scale: float | None = None  # u at the start; None: −5 for identity, −10 for svd, as for MaxWEnt
     fan_in_limit: int = 4096
     risk: str | RiskFn = "nll"
-    threshold: float | None = None  # τ; None: the plain host's risk plus twice its standard error
-    slack: Literal["paper", "reference", "smoothed"] = "paper"
+    threshold: float | None = None  # τ; None: the base model's risk plus twice its standard error
+    tolerance: Literal["paper", "reference", "smoothed"] = "paper"
     check_every: int = 100
     patience: int | None = None
     risk_draws: int = 50
@@ -83,7 +83,7 @@ ABLATION: dict[str, Config] = {
 
 
 def fit(
-    nets: nn.Module | Sequence[nn.Module] | Centre,
+    nets: nn.Module | Sequence[nn.Module] | StackedModel,
     train: Batches,
     valid: Rows,
     *,
@@ -97,15 +97,15 @@ def fit(
     The state is φ, and the mean where it is trained; τ belongs to the nets as they are given.
     """
     check(config)
-    at = nets if isinstance(nets, Centre) else choose(centre(nets), valid.inputs, config.where, runtime.select)
-    host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
+    at = nets if isinstance(nets, StackedModel) else choose(centre(nets), valid.inputs, config.params, runtime.output_fn)
+    model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
     seen = Observed()
     if config.basis == "svd":
-        seen = observe(at, lambda rows: (x for x, _ in train), rotated=True, pick=runtime.select, limit=config.fan_in_limit)
+        seen = observe(at, lambda rows: (x for x, _ in train), rotated=True, pick=runtime.output_fn, limit=config.fan_in_limit)
     q = distribution(at, seen, config)
-    validation = Validation(host, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
+    validation = Validation(model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
     threshold = _threshold(q, validation, config)
-    start = search.calm(q, validation, threshold)
+    start = search.shrink_to_feasible(q, validation, threshold)
     history = History()
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = RiskThreshold(
@@ -113,21 +113,21 @@ def fit(
             report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
         monitor.check(0, float("nan"), start)
-        objective = posterior(q, at, host, likelihood, config, seed)
-        optimizer = adam((p for p in q.parameters() if p.requires_grad), rate=config.rate, epsilon=config.adam_epsilon)
-        history.ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
-        if history.ending == "finished" and config.steps % config.check_every:
+        objective = posterior(q, at, model, likelihood, config, seed)
+        optimizer = adam((p for p in q.parameters() if p.requires_grad), lr=config.lr, epsilon=config.adam_epsilon)
+        history.stop_reason = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
+        if history.stop_reason == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
     monitor.restore()
     history.finish(threshold.new_tensor(history.of_kept()[0]), q.mean_log_square().detach())
     history.chosen["tradeoff"] = config.tradeoff
-    if history.ending == "diverged":
+    if history.stop_reason == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its last state below τ. Lower `rate`.")
     q.requires_grad_(False)
-    return Stochastic(host, q, history)
+    return Stochastic(model, q, history)
 
 
-def distribution(at: Centre, seen: Observed, config: Config) -> WeightDistribution:
+def distribution(at: StackedModel, seen: Observed, config: Config) -> WeightDistribution:
     """Q at the start: peaked around the nets."""
     raw = config.initial_raw_scale
     raw = raw if raw is not None else (-10.0 if config.basis == "svd" else -5.0)
@@ -142,24 +142,24 @@ def distribution(at: Centre, seen: Observed, config: Config) -> WeightDistributi
 
 
 def posterior(
-    q: WeightDistribution, at: Centre, host: Host, likelihood: Likelihood, config: Config, seed: int
+    q: WeightDistribution, at: StackedModel, model: BatchedModel, likelihood: Likelihood, config: Config, seed: int
 ) -> objectives.Objective:
     """The objective of a setting: the prior sits at w̄ for a frozen mean, else at 0."""
     return objectives.elbo(
-        q, host, likelihood, tradeoff=config.tradeoff, prior_variance=config.prior_variance,
+        q, model, likelihood, entropy_weight=config.tradeoff, prior_variance=config.prior_variance,
         prior_mean=at.mean if config.mean == "frozen" else None, draws=config.draws_per_step, seed=seed,
     )  # fmt: skip
 
 
 def _threshold(q: WeightDistribution, validation: Validation, config: Config) -> Tensor:
     """τ per member, (M,)."""
-    own = validation.threshold(q, slack=config.slack).detach()
+    own = validation.max_risk(q, tolerance=config.tolerance).detach()
     return own if config.threshold is None else torch.full_like(own, float(config.threshold))
 
 
 def check(config: Config) -> None:
     """Refuse impossible settings before any work."""
-    choices = (("mean", config.mean, MEANS), ("basis", config.basis, BASES), ("slack", config.slack, SLACKS))
+    choices = (("mean", config.mean, MEANS), ("basis", config.basis, BASES), ("tolerance", config.tolerance, SLACKS))
     for field, value, valid in choices:
         if value not in valid:
             raise ConfigError(f"Expected `{field}` to be {nearest(str(value), valid)}, but got {value!r}.")
@@ -167,7 +167,7 @@ def check(config: Config) -> None:
         raise ConfigError("Expected `mean='frozen'` with `basis='svd'`: the basis belongs to the activations of that mean.")
     as_noise(config.noise)
     as_risk(config.risk)
-    for name in ("prior_variance", "tradeoff", "rate", "adam_epsilon"):
+    for name in ("prior_variance", "tradeoff", "lr", "adam_epsilon"):
         value = getattr(config, name)
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")

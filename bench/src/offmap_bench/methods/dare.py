@@ -54,7 +54,7 @@ def fit(
 
 def thresholds(stack: Stack, likelihood: Likelihood, valid: Rows, given: float | None) -> Tensor:
     """τ of every member, (M,): the mean of its validation losses plus 2·std/√n, or the same given number for all."""
-    each = member_losses(stack.host, stack.weights | stack.fixed, likelihood, valid)
+    each = member_losses(stack.model, stack.weights | stack.fixed, likelihood, valid)
     own = each.mean(1) + 2 * each.std(1, correction=0) / math.sqrt(each.shape[1])
     return own if given is None else torch.full_like(own, given)
 

@@ -83,8 +83,8 @@ def repulsive(stack: Stack, likelihood: Likelihood, *, bandwidth: float | None =
         weights = [stack.apart(w).flatten(2) for w in stack.weights.values()]
         pairs = torch.stack([(w[:, first] - w[:, second]).square().sum(2) for w in weights]).sum(0)
         distance = F.pad(pairs, (1, 0))[:, place]  # (G, M, M)
-        rate = _median_rate(distance, fixed_median) if bandwidth is None else bandwidth**-2
-        kernel = (-rate * distance).exp().sum(2)
+        lr = _median_rate(distance, fixed_median) if bandwidth is None else bandwidth**-2
+        kernel = (-lr * distance).exp().sum(2)
         return (own + kernel / kernel.detach()).sum(1)
 
     return losses
@@ -97,8 +97,8 @@ def anti_regularised(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, thr
     def losses(step: int, batch: Batch) -> Tensor:
         own = risk(stack, likelihood, batch)[1]
         size = stack.apart(sum_per_member({n: (w.square() + TINY).log() for n, w in stack.weights.items()}))
-        calm = (own.detach() <= stack.apart(threshold)).to(own)
-        return (own - tradeoff[:, None] / dimension * calm * size).sum(1)
+        shrink_to_feasible = (own.detach() <= stack.apart(threshold)).to(own)
+        return (own - tradeoff[:, None] / dimension * shrink_to_feasible * size).sum(1)
 
     return losses
 

@@ -1,7 +1,7 @@
 """Laplace's approximation around trained nets, by laplace-torch: a Gaussian as wide as the loss is flat.
 
 laplace-torch finds the curvature, the prior and the posterior, and draws from it. Here its draws become a Predictive: as weights
-of the host itself ("sampled"), or of the host linearised at its trained weights w̄ ("linear", its authors' advice), as
+of the model itself ("sampled"), or of the model linearised at its trained weights w̄ ("linear", its authors' advice), as
 
     f(x) + J(x)·(w − w̄)
 
@@ -27,10 +27,10 @@ from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ConfigError, ShapeError, nearest
 from offmap.extras import require
 from offmap.likelihoods import Categorical, Gaussian, Likelihood
-from offmap.model.forward import Host, Select
-from offmap.model.params import Where, at, copy_host
-from offmap.posterior.construct import Centre, centre
-from offmap.posterior.distribution import REMEMBERED
+from offmap.model.forward import BatchedModel, OutputFn
+from offmap.model.params import ParamSelection, at, copy_model
+from offmap.posterior.construct import StackedModel, centre
+from offmap.posterior.distribution import CACHE_BYTES
 from offmap.posterior.noise import generator
 from offmap.posterior.protocol import Runtime
 
@@ -45,24 +45,24 @@ ROUNDS, HALF = 4, 4
 
 @dataclass(frozen=True)
 class Config:
-    """`where` says which weights are random, as for MaxWEnt: None all, "6.*" the layer of that name."""
+    """`params` says which weights are random, as for MaxWEnt: None all, "6.*" the layer of that name."""
 
     structure: Literal["kron", "diag", "full"] = "kron"
     kind: Literal["linear", "sampled"] = "linear"
-    where: Where = None
+    params: ParamSelection = None
     prior_precision: float | None = None  # None: that of highest marginal likelihood, found with the noise of a regression
     batch_size: int = 200
 
 
 @dataclass(frozen=True)
 class Approximated:
-    """A Predictive: hosts whose weights are w̄ + δ with δ from `draw(span, seed)`, {name: (M·p, ...)}. There is nothing to clip.
+    """A Predictive: models whose weights are w̄ + δ with δ from `draw(span, seed)`, {name: (M·p, ...)}. There is nothing to clip.
 
-    `means` are how many outputs of a row are random: a Gaussian's log-variances stay the host's own, for its Laplace
+    `means` are how many outputs of a row are random: a Gaussian's log-variances stay the model's own, for its Laplace
     approximation knows of one noise for all rows. None: all.
     """
 
-    host: Host
+    model: BatchedModel
     weights: Weights
     draw: Callable[[range, int], Weights]
     linear: bool = True
@@ -75,7 +75,7 @@ class Approximated:
         return next(iter(self.weights.values())).shape[0]
 
     def plain(self, member: int = 0) -> Weights:
-        """The weights of one host as it was trained."""
+        """The weights of one model as it was trained."""
         return at(self.weights, member)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
@@ -83,10 +83,10 @@ class Approximated:
         if self.linear:
             random = self._linearised(x, draws, seed)
         else:
-            random = self.host.outputs(lambda span: self._sampled(span, seed), draws, x, members=self.members)
+            random = self.model.outputs(lambda span: self._sampled(span, seed), draws, x, members=self.members)
         if self.means is None:
             return random
-        plain = self.host.outputs(lambda span: self.weights, 1, x, members=self.members).repeat_interleave(draws, 0)
+        plain = self.model.outputs(lambda span: self.weights, 1, x, members=self.members).repeat_interleave(draws, 0)
         return torch.cat([random[..., : self.means], plain[..., self.means :]], -1)
 
     def _repeated(self, draws: int) -> Weights:
@@ -98,16 +98,16 @@ class Approximated:
 
     @torch.enable_grad()  # no gradient is asked for, but tiles are written in place without
     def _linearised(self, x: Inputs, draws: int, seed: int) -> Tensor:
-        step, parts = max(1, self.host.chunk_size), list[Tensor]()
+        step, parts = max(1, self.model.chunk_size), list[Tensor]()
         for span in (range(i, min(i + step, draws)) for i in range(0, draws, step)):
             delta, weights = self.draw(span, seed), self._repeated(len(span))
             point = {name: weights[name] for name in delta}
             rows: list[Tensor] = []
-            for start in range(0, rows_of(x), self.host.batch_size):
-                taken = take_rows(x, slice(start, start + self.host.batch_size))
+            for start in range(0, rows_of(x), self.model.batch_size):
+                taken = take_rows(x, slice(start, start + self.model.batch_size))
 
                 def run(moved: Weights, fixed: Weights = weights, taken: Inputs = taken) -> Tensor:
-                    return self.host(fixed | moved, taken)
+                    return self.model(fixed | moved, taken)
 
                 tangent = torch.func.jvp(run, (point,), (delta,))  # f and J·δ
                 rows.append((tangent[0] + tangent[1]).detach())
@@ -136,22 +136,22 @@ class Draw:
             posterior = self.posteriors[member]
             with torch.no_grad():
                 drawn = posterior.sample(1, generator=generator(seed, "infer", member, number, "laplace"))[0] - posterior.mean
-            if drawn.numel() * (len(self._known) + 1) > REMEMBERED:
+            if drawn.numel() * (len(self._known) + 1) > CACHE_BYTES:
                 self._known.clear()
             self._known[key] = drawn
         return self._known[key]
 
 
 class Means(nn.Module):
-    """A host as laplace-torch wants it: (B, K), without log-variances."""
+    """A model as laplace-torch wants it: (B, K), without log-variances."""
 
-    def __init__(self, net: nn.Module, select: Select, means: int | None) -> None:
+    def __init__(self, net: nn.Module, output_fn: OutputFn, means: int | None) -> None:
         super().__init__()
-        self.net, self.select, self.means = net, select, means
+        self.net, self.output_fn, self.means = net, output_fn, means
 
     def forward(self, x: Tensor) -> Tensor:
-        """The first columns of the host's output."""
-        output = self.select(self.net(x))
+        """The first columns of the model's output."""
+        output = self.output_fn(self.net(x))
         return output.unsqueeze(1) if output.ndim == 1 else output[:, : self.means]
 
 
@@ -173,26 +173,27 @@ def fit(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own use of torch and numpy
         library = require("laplace", "laplace")
-    whole, around = gather(train), centre(nets, config.where)
-    host = runtime.host(around.net, around.mean | around.fixed, valid.inputs)
-    if not isinstance(whole.inputs, Tensor) or host.output_axes not in (0, 1):
+    whole, around = gather(train), centre(nets, config.params)
+    model = runtime.model(around.net, around.mean | around.fixed, valid.inputs)
+    if not isinstance(whole.inputs, Tensor) or model.output_axes not in (0, 1):
         raise ShapeError("Expected inputs that are one tensor and one row of outputs for each: laplace-torch knows no others.")
     targets = likelihood.columns(whole.targets) if isinstance(likelihood, Gaussian) else whole.targets
     loader = DataLoader(TensorDataset(whole.inputs, targets), batch_size=config.batch_size)
     means = likelihood.targets if isinstance(likelihood, Gaussian) and likelihood.noise is None else None
     law = LAWS[type(likelihood)]
     posteriors = [
-        posterior(library, Means(host_of(around, m), runtime.select, means), loader, law, config) for m in range(around.members)
+        posterior(library, Means(host_of(around, m), runtime.output_fn, means), loader, law, config)
+        for m in range(around.members)
     ]
     names = [n.removeprefix("net.") for n, p in posteriors[0].model.named_parameters() if p.requires_grad]
     chosen = {key: [float(getattr(p, key)) for p in posteriors] for key in ("prior_precision", "sigma_noise")}
     draw = Draw(posteriors, {name: around.mean[name].shape[1:] for name in names})
-    return Approximated(host, around.mean | around.fixed, draw, config.kind == "linear", means, chosen)
+    return Approximated(model, around.mean | around.fixed, draw, config.kind == "linear", means, chosen)
 
 
-def host_of(around: Centre, member: int) -> nn.Module:
+def host_of(around: StackedModel, member: int) -> nn.Module:
     """One member as a module of its own, in which the random weights want gradients."""
-    net = copy_host(around.net)
+    net = copy_model(around.net)
     net.load_state_dict(around.weights(member), strict=False)
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name in around.mean)

@@ -23,8 +23,8 @@ from offmap.maxwent.monitors import BestValidation, History
 from offmap.maxwent.objective import Objective, kl
 from offmap.maxwent.risk import prediction_nll
 from offmap.maxwent.train import adam, minimize
-from offmap.model.forward import Host
-from offmap.posterior.construct import Centre, centre
+from offmap.model.forward import BatchedModel
+from offmap.posterior.construct import StackedModel, centre
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Normal, Stream, draw_noise
 from offmap.posterior.predictive import Stochastic
@@ -48,7 +48,7 @@ class Config:
     tradeoff: float = 1.0
     prior_variance: float = 1.0  # σ₀²
     steps: int = 50_000
-    rate: float = 1e-3
+    lr: float = 1e-3
     draws_per_step: int = 1
     adam_epsilon: float = 1e-7
     initial_raw_scale: float = -3.0  # softplus⁻¹ of σ at the start
@@ -86,21 +86,21 @@ def fit_grid(
     """
     config = shared(configs)
     at = centre(nets)
-    host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
-    posterior = Posteriors(start(at, len(configs), config), host, likelihood, config, at.members, seed)
+    model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
+    posterior = Posteriors(start(at, len(configs), config), model, likelihood, config, at.members, seed)
     weight = torch.tensor([c.tradeoff / train.rows for c in configs for _ in range(at.members)], device=valid.targets.device)
     state = {f"{kind} {n}": w for kind in ("mean", "raw_scale") for n, w in getattr(posterior.q, kind).items()}
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = BestValidation(
             state, lambda: posterior.validation(valid), every=config.check_every, report=lambda step: advance(step, "")
         )
-        optimizer = adam(state.values(), rate=config.rate, epsilon=config.adam_epsilon)
-        ending = minimize(posterior.objective(weight), optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
+        optimizer = adam(state.values(), lr=config.lr, epsilon=config.adam_epsilon)
+        stop_reason = minimize(posterior.objective(weight), optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
     monitor.restore()
-    if ending == "diverged":
+    if stop_reason == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`.")
     assert monitor.lowest is not None
-    return [posterior.setting(g, monitor.lowest, ending, c) for g, c in enumerate(configs)]
+    return [posterior.setting(g, monitor.lowest, stop_reason, c) for g, c in enumerate(configs)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Posteriors:
     """Q over G settings × M members, setting-major, and how it is trained."""
 
     q: WeightDistribution
-    host: Host
+    model: BatchedModel
     likelihood: Likelihood
     config: Config
     members: int
@@ -129,7 +129,7 @@ class Posteriors:
 
         def objective(step: int, batch: Batch) -> Tensor:
             scale = self.q.scale()
-            outputs = self.host(self.draw(range(step * draws, (step + 1) * draws), "fit", scale), batch[0])
+            outputs = self.model(self.draw(range(step * draws, (step + 1) * draws), "fit", scale), batch[0])
             risk = self.likelihood.nll(outputs, batch[1]).mean(1).unflatten(0, (self.q.members, draws)).mean(1)
             each = risk + weight.to(risk) * kl(self.q, self.config.prior_variance, scale=scale)
             finite = each.detach().isfinite()
@@ -142,14 +142,14 @@ class Posteriors:
         """NLL of the prediction that every member's draws make together, (G·M,)."""
         draws, members, scale = self.config.risk_draws, self.q.members, self.q.scale()
         total = torch.zeros(members, dtype=torch.float64, device=valid.targets.device)
-        for rows in self.host.blocks(valid.inputs, members * draws):
+        for rows in self.model.blocks(valid.inputs, members * draws):
             x, y = take_rows(valid.inputs, rows), valid.targets[rows]
-            outputs = self.host.outputs(lambda span: self.draw(span, "valid", scale), draws, x, members=members)
+            outputs = self.model.outputs(lambda span: self.draw(span, "valid", scale), draws, x, members=members)
             apart = outputs.unflatten(0, (members, draws))
             total += torch.stack([prediction_nll(self.likelihood, own, y).double().sum() for own in apart])
         return total / valid.rows
 
-    def setting(self, number: int, risk: Tensor, ending: str, config: Config) -> Stochastic:
+    def setting(self, number: int, risk: Tensor, stop_reason: str, config: Config) -> Stochastic:
         """One setting by itself, M members."""
         own = slice(number * self.members, (number + 1) * self.members)
         q = WeightDistribution(
@@ -159,12 +159,12 @@ class Posteriors:
             noise=Normal(),
             trainable_mean=True,
         ).requires_grad_(False)
-        history = History(ending=ending, chosen={"tradeoff": config.tradeoff})
+        history = History(stop_reason=stop_reason, chosen={"tradeoff": config.tradeoff})
         history.finish(risk[own], q.mean_log_square())
-        return Stochastic(self.host, q, history)
+        return Stochastic(self.model, q, history)
 
 
-def start(at: Centre, settings: int, config: Config) -> WeightDistribution:
+def start(at: StackedModel, settings: int, config: Config) -> WeightDistribution:
     """Every setting from the same nets, with σ = softplus(u₀) around them."""
 
     def repeated(weights: Weights) -> Weights:
@@ -189,7 +189,7 @@ def shared(configs: Sequence[Config]) -> Config:
 
 def check(config: Config) -> None:
     """Refuse impossible settings."""
-    for name in ("tradeoff", "prior_variance", "rate", "adam_epsilon"):
+    for name in ("tradeoff", "prior_variance", "lr", "adam_epsilon"):
         value = getattr(config, name)
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")

@@ -35,7 +35,7 @@ class Config:
     """SGD with momentum at a constant rate from the trained nets on; every `collect_every` steps the weights are noted."""
 
     steps: int = 2000
-    rate: float = 1e-3
+    lr: float = 1e-3
     momentum: float = 0.9
     collect_every: int = 50
     rank: int = 20  # K: how many of the latest deviations are kept
@@ -109,15 +109,15 @@ def fit(
     """Let copies of the trained nets wander, all on the same batches, and note where they were; `valid` teaches nothing."""
     check(config)
     at = centre(nets)
-    host = runtime.host(at.net, at.mean | at.fixed, valid.inputs)
+    model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
 
-    def wander(rate: float) -> Moments | None:
+    def wander(lr: float) -> Moments | None:
         """Where all were on the way; None if one is lost."""
         weights = {n: w.clone().requires_grad_() for n, w in at.mean.items()}
         moments = Moments(config.rank)
 
         def objective(step: int, batch: Batch) -> Tensor:
-            return likelihood.nll(host(weights | at.fixed, batch[0]), batch[1]).mean(1).sum()
+            return likelihood.nll(model(weights | at.fixed, batch[0]), batch[1]).mean(1).sum()
 
         def collect(step: int, loss: Tensor) -> bool:
             if (step + 1) % config.collect_every == 0:
@@ -125,29 +125,29 @@ def fit(
                 advance(step + 1, "")
             return False
 
-        optimizer = torch.optim.SGD(list(weights.values()), lr=rate, momentum=config.momentum)
+        optimizer = torch.optim.SGD(list(weights.values()), lr=lr, momentum=config.momentum)
         with bar("SWAG", config.steps, show=runtime.progress) as advance:
             ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[collect], seed=seed)
         whole = ending != "diverged" and all(bool(mean.isfinite().all()) for mean in moments.mean.values())
         return moments if whole else None
 
-    moments = slower_until_whole(wander, config.rate)
+    moments = slower_until_whole(wander, config.lr)
     mean = {n: w.to(at.mean[n]) for n, w in moments.mean.items()}
     std = {n: w.to(at.mean[n]) for n, w in moments.std().items()}
     columns = {n: torch.stack([column[n] for column in moments.columns], 1) for n in mean}
-    return Sampled(host, mean | at.fixed, Draw(mean, std, columns, at.fixed, config.scale))
+    return Sampled(model, mean | at.fixed, Draw(mean, std, columns, at.fixed, config.scale))
 
 
-def slower_until_whole(wander: Callable[[float], Moments | None], rate: float) -> Moments:
+def slower_until_whole(wander: Callable[[float], Moments | None], lr: float) -> Moments:
     """From the trained nets again with a tenth of the rate whenever it was too high for one of them: confident nets have steep
     losses.
     """
     for tenths in range(TRIES):
-        moments = wander(rate / 10**tenths)
+        moments = wander(lr / 10**tenths)
         if moments is not None:
             return moments
-        logger.warning("SWAG diverged at rate %g (the loss is not finite).", rate / 10**tenths)
-    raise ConfigError(f"SWAG diverged at rates from {rate:g} down to {rate / 10 ** (TRIES - 1):g}: lower `rate`.")
+        logger.warning("SWAG diverged at rate %g (the loss is not finite).", lr / 10**tenths)
+    raise ConfigError(f"SWAG diverged at rates from {lr:g} down to {lr / 10 ** (TRIES - 1):g}: lower `rate`.")
 
 
 def check(config: Config) -> None:
@@ -156,7 +156,7 @@ def check(config: Config) -> None:
         value = getattr(config, name)
         if not (isinstance(value, int) and value > 0):
             raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
-    for name in ("rate", "scale"):
+    for name in ("lr", "scale"):
         value = getattr(config, name)
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")

@@ -1,1 +1,1 @@
-"""Small reference hosts."""
+"""Small reference models."""

@@ -19,7 +19,7 @@ METHODS = ("Deep ensemble ×5", "MaxWEnt-SVD ×1")
 
 
 def figures(results: Results, folder: Path, say: Callable[[str], None]) -> dict[str, list[Panel]]:
-    """Vehicles counted and predicted on the strange frames, hour by hour, for an ensemble and for MaxWEnt."""
+    """Vehicles counted and predicted on the OOD frames, hour by hour, for an ensemble and for MaxWEnt."""
     panels: list[Panel] = []
     for cell, record in results.ok:
         if cell.task == TASK and cell.label in METHODS and cell.seed == results.plan.seeds[0]:

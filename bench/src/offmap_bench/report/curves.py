@@ -40,12 +40,12 @@ def dots_panel(lines: Sequence[Dots], *, label: str) -> str:
         for place, line in enumerate(lines):
             axes.plot([0, 100], [place, place], color=style.colour("line"), linewidth=0.5, zorder=0)
             if line.values:
-                shade, level = style.colour("familiar"), [place] * len(line.values)
+                shade, level = style.colour("in-distribution"), [place] * len(line.values)
                 axes.plot(line.values, level, "o", markersize=3, alpha=0.55, color=shade, markeredgewidth=0)
                 mean = fmean(line.values)
                 axes.plot([mean, mean], [place - 0.34, place + 0.34], color=style.colour("ink"), linewidth=1.8)
             if line.printed is not None:
-                axes.plot(line.printed, place, "D", markersize=4, color="none", markeredgecolor=style.colour("strange"))
+                axes.plot(line.printed, place, "D", markersize=4, color="none", markeredgecolor=style.colour("OOD"))
         values = [v for line in lines for v in (*line.values, *([] if line.printed is None else [line.printed]))]
         low = 10 * math.floor(min(values, default=0) / 10)
         axes.set(xlim=(low - 1, 101), ylim=(len(lines) - 0.4, -0.6), xlabel=label)
@@ -114,7 +114,7 @@ def day_panel(hours: Array, truth: Array, mean: Array, std: Array, *, limits: tu
         low, high = np.clip(middle - radius, *limits), np.clip(middle + radius, *limits)
         axes.fill_between(x, low, high, color=style.colour("band"), linewidth=0)
         axes.plot(x, np.clip(middle, *limits), color=style.colour("series4"), linewidth=1)
-        axes.plot(x, y, "o", markersize=1.8, color=style.colour("strange"), markeredgewidth=0, alpha=0.7)
+        axes.plot(x, y, "o", markersize=1.8, color=style.colour("OOD"), markeredgewidth=0, alpha=0.7)
         axes.set(ylim=limits, xlabel="hour", ylabel="vehicles")
 
     return drawn(draw, width=4.6, height=2.1, margins=(0.45, 0.36, 0.08, 0.08))

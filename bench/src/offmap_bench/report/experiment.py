@@ -72,7 +72,7 @@ def columns(name: str) -> int:
 
 
 def dots(experiment: Experiment) -> list[Panel]:
-    """AUROC of every method on each strange set: a dot per task, the mean, and the mean that is printed."""
+    """AUROC of every method on each OOD set: a dot per task, the mean, and the mean that is printed."""
     results, panels = experiment.results, list[Panel]()
     for name, tasks in results.sets().items():
         values = results.values(name, "auroc")
@@ -133,7 +133,7 @@ def tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
 
 
 DRAWN: Mapping[str, Callable[[Results, Path, Say], Figures]] = {
-    "synthetic": synthetic.figures, "moons": synthetic.maps, "tradeoff": tradeoffs, "day": citycam.figures,
+    "synthetic": synthetic.figures, "moons": synthetic.maps, "entropy_weight": tradeoffs, "day": citycam.figures,
 }  # fmt: skip
 
 

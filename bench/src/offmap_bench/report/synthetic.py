@@ -15,7 +15,7 @@ from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import override
 from offmap.report.diagnosis import amplitude_panels
 from offmap.report.figures import Panel, band_panel, map_panel
-from offmap_bench.runner.context import BATCH, Ground, likelihood_of
+from offmap_bench.runner.context import BATCH, FitContext, likelihood_of
 from offmap_bench.runner.plan import Cell
 from offmap_bench.runner.pretrained import maxwent_settings
 from offmap_bench.runner.store import Record
@@ -155,8 +155,8 @@ def courses(pictures: Pictures) -> list[Panel]:
 def passed(cell: Cell, record: Record) -> list[tuple[int, float, View]]:
     """Step, entropy and view at the chosen shares of a fit's steps, of its first net and with the λ that its record chose."""
     task = task_of(cell.task, cell.seed)
-    net = Ground.of(task, cell.seed, cell.source).hosts().nets[0]
-    settings = {**maxwent_settings(cell.config), "tradeoff": float(record.chosen["tradeoff"]), "patience": None}
+    net = FitContext.of(task, cell.seed, cell.source).models().nets[0]
+    settings = {**maxwent_settings(cell.config), "entropy_weight": float(record.chosen["entropy_weight"]), "patience": None}
     config = override(maxwent.Config(), {k: v for k, v in settings.items() if k in maxwent.Config.__dataclass_fields__})
     config = replace(config, check_every=max(1, config.steps // 40))
     x = grid(task.inputs, POINTS[2])

@@ -1,4 +1,4 @@
-"""Trained hosts, remembered: every method of a benchmark starts from the same nets."""
+"""Trained models, remembered: every method of a benchmark starts from the same nets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ APART = 1000
 
 @dataclass(frozen=True)
 class Recipe:
-    """How hosts are made: the paper's three layers of 100 ReLU units, trained together."""
+    """How models are made: the paper's three layers of 100 ReLU units, trained together."""
 
     hidden: Sequence[int] = (100, 100, 100)
     members: int = 5
@@ -65,7 +65,7 @@ class Way:
     train: Callable[[Sequence[nn.Module]], tuple[dict[str, Tensor], dict[str, Any]]]
 
 
-def hosts(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> list[nn.Module]:
+def models(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> list[nn.Module]:
     """The trained members for a task, read if they have been trained before, else trained and kept."""
     return trained(task, seed, recipe, folder).nets
 
@@ -75,11 +75,11 @@ def trained(
 ) -> Trained:
     """The members with the time of their training, which is kept with them; trained plainly, unless in another `way`.
 
-    Two processes that need the same hosts at once both train them; the file is whole at any time.
+    Two processes that need the same models at once both train them; the file is whole at any time.
     """
     recipe = recipe or Recipe()
     name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe, way)}.safetensors"
-    path = Path(folder or cache_folder()) / "hosts" / name
+    path = Path(folder or cache_folder()) / "models" / name
     nets = starts(task, seed, recipe)
     found = _read(path, centre(nets).mean)
     if found is None:
@@ -124,7 +124,7 @@ def plain(nets: Sequence[nn.Module], task: Task) -> Sampled:
     """Trained nets as they are, nothing random."""
     centred = centre(nets)
     weights = centred.mean | centred.fixed
-    return Sampled(Runtime(progress=False).host(centred.net, weights, task.valid[0]), weights)
+    return Sampled(Runtime(progress=False).model(centred.net, weights, task.valid[0]), weights)
 
 
 def digest(task: Task, seed: int, recipe: Recipe, way: Way | None = None) -> str:
@@ -149,9 +149,9 @@ def _read(path: Path, like: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
             told = json.loads(unsealed(file.metadata()["offmap"], weights))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        logger.warning("The cached hosts at %s cannot be read (%s) and are trained again.", path, error)
+        logger.warning("The cached models at %s cannot be read (%s) and are trained again.", path, error)
         return None
     if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in like.items()}:
-        logger.warning("The cached hosts at %s have other shapes than the nets and are trained again.", path)
+        logger.warning("The cached models at %s have other shapes than the nets and are trained again.", path)
         return None
     return weights, told

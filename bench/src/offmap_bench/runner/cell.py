@@ -20,9 +20,9 @@ from offmap.distributed.local import warm_up
 from offmap.evaluation import evaluate
 from offmap.fit import guard
 from offmap.guard import Guard
-from offmap.posterior.predictive import Member, Remembered
+from offmap.posterior.predictive import CachedPredictive, Member
 from offmap.posterior.protocol import Predictive, Scorer
-from offmap_bench.runner.context import READING, Fitted, Ground
+from offmap_bench.runner.context import READING, FitContext, Fitted
 from offmap_bench.runner.images import accuracy
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, Settings
@@ -88,19 +88,19 @@ class Bench:
 
 def chosen_fit(cell: Cell, task: Task) -> Fitted:
     """The fit of lowest validation risk among the candidates of the grid; without a grid there is one."""
-    method, ground = METHODS[cell.method], Ground.of(task, cell.seed, cell.source)
+    method, ground = METHODS[cell.method], FitContext.of(task, cell.seed, cell.source)
     if not method.single:
         warm_up()
     if cell.grid and method.fit_grid is not None and set(cell.grid) <= method.stacks:
         made = method.fit_grid(ground, cell.fit_config, cell.candidates())
     else:
         made = [fitted_with(ground, cell, candidate) for candidate in cell.candidates()]
-    fits = [replace(fit, predictive=None if fit.predictive is None else Remembered(fit.predictive)) for fit in made]
+    fits = [replace(fit, predictive=None if fit.predictive is None else CachedPredictive(fit.predictive)) for fit in made]
     risks = [validation_risk(fit, task, cell) if len(fits) > 1 else 0.0 for fit in fits]
     return replace(fits[risks.index(min(risks))], seconds=sum(fit.seconds for fit in fits))
 
 
-def fitted_with(ground: Ground, cell: Cell, candidate: Settings) -> Fitted:
+def fitted_with(ground: FitContext, cell: Cell, candidate: Settings) -> Fitted:
     """The fit of one candidate, which it names. One that is a scorer itself is told its score."""
     method = METHODS[cell.method]
     made = method.fit(ground, {**(cell.config if method.single else cell.fit_config), **candidate})
@@ -140,7 +140,7 @@ def measured(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str
 
 
 def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
-    """How one scorer does on the test data and on every strange set; infinite intervals and thresholds give NaN.
+    """How one scorer does on the test data and on every OOD set; infinite intervals and thresholds give NaN.
 
     The set "valid" holds the NLL of the validation data, by which the clip was chosen.
     """

@@ -123,7 +123,7 @@ def _values(number: Number, results: Results) -> Means:
 
 
 def measured(results: Results, number: Number) -> Values:
-    """One number of every record that has it; that of all strange sets is their mean."""
+    """One number of every record that has it; that of all OOD sets is their mean."""
     if number.part != STRANGE:
         return results.values(number.part, number.measure)
     values: Values = {label: {} for label in results.plan.labels}

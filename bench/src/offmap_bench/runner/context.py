@@ -41,8 +41,8 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What every fit is given: a task, the seed, and the hosts to start from: settings, method and grid of their training."""
+class FitContext:
+    """What every fit is given: a task, the seed, and the models to start from: settings, method and grid of their training."""
 
     task: Task
     seed: int
@@ -51,12 +51,12 @@ class Ground:
     grid: Settings = field(default_factory=dict[str, Any])
 
     @staticmethod
-    def of(task: Task, seed: int, source: Settings | None) -> Ground:
+    def of(task: Task, seed: int, source: Settings | None) -> FitContext:
         """What a cell with such a `source` is given."""
         told = source or {"config": {}}
-        return Ground(task, seed, told["config"], told.get("method", HOSTS), told.get("grid", {}))
+        return FitContext(task, seed, told["config"], told.get("method", HOSTS), told.get("grid", {}))
 
-    def hosts(self) -> Trained:
+    def models(self) -> Trained:
         """The trained members; of a grid, those that predict the validation data best."""
         if self.method == HOSTS:
             return trained(self.task, self.seed, recipe(self.source))
@@ -66,21 +66,21 @@ class Ground:
 
 @dataclass(frozen=True)
 class Method:
-    """`keys` are what its config may say, `settings` fills in its defaults; `hosted`: it starts from trained hosts, `single`: it
+    """`keys` are what its config may say, `settings` fills in its defaults; `hosted`: it starts from trained models, `single`: it
     has no members, `source`: others may start from its nets.
 
     `fit_grid` fits a config with every candidate in one stack, where these differ in `stacks` alone, and gives the fits that are
     left to choose among; without it they are fitted one after another.
     """
 
-    fit: Callable[[Ground, Settings], Fitted]
+    fit: Callable[[FitContext, Settings], Fitted]
     settings: Callable[[Settings], dict[str, Any]]
     keys: frozenset[str]
     hosted: bool = False
     single: bool = False
     source: bool = False
     stacks: frozenset[str] = frozenset()
-    fit_grid: Callable[[Ground, Settings, Sequence[Settings]], list[Fitted]] | None = None
+    fit_grid: Callable[[FitContext, Settings, Sequence[Settings]], list[Fitted]] | None = None
 
 
 def without_reading(settings: Settings) -> Settings:
@@ -94,7 +94,7 @@ def reading(settings: Settings) -> dict[str, Any]:
 
 
 def recipe(settings: Settings) -> Recipe:
-    """How hosts are trained, from a config that states differences only."""
+    """How models are trained, from a config that states differences only."""
     own = {f.name for f in fields(Recipe)} - {"members", "training"}
     training = {k: v for k, v in settings.items() if k not in own}
     base = replace(Recipe(), training=override(deep_ensemble.Config(), training))

@@ -1,4 +1,4 @@
-"""Methods that train nets of their own instead of starting from the hosts."""
+"""Methods that train nets of their own instead of starting from the models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import mc_dropout, mean_field
 from offmap_bench.runner import ensembles
 from offmap_bench.runner.base_models import material, plain, starts
-from offmap_bench.runner.context import Fitted, Ground, Method, Settings, likelihood_of, reading, recipe, without_reading
+from offmap_bench.runner.context import FitContext, Fitted, Method, Settings, likelihood_of, reading, recipe, without_reading
 from offmap_bench.runner.pretrained import reached, stated
 
 DROPOUT = 0.1
 
 
-def fit_mc_dropout(ground: Ground, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
+def fit_mc_dropout(ground: FitContext, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
     """Nets of their own, trained with dropout and left with it, at every candidate's rate."""
     task, made = ground.task, recipe({"dropout": DROPOUT, **without_reading(settings)})
     nets = starts(task, ground.seed, made)
@@ -34,7 +34,7 @@ def fit_mc_dropout(ground: Ground, settings: Settings, candidates: Sequence[Sett
     ]
 
 
-def fit_mean_field(ground: Ground, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
+def fit_mean_field(ground: FitContext, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
     """The competitor BNN with every setting of a grid, in one stack; each is told its share of the seconds."""
     made = recipe({key: settings[key] for key in ensembles.NETS if key in settings})
     nets = starts(ground.task, ground.seed, made)
@@ -51,7 +51,7 @@ def fit_mean_field(ground: Ground, settings: Settings, candidates: Sequence[Sett
     ]
 
 
-def fit_ensemble(name: str, ground: Ground, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
+def fit_ensemble(name: str, ground: FitContext, settings: Settings, candidates: Sequence[Settings] = ({},)) -> list[Fitted]:
     """Nets of their own, trained together; of the candidates, those that predict the validation data best are left."""
     settings = without_reading(settings)
     made = ensembles.chosen(name, ground.task, ground.seed, settings, candidates)

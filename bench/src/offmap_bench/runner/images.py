@@ -1,4 +1,4 @@
-"""Methods on classifiers of images: detectors that share one pass of a net, guards, and classifiers trained in other ways."""
+"""Methods on image classifiers: detectors that share one pass of a net, guards, and classifiers trained in other ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offmap.detectors.catalog import DETECTORS, kind
 from offmap.detectors.posthoc import Sight, look
-from offmap.ensemble import mixture
+from offmap.ensemble import combine
 from offmap.errors import ConfigError, nearest
 from offmap.fit import fit
 from offmap.guard import Guard
@@ -20,8 +20,8 @@ from offmap.maxwent import solve as maxwent
 from offmap.posterior.protocol import Scorer, override
 from offmap_bench.classifiers.catalog import WAYS
 from offmap_bench.classifiers.ensemble import Ensemble
-from offmap_bench.classifiers.training import Learned, Schooling
-from offmap_bench.runner.context import Fitted, Ground, Method, Settings
+from offmap_bench.classifiers.training import Learned, TrainConfig
+from offmap_bench.runner.context import FitContext, Fitted, Method, Settings
 from offmap_bench.runner.pretrained import maxwent_settings
 from offmap_bench.runner.trained_classifiers import GIVEN, SCHOOLS, given_net, learned
 from offmap_bench.tasks.task import Pair, Task
@@ -29,8 +29,8 @@ from offmap_bench.tasks.task import Pair, Task
 TIMED = 500
 """Images whose scoring is timed."""
 
-HOST = frozenset(f.name for f in fields(Schooling))
-"""Keys that say how hosts are trained."""
+HOST = frozenset(f.name for f in fields(TrainConfig))
+"""Keys that say how models are trained."""
 
 Result = TypeVar("Result")
 
@@ -58,22 +58,22 @@ def some(rows: Pair, most: int | None, seed: int) -> Pair:
 
 
 def host_of(settings: Settings) -> dict[str, Any]:
-    """What settings say of the hosts."""
+    """What settings say of the models."""
     return {key: settings[key] for key in HOST if key in settings}
 
 
 @dataclass
 class Looking:
-    """The last look of a host at a task, and the seconds it took: detectors that come one after another share it."""
+    """The last look of a model at a task, and the seconds it took: detectors that come one after another share it."""
 
     key: tuple[Task, str] | None = None
     found: tuple[Sight, float] | None = None
 
-    def at(self, ground: Ground, host: dict[str, Any]) -> tuple[Sight, float]:
-        """The look at this task, with hosts trained so."""
-        key = ground.task, repr((ground.seed, sorted(host.items())))
+    def at(self, ground: FitContext, model: dict[str, Any]) -> tuple[Sight, float]:
+        """The look at this task, with models trained so."""
+        key = ground.task, repr((ground.seed, sorted(model.items())))
         if self.found is None or self.key is None or self.key[0] is not key[0] or self.key[1] != key[1]:
-            net = learned(ground.task, "plain", host, ground.seed)[0].net
+            net = learned(ground.task, "plain", model, ground.seed)[0].net
             self.key, self.found = key, timed(lambda: look(net, ground.task.train, ground.task.valid, seed=ground.seed))
         return self.found
 
@@ -81,7 +81,7 @@ class Looking:
 LOOKING = Looking()
 
 
-def fit_detector(ground: Ground, settings: Settings) -> Fitted:
+def fit_detector(ground: FitContext, settings: Settings) -> Fitted:
     """One of the classic detectors; its seconds are those of the look, which others share, and its own."""
     seen, looking = LOOKING.at(ground, host_of(settings))
     options = {key: value for key, value in settings.items() if key not in HOST and key != "method"}
@@ -91,14 +91,14 @@ def fit_detector(ground: Ground, settings: Settings) -> Fitted:
 
 
 def detector_settings(settings: Settings) -> dict[str, Any]:
-    """A config of a detector with the defaults of its host filled in, refused if it is impossible."""
+    """A config of a detector with the defaults of its model filled in, refused if it is impossible."""
     options = {key: value for key, value in settings.items() if key not in HOST and key != "method"}
     kind(str(settings.get("method")), options)
     return {**SCHOOLS, **settings}
 
 
-def fit_guard(ground: Ground, settings: Settings) -> Fitted:
-    """`offmap.fit` on the hosts, one or several, as a Scorer; or a mixture of guards around given `nets` of different kinds."""
+def fit_guard(ground: FitContext, settings: Settings) -> Fitted:
+    """`offmap.fit` on the models, one or several, as a Scorer; or a mixture of guards around given `nets` of different kinds."""
     task, options = ground.task, options_of(settings)
     rows = some(task.train, settings.get("rows"), ground.seed)
 
@@ -107,7 +107,7 @@ def fit_guard(ground: Ground, settings: Settings) -> Fitted:
 
     if "nets" in settings:
         given = [given_net(name, task.outputs) for name in settings["nets"]]
-        mixed, own = timed(lambda: mixture([guard([net]) for net in given], task.valid))
+        mixed, own = timed(lambda: combine([guard([net]) for net in given], task.valid))
         return judged(mixed, task, own)
     nets = [learned(task, "plain", host_of(settings), ground.seed, m)[0].net for m in range(settings.get("members", 1))]
     made, own = timed(lambda: guard(nets))
@@ -131,7 +131,7 @@ def guard_settings(settings: Settings) -> dict[str, Any]:
     return {"members": 1, **SCHOOLS, **settings, **maxwent_settings(options_of(settings))}
 
 
-def fit_classifier(ground: Ground, settings: Settings) -> Fitted:
+def fit_classifier(ground: FitContext, settings: Settings) -> Fitted:
     """A classifier trained in a way of its own, or several together; its seconds are those of the training."""
     own = {key: value for key, value in settings.items() if key not in ("way", "members")}
     made = [learned(ground.task, settings["way"], own, ground.seed, member) for member in range(settings.get("members", 1))]

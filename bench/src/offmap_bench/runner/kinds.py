@@ -66,12 +66,12 @@ WHOLE, ABOVE, SHARE = "a whole number above 0", "a number above 0", "a number fr
 KINDS: dict[str, tuple[str, Test]] = {
     **dict.fromkeys(("steps", "check_every", "draws", "draws_per_step", "risk_draws", "batch_size", "k"), (WHOLE, whole)),
     **dict.fromkeys(("epochs", "members"), (WHOLE, whole)),
-    **dict.fromkeys(("rate", "adam_epsilon", "start"), (ABOVE, above_zero)),
+    **dict.fromkeys(("lr", "adam_epsilon", "start"), (ABOVE, above_zero)),
     **dict.fromkeys(("dropout", "shrinkage"), (SHARE, below_one)),
     **dict.fromkeys(("bounded", "widen", "standardise", "augment"), ("true or false", truth)),
     "tradeoff": ("a number of at least 0, or a list of such", numbers),
-    "floor": ("a number above 0, or a list of such", above_zeros),
-    "where": ("a pattern of names of parameters, or a list of such", words),
+    "eps": ("a number above 0, or a list of such", above_zeros),
+    "params": ("a pattern of names of parameters, or a list of such", words),
     "hidden": ("a list of whole numbers above 0", wholes),
     "chunk_size": ('"auto" or a whole number above 0', lambda value: value == "auto" or whole(value)),
 }  # fmt: skip

@@ -20,8 +20,8 @@ from offmap_bench.runner.context import (
     BATCH,
     HOSTS,
     READING,
+    FitContext,
     Fitted,
-    Ground,
     Method,
     Settings,
     likelihood_of,
@@ -34,23 +34,23 @@ from offmap_bench.runner.images import PICTURES
 from offmap_bench.runner.pretrained import around_hosts, bnn_config, filled, fit_bnn, fit_maxwent, maxwent_settings, stated
 
 ENSEMBLE = Recipe().members
-"""How many hosts are trained for every task and seed."""
+"""How many models are trained for every task and seed."""
 
 
 def host_settings(settings: Settings) -> dict[str, Any]:
-    """A config of hosts with its defaults filled in."""
+    """A config of models with its defaults filled in."""
     return {**asdict(recipe(without_reading(settings))), **reading(settings)}
 
 
-def fit_deep_ensemble(ground: Ground, settings: Settings) -> Fitted:
-    """The hosts as they are; seconds are those of their training, whenever it was."""
+def fit_deep_ensemble(ground: FitContext, settings: Settings) -> Fitted:
+    """The models as they are; seconds are those of their training, whenever it was."""
     made = trained(ground.task, ground.seed, recipe(settings))
     law = likelihood_of(ground.task, made.nets[0])
     return Fitted(plain(made.nets, ground.task), law, seconds=made.seconds, steps=recipe(settings).training.steps)
 
 
 def hosted(method: Any, **beside: Any) -> Method:
-    """A method around trained hosts with a Config of its own, and defaults of what stands beside it."""
+    """A method around trained models with a Config of its own, and defaults of what stands beside it."""
     keys = {f.name for f in fields(method.Config)} | {*beside, *READING}
     return Method(
         around_hosts(method), lambda settings: filled(stated(method, settings), {**beside, **settings}), frozenset(keys),
@@ -61,7 +61,7 @@ def hosted(method: Any, **beside: Any) -> Method:
 def detector(make: Callable[..., Scorer], *keys: str, hosted: bool = False) -> Method:
     """A Scorer made of the training data, by a function of (ground, **settings)."""
 
-    def fitted(ground: Ground, settings: Settings) -> Fitted:
+    def fitted(ground: FitContext, settings: Settings) -> Fitted:
         begin = time.perf_counter()
         scorer = make(ground, **settings)
         return Fitted(scorer=scorer, seconds=time.perf_counter() - begin)
@@ -95,10 +95,10 @@ METHODS: dict[str, Method] = {
     "nearest": detector(lambda ground, **s: nearest(ground.task.train[0], **s), "k", "standardise"),
     "mahalanobis": detector(lambda ground, **s: mahalanobis(ground.task.train[0], **s), "shrinkage"),
     "hidden_nearest": detector(
-        lambda ground, **s: hidden_nearest(ground.hosts().nets[0], ground.task.train[0], **s), "k", "names", hosted=True
+        lambda ground, **s: hidden_nearest(ground.models().nets[0], ground.task.train[0], **s), "k", "names", hosted=True
     ),
     "hidden_mahalanobis": detector(
-        lambda ground, **s: hidden_mahalanobis(ground.hosts().nets[0], ground.task.train[0], **s), "shrinkage", "names",
+        lambda ground, **s: hidden_mahalanobis(ground.models().nets[0], ground.task.train[0], **s), "shrinkage", "names",
         hosted=True,
     ),
     "gaussian_process": detector(lambda ground, **s: gaussian_process(*ground.task.train, seed=ground.seed, **s), "rows"),

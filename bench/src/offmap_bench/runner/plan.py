@@ -32,7 +32,7 @@ class Cell:
     source: Settings | None = None
 
     def told(self) -> Settings:
-        """As in a record; a grid or hosts that are not there are not told, so that new fields leave old hashes alone."""
+        """As in a record; a grid or models that are not there are not told, so that new fields leave old hashes alone."""
         told = {"task": self.task, "method": self.method, "config": self.config, "seed": self.seed, "members": self.members}
         return told | ({"grid": self.grid} if self.grid else {}) | ({"from": self.source} if self.source is not None else {})
 
@@ -117,7 +117,7 @@ def narrowed(
     plan: Plan, *, label: str | None = None, seeds: Sequence[int] | None = None, tasks: Sequence[str] | None = None
 ) -> Plan:
     """A part of a plan: the entries whose label is, or matches, `label`, some of the seeds, and the tasks that match one of the
-    patterns; hosts stay the same.
+    patterns; models stay the same.
     """
     kept = tuple(e for e in plan.entries if label is None or e.label == label or fnmatchcase(e.label, label))
     if not kept:

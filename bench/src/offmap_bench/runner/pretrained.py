@@ -1,4 +1,4 @@
-"""Methods that start from trained hosts."""
+"""Methods that start from trained models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Runtime, override
 from offmap_bench.methods import bnn
 from offmap_bench.runner.base_models import Recipe, material
-from offmap_bench.runner.context import BATCH, Fitted, Ground, Settings, likelihood_of
+from offmap_bench.runner.context import BATCH, FitContext, Fitted, Settings, likelihood_of
 
 AnyConfig = TypeVar("AnyConfig", maxwent.Config, bnn.Config)
 
@@ -60,9 +60,9 @@ def bnn_config(settings: Settings) -> bnn.Config:
     return config
 
 
-def fit_maxwent(ground: Ground, settings: Settings) -> Fitted:
-    """A distribution around the hosts, through `offmap.fit`: settings are its keywords."""
-    nets = ground.hosts().nets
+def fit_maxwent(ground: FitContext, settings: Settings) -> Fitted:
+    """A distribution around the models, through `offmap.fit`: settings are its keywords."""
+    nets = ground.models().nets
     begin = time.perf_counter()
     guard = fit(
         nets, ground.task.train, ground.task.valid, likelihood=likelihood_of(ground.task, nets[0]), seed=ground.seed,
@@ -76,22 +76,22 @@ def fit_maxwent(ground: Ground, settings: Settings) -> Fitted:
 
 def reached(history: History) -> dict[str, Any]:
     """What a fit of a distribution chose, and how wide it became."""
-    return {**history.chosen, "entropy": fmean(history.final_entropy), "kept": history.kept, "ending": history.ending}
+    return {**history.chosen, "entropy": fmean(history.final_entropy), "kept": history.kept, "ending": history.stop_reason}
 
 
-def fit_bnn(ground: Ground, settings: Settings) -> Fitted:
-    """A variational posterior around the hosts."""
+def fit_bnn(ground: FitContext, settings: Settings) -> Fitted:
+    """A variational posterior around the models."""
     made = around_hosts(bnn, bnn_config)(ground, settings)
     assert isinstance(made.predictive, Stochastic)
     history = made.predictive.history
     return replace(made, steps=max(history.step, default=0), chosen=reached(history))
 
 
-def around_hosts(method: Any, config_of: Callable[[Settings], Any] | None = None) -> Callable[[Ground, Settings], Fitted]:
-    """A method that takes the trained hosts and its own Config."""
+def around_hosts(method: Any, config_of: Callable[[Settings], Any] | None = None) -> Callable[[FitContext, Settings], Fitted]:
+    """A method that takes the trained models and its own Config."""
 
-    def fitted(ground: Ground, settings: Settings) -> Fitted:
-        nets, config = ground.hosts().nets, config_of(settings) if config_of else stated(method, settings)
+    def fitted(ground: FitContext, settings: Settings) -> Fitted:
+        nets, config = ground.models().nets, config_of(settings) if config_of else stated(method, settings)
         rows, held, law = material(nets, ground.task, replace(Recipe(), batch_size=settings.get("batch_size", BATCH)))
         begin = time.perf_counter()
         made = method.fit(nets, rows, held, likelihood=law, config=config, seed=ground.seed, runtime=Runtime(progress=False))

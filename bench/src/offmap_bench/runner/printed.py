@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from offmap.errors import ConfigError, nearest
 
-STRANGE = "strange"
-"""The part of a record that holds its strange sets, whatever they are called."""
+STRANGE = "OOD"
+"""The part of a record that holds its OOD sets, whatever they are called."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How well predictions on familiar data are calibrated, clipped and not: what the paper's table 3 prints, and its rivals."""
+"""How well predictions on in-distribution data are calibrated, clipped and not: what the paper's table 3 prints, and its baselines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offmap import conformal
-from offmap.detector import misses
+from offmap.detector import residuals
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.metrics import coverage, ence, mean_width, reference_ece
@@ -31,7 +31,7 @@ def regression_measures(guard: Guard, task: Task) -> dict[str, float]:
         test, valid = (guard.predict(part[0], clip=clip) for part in (task.test, task.valid))  # pyright: ignore
         if test.mean is None or test.std is None:
             return {}
-        missed = misses(guard.likelihood, valid, task.valid[1]).flatten()
+        missed = residuals(guard.likelihood, valid, task.valid[1]).flatten()
         measured = calibration(test, task.test[1]) | {
             **held(test, task.test[1], conformal.quantile(missed, LEVEL) * test.std, "conformal"),
             **held(test, task.test[1], missed.quantile(LEVEL) * test.std, "calibrated"),

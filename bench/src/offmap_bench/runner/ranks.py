@@ -32,7 +32,7 @@ class Seen:
 
 
 def kind_of(task: str, name: str) -> str:
-    """Whether a strange set is near or far, or holds classes that were not shown.
+    """Whether an OOD set is near or far, or holds classes that were not shown.
 
     >>> kind_of("images/mnist", "fashion"), kind_of("images/mnist/few", "cifar10"), kind_of("images/mnist/open", "any")
     ('near', 'far', 'open set')
@@ -97,7 +97,7 @@ def ranks_markdown(plan: Plan, found: Found) -> str:
     parts = [
         f"# {plan.name}",
         f"Written by `offmap bench table {words(results)}` from {len(results.ok)} of {len(results.cells)} records: "
-        f"{len(plan.tasks)} tasks, {len(plan.labels)} methods. AUROC of strange images against test images and accuracy are in "
+        f"{len(plan.tasks)} tasks, {len(plan.labels)} methods. AUROC of OOD images against test images and accuracy are in "
         "per cent, means over seeds; ranks are among the methods of a table, in parentheses.",
         *([plan.note] if plan.note else []),
         *missing(results),
@@ -164,9 +164,9 @@ def verdict(plan: Plan, mean: Numbers) -> list[str]:
     """How far the first method is from the best detector of the same net, from all others, and from the plain entropy."""
     ours = plan.labels[0]
     singles = {e.label for e in plan.entries if e.name == "detector"}
-    rivals = {e.label for e in plan.entries if e.name != "image_guard"}
+    baselines = {e.label for e in plan.entries if e.name != "image_guard"}
     said: list[str] = []
-    for named, among in (("the best detector", singles), ("the best of all others", rivals), ("", {"Entropy"})):
+    for named, among in (("the best detector", singles), ("the best of all others", baselines), ("", {"Entropy"})):
         known = {label: value for label, value in mean.items() if label in among}
         if ours in mean and known:
             best = max(known, key=lambda label: known[label])
@@ -175,7 +175,7 @@ def verdict(plan: Plan, mean: Numbers) -> list[str]:
 
 
 def each_set(board: Board, task: str) -> str:
-    """AUROC of every method on every strange set of a task, with the standard deviation over seeds."""
+    """AUROC of every method on every OOD set of a task, with the standard deviation over seeds."""
     own = {label: board.seen[label, task] for label in board.results.plan.labels if (label, task) in board.seen}
     sets = list(next(iter(own.values())).sets)
     mean = {label: fmean(fmean(values) for values in seen.sets.values()) for label, seen in own.items()}

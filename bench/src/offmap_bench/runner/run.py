@@ -52,7 +52,7 @@ def run(
 ) -> Outcome:
     """Run the cells whose record is missing, failed, damaged or made with other defaults, by so many local jobs or by a pool.
 
-    Cells of one task and seed go to one process: they share hosts, and some a fit. Every record is written as soon as its cell
+    Cells of one task and seed go to one process: they share models, and some a fit. Every record is written as soon as its cell
     is done. A record that cannot be read is renamed, never deleted.
     """
     pool, folder = pool or Pool(workers=jobs), folder.absolute()

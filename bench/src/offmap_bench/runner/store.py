@@ -66,7 +66,7 @@ class Found:
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
-    """A cell's config, and that of its hosts, with defaults filled in, as a record keeps them."""
+    """A cell's config, and that of its models, with defaults filled in, as a record keeps them."""
     filled = {"config": METHODS[cell.method].settings(cell.config)}
     if cell.source is not None:
         filled["from"] = METHODS[cell.source["method"]].settings(cell.source["config"])

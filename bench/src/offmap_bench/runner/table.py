@@ -77,7 +77,7 @@ class Results:
         return {cell.hash: self.found.state(cell) for cell in self.cells}
 
     def sets(self) -> dict[str, list[str]]:
-        """The strange sets, each with the tasks that have it; a task without any record yet has the set that its name says."""
+        """The OOD sets, each with the tasks that have it; a task without any record yet has the set that its name says."""
         tasks = {task: {task.rpartition("/")[2]} for task in self.plan.tasks}
         done = {task: set[str]() for task in self.plan.tasks}
         for cell, record in self.ok:
@@ -172,13 +172,13 @@ def _reason(results: Results, cell: Cell) -> str:
 
 
 def section(results: Results, name: str, tasks: Sequence[str]) -> str:
-    """Detection on one strange set, mean over its tasks."""
+    """Detection on one OOD set, mean over its tasks."""
     rows, notes = summary(results, name, tasks, DETECTION)
     return "\n\n".join([f"## Detection, {name}", table(["method", *(c.title for c in DETECTION)], rows), *notes])
 
 
 FAMILIAR = (
-    ("Familiar data", QUALITY,
+    ("In-distribution data", QUALITY,
      "Clipped predictions on test data; intervals are conformal, at 95 %; false alarms are test rows above the threshold. "
      "Entropy is (1/d) Σ log φ² of the fit."),
     ("Calibration, clipped", CALIBRATION,
@@ -188,11 +188,11 @@ FAMILIAR = (
      "exists for any number of them."),
     ("Calibration, not clipped", WIDE, "The same without the clip, as the draws are that detect."),
 )  # fmt: skip
-"""Tables of predictions on familiar data: title, columns, and what they are. One whose first column is empty is left out."""
+"""Tables of predictions on in-distribution data: title, columns, and what they are. One whose first column is empty is left out."""
 
 
 def quality(results: Results) -> list[str]:
-    """Predictions on familiar data, mean over all tasks."""
+    """Predictions on in-distribution data, mean over all tasks."""
     parts: list[str] = []
     for title, columns, said in FAMILIAR:
         head, rows, notes = filled(results, "test", results.plan.tasks, columns)

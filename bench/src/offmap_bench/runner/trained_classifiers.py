@@ -1,4 +1,4 @@
-"""Trained classifiers of images, remembered: one file for each net, so that a run that is stopped goes on with the next."""
+"""Trained image classifiers, remembered: one file for each net, so that a run that is stopped goes on with the next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from offmap.io.atomic import cache_folder, write_whole
 from offmap.model.digest import sealed, unsealed
 from offmap_bench.classifiers.catalog import WAYS
-from offmap_bench.classifiers.training import Learned, Schooling, train
+from offmap_bench.classifiers.training import Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from offmap_bench.runner.base_models import APART
@@ -68,7 +68,7 @@ def learned(
     """The classifier, read if it has been trained before, else trained and kept; and how many seconds its training took."""
     named = given(task)
     if named is not None:
-        return Learned(WAYS["plain"], given_net(named, task.outputs), Schooling()), 0.0
+        return Learned(WAYS["plain"], given_net(named, task.outputs), TrainConfig()), 0.0
     own, config = APART * seed + member, schooling(way, settings, task.train[0].shape[1])
     told = {"format": FORMAT, "way": way, "config": asdict(config), "seed": own}
     key = hashlib.sha256(json.dumps([told, digest(task)], sort_keys=True).encode()).hexdigest()[:16]

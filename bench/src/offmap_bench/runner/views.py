@@ -21,7 +21,7 @@ from offmap.likelihoods import Prediction
 from offmap.posterior.predictive import Member
 from offmap.scores import uncertainty as scores
 from offmap_bench.runner.cell import guarded
-from offmap_bench.runner.context import Fitted, Ground
+from offmap_bench.runner.context import FitContext, Fitted
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, digest
 from offmap_bench.runner.store import Record
@@ -89,7 +89,7 @@ def view_of(prediction: Prediction) -> View:
 def refitted(cell: Cell, record: Record, task: Task) -> Fitted:
     """The fit behind a record, made again; of a grid only what was chosen."""
     chosen = {key: record.chosen[key] for key in cell.grid}
-    return METHODS[cell.method].fit(Ground.of(task, cell.seed, cell.source), {**cell.fit_config, **chosen})
+    return METHODS[cell.method].fit(FitContext.of(task, cell.seed, cell.source), {**cell.fit_config, **chosen})
 
 
 def read_as(cell: Cell, fitted: Fitted, task: Task) -> Guard:

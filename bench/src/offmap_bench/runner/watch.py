@@ -23,7 +23,7 @@ from offmap.posterior.construct import Observed, centre, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Runtime, override
-from offmap_bench.runner.context import BATCH, Ground, likelihood_of
+from offmap_bench.runner.context import BATCH, FitContext, likelihood_of
 from offmap_bench.runner.plan import Cell, digest
 from offmap_bench.runner.pretrained import maxwent_settings
 from offmap_bench.runner.store import settings_of, short
@@ -72,25 +72,31 @@ def course(
     train = batches(task.train, place, name="train", batch_size=batch_size)
     held = gather(batches(task.valid, place, name="valid"))
     law = likelihood_of(task, nets[0])
-    at = choose(centre(nets), held.inputs, config.where, runtime.select)
-    host = runtime.host(at.net, at.mean | at.fixed, held.inputs)
+    at = choose(centre(nets), held.inputs, config.params, runtime.output_fn)
+    model = runtime.model(at.net, at.mean | at.fixed, held.inputs)
     needed, rotated = config.basis == "svd" or config.solver != "sgd", config.basis == "svd"
     seen = observe(at, lambda rows: (x for x, _ in train), rotated=rotated) if needed else Observed()
     found: list[Seen] = []
     seeing = torch.no_grad()(look)
     validation = Watched(
-        host, law, held, as_risk(config.risk), config.risk_draws, seed, watch=lambda q: found.append(seeing(Stochastic(host, q)))
+        model,
+        law,
+        held,
+        as_risk(config.risk),
+        config.risk_draws,
+        seed,
+        watch=lambda q: found.append(seeing(Stochastic(model, q))),
     )
-    if config.bounded and config.threshold is None:
+    if config.clip_loss and config.max_risk is None:
         validation = validation.bounded(at.mean | at.fixed)
-    (one,) = maxwent.several(config.tradeoff)
-    prepared = maxwent.Task(at, host, train, law, replace(config, tradeoff=one), validation, seen, seed, runtime)
+    (one,) = maxwent.several(config.entropy_weight)
+    prepared = maxwent.Task(at, model, train, law, replace(config, entropy_weight=one), validation, seen, seed, runtime)
     q, history = maxwent.SOLVERS[config.solver](prepared)
     q.requires_grad_(False)
     if not found:  # a closed form is sought by looks at parts of it
         validation.look(q)
     # the start may have been looked at several times, every check once
-    return Course(Stochastic(host, q, history), list(zip(history.step, found[-len(history.step) :], strict=True)))
+    return Course(Stochastic(model, q, history), list(zip(history.step, found[-len(history.step) :], strict=True)))
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,8 @@ def _known(path: Path) -> Trace | None:
 
 
 def trace(cell: Cell, task: Task) -> Trace:
-    """Fit the first of the cell's hosts, and look at its detection a hundred times."""
-    net = Ground.of(task, cell.seed, cell.source).hosts().nets[0]
+    """Fit the first of the cell's models, and look at its detection a hundred times."""
+    net = FitContext.of(task, cell.seed, cell.source).models().nets[0]
     known = {name: value for name, value in maxwent_settings(cell.config).items() if name in maxwent.Config.__dataclass_fields__}
     config = override(maxwent.Config(), known)
     every, count = max(1, config.steps // config.check_every // LOOKS), [0]
@@ -156,12 +162,12 @@ def trace(cell: Cell, task: Task) -> Trace:
     pairs = [seen for _, seen in watched.seen]
     return Trace(
         history.step, history.loss, [r[0] for r in history.risk], [e[0] for e in history.entropy],
-        [p and p[0] for p in pairs], [p and p[1] for p in pairs], history.threshold[0], history.kept[0],
+        [p and p[0] for p in pairs], [p and p[1] for p in pairs], history.max_risk[0], history.kept[0],
     )  # fmt: skip
 
 
 def told_apart(predictive: Stochastic, law: Likelihood, task: Task, seed: int, draws: int = 50) -> tuple[float, float]:
-    """AUROC and FPR@95 of the paper's score, on the first rows of the test data and of the first strange set."""
+    """AUROC and FPR@95 of the paper's score, on the first rows of the test data and of the first OOD set."""
     strange = next(iter(task.ood.values()))
     familiar, odd = (
         law.score(predictive.outputs(x[:ROWS], draws, clip=None, seed=seed)).nan_to_num(nan=torch.inf, posinf=torch.inf)

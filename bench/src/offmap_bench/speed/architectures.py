@@ -1,4 +1,4 @@
-"""What scoring with P draws costs against P plain calls of the host, over architectures and batch sizes."""
+"""What scoring with P draws costs against P plain calls of the model, over architectures and batch sizes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from offmap_bench.speed.race import race
 from offmap_bench.speed.record import Claim, Measurement, Record
 
 HOW = """`Stochastic.outputs` in the SVD basis, everything included: a new seed every turn, so that all draws are made anew, and
-the chunk chosen by `chunk_size="auto"` for that batch. It is compared with as many plain calls of the host, without gradients, on
+the chunk chosen by `chunk_size="auto"` for that batch. It is compared with as many plain calls of the model, without gradients, on
 the same rows in batches of the same size. Draws are made once for all rows of a call, so a set of rows costs less per row than
-one batch; both are shown. For small hosts one batch does not pay for its draws."""
+one batch; both are shown. For small models one batch does not pay for its draws."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ CASES = [
 
 
 def run(rounds: int = 5) -> Record:
-    """Case by case, ours and the plain host in turns."""
+    """Case by case, ours and the base model in turns."""
     measurements: list[Measurement] = []
     claims: list[Claim] = []
     for case in CASES:
@@ -71,9 +71,9 @@ def match(case: Case) -> tuple[int, dict[str, Callable[[], object]]]:
     """The chunk that was chosen, and both contestants."""
     net, x, seeds = case.subject.net(), case.subject.inputs(case.rows), itertools.count()
     at = centre(net)
-    host = Runtime(batch_size=case.batch).host(at.net, at.mean, x)
-    predictive = Stochastic(host, svd(net, batches(case.subject.inputs(64), 64)))
-    return host.chunk_size, {
+    model = Runtime(batch_size=case.batch).model(at.net, at.mean, x)
+    predictive = Stochastic(model, svd(net, batches(case.subject.inputs(64), 64)))
+    return model.chunk_size, {
         "plain": lambda: plain(net, x, case.batch, case.draws),
         "ours": lambda: predictive.outputs(x, case.draws, clip=None, seed=next(seeds)),
     }
@@ -81,7 +81,7 @@ def match(case: Case) -> tuple[int, dict[str, Callable[[], object]]]:
 
 @torch.no_grad()
 def plain(net: nn.Module, x: Tensor, batch: int, times: int = 1) -> None:
-    """The host on all rows, so many times."""
+    """The model on all rows, so many times."""
     for _ in range(times):
         for part in batches(x, batch):
             net(part)

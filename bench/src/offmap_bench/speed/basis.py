@@ -25,13 +25,13 @@ SUBJECTS = tuple(
 BATCH = 128
 
 HOW = """`observe` as a fit calls it (second moments of what every matrix meets, then their eigenvectors; in batches of at least
-128 rows, more where activations are small), against one plain pass of the host over the same rows in batches of 128 without
+128 rows, more where activations are small), against one plain pass of the model over the same rows in batches of 128 without
 gradients. The time of the `eigh`s is shown apart and is not part of the pass. The bare GEMM is of the basis pass, whose moments
 are float64 products, at half the rate. `fit_svd` is maxwent's, `eigh` included, in batches of 128; it knows linear layers."""
 
 
 def run(rounds: int = 3) -> Record:
-    """Host by host, all passes in turns."""
+    """Model by model, all passes in turns."""
     measurements: list[Measurement] = []
     claims: list[Claim] = []
     for subject in SUBJECTS:

@@ -1,4 +1,4 @@
-"""What a host of 25 million weights needs to be fitted and to be scored with: the peaks of fresh processes."""
+"""What a model of 25 million weights needs to be fitted and to be scored with: the peaks of fresh processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from offmap_bench.speed.record import Claim, Measurement, Record
 ROWS, DRAWS = 64, 4
 NOT_BASES = ("mean.", "raw_scale.", "fixed.")
 
-HOW = """Peak resident memory of a fresh process that fits (closed form, SVD basis) or scores, above what it held with the host
-and 64 rows alone: a guard's own copies count, the stored bases do not. In copies of the host's weights; a
+HOW = """Peak resident memory of a fresh process that fits (closed form, SVD basis) or scores, above what it held with the model
+and 64 rows alone: a guard's own copies count, the stored bases do not. In copies of the model's weights; a
 guard may take three, and one for every draw of a chunk. {draws} draws; activations and the moments of the largest layers are in
 the numbers.
 The processes run with `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` at 65536, so that memory that was given back is not
@@ -35,7 +35,7 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 
 
 class Peak(NamedTuple):
-    """Megabytes: the peak above the host, the host's weights, the stored bases; and the draws of a chunk."""
+    """Megabytes: the peak above the model, the model's weights, the stored bases; and the draws of a chunk."""
 
     peak: float
     weights: float
@@ -96,7 +96,7 @@ def run(rounds: int = 1, names: Sequence[str] = tuple(SUBJECTS)) -> Record:
             measurements += [Measurement(f"{what}: {part}", "MB", size, size) for part, size in sizes.items()]
         measurements.append(Measurement(f"{what}: peak of `{action}`", "MB", found.peak, found.peak))
         claims.append(Claim(f"{what}, `{action}`: copies of the weights", found.copies, "at most", found.chunk + 3))
-    return Record("large", "Memory of a host with 25 million weights", HOW.format(draws=DRAWS), rounds, measurements, claims)
+    return Record("large", "Memory of a model with 25 million weights", HOW.format(draws=DRAWS), rounds, measurements, claims)
 
 
 def _spawn(action: str, name: str, path: str) -> Peak:
@@ -121,13 +121,13 @@ def peak(action: str, name: str, path: str) -> Peak:
     q = guard.predictive.q.state_dict()
     bases = sum(t.nbytes for n, t in q.items() if not n.startswith(NOT_BASES))
     weights = sum(p.nbytes for p in net.parameters())
-    return Peak(after - before, weights / 1e6, bases / 1e6, guard.predictive.host.chunk_size)
+    return Peak(after - before, weights / 1e6, bases / 1e6, guard.predictive.model.chunk_size)
 
 
 def fit(net: nn.Module, x: Tensor, path: str) -> offmap.Guard:
     """A guard around the net; targets do not matter."""
     data = (x, torch.arange(len(x)) % 10)
-    return offmap.fit(net, data, data, solver="closed-form", where="all", draws=DRAWS, risk_draws=DRAWS, progress=False)
+    return offmap.fit(net, data, data, solver="closed-form", params="all", draws=DRAWS, risk_draws=DRAWS, progress=False)
 
 
 def score(net: nn.Module, x: Tensor, path: str) -> offmap.Guard:

@@ -1,4 +1,4 @@
-"""Hosts of several architectures, with rows to call them on; speed does not ask for trained weights."""
+"""Models of several architectures, with rows to call them on; speed does not ask for trained weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def conv1d(inputs: int, *widths: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Subject:
-    """`make` builds the host, `shape` is one row of its inputs, `rows` a data set that takes a second or so."""
+    """`make` builds the model, `shape` is one row of its inputs, `rows` a data set that takes a second or so."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -46,7 +46,7 @@ class Subject:
     rows: int
 
     def net(self) -> nn.Module:
-        """The same host every time."""
+        """The same model every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.make().eval().requires_grad_(False)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import offmap
-from offmap_bench.runner.base_models import hosts
+from offmap_bench.runner.base_models import models
 from offmap_bench.speed.race import Timing, race
 from offmap_bench.speed.record import Claim, Measurement, Record
 from offmap_bench.tasks.catalog import task
@@ -43,8 +43,8 @@ def run(rounds: int = 3) -> Record:
 
 
 def contestants(name: str) -> dict[str, Callable[[], offmap.Guard]]:
-    """Whole fits, and two parts of the paper's; hosts are those of the benchmark, trained if they are not there yet."""
-    data, nets = task(name, 0), hosts(task(name, 0))
+    """Whole fits, and two parts of the paper's; models are those of the benchmark, trained if they are not there yet."""
+    data, nets = task(name, 0), models(task(name, 0))
 
     def fit(**settings: Any) -> Callable[[], offmap.Guard]:
         return lambda: offmap.fit(nets, data.train, data.valid, progress=False, **settings)

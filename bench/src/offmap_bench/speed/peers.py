@@ -135,7 +135,7 @@ def stacked() -> Sampled:
     (x, y), valid = subject.table()["train"], subject.table()["valid"]
     whole = slice(len(x) // subject.BATCH * subject.BATCH)
     rows, held = Rows(x[whole], y[whole], subject.BATCH, "train"), Rows(*valid, subject.BATCH, "valid")
-    config = deep_ensemble.Config(steps=STEPS, rate=1e-3, adam_epsilon=1e-8)
+    config = deep_ensemble.Config(steps=STEPS, lr=1e-3, adam_epsilon=1e-8)
     return deep_ensemble.fit(nets(), rows, held, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
 
 

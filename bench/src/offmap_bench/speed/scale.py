@@ -28,10 +28,10 @@ from offmap.distributed.torchrun import Ranks, together
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import objective as objectives
-from offmap.maxwent.feeding import dealt_among, feed_of
+from offmap.maxwent.feeding import feed_of, sharded_among
 from offmap.maxwent.risk import Validation
 from offmap.maxwent.train import Cycle, adam, minimize
-from offmap.model.forward import Host
+from offmap.model.forward import BatchedModel
 from offmap.posterior.construct import centre, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.paths import RECORDS
@@ -71,15 +71,15 @@ def _net() -> torch.nn.Module:
 def phases(rows: dict[str, int], group: Group) -> dict[str, Callable[[], object]]:
     """A pass over the data, a look at the validation risk, and gradient steps, as a fit makes them."""
     at, train = centre(_net()), _data(rows["pass"])
-    host, law = Host(at.net, chunk_size=DRAWS), Gaussian()
+    model, law = BatchedModel(at.net, chunk_size=DRAWS), Gaussian()
     step = replace(_data(rows["step"]), batch_size=rows["step"])
     q = WeightDistribution(at.mean, rotation=observe(at, feed_of(_data(512)), rotated=True).rotation(), initial_scale=1e-3)
-    validation = Validation(host, law, _data(rows["risk"]), draws=DRAWS, group=group)
-    optimizer = adam(q.raw_scale.parameters(), rate=1e-3)
-    objective = objectives.maxwent(q, host, law, tradeoff=1.0)
+    validation = Validation(model, law, _data(rows["risk"]), draws=DRAWS, group=group)
+    optimizer = adam(q.raw_scale.parameters(), lr=1e-3)
+    objective = objectives.maxwent(q, model, law, entropy_weight=1.0)
     mine = step if group.size == 1 else replace(step, share=Share(group, "rows"))
     return {
-        "pass": lambda: observe(at, feed_of(train), rotated=False, dealt=dealt_among(train, group, sharded=False)),
+        "pass": lambda: observe(at, feed_of(train), rotated=False, dealt=sharded_among(train, group, sharded=False)),
         "risk": lambda: validation(q),
         "step": lambda: minimize(objective, optimizer, Cycle(mine, 0), steps=STEPS, group=group),
     }

@@ -57,8 +57,8 @@ class Case:
 
 
 CASES = (
-    Case("1e9 rows, a host of 1e6 weights (fan-in 512)", 1e9, 1e6, 512),
-    Case("1e6 rows, a host of 1e9 weights (fan-in 4,096)", 1e6, 1e9, 4096),
+    Case("1e9 rows, a model of 1e6 weights (fan-in 512)", 1e9, 1e6, 512),
+    Case("1e6 rows, a model of 1e9 weights (fan-in 4,096)", 1e6, 1e9, 4096),
 )
 
 
@@ -193,7 +193,7 @@ page.
 
 ## One process
 
-A host of {d} weights (16-{width}-{width}-{width}-2, ReLU, float32) on one thread. Seconds of the processor, the best of three
+A model of {d} weights (16-{width}-{width}-{width}-2, ReLU, float32) on one thread. Seconds of the processor, the best of three
 turns, at two numbers of rows: the slope is what a row costs, the rest is what is done once whatever the rows (noise is drawn, φ
 is stepped, the first inputs of each matrix are all multiplied). 1 ps is 10⁻¹² s.
 
@@ -238,11 +238,11 @@ AGAIN = "The data are gone through {passes} times: second moments of {millions} 
 
 TAIL = """## What does not go down
 
-- **Weights.** Noise is drawn, φ is stepped and V is held by every process: a host must fit into each. Hosts in shards (FSDP) are
-  refused, with the remedy; `where="last-layer"` or patterns make few weights random.
+- **Weights.** Noise is drawn, φ is stepped and V is held by every process: a model must fit into each. Models in shards (FSDP) are
+  refused, with the remedy; `params="last-layer"` or patterns make few weights random.
 - **Eigenvectors.** One fan-in is one process's work. Above `fan_in_limit` a basis is cut into pieces.
 - **Validation data** are held in memory by every process.
-- **Small work.** A step of a small host takes less time than an exchange: there, one process is quickest.
+- **Small work.** A step of a small model takes less time than an exchange: there, one process is quickest.
 
 Measured on one of {processors} cores ({processor}), torch {torch}, Python {python}.
 """

@@ -137,9 +137,9 @@ class Server:
         for _ in range(calls):
             before = time.perf_counter()
             connection.request("POST", "/score", body, {"Content-Type": kind})
-            answer = connection.getresponse()
-            told = answer.read()
-            assert answer.status == 200, told
+            result = connection.getresponse()
+            told = result.read()
+            assert result.status == 200, told
             walls.append(1e3 * (time.perf_counter() - before))
         connection.close()
         return walls

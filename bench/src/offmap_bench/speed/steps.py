@@ -48,8 +48,8 @@ def descent(basis: str, members: int) -> Callable[[], str]:
     nets = [subject.net(seed) for seed in range(members)]
     rows = Rows(*subject.table()["train"], subject.BATCH, "train")
     at = centre(nets)
-    host = Runtime().host(at.net, at.mean | at.fixed, rows.inputs)
+    model = Runtime().model(at.net, at.mean | at.fixed, rows.inputs)
     q = svd(nets, (x for x, _ in rows)) if basis == "svd" else scaling(nets)
-    objective = maxwent(q, host, Gaussian(), tradeoff=30.0)
-    optimizer = adam(q.raw_scale.parameters(), rate=1e-4)
+    objective = maxwent(q, model, Gaussian(), entropy_weight=30.0)
+    optimizer = adam(q.raw_scale.parameters(), lr=1e-4)
     return lambda: minimize(objective, optimizer, rows, steps=STEPS)

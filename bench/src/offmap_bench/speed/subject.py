@@ -33,18 +33,18 @@ def table() -> dict[str, Pair]:
 
 @cache
 def net(seed: int = 0) -> nn.Sequential:
-    """A trained host; 300 steps are enough for offmap_bench.speed of speed."""
-    host = mlp(FEATURES, OUTPUTS, hidden=HIDDEN, seed=seed)
+    """A trained model; 300 steps are enough for offmap_bench.speed of speed."""
+    model = mlp(FEATURES, OUTPUTS, hidden=HIDDEN, seed=seed)
     x, y = table()["train"]
-    optimizer = torch.optim.Adam(host.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     source = generator("offmap_bench.speed", "order", seed)
     for _ in range(300):
         rows = torch.randint(len(x), (BATCH,), generator=source)
-        loss = Gaussian().nll(host(x[rows]).unsqueeze(0), y[rows]).mean()
+        loss = Gaussian().nll(model(x[rows]).unsqueeze(0), y[rows]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return host.eval()
+    return model.eval()
 
 
 def fitted(solver: Literal["closed-form", "refine"] = "closed-form", *, score: str = "default") -> offmap.Guard:

@@ -112,10 +112,10 @@ def headline() -> str:
         "Distance alone, inputs and layers": "offmap, distance alone",
         "Nearest row": "nearest training row, no net",
     }
-    familiar = table("uci", "Familiar data")
+    familiar = table("uci", "In-distribution data")
     ours, theirs = (mean(familiar[name]["RMSE"]) for name in ("MaxWEnt ×5, default score", "Deep ensemble ×5"))
     return joined(
-        """Eight UCI regressions, each cut along its first principal component: the outer half is strange (extrapolation), or
+        """Eight UCI regressions, each cut along its first principal component: the outer half is OOD (extrapolation), or
         the inner half (interpolation). Mean over the tables ± standard deviation over three seeds, per cent
         ([all methods and tables](uci.md)).""",
         uci(rows),
@@ -168,7 +168,7 @@ def images() -> str:
         for name in names
     ]
     return joined(
-        """AUROC in per cent, mean over near and far strange images, or over test images of four classes that were not shown.
+        """AUROC in per cent, mean over near and far OOD images, or over test images of four classes that were not shown.
         ResNets on CIFAR-10 are given ones, others are trained here ([all methods, ranks, seeds and seconds](openood.md)).""",
         markdown(["", *columns], body),
     )
@@ -181,9 +181,9 @@ def members() -> str:
         for by in ("variance of the means", "default score")
         for n in (1, 5)
     }
-    familiar = table("uci", "Familiar data")
+    familiar = table("uci", "In-distribution data")
     nll, rmse = (" to ".join(mean(familiar[f"MaxWEnt ×{n}, default score"][c]) for n in (1, 5)) for c in ("NLL", "RMSE"))
-    return joined(uci(rows), f"On familiar data NLL goes from {nll}, RMSE from {rmse} ([UCI](uci.md)).")
+    return joined(uci(rows), f"On in-distribution data NLL goes from {nll}, RMSE from {rmse} ([UCI](uci.md)).")
 
 
 def solver() -> str:
@@ -216,7 +216,7 @@ def basis() -> str:
 
 def where() -> str:
     """All parameters, matrices, the last layer."""
-    rows = option("defaults", "`where='matrices'`", "`where='last-layer'`")
+    rows = option("defaults", "`params='matrices'`", "`params='last-layer'`")
     return joined(rows, "([what the options do](options.md))")
 
 
@@ -272,7 +272,7 @@ def numbers() -> str:
     names = ("MaxWEnt ×1, default score", "MaxWEnt ×5, default score", "MaxWEnt ×5, mixture variance", "Nearest row")
     one, five, paper, nearest = (" and ".join(mode[name]["AUROC"] for mode in modes) for name in names)
     digits = table("quality", "Handwritten digits")
-    ours, rival = (digits[name]["auroc digits 5–9"] for name in ("MaxWEnt-SVD ×5", "Nearest row"))
+    ours, baseline = (digits[name]["auroc digits 5–9"] for name in ("MaxWEnt-SVD ×5", "Nearest row"))
 
     def claimed(heading: str, what: str) -> str:
         return table("speed", heading, first="claimed")[what]["value"]
@@ -284,7 +284,7 @@ def numbers() -> str:
     points = [
         f"""AUROC on the UCI tables, extrapolation and interpolation, three seeds: one net {one}, five nets {five}, five nets with
         the paper's score {paper}, the nearest row {nearest}: [UCI](uci.md).""",
-        f"""AUROC on digits 5–9 after 0–4, five seeds: five nets with the paper's score {ours}, the nearest row {rival}:
+        f"""AUROC on digits 5–9 after 0–4, five seeds: five nets with the paper's score {ours}, the nearest row {baseline}:
         [Quality](quality.md).""",
         f"""Scoring is {quick} times as fast as the authors' package at its best, and takes {gemm} times the bare matrix products;
         a fit of five nets is {refined} times as fast as with the paper's settings (closed form: {closed}); a million rows take
@@ -299,7 +299,7 @@ def promises() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "headline": headline, "images": images, "score": score, "members": members, "solver": solver, "basis": basis, "where": where,
+    "headline": headline, "images": images, "score": score, "members": members, "solver": solver, "basis": basis, "params": where,
     "draws": draws, "clip": clip, "laplace": laplace, "maxwent": maxwent, "numbers": numbers, "promises": promises,
 }  # fmt: skip
 

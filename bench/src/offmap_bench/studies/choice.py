@@ -22,10 +22,10 @@ from offmap.metrics import auroc
 from offmap.posterior.predictive import Stochastic
 from offmap.scores.combine import log_uncertainty
 from offmap.scores.features import layers_of
-from offmap.scores.neighbours import Scale, Space
+from offmap.scores.neighbours import KNNDistance, Scale
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.paths import DOCS, RECORDS
-from offmap_bench.runner.base_models import Recipe, hosts
+from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.studies.tables import TABLES
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, cut
@@ -39,13 +39,13 @@ FITS: dict[str, dict[str, Any]] = {
     "closed form": {"solver": "closed-form"},
 }
 FLOORS: dict[str, dict[str, Any]] = {
-    "ε = 1e-4": {"floor": 1e-4},
-    "ε = 1e-3": {"floor": 1e-3},
-    "ε = 1e-2": {"floor": 1e-2},
+    "ε = 1e-4": {"eps": 1e-4},
+    "ε = 1e-3": {"eps": 1e-3},
+    "ε = 1e-2": {"eps": 1e-2},
     "the rule": {},
 }
 EVERY = FITS | {
-    f"{label}, {floor}": FITS[label] | setting for label in ("refine", "closed form") for floor, setting in FLOORS.items()
+    f"{label}, {eps}": FITS[label] | setting for label in ("refine", "closed form") for eps, setting in FLOORS.items()
 }
 FAMILIAR, STRANGE = 1_000, 2_000
 
@@ -65,13 +65,13 @@ INTRODUCTION = """# How the default score was chosen
 
 Made by `python -m offmap_bench.studies.choice` from `bench/records/choice.json`: mean AUROC over twelve tables that are in no
 benchmark of the paper (`bench/src/offmap_bench/tables.py`: scikit-learn's and made-up ones), cut as the UCI tables are, one seed, five nets.
-All parts are logarithms, in standard deviations over familiar rows; joined ones are added. *u* is the mean over members of the
+All parts are logarithms, in standard deviations over in-distribution rows; joined ones are added. *u* is the mean over members of the
 logarithm of each one's variance of means, *together* that of all draws of all members; *nearest row* is the plain distance;
 *inputs*, *layers* and *last layer* are relative distances (`offmap.scores.distance`), *whitened* is one in decorrelated inputs.
 No part counts below −1. The choice was made on earlier runs over the same tables, with other nets and splits; this page repeats
 them. Tried there and left out: one to forty neighbours, other local ratios, local outlier factors, kernel densities, kriging,
 maxima and sums of tail probabilities, disagreement relative to that of neighbours. UCI's seed 0 was in sight: for the number of
-familiar rows both were looked at together, a row of its wine table led to `bounded`, and ε = 1e-3 was seen to help there before
+in-distribution rows both were looked at together, a row of its wine table led to `bounded`, and ε = 1e-3 was seen to help there before
 the rule below was made. So UCI is no untouched test of the score ([UCI](uci.md)). The authors' risk, the loss of the averaged
 outputs, looked better on UCI between the data ([tried there](uci-tried.md)); here it is not, so the default stays with the loss
 of the prediction that is reported.
@@ -107,21 +107,21 @@ def main() -> None:
 
 def measured(task: Task, mode: str, fits: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """What each fit gives: every part and join, or for one that asks about ε what the weights alone see."""
-    nets = hosts(task, 0, RECIPE)
+    nets = models(task, 0, RECIPE)
     return {label: (joined if label in FITS else floored)(nets, task, mode, options) for label, options in fits.items()}
 
 
 def joined(nets: Sequence[nn.Module], task: Task, mode: str, options: Mapping[str, Any]) -> dict[str, float]:
     """AUROC of every part and join."""
     guard = offmap.fit(nets, task.train, task.valid, progress=False, **options)
-    whole = {"test": task.test[0], "strange": task.ood[mode][:STRANGE], "train": task.train[0][:FAMILIAR]}
+    whole = {"test": task.test[0], "OOD": task.ood[mode][:STRANGE], "train": task.train[0][:FAMILIAR]}
     of = {part: parts(guard, task, x, own=part == "train") for part, x in whole.items()}
     # spaces know their own scale
     scales = {n: Scale.of(v) for n, v in of["train"].items() if n.startswith(("u", "nearest", "the paper"))}
     scored = {part: {n: scales[n](v) if n in scales else v for n, v in values.items()} for part, values in of.items()}
-    for values in (scored["test"], scored["strange"]):
+    for values in (scored["test"], scored["OOD"]):
         values |= {name: torch.stack([values[n] for n in names]).sum(0) for name, names in JOINS.items()}
-    return {n: round(float(auroc(scored["test"][n], scored["strange"][n])), 5) for n in scored["test"]}
+    return {n: round(float(auroc(scored["test"][n], scored["OOD"][n])), 5) for n in scored["test"]}
 
 
 def floored(nets: Sequence[nn.Module], task: Task, mode: str, options: Mapping[str, Any]) -> dict[str, float]:
@@ -158,12 +158,12 @@ def parts(guard: Guard, task: Task, x: Tensor, *, own: bool) -> Parts:
     }
 
 
-def decorrelated(rows: Tensor, x: Tensor) -> tuple[Space, Tensor]:
+def decorrelated(rows: Tensor, x: Tensor) -> tuple[KNNDistance, Tensor]:
     """A space of the training rows along their principal directions, in units of their spread there, and x in it."""
     middle = rows.double().mean(0)
     _, s, v = torch.linalg.svd(rows.double() - middle, full_matrices=False)
     turn = v.mT / s.clamp_min(0.1 * s.max()) * len(rows) ** 0.5
-    space = Space.of((rows.double() - middle) @ turn, standardized=False)
+    space = KNNDistance.of((rows.double() - middle) @ turn, standardized=False)
     assert space is not None
     return space, (x.double() - middle) @ turn
 
@@ -184,9 +184,9 @@ def floor_table(kept: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     columns = [(fit, mode) for fit in ("refine", "closed form") for mode in MODES]
     lines = [["", *(f"{fit}, {mode}" for fit, mode in columns)], ["---", *["---:"] * len(columns)]]
     for name, scale in (("the paper's score", 100), ("u", 100), ("entropy", 1)):
-        for floor in FLOORS:
-            of = [[scale * t[f"{fit}, {floor}"][name] for key, t in kept.items() if key.endswith(mode)] for fit, mode in columns]
-            lines.append([f"{name}, {floor}", *(f"{fmean(values):.1f}" for values in of)])
+        for eps in FLOORS:
+            of = [[scale * t[f"{fit}, {eps}"][name] for key, t in kept.items() if key.endswith(mode)] for fit, mode in columns]
+            lines.append([f"{name}, {eps}", *(f"{fmean(values):.1f}" for values in of)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""How the default score of image classifiers joins its parts, and guards of different nets: on familiar images and their changes.
+"""How the default score of image classifiers joins its parts, and guards of different nets: on in-distribution images and their changes.
 
 `python -m offmap_bench.studies.choice_images [NAME ...]` measures what is missing in `bench/records/choice_images.json`, or the named
-ones anew, and writes its tables into `docs/choice-images.md`; `... table` only writes. Strange images of the offmap_bench.speed have no
+ones anew, and writes its tables into `docs/choice-images.md`; `... table` only writes. OOD images of the offmap_bench.speed have no
 part in it: there are fourteen changes of validation images and, for nets that are trained here on six of ten classes, training
 images of the other four. Their classes are drawn by a seed that no plan uses.
 """
@@ -102,17 +102,17 @@ COLOURED = ("channels exchanged", "grey")
 
 
 def sets_of(task: Task, strange: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Validation images that scales come from, others as familiar ones, their changes, and what else is strange."""
+    """Validation images that scales come from, others as in-distribution ones, their changes, and what else is OOD."""
     x = task.valid[0]
     judged = x[FAMILIAR : 2 * FAMILIAR]
     changes = {name: change(judged) for name, change in CHANGES.items() if x.shape[1] > 1 or name not in COLOURED}
-    return {"scales": x[:FAMILIAR], "familiar": judged, **changes, **strange}
+    return {"scales": x[:FAMILIAR], "in-distribution": judged, **changes, **strange}
 
 
 def parts_of(nets: nn.Module | list[nn.Module], task: Task, sets: Mapping[str, Tensor]) -> dict[str, Parts]:
     """What the default guard joins, {set: {part: (B,)}}."""
     guard: Guard = offmap.fit(nets, task.train, tuple(t[:FAMILIAR] for t in task.valid), progress=False)  # pyright: ignore[reportArgumentType]
-    return {name: guard.parts(x) for name, x in sets.items()}
+    return {name: guard.terms(x) for name, x in sets.items()}
 
 
 def mean_of(several: Sequence[dict[str, Parts]]) -> dict[str, Parts]:
@@ -140,15 +140,15 @@ JOINS: dict[str, Callable[[Parts], Tensor]] = {
 
 def judged(parts: Mapping[str, Parts]) -> dict[str, dict[str, float]]:
     """AUROC of every part and join, {row: {set: value}}."""
-    rows = {name: {s: of[name] for s, of in parts.items()} for name in parts["familiar"]}
+    rows = {name: {s: of[name] for s, of in parts.items()} for name in parts["in-distribution"]}
     rows |= {name: {s: join(of) for s, of in parts.items()} for name, join in JOINS.items()}
     return {name: against(scores) for name, scores in rows.items()}
 
 
 def against(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """AUROC of the familiar images against every strange set."""
-    strange = {s: values for s, values in scores.items() if s not in ("scales", "familiar")}
-    return {s: round(float(auroc(scores["familiar"], values)), 5) for s, values in strange.items()}
+    """AUROC of the in-distribution images against every OOD set."""
+    strange = {s: values for s, values in scores.items() if s not in ("scales", "in-distribution")}
+    return {s: round(float(auroc(scores["in-distribution"], values)), 5) for s, values in strange.items()}
 
 
 def six(name: str, members: int = 1) -> tuple[list[nn.Module], Task, dict[str, Tensor]]:

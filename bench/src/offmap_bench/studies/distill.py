@@ -1,4 +1,4 @@
-"""What is left of a guard's detection in one pass, and what it costs: all UCI tasks and the digits, `docs/one_pass.md`.
+"""What is left of a guard's detection in one pass, and what it costs: all UCI tasks and the digits, `docs/distill.md`.
 
 `python -m offmap_bench.studies.distill` runs what is missing in the record; `python -m offmap_bench.studies.distill table` only writes the page.
 """
@@ -19,7 +19,7 @@ import offmap
 from offmap.metrics import auroc
 from offmap.posterior.noise import sample
 from offmap_bench.paths import DOCS, RECORDS, ROOT
-from offmap_bench.runner.base_models import hosts
+from offmap_bench.runner.base_models import models
 from offmap_bench.speed.race import race
 from offmap_bench.studies.moments import disagreement
 from offmap_bench.tasks.catalog import expand, task
@@ -48,14 +48,14 @@ def main() -> None:
 
 
 def run(name: str, seed: int) -> dict[str, float]:
-    """One host, its guard by default settings, the head and the moments."""
+    """One model, its guard by default settings, the head and the moments."""
     data = task(name, seed)
-    net = hosts(data, seed)[0]
+    net = models(data, seed)[0]
     strange = next(iter(data.ood.values()))
     sets = [x[sample(len(x), min(len(x), ROWS), "one pass", name)] for x in (data.test[0], strange)]
     guard = offmap.fit(net, data.train, data.valid, seed=seed, progress=False)
     start = time.process_time()
-    quick = offmap.one_pass(guard, data.train, data.valid, seed=seed)
+    quick = offmap.distill(guard, data.train, data.valid, seed=seed)
     taught = time.process_time() - start
     moments = disagreement(guard)
     scores = {"guard": guard.score, "one pass": quick.score, "moments": moments}
@@ -76,7 +76,7 @@ def timed(scores: dict[str, Any], x: Tensor) -> dict[str, float]:
 
 
 def page(runs: dict[str, dict[str, float]]) -> str:
-    """The words of `one_pass.md` beside this file, with tables where it says so."""
+    """The words of `distill.md` beside this file, with tables where it says so."""
     words = PART.read_text(encoding="utf-8")
     for seed in SEEDS:
         words = words.replace(f"<!-- table {seed} -->", table({k: r for k, r in runs.items() if k.endswith(f"seed {seed}")}))

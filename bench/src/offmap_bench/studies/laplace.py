@@ -27,7 +27,7 @@ from offmap.fit import fit
 from offmap.guard import Guard
 from offmap.posterior.noise import sample
 from offmap_bench.paths import DOCS, RECORDS
-from offmap_bench.runner.base_models import hosts
+from offmap_bench.runner.base_models import models
 from offmap_bench.tasks.catalog import task as named
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, SETS
@@ -35,13 +35,13 @@ from offmap_bench.tasks.uci import MODES, SETS
 RECORD = RECORDS / "laplace.json"
 PAGE = DOCS / "laplace.md"
 ROWS, BATCH = 2000, 200
-"""At most so many test rows and strange rows, the same for all; the linearised Laplace holds a Jacobian per row of a batch."""
+"""At most so many test rows and OOD rows, the same for all; the linearised Laplace holds a Jacobian per row of a batch."""
 
 GRID = torch.logspace(-4, 4, 17).tolist()
 """Prior precisions tried on validation data."""
 
 SAMPLED, LINEAR = "nn", "glm"
-CLOSED, CLOSED_HEAD, REFINED_HEAD = "closed form, whole host", "closed form, mean head", "refined, mean head"
+CLOSED, CLOSED_HEAD, REFINED_HEAD = "closed form, whole model", "closed form, mean head", "refined, mean head"
 LAPLACE = {
     ("marginal likelihood", LINEAR): "Kronecker-Laplace, marginal likelihood, linearised",
     ("validation NLL", LINEAR): "Kronecker-Laplace, validation NLL, linearised",
@@ -69,8 +69,8 @@ def main() -> None:
 
 
 def run(task: Task, seed: int) -> dict[str, dict[str, float]]:
-    """All contestants around the first host of a task."""
-    net = hosts(task, seed)[0]
+    """All contestants around the first model of a task."""
+    net = models(task, seed)[0]
     head = mean_head(net)
     strange = next(iter(task.ood.values()))
     sets = [x[sample(len(x), min(len(x), ROWS), "laplace", task.name)] for x in (task.test[0], strange)]
@@ -99,7 +99,7 @@ def measured(make: Callable[[], tuple[Scores, float]], sets: Sequence[Tensor]) -
 
 
 def mean_head(net: nn.Module) -> nn.Sequential:
-    """The host without its log-variance: all layers, and the row of the last that gives the mean."""
+    """The model without its log-variance: all layers, and the row of the last that gives the mean."""
     *body, last = net.children()
     assert isinstance(last, nn.Linear)
     head = nn.Linear(last.in_features, 1)
@@ -133,7 +133,7 @@ def laplace(net: nn.Module, task: Task, rule: str, kind: str) -> tuple[Scores, f
     @torch.no_grad()
     def score(rows: Tensor) -> Tensor:
         if kind == SAMPLED:
-            source = torch.Generator().manual_seed(0)  # the same nets for familiar and strange rows
+            source = torch.Generator().manual_seed(0)  # the same nets for in-distribution and OOD rows
             return made.functional_samples(rows, "nn", n_samples=50, generator=source).var(0).flatten()
         return torch.cat([made(b, pred_type="glm")[1].flatten() for b in rows.split(BATCH)])
 
@@ -170,16 +170,16 @@ TEXT = """# The closed form beside Kronecker-Laplace
 
 Made by `python -m offmap_bench.studies.laplace` from `bench/records/laplace.json` (laplace-torch {laplace}). Both know the second
 moments of every layer's inputs and need no gradient steps on the weights: the paper leaves their comparison to future work. Here:
-the eight UCI tables in both modes, split {seed}, the first of five 3 × 100 hosts, at most {rows:,} test rows and {rows:,} strange
+the eight UCI tables in both modes, split {seed}, the first of five 3 × 100 models, at most {rows:,} test rows and {rows:,} OOD
 rows, one thread, processor time.
 
-**What was done about the noise.** The hosts predict a mean and a log-variance. Laplace for regression knows one output with one
-noise, so it is given the host without its log-variance (the mean head), with that noise found beside the prior precision on the
+**What was done about the noise.** The models predict a mean and a log-variance. Laplace for regression knows one output with one
+noise, so it is given the model without its log-variance (the mean head), with that noise found beside the prior precision on the
 marginal likelihood (100 Adam steps, as in its example; laplace-torch 0.3 gives no gradient of the Kronecker determinant in
 the noise, so that this noise is near the training residuals'), or, for the prior of lowest validation NLL ({grid} values from
 10⁻⁴ to 10⁴), from the training residuals.
 The closed form is shown on the same mean head, where offmap estimates one noise on validation data, and on
-the whole host. Everybody is scored by the variance of the mean: Laplace's linearised one (its recommended way), or over 50
+the whole model. Everybody is scored by the variance of the mean: Laplace's linearised one (its recommended way), or over 50
 sampled nets; offmap's over 50 draws. "Refined", offmap's default, takes up to 500 gradient steps more.
 
 {summary}
@@ -222,21 +222,21 @@ def page(kept: dict[str, Any]) -> str:
 
 def reading(runs: dict[str, Any]) -> str:
     """On how many tasks the closed form is ahead of the best Laplace, on the same head, and what scoring costs."""
-    rival = LAPLACE["marginal likelihood", LINEAR]
+    baseline = LAPLACE["marginal likelihood", LINEAR]
     lines: list[str] = []
     for mode in MODES:
-        pairs = [(found[CLOSED_HEAD], found[rival]) for name, found in runs.items() if name.endswith(mode)]
+        pairs = [(found[CLOSED_HEAD], found[baseline]) for name, found in runs.items() if name.endswith(mode)]
         ahead = sum(ours["auroc"] > theirs["auroc"] for ours, theirs in pairs)
         gain = 100 * statistics.mean(ours["auroc"] - theirs["auroc"] for ours, theirs in pairs)
         lines.append(
             f"In {mode} it is ahead on {ahead} of {len(pairs)} tables, by {gain:+.1f} points on average.".replace("-", "−")
         )
-    seconds = [statistics.mean(found[title]["score"] for found in runs.values()) for title in (CLOSED_HEAD, rival)]
+    seconds = [statistics.mean(found[title]["score"] for found in runs.values()) for title in (CLOSED_HEAD, baseline)]
     return "\n".join([
         "The closed form against linearised Laplace by marginal likelihood, both on the mean head.",
         *lines,
         f"Laplace's Jacobian per row takes {seconds[1] / seconds[0]:.0f} times the time of 50 draws.",
-        "One host and one split: small gaps mean nothing.",
+        "One model and one split: small gaps mean nothing.",
     ])  # fmt: skip
 
 

@@ -26,7 +26,7 @@ Moments = tuple[Tensor, Tensor]
 def disagreement(guard: offmap.Guard) -> Callable[[Tensor], Tensor]:
     """Log variance of the mean (regression) or of the logits, weighted by their probabilities: (B, D) -> (B,), in one pass."""
     assert isinstance(guard.predictive, Stochastic)
-    layers = [_layer(guard.predictive, prefix, layer) for prefix, layer in plan(guard.predictive.host.net) or []]
+    layers = [_layer(guard.predictive, prefix, layer) for prefix, layer in plan(guard.predictive.model.net) or []]
 
     @torch.no_grad()
     def score(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from offmap.data import batches, gather
 from offmap.guard import Guard
 from offmap.metrics import auroc
 from offmap_bench.paths import DOCS, RECORDS
-from offmap_bench.runner.base_models import hosts
+from offmap_bench.runner.base_models import models
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
 
@@ -38,15 +38,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {},
     "basis='identity'": {"basis": "identity"},
     "solver='closed-form'": {"solver": "closed-form"},
-    "where='matrices'": {"where": "matrices"},
-    "where='last-layer'": {"where": "last-layer"},
+    "where='matrices'": {"params": "matrices"},
+    "where='last-layer'": {"params": "last-layer"},
 }
 
 INTRODUCTION = """# What the options do
 
 Made by `python -m offmap_bench.studies.options` from `bench/records/options.json`: {tables} of the UCI tables
 ({names}), in both modes, split 0, the first of the five 3 × 100 nets of the [UCI benchmark](uci.md), at most {rows} test rows
-and {rows} strange rows. One option differs from the defaults at a time. *Disagreement* is AUROC with `score="epistemic"`,
+and {rows} OOD rows. One option differs from the defaults at a time. *Disagreement* is AUROC with `score="epistemic"`,
 *default* with the default score, which adds distances and hides much of what an option does; *NLL* and *RMSE* are of clipped
 predictions on test rows, in units of the training targets' standard deviation. One net, one split, five tables: directions, not
 digits.
@@ -70,9 +70,9 @@ def main() -> None:
 
 def measured(data: Task) -> dict[str, Any]:
     """All numbers of one task: of every variant, and of the defaults by draws and by clip."""
-    net = hosts(data, 0)[0]
+    net = models(data, 0)[0]
     (strange,) = data.ood.values()
-    parts = {"test": chosen(data.test[0]), "strange": chosen(strange)}
+    parts = {"test": chosen(data.test[0]), "OOD": chosen(strange)}
     found: dict[str, Any] = {}
     for name, options in VARIANTS.items():
         before = time.process_time()
@@ -96,7 +96,7 @@ def chosen(x: Tensor) -> Tensor:
 def detection(guard: Guard, parts: dict[str, Tensor]) -> dict[str, float]:
     """AUROC by disagreement alone, and by the default score."""
     guards = {"disagreement": replace(guard, score_with="epistemic", familiar=None), "default": guard}
-    return {n: round(float(auroc(g.score(parts["test"]), g.score(parts["strange"]))), 4) for n, g in guards.items()}
+    return {n: round(float(auroc(g.score(parts["test"]), g.score(parts["OOD"]))), 4) for n, g in guards.items()}
 
 
 def quality(guard: Guard, data: Task) -> dict[str, float]:

@@ -28,7 +28,7 @@ class Promise:
 
 def _zoo(table: Callable[..., Table]) -> str:
     rows = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (trust.DOCS / "hosts.md").read_text("utf-8"), re.MULTILINE)
-    return f"{len(rows):,} hosts in the zoo ([hosts](hosts.md))"
+    return f"{len(rows):,} models in the zoo ([models](models.md))"
 
 
 def _memory(table: Callable[..., Table]) -> str:
@@ -41,13 +41,13 @@ def _sign(table: Callable[..., Table]) -> str:
     modes = [
         table("uci", f"Detection, {mode}")["MaxWEnt ×5, default score"]["AUROC"] for mode in ("extrapolation", "interpolation")
     ]
-    return f"AUROC {' and '.join(modes)} on UCI's two ways of being strange ([UCI](uci.md))"
+    return f"AUROC {' and '.join(modes)} on UCI's two ways of being OOD ([UCI](uci.md))"
 
 
 PROMISES = (
     Promise(
         "Reproducible scores",
-        "The same seed, host and rows give the same weights to the bit and the same scores up to rounding, whatever the chunk, "
+        "The same seed, model and rows give the same weights to the bit and the same scores up to rounding, whatever the chunk, "
         "batch or order; and on one thread, with the same chunk, the same bits in every process (`chunk_size=\"auto\"` measures "
         "which is quicker, and two processes may find differently: pass a number where that matters).",
         ("tests/contracts/test_untouched.py::test_a_fit_repeats_to_the_bit",
@@ -58,7 +58,7 @@ PROMISES = (
         figure=_zoo,
     ),
     Promise(
-        "An untouched host",
+        "An untouched model",
         "A fit changes nothing of the net: no weight, buffer, hook, mode or random state.",
         ("tests/contracts/test_untouched.py::test_a_fit_leaves_everything_as_it_was",
          "tests/guard/test_bad_input.py::test_a_failed_fit_leaves_the_host_as_it_was",
@@ -110,7 +110,7 @@ PROMISES = (
         "Steady numbers",
         "Single precision says what double precision says, units of inputs and of means change nothing, and data with ties, "
         "copies or fewer rows than columns give finite numbers. Where data leave directions open, the law of the weights is the "
-        "same, its draws are not; and a host's own log-variances count from −20 to 20, noise from 4.5e-5 to 2.2e4.",
+        "same, its draws are not; and a model's own log-variances count from −20 to 20, noise from 4.5e-5 to 2.2e4.",
         ("bench/tests/faults/test_single_precision.py::test_directions_of_one_amplitude_are_seen_in_the_data",
          "bench/tests/faults/test_single_precision.py::test_the_law_is_that_of_any_basis_of_equals_and_of_no_other",
          "tests/posterior/test_basis.py::test_rounding_does_not_choose_between_entries_of_one_size",
@@ -128,7 +128,7 @@ PROMISES = (
     ),
     Promise(
         "One score sign",
-        "Higher is stranger, for every score, method and detector; only scikit-learn's own names turn it, as they must.",
+        "Higher is more OOD, for every score, method and detector; only scikit-learn's own names turn it, as they must.",
         ("tests/guard/test_fit.py::test_strange_inputs_score_higher_than_familiar_ones",
          "bench/tests/detectors/test_isolation_forest.py::test_scores_are_scikit_learns_with_the_sign_turned",
          "tests/integrations/test_sklearn.py::test_the_detector_has_the_sign_of_scikit_learn_and_beats_chance_by_far"),

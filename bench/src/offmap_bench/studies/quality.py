@@ -1,4 +1,4 @@
-"""How well strange inputs are found, over seeds: the demo's plans, kept as one record and shown in `docs/quality.md` and README.
+"""How well OOD inputs are found, over seeds: the demo's plans, kept as one record and shown in `docs/quality.md` and README.
 
 `python -m offmap_bench.studies.quality` runs what is missing in the record, seed by seed; `python -m offmap_bench.studies.quality table` only writes.
 """
@@ -28,8 +28,8 @@ Made by `python -m offmap_bench.studies.quality` from `bench/records/quality.jso
 (`bench/src/offmap_bench/demo/plans.py`) over {seeds} seeds of nets (and of splits, for the digits), mean ± standard deviation; shares in per
 cent. Guards use 50 draws per net and the paper's scores, but for the row that says otherwise: offmap's default score joins the
 disagreement of the row above it with the distance to training rows. *RMSE* and *accuracy* are of clipped predictions on test
-data; FPR@95 is the share of strange inputs at or below the 95 % quantile of familiar scores. The nearest training row is the
-honest rival: on data of few dimensions it needs no network at all.
+data; FPR@95 is the share of OOD inputs at or below the 95 % quantile of in-distribution scores. The nearest training row is the
+honest baseline: on data of few dimensions it needs no network at all.
 """
 
 
@@ -58,7 +58,7 @@ def seeded(plan: Plan, seed: int) -> Plan:
 
 
 def measured(result: Result) -> dict[str, dict[str, float]]:
-    """Numbers per method: detection on every strange set, and quality on test data."""
+    """Numbers per method: detection on every OOD set, and quality on test data."""
     numbers: dict[str, dict[str, float]] = {}
     for row in result.evaluation.rows:
         mine = numbers.setdefault(row["scorer"], {})
@@ -94,7 +94,7 @@ def readme(lines: str) -> None:
     before, _, rest = path.read_text(encoding="utf-8").partition("<!-- quality -->")
     _, _, after = rest.partition("<!-- /quality -->")
     words = """Handwritten digits, 0–4 known and 5–9 unknown, five seeds, per cent (`python -m offmap_bench.studies.quality`).
-All rows but one have the paper's score. The last, the distance to the nearest training image, needs no network and is the rival
+All rows but one have the paper's score. The last, the distance to the nearest training image, needs no network and is the baseline
 to beat:"""
     path.write_text(f"{before}<!-- quality -->\n{words}\n\n{lines}\n<!-- /quality -->{after}", encoding="utf-8")
 

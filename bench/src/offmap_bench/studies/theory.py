@@ -38,7 +38,7 @@ STEPS, RATE, TRADEOFF = 2000, 0.02, 1.0
 """A few minutes instead of an hour. With the paper's λ = 10 most settings cross τ on the way up, before φ has found its shape."""
 
 SHARED: dict[str, Any] = {
-    "steps": STEPS, "rate": RATE, "tradeoff": TRADEOFF, "check_every": 50, "patience": None, "slack": "smoothed",
+    "steps": STEPS, "lr": RATE, "entropy_weight": TRADEOFF, "check_every": 50, "patience": None, "tolerance": "smoothed",
 }  # fmt: skip
 DRAWS = 20
 """Drawn nets over which amplitudes are taken."""
@@ -80,8 +80,8 @@ def measure() -> None:
         "task": "two moons",
         "seed": 0,
         "steps": STEPS,
-        "rate": RATE,
-        "tradeoff": TRADEOFF,
+        "lr": RATE,
+        "entropy_weight": TRADEOFF,
         "runs": runs,
         "versions": versions,
     }
@@ -115,7 +115,7 @@ def numbers(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]:
         "fpr95": round(found["fpr95"], 4),
         "entropy": round(history.final_entropy[0], 3),
         "validation nll": round(history.final_risk[0], 4),
-        "threshold": round(history.threshold[0], 4),
+        "threshold": round(history.max_risk[0], 4),
         "kept step": history.kept[0],
         "layers": {
             layer.name: {"rank correlation": round(layer.correlation, 3), "slope": round(layer.slope, 3),
@@ -160,7 +160,7 @@ and around it MaxWEnt and the six Bayesian settings of the paper's appendix C. A
 λ = {tradeoff:g}, batch 32, from a constant φ: softplus(−5), for SVD softplus(−10). The paper takes 50,000 steps at 0.001 with
 λ = 10; in so few steps that λ crosses τ on the way up, before φ has found its shape. "Refined" is this library's default solver.
 Everyone keeps its last state with a validation NLL at or below τ (with one more row at chance: the net fits all 50 points). The
-strange points lie on [−3, 3]², more than 0.5 from every training point. One seed: directions, not digits; and λ = 1 was chosen
+OOD points lie on [−3, 3]², more than 0.5 from every training point. One seed: directions, not digits; and λ = 1 was chosen
 among 0.1, 1 and 10 with these AUROCs in sight, so they show a mechanism and are no benchmark.
 
 ## What turns a Bayesian net into MaxWEnt
@@ -214,7 +214,7 @@ def write(kept: dict[str, Any]) -> None:
     names = list(next(iter(runs.values()))["layers"])
     layers = [[title, *map(shape, r["layers"].values())] for title, r in runs.items()]
     filled = TEXT.format(
-        steps=f"{kept['steps']:,}", rate=kept["rate"], tradeoff=kept["tradeoff"], ablation=markdown(head, ablation),
+        steps=f"{kept['steps']:,}", lr=kept["lr"], entropy_weight=kept["entropy_weight"], ablation=markdown(head, ablation),
         layers=markdown(["setting", *(f"`{n}`" for n in names)], layers), verdict=verdict(runs), draws=DRAWS,
     )  # fmt: skip
     PAGE.write_text(filled, encoding="utf-8")

@@ -25,18 +25,18 @@ from offmap_bench.tasks.uci import moments, split
 SITE = "https://www.citycam-cmu.com"
 
 CAMERAS = ("928", "846", "691", "551", "511", "495", "410", "403", "398", "253")
-"""For the camera shift: half of them are familiar."""
+"""For the camera shift: half of them are in-distribution."""
 
 BUS_CAMERAS = ("398", "403", "410", "495")
 WEATHER_CAMERAS = ("164", "166", "572")
 DAY, HOUR = date(2016, 2, 23), 14
-"""Of the weather shift: what was seen before this hour is familiar, what was seen later is strange."""
+"""Of the weather shift: what was seen before this hour is in-distribution, what was seen later is OOD."""
 
 LEAST = 10
-"""Familiar frames."""
+"""In-distribution frames."""
 
 Rule = Callable[[Run, Frame], bool | None]
-"""Whether a frame is strange; None: it is no part of the shift."""
+"""Whether a frame is OOD; None: it is no part of the shift."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ def load(
     show: bool | None = None,
 ) -> Shift:
     """The paper's protocol (section 7.3). Inputs are what `backbone` says of a frame, as they are; the target is how many
-    vehicles are on it. A tenth of the familiar frames is for testing, a twentieth of the rest for validation, by `seed`.
+    vehicles are on it. A tenth of the in-distribution frames is for testing, a twentieth of the rest for validation, by `seed`.
 
-    - "camera": five of ten cameras, at random by `seed`, are familiar, the others strange.
-    - "bigbus": four cameras are familiar; their frames that a large vehicle hides, in the folder `bigbus`, are strange.
-    - "weather": three cameras on one day, familiar before 14 h.
+    - "camera": five of ten cameras, at random by `seed`, are in-distribution, the others OOD.
+    - "bigbus": four cameras are in-distribution; their frames that a large vehicle hides, in the folder `bigbus`, are OOD.
+    - "weather": three cameras on one day, in-distribution before 14 h.
 
     `folder` holds one folder for each camera; by default it is `citycam` below the folder that OFFMAP_DATA names. `backbone` is
     any module, with `preprocess` from a Pillow image to what it is given; by default ResNet-50 (see `backbone.resnet50`). Its
@@ -95,18 +95,18 @@ def load(
 
 
 def camera_rule(seed: int) -> tuple[Sequence[str], Rule]:
-    """Five cameras are familiar; the choice is that of the authors' code."""
+    """Five cameras are in-distribution; the choice is that of the authors' code."""
     familiar = set(np.random.RandomState(seed).choice(CAMERAS, len(CAMERAS) // 2, replace=False).tolist())
     return CAMERAS, lambda run, frame: None if run.buses else frame.camera not in familiar
 
 
 def bigbus_rule(seed: int) -> tuple[Sequence[str], Rule]:
-    """Sequences of large vehicles are strange."""
+    """Sequences of large vehicles are OOD."""
     return (*BUS_CAMERAS, BUSES), lambda run, frame: run.buses
 
 
 def weather_rule(seed: int) -> tuple[Sequence[str], Rule]:
-    """One day, strange from an hour on."""
+    """One day, OOD from an hour on."""
 
     def strange(run: Run, frame: Frame) -> bool | None:
         if frame.time is None:
@@ -140,7 +140,7 @@ def found(root: Path, cameras: Sequence[str]) -> list[Run]:
 
 
 def chosen(run: Run, rule: Rule, damaged: list[str]) -> list[tuple[Frame, bool]]:
-    """The frames of a sequence that are part of the shift, and whether they are strange."""
+    """The frames of a sequence that are part of the shift, and whether they are OOD."""
     kept: list[tuple[Frame, bool]] = []
     for frame in frames(run, damaged):
         try:
@@ -174,12 +174,12 @@ def passed(
 
 
 def divided(shift: str, rows: Sequence[tuple[Frame, bool]], x: Tensor, seed: int, root: Path) -> Shift:
-    """The task: familiar rows in three parts, strange rows in the order of their files."""
+    """The task: in-distribution rows in three parts, OOD rows in the order of their files."""
     strange = np.array([side for _, side in rows], dtype=bool)
     known, unknown = int((~strange).sum()), int(strange.sum())
     if known < LEAST or not unknown:
         raise DataError(
-            f"Expected {LEAST} familiar frames and a strange one for the {shift} shift of CityCam below {root}, but got {known} "
+            f"Expected {LEAST} in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but got {known} "
             f"and {unknown}."
         )
     train, valid, test = split(np.flatnonzero(~strange), seed)

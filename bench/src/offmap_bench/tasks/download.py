@@ -109,7 +109,7 @@ def gather(
             with error:
                 reason = f"the server answered {error.code} ({error.reason})"
             if error.code == 416:  # nothing lies beyond what we have: another file, or a complete one; begin anew
-                forget(part)
+                restore_state(part)
             elif error.code not in RETRIED:
                 raise missing(remote, path, reason) from error
         except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError) as error:
@@ -128,27 +128,27 @@ def attempt(remote: Remote, part: Path, advance: Advance, timeout: float) -> boo
     if have and (known or remote.sha256):
         headers |= {"Range": f"bytes={have}-"} | ({"If-Range": known} if known else {})
     request = urllib.request.Request(remote.url, headers=headers)
-    with urllib.request.build_opener(Redirections()).open(request, timeout=timeout) as answer:
-        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
-        follows = answer.status == 206 and span is not None and int(span[1]) == have
-        if answer.status == 206 and not follows:
-            forget(part)
+    with urllib.request.build_opener(Redirections()).open(request, timeout=timeout) as result:
+        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", result.headers.get("Content-Range", ""))
+        follows = result.status == 206 and span is not None and int(span[1]) == have
+        if result.status == 206 and not follows:
+            restore_state(part)
             return False
         if not follows:
             have = 0
-            forget(part)  # first: old bytes must never meet a new tag
-            tag.write_text(validator(answer.headers), encoding="latin-1")
-        length = answer.headers.get("Content-Length")
+            restore_state(part)  # first: old bytes must never meet a new tag
+            tag.write_text(validator(result.headers), encoding="latin-1")
+        length = result.headers.get("Content-Length")
         total = have + int(length) if length is not None and length.isdigit() else None
         with part.open("ab" if follows else "wb") as file:
-            while block := answer.read(BLOCK):
+            while block := result.read(BLOCK):
                 file.write(block)
                 have += len(block)
                 advance(have, total=total)
                 if have > LARGEST:
                     break
     if have > LARGEST:
-        forget(part)
+        restore_state(part)
         raise DataError(f"Expected a file of at most {LARGEST} bytes at {remote.url}, but it is longer. It was removed.")
     return total is None or have == total
 
@@ -166,7 +166,7 @@ def verify(remote: Remote, part: Path) -> None:
     with part.open("rb") as file:
         came = hashlib.file_digest(file, "sha256").hexdigest()
     if not came.startswith(remote.sha256):
-        forget(part)
+        restore_state(part)
         raise DataError(
             f"Expected a file with SHA-256 {remote.sha256} at {remote.url}, but got {came}. It was removed; the file on the "
             "server has changed or was damaged on its way."
@@ -193,7 +193,7 @@ def lock_of(part: Path) -> Path:
     return part.with_name(part.name + ".lock")
 
 
-def forget(part: Path) -> None:
+def restore_state(part: Path) -> None:
     """Remove the part and what is known of it."""
     part.unlink(missing_ok=True)
     tag_of(part).unlink(missing_ok=True)

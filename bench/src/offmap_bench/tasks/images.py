@@ -1,7 +1,7 @@
-"""Image classification with strange images near and far, pixels from 0 to 1, (N, channels, side, side).
+"""Image classification with OOD images near and far, pixels from 0 to 1, (N, channels, side, side).
 
 A folder holds `<file>.npz`, arrays of bytes: grey images (N, H, W), colour images (N, H, W, 3), and classes (N,); or a folder
-`<file>` of pictures (`data/pixels.py`). Strange images are brought to the form of the familiar ones: resized (bilinear,
+`<file>` of pictures (`data/pixels.py`). OOD images are brought to the form of the in-distribution ones: resized (bilinear,
 antialiased), grey ones repeated in every channel, coloured ones weighed into one (ITU-R 601).
 """
 
@@ -22,9 +22,9 @@ from offmap_bench.tasks.task import Pair, Task
 
 @dataclass(frozen=True)
 class Setting:
-    """Familiar images and the strange ones beside them: {name: source}. `valid` images are kept from training or test ones.
+    """In-distribution images and the OOD ones beside them: {name: source}. `valid` images are kept from training or test ones.
 
-    Of the `classes`, an open-set task shows `known` in training; the others are strange.
+    Of the `classes`, an open-set task shows `known` in training; the others are OOD.
     """
 
     form: tuple[int, int, int]
@@ -67,13 +67,13 @@ SETTINGS = {
 }  # fmt: skip
 """Tasks by name; those of OpenOOD need files that a user puts there, and the last is an open-set task only."""
 
-FEW = {"train": 5_000, "valid": 500, "test": 500, "strange": 500}
+FEW = {"train": 5_000, "valid": 500, "test": 500, "OOD": 500}
 """Images of each part of a small task."""
 
 
 def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None, strange: bool = True) -> Task:
     """MNIST (validation: 5,000 training images, at random by `seed`) or CIFAR-10 (20,000 training images; validation: the first
-    2,000 test images, because given nets have seen all training ones; testing: the other 8,000), with near and far strange ones.
+    2,000 test images, because given nets have seen all training ones; testing: the other 8,000), with near and far OOD ones.
 
     `folder` is by default `images` below the folder that OFFMAP_DATA names; only the first `rows` images of every file are read.
     """
@@ -100,8 +100,8 @@ def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: 
 
 
 def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None) -> Task:
-    """Some of the classes of `images(name)` (six of ten), at random by `seed` and numbered anew, are familiar; test images of the
-    others are strange.
+    """Some of the classes of `images(name)` (six of ten), at random by `seed` and numbered anew, are in-distribution; test images of the
+    others are OOD.
     """
     setting, whole = setting_of(name), images(name, seed, folder, rows=rows, strange=False)
     known = np.sort(np.random.RandomState(seed).permutation(setting.classes)[: setting.known])
@@ -134,7 +134,7 @@ def few(whole: Callable[[int], Task], seed: int = 0) -> Task:
         return some(part, rows[0]), some(part, rows[1])
 
     parts = {part: both(part, rows) for part, rows in (("train", task.train), ("valid", task.valid), ("test", task.test))}
-    strange = {label: some("strange", x) for label, x in task.ood.items()}
+    strange = {label: some("OOD", x) for label, x in task.ood.items()}
     return replace(task, name=f"{task.name}/few", ood=strange, **parts)
 
 
@@ -144,7 +144,7 @@ def renamed(whole: Callable[[int], Task], name: str, seed: int = 0) -> Task:
 
 
 def setting_of(name: str) -> Setting:
-    """The setting of that name, whose `near` and `far` say which strange images are which."""
+    """The setting of that name, whose `near` and `far` say which OOD images are which."""
     if name not in SETTINGS:
         raise ConfigError(f"Expected the name of an image task to be {nearest(name, SETTINGS)}, but got {name!r}.")
     return SETTINGS[name]

@@ -21,7 +21,7 @@ from offmap.errors import DataError
 from offmap_bench.tasks.features import opened
 from offmap_bench.tasks.task import Pair
 
-ENDINGS = (".png", ".jpg", ".jpeg")
+SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def pictured(folder: Path, form: tuple[int, int, int], rows: int | None = None) 
     """
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     files = [(path, number) for number, name in enumerate(classes)
-             for path in sorted((folder / name).rglob("*")) if path.suffix.lower() in ENDINGS]  # fmt: skip
+             for path in sorted((folder / name).rglob("*")) if path.suffix.lower() in SUFFIXES]  # fmt: skip
     if not files:
         raise DataError(f"Expected pictures at {folder}/<class>/<name>.png or .jpg, but there are none.")
     if rows is not None and len(files) > rows:

@@ -29,9 +29,9 @@ def truth(x: Array) -> Array:
 
 
 def regression(*, test: int = 200, strange: int = 200) -> Task:
-    """100 + 20 points around −0.5 and 0.75 with noise 0.02; strange: beside the data ("outside") and between ("gap").
+    """100 + 20 points around −0.5 and 0.75 with noise 0.02; OOD: beside the data ("outside") and between ("gap").
 
-    Training and validation points are those of the authors' code. `test` familiar points follow from the same generator.
+    Training and validation points are those of the authors' code. `test` in-distribution points follow from the same generator.
     """
     rng = np.random.RandomState(123)
 
@@ -54,9 +54,9 @@ def regression(*, test: int = 200, strange: int = 200) -> Task:
 
 
 def moons(*, test: int = 400, strange: int = 1000, distance: float = 0.5) -> Task:
-    """200 + 50 points on two moons; strange: uniform on [−3, 3]², more than `distance` from every training point.
+    """200 + 50 points on two moons; OOD: uniform on [−3, 3]², more than `distance` from every training point.
 
-    Training and validation points are those of the authors' code. `test` familiar points follow from the same generator.
+    Training and validation points are those of the authors' code. `test` in-distribution points follow from the same generator.
     """
     make_moons = require("sklearn.datasets").make_moons
     rng = np.random.RandomState(0)

@@ -1,4 +1,4 @@
-"""A user's own table as a task: what is strange is another file, rows with certain values, or one end of the data."""
+"""A user's own table as a task: what is OOD is another file, rows with certain values, or one end of the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES = 20
 """A target of whole numbers with at most so many values is a class; with more it is a quantity."""
 
 LEAST = 20
-"""Familiar rows."""
+"""In-distribution rows."""
 
 LARGEST = 1e30
 """Numbers beyond it do not survive being squared in single precision."""
@@ -38,7 +38,7 @@ PREFIX = "file:"
 class Own:
     """The rows of a CSV, NPZ or Parquet file; every column but `target` and those in `drop` is an input.
 
-    Strange rows, one of three: `held={"region": ["north"]}`, those with these values, whose column is then no input; `ood` as
+    OOD rows, one of three: `held={"region": ["north"]}`, those with these values, whose column is then no input; `ood` as
     the path of a file with the same columns, or {name: path} of several; or `ood` as "extrapolation" or "interpolation", the
     cut of the UCI tables along the first principal component. The first of these words is the default.
 
@@ -73,17 +73,17 @@ class Own:
                 f"but got {self.ood!r} and {self.held!r}."
             )
         if self.ood is not None and self.held is not None:
-            raise ConfigError("Expected `ood` or `held` to say what is strange, but both do. Leave one of them out.")
+            raise ConfigError("Expected `ood` or `held` to say what is OOD, but both do. Leave one of them out.")
         for name in ("train", "valid", "test"):
             if isinstance(self.ood, Mapping) and name in self.ood:
-                raise ConfigError(f"Expected a name of strange rows in `ood`, but {name!r} is that of familiar ones.")
+                raise ConfigError(f"Expected a name of OOD rows in `ood`, but {name!r} is that of in-distribution ones.")
         for path in (self.path, *self.others().values()):
             if not Path(path).is_file():
                 also = f" Or did you mean {' or '.join(MODES)}?" if path is not self.path else ""
                 raise DataError(f"Expected a table at {path}, but there is no such file.{also}")
 
     def others(self) -> dict[str, Path]:
-        """Files of strange rows, by name."""
+        """Files of OOD rows, by name."""
         if self.ood is None or self.ood in MODES:
             return {}
         if isinstance(self.ood, Mapping):
@@ -91,14 +91,14 @@ class Own:
         return {Path(self.ood).name: Path(self.ood)}
 
     def task(self, seed: int = 0) -> Task:
-        """The task; `seed` splits the familiar rows."""
+        """The task; `seed` splits the in-distribution rows."""
         columns, target = self.read()
         inputs = {name: column for name, column in columns.items() if name not in (self.held or {})}
         if not inputs:
             raise DataError(f"Expected inputs in {self.path}, but no column is left.")
         rest, strange = self.apart(columns, len(target)) if len(target) else (np.arange(0), {})
         if len(rest) < LEAST:
-            raise DataError(f"Expected {LEAST} familiar rows or more in {self.path}, but got {len(rest)}.")
+            raise DataError(f"Expected {LEAST} in-distribution rows or more in {self.path}, but got {len(rest)}.")
         parts = split(rest, seed, self.shares)
         code = Code.of(inputs, parts[0])
         y, likelihood, outputs = self.answers(target, rest, parts[0])
@@ -138,19 +138,19 @@ class Own:
         return {n: [word or GAP for word in c] if isinstance(c, list) else c for n, c in columns.items()}
 
     def apart(self, columns: Columns, count: int) -> tuple[Index, dict[str, Index]]:
-        """Familiar rows of the file, and strange ones by the name of their set."""
-        everything = np.arange(count)
+        """In-distribution rows of the file, and OOD ones by the name of their set."""
+        all_params = np.arange(count)
         if self.others():
-            return everything, {}
+            return all_params, {}
         if self.held is None:
             mode = str(self.ood or MODES[0])
-            internal, external = halves(Code.of(columns, everything).rows(columns))
+            internal, external = halves(Code.of(columns, all_params).rows(columns))
             return (internal, {mode: external}) if mode == MODES[0] else (external, {mode: internal})
         strange = {
             f"{name} {', '.join(map(str, values))}": self.rows_with(columns[name], name, values)
             for name, values in self.held.items()
         }
-        return np.setdiff1d(everything, np.concatenate(list(strange.values()))), strange
+        return np.setdiff1d(all_params, np.concatenate(list(strange.values()))), strange
 
     def rows_with(self, column: Column, name: str, values: Sequence[object]) -> Index:
         """The rows that have one of these values; each must be found."""
@@ -185,7 +185,7 @@ class Own:
         levels = np.unique(values[rest])
         if len(levels) < 2 or len(levels) > len(rest) / 2:
             raise DataError(
-                f"Expected two classes or more, with two familiar rows each on average, in the target {self.target!r} of "
+                f"Expected two classes or more, with two in-distribution rows each on average, in the target {self.target!r} of "
                 f"{self.path}, but got {len(levels)} in {len(rest)} rows."
             )
         return np.searchsorted(levels, values), "categorical", len(levels)

@@ -1,4 +1,4 @@
-"""What every experiment is given: familiar data in three parts, and strange data by name."""
+"""What every experiment is given: in-distribution data in three parts, and OOD data by name."""
 
 from __future__ import annotations
 

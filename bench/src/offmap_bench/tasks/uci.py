@@ -1,4 +1,4 @@
-"""Eight UCI regressions, cut along their first principal component: either the outside or the middle is strange."""
+"""Eight UCI regressions, cut along their first principal component: either the outside or the middle is OOD."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DIGITS = 9
 
 def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -> Task:
     """The paper's protocol. Rows are sorted along the first principal component of the standardised inputs; the middle half is
-    *internal*. Extrapolation trains on it and calls the rest strange, interpolation the reverse.
+    *internal*. Extrapolation trains on it and calls the rest OOD, interpolation the reverse.
 
-    Of the familiar rows a tenth is for testing and, of the others, a twentieth for validation, at random by `seed`. Inputs and
+    Of the in-distribution rows a tenth is for testing and, of the others, a twentieth for validation, at random by `seed`. Inputs and
     targets are standardised by mean and standard deviation of the training part: NLL, RMSE and widths are in these units.
     `folder` holds `<name>.csv.gz`, the target last; by default it is `uci` below the folder that OFFMAP_DATA names, and four of
     the sets are downloaded to there when they are missing.

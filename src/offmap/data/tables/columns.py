@@ -44,12 +44,12 @@ WIDEST = 1 << 20
 def read(path: str | Path, words: Sequence[str] = ()) -> Columns:
     """All columns of a file, of one length; those named in `words` are words even where they look like numbers."""
     path = Path(path)
-    ending = next((end for end in READERS if path.name.lower().endswith(end)), None)
-    if ending is None:
+    suffix = next((end for end in READERS if path.name.lower().endswith(end)), None)
+    if suffix is None:
         raise ConfigError(f"Expected a table to be one of {sorted(READERS)}, but got {path.name!r}.")
     if not path.is_file():
         raise DataError(f"Expected a table at {path}, but there is no such file.")
-    columns = READERS[ending](path, words)
+    columns = READERS[suffix](path, words)
     lengths = {name: len(values) for name, values in columns.items()}
     if not lengths or not all(lengths.values()):
         raise DataError(f"Expected rows in {path}, but there are none.")

@@ -1,4 +1,4 @@
-"""Tables by the ending of their file."""
+"""Tables by the suffix of their file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FORMATS: dict[str, Callable[[Path, str | None], AbstractContextManager[Table]]] 
 def opened(path: str | Path, separator: str | None = None) -> Generator[Table]:
     """A table to read; `separator` is that of a CSV file, by default found in its header."""
     path = Path(path)
-    ending = ending_of(path)
+    suffix = suffix_of(path)
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise DataError(f"Expected a table at {path}, but {what}.")
-    with FORMATS[ending](path, separator) as table:
+    with FORMATS[suffix](path, separator) as table:
         repeated = sorted({name for name in table.names if table.names.count(name) > 1})
         if repeated or "" in table.names or not table.names:
             raise DataError(
@@ -37,9 +37,9 @@ def opened(path: str | Path, separator: str | None = None) -> Generator[Table]:
         yield table
 
 
-def ending_of(path: Path) -> str:
-    """The ending of a table that can be read."""
-    ending = next((end for end in FORMATS if path.name.lower().endswith(end)), None)
-    if ending is None:
+def suffix_of(path: Path) -> str:
+    """The suffix of a table that can be read."""
+    suffix = next((end for end in FORMATS if path.name.lower().endswith(end)), None)
+    if suffix is None:
         raise ConfigError(f"Expected a table to end in one of {sorted(FORMATS)}, but got {path.name!r}.")
-    return ending
+    return suffix

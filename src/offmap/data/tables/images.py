@@ -19,7 +19,7 @@ from offmap.data.tables.block import DAMAGED, Block, rows_for
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
 
-ENDINGS = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png")
 MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 """Of eight bits; to what they are brought: grey or colour. What is transparent loses that."""
 

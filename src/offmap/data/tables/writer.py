@@ -36,16 +36,16 @@ def sink(path: str | Path) -> Generator[Write]:
             yield write
         return
     path = Path(path)
-    with whole_file(path) as file, SINKS[ending_of(path)](file, path) as write:
+    with whole_file(path) as file, SINKS[suffix_of(path)](file, path) as write:
         yield write
 
 
-def ending_of(path: Path) -> str:
-    """The ending of a table that can be written."""
-    ending = next((end for end in SINKS if path.name.lower().endswith(end)), None)
-    if ending is None:
+def suffix_of(path: Path) -> str:
+    """The suffix of a table that can be written."""
+    suffix = next((end for end in SINKS if path.name.lower().endswith(end)), None)
+    if suffix is None:
         raise ConfigError(f"Expected a table to write to end in one of {sorted(SINKS)}, but got {path.name!r}.")
-    return ending
+    return suffix
 
 
 @contextmanager
