@@ -68,5 +68,5 @@ def test_no_folder_of_tests_or_code_is_passed_over(pytestconfig: pytest.Config) 
     """Pytest leaves folders out by their name, without a word."""
     files = [path for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py")]
     folders = {name for path in files for name in path.relative_to(ROOT).parts[:-1]}
-    assert {"dist", "core", "offmap"} <= folders
+    assert {"distributed", "model", "offmap", "offmap_bench"} <= folders
     assert [name for name in folders if any(fnmatch(name, left) for left in pytestconfig.getini("norecursedirs"))] == []

@@ -14,7 +14,7 @@ from offmap.detectors.nearest import hidden_nearest
 from offmap.errors import ConfigError, DataError, ModelError
 from offmap.integrations.mlp import mlp
 from offmap.posterior.protocol import Scorer
-from offmap_bench.detectors import hidden as module
+from offmap.detectors import hidden as module
 from trained import inputs
 
 NET = mlp(3, 2, hidden=[8, 5], seed=1)

@@ -14,6 +14,8 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 
+collect_ignore = ["bench/src/offmap_bench/speed"]  # races against libraries that only `make bench` installs
+
 settings.register_profile("offmap", deadline=None)  # the first call of a torch function is slow, and machines are shared
 settings.load_profile("offmap")
 
