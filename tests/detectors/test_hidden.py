@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from offmap.detectors import hidden as module
 from offmap.detectors.hidden import hidden_layers
 from offmap.detectors.mahalanobis import hidden_mahalanobis, shrunk_covariance
 from offmap.detectors.nearest import hidden_nearest
 from offmap.errors import ConfigError, DataError, ModelError
 from offmap.integrations.mlp import mlp
 from offmap.posterior.protocol import Scorer
-from offmap.detectors import hidden as module
 from trained import inputs
 
 NET = mlp(3, 2, hidden=[8, 5], seed=1)
