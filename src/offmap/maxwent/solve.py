@@ -142,7 +142,7 @@ def fit(
     check(config)
     at = nets if isinstance(nets, StackedModel) else choose(centre(nets), valid.inputs, config.params, runtime.output_fn)
     model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
-    model = replace(model, stop_reason=find_last_layer(at.net, at.mean, at.weights(0), valid.inputs, runtime.output_fn))
+    model = replace(model, last_layer=find_last_layer(at.net, at.mean, at.weights(0), valid.inputs, runtime.output_fn))
     needed = config.basis == "svd" or config.solver != "sgd"
     rotated = config.basis == "svd" and config.parameterization is None
     seen = Observed()
