@@ -79,7 +79,7 @@ CLAIMS: dict[str, Rule] = {
     "likelihood": with_keys({"name": text, "fields": named(either(None, truth, whole(-1, 1 << 20)))}),
     "model": with_keys({
         "chunk_size": whole(1), "batch_size": whole(1), "output_numbers": whole(1), "output_axes": either(None, whole(0, 64)),
-        "stop_reason": either(None, text),
+        "last_layer": either(None, text),
     }),
     "guard": with_keys({
         "clip": either(None, lambda value: number(value) and value >= 0),
