@@ -103,7 +103,7 @@ def test_a_change_of_the_last_layer_of_any_host_in_the_zoo_moves_its_output(case
 def test_a_host_without_a_product_has_no_last_layer():
     net = copy_model(nn.LayerNorm(3))
     with pytest.raises(
-        ConfigError, match="Expected a matrix product on the way to the output for where='last-layer', but LayerNorm"
+        ConfigError, match="Expected a matrix product on the way to the output for params='last-layer', but LayerNorm"
     ):
         last_layer(net, X)
 
@@ -123,9 +123,9 @@ def test_a_host_without_a_product_has_no_last_layer():
     ids=lambda v: "predicate" if callable(v) else str(v),
 )
 @pytest.mark.parametrize("members", [1, 2])
-def test_words_patterns_and_predicates_choose(where: Any, names: list[str], members: int):
+def test_words_patterns_and_predicates_choose(params: Any, names: list[str], members: int):
     nets = [ZOO["mlp"].build(m) for m in range(members)]
-    at = choose(centre(nets), ZOO["mlp"].inputs(), where)
+    at = choose(centre(nets), ZOO["mlp"].inputs(), params)
     assert list(at.mean) == names
     for m, net in enumerate(nets):  # what is not random is still there
         own = dict(net.named_parameters())
@@ -161,7 +161,7 @@ def test_what_no_input_reaches_stays_fixed():
     at = choose(centre(net), X, unreached=["c.weight", "c.bias"])
     assert list(at.mean) == ["a.weight", "a.bias", "b.weight", "b.bias"]
     message = (
-        r"Expected `params` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `sel"
+        r"Expected `params` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `out"
     )
     with pytest.raises(ConfigError, match=message):
         choose(centre(net), X, "c.*", unreached=["c.weight", "c.bias"])

@@ -36,8 +36,8 @@ def test_tied_weights_appear_once_under_their_first_name():
     ],
     ids=["all", "pattern", "patterns", "predicate"],
 )
-def test_where_picks_parameters_by_pattern_or_predicate(where: object, names: list[str]):
-    assert list(select_params(ZOO["mlp"].build(), where)) == names  # pyright: ignore[reportArgumentType]
+def test_params_picks_by_pattern_or_predicate(params: object, names: list[str]):
+    assert list(select_params(ZOO["mlp"].build(), params)) == names  # pyright: ignore[reportArgumentType]
 
 
 def test_where_that_picks_nothing_is_refused():

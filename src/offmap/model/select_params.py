@@ -74,7 +74,7 @@ def last_layer(net: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) ->
         if read.why != LOOKUP and weights[read.name].ndim >= 2 and not torch.equal(run(nudge := Nudge(weights, position)), plain):
             return [name for name in floating(net) if name in (read.name, read.bias, nudge.bias)]
     raise ConfigError(
-        f"Expected a matrix product on the way to the output for where={LAST_LAYER!r}, but {type(net).__name__} has none. "
+        f"Expected a matrix product on the way to the output for params={LAST_LAYER!r}, but {type(net).__name__} has none. "
         "Pick parameters by name."
     )
 

@@ -59,7 +59,7 @@ class Windows:
             met = first[:, None] + taps
             inside = (((met >= 0) & (met < size))[:, :, None] & inside[:, None]).flatten(1)
             start, offset = start + first * apart, (taps[:, None] * apart + offset).flatten()
-            numbers, apart = numbers.div(places, rounding_mode="eps"), apart * size
+            numbers, apart = numbers.div(places, rounding_mode="floor"), apart * size
         within = torch.arange(channels, device=device)[:, None] * apart + offset  # (C, taps)
         return (start + numbers * (channels * apart))[:, None, None] + within, inside[:, None]
 
