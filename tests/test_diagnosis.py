@@ -69,7 +69,7 @@ def test_after_refinement_the_ranks_are_still_inverse(basis: str, moon_nets: lis
 
 def test_gradient_steps_from_a_constant_find_the_inverse_by_themselves(moon_nets: list[nn.Module]):
     """Nothing of the closed form goes in: φ starts equal everywhere."""
-    options = {"solver": "sgd", "initial_raw_scale": -5.0, "lr": 0.02, "entropy_weight": 10.0, "threshold": 0.3, "steps": 300}
+    options = {"solver": "sgd", "initial_raw_scale": -5.0, "lr": 0.02, "entropy_weight": 10.0, "max_risk": 0.3, "steps": 300}
     diagnosis = on_moons(moon_nets[0], basis="identity", **options)
     assert diagnosis.history.final_entropy[0] > diagnosis.history.entropy[0][0] + 1
     assert all(layer.correlation < -0.5 for layer in diagnosis.layers)

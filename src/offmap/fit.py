@@ -37,7 +37,7 @@ from offmap.model.state import restore_state
 from offmap.posterior.construct import StackedModel, centre
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Predictive, Runtime, override
-from offmap.scores.images import are_images, for_images, form_of
+from offmap.scores.images import are_images, for_images, image_spec
 
 logger = logging.getLogger("offmap")
 
@@ -123,7 +123,7 @@ def fit(
         law = likelihood_of(plain, rows, held, likelihood)
         measure(law, score)
         rows = _checked(rows, law, plain)
-        form = form_of(law, rows, held, lambda x: plain.outputs(x, 1)[0])
+        spec = image_spec(law, rows, held, lambda x: plain.outputs(x, 1)[0])
         familiar = held
         if calibration is not None:
             familiar = _calibrating(calibration, place, target)
@@ -134,7 +134,7 @@ def fit(
         at = choose(at, held.inputs, settings.params, runtime.output_fn, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
-        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, form=form)
+        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, image_spec=spec)
         made = compared(made, rows, held, group, sharded=sharded)
         made = same_everywhere(calibrated(made, held, familiar, "choose", 0.05, group), group)
         kept.done()

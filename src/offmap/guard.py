@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from offmap import checks, conformal
 from offmap._types import Data, Inputs, ScoreFn
 from offmap.data import Place, batches, check_finite, check_inputs, gather, given, is_mapping, own_order, unlabelled  # fmt: skip
+from offmap.data.image_spec import ImageSpec
 from offmap.data.inputs import mark_shared, rows_of, take_rows
 from offmap.detector import (  # fmt: skip
     Calibration,
@@ -32,7 +33,6 @@ from offmap.detector import (  # fmt: skip
     likely_classes,
     reduced,
 )
-from offmap.detectors.form import Form
 from offmap.errors import ConfigError, DataError, ModelError, ShapeError
 from offmap.export.onnx import ExportInfo
 from offmap.likelihoods import Likelihood, Prediction
@@ -79,7 +79,7 @@ class Guard:
     target: str = "labels"
     notes: tuple[str, ...] = ()
     familiar: CombinedScore | None = None  # what the scores "default" and "distance" compare with
-    form: Form | None = None  # of images: those of another shape are refused, numbers of another range are said
+    image_spec: ImageSpec | None = None  # shape and range that input images are checked against
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # plain values to keep in the file, such as names of columns
 
     @property
@@ -268,9 +268,8 @@ class Guard:
             inputs = tree_map(self.place.put, source)
             check_inputs(inputs, "the guard")
             check_finite(inputs, None, "the inputs")
-            if self.form is not None:
-                self.form.check(inputs, "the inputs")
-                self.form.compare(inputs, "the inputs")
+            if self.image_spec is not None:
+                self.image_spec.check(inputs, "the inputs")
             inputs = mark_shared(inputs)
             model = getattr(self.predictive, "model", None)
             numbers = (model.output_numbers if model else 1) * self.predictive.members * (draws or self.draws)

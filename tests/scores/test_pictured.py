@@ -190,5 +190,5 @@ def test_a_net_that_takes_bytes_itself_is_given_them(caplog: pytest.LogCaptureFi
         return ((x + 4) * 32).round().clamp(0, 255).to(torch.uint8)
 
     made = offmap.fit(Scaled(), (raw(TRAIN[0]), TRAIN[1]), (raw(VALID[0]), VALID[1]), draws=8)
-    assert made.form is None
+    assert made.image_spec is None
     assert float(auroc(made.score(raw(TEST[0])), made.score(raw(NOISE)))) > 0.8

@@ -29,10 +29,10 @@ from offmap.data import (  # fmt: skip
     split,
     unlabelled,
 )
+from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.data.inputs import mark_shared, rows_of, take_rows
 from offmap.detector import Result, concat_padded, gathered, joined
 from offmap.detectors import catalog
-from offmap.detectors.form import Form, check_accuracy
 from offmap.detectors.known import FitData, Rule, number
 from offmap.detectors.penultimate import Classifier, Seen, classifier
 from offmap.errors import DataError, ModelError
@@ -58,7 +58,7 @@ class PostHocDetector:
     method: str
     classifier: Classifier
     rule: Rule
-    form: Form
+    form: ImageSpec
     calibration: Tensor
     false_alarms: float = 0.05
     target: str = "labels"
@@ -107,7 +107,6 @@ class PostHocDetector:
             check_inputs(inputs, "the detector")
             check_finite(inputs, None, "the inputs")
             self.form.check(inputs, "the inputs")
-            self.form.compare(inputs, "the inputs")
             inputs = mark_shared(inputs)
             for start in range(0, rows_of(inputs), BLOCK):
                 empty = False
@@ -185,7 +184,7 @@ class Sight:
     """Training and validation data as a classifier sees them: one pass for any number of detectors."""
 
     known: FitData
-    form: Form
+    form: ImageSpec
     target: str = "labels"
     seed: int = 0
 
@@ -220,7 +219,9 @@ def look(
     return Sight(known, form, target, seed)
 
 
-def _made(name: str, known: FitData, form: Form, options: dict[str, Any], false_alarms: float, target: str) -> PostHocDetector:
+def _made(
+    name: str, known: FitData, form: ImageSpec, options: dict[str, Any], false_alarms: float, target: str
+) -> PostHocDetector:
     rule = catalog.fit(name, known, **options)
     made = PostHocDetector(name, known.classifier, rule, form, known.labels.new_zeros(1, dtype=torch.float32), target=target)
     return _calibrated(made, rule(known.valid).nan_to_num(nan=torch.inf, posinf=torch.inf), false_alarms)
@@ -256,28 +257,27 @@ def _look(
     output_fn: OutputFn | None,
     how: tuple[str, int, int, int],
     memory: LRUCache | None,
-) -> tuple[FitData, Form]:
+) -> tuple[FitData, ImageSpec]:
     """Training and validation data as the net sees them."""
     target, most, batch_size, seed = how
     place = Place.of(as_models(net)[0])
     data, held = _data(train, valid, place, target, batch_size, seed)
     first, _ = next(iter(data))
-    form = Form.of(first)
+    form = ImageSpec.of(first)
     found = classifier(net, first, features=features, output_fn=output_fn, batch_size=batch_size, memory=memory)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for x, y in _first(data, most, seed):
-        form.check(x, "the training inputs")
+        form.check_shape(x, "the training inputs")
         seen = replace(found, memory=None).look(x)
         check_targets(Categorical(), seen.logits, y, data.name)
         counted = y != IGNORED
-        form = form.wider(x)
+        form = form.widen(x)
         parts.append((seen.features[counted], seen.logits[counted], y[counted].long()))
     h, z, y = (torch.cat(each) for each in zip(*parts, strict=True))
     if not len(y):
         raise DataError(f"Expected classes in `{data.name}`, but every target is −100.")
-    check_accuracy(form, z, y)
+    warn_if_inaccurate(form, z, y)
     form.check(held.inputs, "the validation inputs")
-    form.compare(held.inputs, "the validation inputs")
     known_valid = found.look(held.inputs)
     check_targets(Categorical(), known_valid.logits, held.targets, held.name)
     known = FitData(found, h, z, y, known_valid, held.targets, lambda: (x for x, _ in _first(data, most, seed)), form.span)

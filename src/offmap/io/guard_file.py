@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.data import Place
+from offmap.data.image_spec import ImageSpec
 from offmap.detector import Calibration
-from offmap.detectors.form import Form
 from offmap.errors import ConfigError, FileError, OffmapError
 from offmap.guard import Guard
 from offmap.io.atomic import HEADER, write_whole
@@ -73,7 +73,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
         "history": asdict(predictive.history),
         "own_select": model.output_fn is not first_tensor,
-    } | ({"about": dict(guard.about)} if guard.about else {}) | ({"form": asdict(guard.form)} if guard.form else {})  # fmt: skip
+    } | ({"about": dict(guard.about)} if guard.about else {}) | ({"image_spec": asdict(guard.image_spec)} if guard.image_spec else {})  # fmt: skip
     tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
     try:
         text = json.dumps(header)
@@ -146,8 +146,8 @@ def _built(
         familiar = CombinedScore.from_state(header["in-distribution"], _part(tensors, "familiar.")).to(place.device)
     options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "in-distribution": familiar}
     options["about"] = header.get("about", {})
-    form = header.get("form")
-    options["form"] = None if form is None else Form(**form | {"image": tuple(form["image"])})
+    spec = header.get("image_spec")
+    options["image_spec"] = None if spec is None else ImageSpec(**spec | {"shape": tuple(spec["shape"])})
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
     return Guard(Stochastic(model, q, History(**header["history"])), law, place, calibration, **options)
 

@@ -94,9 +94,9 @@ CLAIMS: dict[str, Rule] = {
     }),
     "own_select": truth,
     "about": lambda value: isinstance(value, dict),
-    "form": either(None, with_keys({"image": either(None, SIZES), "low": number, "high": number, "whole": truth})),
+    "image_spec": either(None, with_keys({"shape": either(None, SIZES), "low": number, "high": number, "integral": truth})),
 }  # fmt: skip
-OPTIONAL = {"about", "form"}
+OPTIONAL = {"about", "image_spec"}
 
 
 def check_header(header: Any, path: object) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from offmap._types import IGNORED, Inputs
 from offmap.data import Batches, Rows
+from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detectors.form import Form, check_accuracy, is_image
 from offmap.likelihoods import Categorical, Likelihood
 from offmap.maxwent import solve as maxwent
 from offmap.model.params import LAST_LAYER, floating
@@ -39,21 +39,17 @@ def are_images(law: Likelihood, held: Rows) -> bool:
     return isinstance(law, Categorical) and is_image(held.inputs) and held.targets.ndim == 1
 
 
-def form_of(law: Likelihood, train: Batches, held: Rows, plain: Callable[[Inputs], Tensor]) -> Form | None:
-    """The form of images in floating-point numbers, as validation images have it; None for other inputs.
-
-    Training images must have it too. A net that only guesses, or does little better on raw bytes, is said.
-    """
+def image_spec(law: Likelihood, train: Batches, held: Rows, plain: Callable[[Inputs], Tensor]) -> ImageSpec | None:
+    """Describe validation images in floating-point numbers, and check training images against them; None for other inputs."""
     if not are_images(law, held) or not floating_images(held.inputs):
         return None
-    form = Form.of(held.inputs)
+    spec = ImageSpec.of(held.inputs)
     first, _ = next(iter(train))
-    form.check(first, "the training inputs")
-    form.compare(first, "the training inputs")
+    spec.check(first, "the training inputs")
     few = held.take((held.targets != IGNORED).nonzero().flatten()[:JUDGED])
     if few.rows:
-        check_accuracy(form, plain(few.inputs), few.targets, "validation")
-    return form
+        warn_if_inaccurate(spec, plain(few.inputs), few.targets, "validation")
+    return spec
 
 
 def floating_images(x: Inputs) -> bool:
