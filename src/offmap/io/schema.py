@@ -88,7 +88,7 @@ CLAIMS: dict[str, Rule] = {
     }),
     "calibration": with_keys({"false_alarms": lambda value: number(value) and 0 < value < 1, "exact": truth}),
     "history": with_keys({
-        **dict.fromkeys(("threshold", "loss", "final_risk", "final_entropy"), NUMBERS), "step": SIZES, "kept": SIZES,
+        **dict.fromkeys(("max_risk", "loss", "final_risk", "final_entropy"), NUMBERS), "step": SIZES, "kept": SIZES,
         **dict.fromkeys(("risk", "entropy", "uncertainty"), PER_MEMBER), "stop_reason": text,
         "chosen": named(either(text, number, NUMBERS)),
     }),

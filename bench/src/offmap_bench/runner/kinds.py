@@ -66,7 +66,7 @@ WHOLE, ABOVE, SHARE = "a whole number above 0", "a number above 0", "a number fr
 KINDS: dict[str, tuple[str, Test]] = {
     **dict.fromkeys(("steps", "check_every", "draws", "draws_per_step", "risk_draws", "batch_size", "k"), (WHOLE, whole)),
     **dict.fromkeys(("epochs", "members"), (WHOLE, whole)),
-    **dict.fromkeys(("lr", "adam_epsilon", "start"), (ABOVE, above_zero)),
+    **dict.fromkeys(("lr", "adam_epsilon", "init_fraction"), (ABOVE, above_zero)),
     **dict.fromkeys(("dropout", "shrinkage"), (SHARE, below_one)),
     **dict.fromkeys(("bounded", "widen", "standardise", "augment"), ("true or false", truth)),
     "tradeoff": ("a number of at least 0, or a list of such", numbers),
