@@ -26,7 +26,7 @@ from offmap.errors import DataError, OffmapError
 from offmap_bench.runner.plan import Cell, cells
 from offmap_bench.runner.reading import parse
 from offmap_bench.runner.run import Event, run
-from offmap_bench.runner.store import read_all
+from offmap_bench.runner.store import Record, read_records
 from shells import Shell
 from trained import quick, regression, regressor
 
@@ -187,9 +187,9 @@ name = "mahalanobis"
 """
 
 
-def compared(folder: Path, wanted: list[Cell]) -> dict[str, Any]:
+def compared(path: Path, wanted: list[Cell]) -> dict[str, Any]:
     """Records without their times."""
-    found = read_all(folder)
+    found = read_records(path)
     assert {found.state(cell) for cell in wanted} == {"ok"}
     return {name: (record.metrics, record.chosen, record.settings, record.steps) for name, record in found.records.items()}
 
@@ -197,23 +197,21 @@ def compared(folder: Path, wanted: list[Cell]) -> dict[str, Any]:
 def test_a_sweep_whose_worker_is_killed_gives_every_record_once(tmp_path: Path) -> None:
     """The worker dies when its first cell is done: that record stays, the others are made, and all are those of this machine."""
     wanted, heard = cells(parse(PLAN, "tiny.toml")), list[Event]()
-    first: dict[str, tuple[int, int]] = {}
+    first: dict[str, Record] = {}
 
     def report(event: Event) -> None:
         heard.append(event)
         if event.kind == "done" and not first:
             (worker,) = workers()
             os.kill(worker, signal.SIGKILL)
-            first.update(stamps())  # what was written until then
+            first.update(read_records(tmp_path / "there.jsonl").records)  # what was written until then
 
-    def stamps() -> dict[str, tuple[int, int]]:
-        return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (tmp_path / "there").glob("*.json")}
-
-    there = run(wanted, tmp_path / "there", pool=Pool("ray"), report=report)
-    here = run(wanted, tmp_path / "here")
+    there = run(wanted, tmp_path / "there.jsonl", pool=Pool("ray"), report=report)
+    here = run(wanted, tmp_path / "here.jsonl")
     assert there == here
     assert (there.done, there.failed) == (6, 0)
-    assert first.items() <= stamps().items()
-    assert compared(tmp_path / "there", wanted) == compared(tmp_path / "here", wanted)
+    after = read_records(tmp_path / "there.jsonl").records
+    assert {name: after[name] for name in first} == first
+    assert compared(tmp_path / "there.jsonl", wanted) == compared(tmp_path / "here.jsonl", wanted)
     ends = [event.cell.hash for event in heard if event.kind == "done"]
     assert sorted(ends) == sorted(cell.hash for cell in wanted)

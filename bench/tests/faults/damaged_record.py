@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from faults.damage import damaged
 from faults.places import shared_folder
@@ -16,6 +14,7 @@ from offmap_bench.checks.trust import Check
 from offmap_bench.runner.plan import Cell, cells
 from offmap_bench.runner.reading import parse
 from offmap_bench.runner.run import run
+from offmap_bench.runner.store import Record, read_records
 
 PLAN = """
 name = "tiny"
@@ -63,38 +62,37 @@ def planned() -> list[Cell]:
     return cells(parse(PLAN, "tiny.toml"))
 
 
-def told(path: Path) -> dict[str, Any]:
-    """A record but for what differs from run to run."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    return {name: value for name, value in record.items() if name not in ("seconds", "checksum")}
+def without_seconds(path: Path) -> dict[str, Record]:
+    """The records of a file but for what differs from run to run."""
+    return {name: replace(record, seconds={}) for name, record in read_records(path).records.items()}
 
 
 @cache
 def _finished() -> Path:
-    """A folder of records, and of the trained models beside it."""
+    """A folder with a file of records, and the trained models beside it."""
     room = shared_folder()
     os.environ["OFFMAP_CACHE"] = str(room / "cache")
-    assert run(planned(), room / "records").done == len(planned())
+    assert run(planned(), room / "tiny.jsonl").done == len(planned())
     return room
 
 
 def trial(seed: int, folder: Path) -> str:
-    rng, records, room = random.Random(seed), folder / "records", _finished()
+    rng, path, room = random.Random(seed), folder / "tiny.jsonl", _finished()
     os.environ["OFFMAP_CACHE"] = str(room / "cache")
-    shutil.copytree(room / "records", records)
-    before = {path.name: path.stat().st_mtime_ns for path in records.iterdir()}
-    path = rng.choice(sorted(records.iterdir()))
-    what, content = damaged(path.read_bytes(), seed, rng)
-    path.write_bytes(content)
-    outcome = run(planned(), records)
-    if not outcome.damaged:  # such as 1e-05 that became 1E-05
-        assert json.loads(content) == json.loads((room / "records" / path.name).read_bytes())
+    lines = (room / "tiny.jsonl").read_bytes().splitlines()
+    number = rng.randrange(len(lines))
+    what, content = damaged(lines[number], seed, rng)
+    path.write_bytes(b"\n".join([*lines[:number], content, *lines[number + 1 :]]) + b"\n")
+    outcome = run(planned(), path)
+    after = without_seconds(path)
+    assert after == without_seconds(room / "tiny.jsonl")
+    if outcome.done == 0:  # such as 1e-05 that became 1E-05
         return f"{what}, nothing that counts"
-    assert list(outcome.damaged) == [path.name]
-    assert (outcome.done, outcome.before, outcome.failed) == (1, len(before) - 1, 0)
-    assert (records / f"{path.name}.damaged").read_bytes() == content
-    assert all(told(records / name) == told(room / "records" / name) for name in before)
-    assert {n for n in before if (records / n).stat().st_mtime_ns != before[n]} == {path.name}
+    assert outcome.damaged or not content.strip()
+    assert (outcome.done, outcome.before, outcome.failed) == (1, len(lines) - 1, 0)
+    aside = path.with_name("tiny.jsonl.damaged")
+    assert not outcome.damaged or aside.read_bytes() == b"".join(p + b"\n" for p in content.split(b"\n") if p.strip())
+    assert {*lines[:number], *lines[number + 1 :]} <= {*path.read_bytes().splitlines()}
     return f"{what}, set aside and run again"
 
 

@@ -26,7 +26,7 @@ from offmap.export.checksum import check_seal
 from offmap.maxwent.checkpoint import _parsed
 from offmap_bench.checks.trust import Check
 from offmap_bench.runner.run import run
-from offmap_bench.runner.store import read as read_record
+from offmap_bench.runner.store import read_records
 from trained import inputs, quick, regression, regressor
 
 
@@ -40,7 +40,7 @@ def _fit(disk: Path) -> None:
 
 def _bench(disk: Path) -> None:
     os.environ["OFFMAP_CACHE"] = str(disk / "cache")
-    outcome = run(damaged_record.planned(), disk / "records")
+    outcome = run(damaged_record.planned(), disk / "tiny.jsonl")
     if outcome.failed:
         raise OSError(*outcome.failures)
 
@@ -63,8 +63,9 @@ def _whole(path: Path) -> Any:
         return bool(_parsed(path, path.read_bytes()))
     if path.suffix == ".onnx":
         return check_seal(path.read_bytes(), path)
-    if path.parent.name == "records":
-        return bool(read_record(path)) and damaged_record.told(path)
+    if path.suffix == ".jsonl":
+        assert read_records(path).damaged == {}
+        return damaged_record.without_seconds(path)
     if ROOM in path.parts:
         return path.name
     if path.parent.name == "out":
@@ -85,7 +86,7 @@ class Job:
 JOBS = {
     "guard": Job(_save, ("guard.safetensors",)),
     "fit": Job(_fit),
-    "bench": Job(_bench, ("records/[0-7]*.json",), kept=True),
+    "bench": Job(_bench),
     "scores": Job(_score, ("out/a.csv", f"out/{ROOM}/a.csv.json"), kept=True, prepare=_fill),
     "export": Job(_export, ("guard.onnx",)),
 }
@@ -96,7 +97,7 @@ FEW = 200
 
 
 def files(disk: Path) -> dict[str, Path]:
-    return {str(path.relative_to(disk)): path for path in sorted(disk.rglob("*")) if path.is_file()}
+    return {str(path.relative_to(disk)): path for path in sorted(disk.rglob("*")) if path.is_file() and path.suffix != ".lock"}
 
 
 def finish(folder: Path, name: str) -> None:

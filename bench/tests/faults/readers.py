@@ -31,7 +31,7 @@ from offmap.serve.body import Refused, arrays_of
 from offmap.serve.model import Wanted
 from offmap_bench.runner.plan import digest
 from offmap_bench.runner.reading import packaged, parse
-from offmap_bench.runner.store import read as read_record
+from offmap_bench.runner.store import Record, parse_record, to_line
 from offmap_bench.tasks.citycam_frames import Damaged, frame
 from offmap_bench.tasks.features import opened as picture
 from offmap_bench.tasks.features import remembered
@@ -223,17 +223,19 @@ def _plan(data: bytes, folder: Path) -> None:
 
 def _records(folder: Path) -> list[bytes]:
     cell = {"task": "uci/yacht/extrapolation", "method": "maxwent", "config": {"steps": 3}, "seed": 0, "members": 1}
-    told = {"schema": 1, "cell": cell, "status": "ok", "settings": {"config": {}}, "metrics": {"test": {"nll": 0.5}}}
-    return [json.dumps(told).encode()]
+    return [to_line(Record(cell, "ok", {"config": {}}, {"test": {"nll": 0.5}}))]
 
 
 def _record(data: bytes, folder: Path) -> None:
-    """Under the name that its cell asks for, so that more of it is looked at."""
+    """With the hash and checksum that its content asks for, so that more of it is read."""
     try:
-        name = digest(json.loads(data)["cell"])
-    except Exception:
-        name = "0" * 16
-    read_record(_file(folder, f"{name}.json", data))
+        content = json.loads(data)
+        content["hash"] = digest(content["cell"])
+        content["checksum"] = digest({key: value for key, value in content.items() if key not in ("hash", "checksum")})
+        data = json.dumps(content).encode()
+    except Exception:  # not JSON: as it is
+        pass
+    parse_record(data, "plan.jsonl, line 1")
 
 
 def _bodies(folder: Path) -> list[bytes]:

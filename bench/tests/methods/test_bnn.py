@@ -131,7 +131,7 @@ def test_on_a_linear_gaussian_model_it_reaches_the_mean_field_posterior(prior_va
     precision = x.mT @ x / noise + torch.eye(d) / prior_variance
     net = nn.Linear(d, 1, bias=False)
     nn.init.zeros_(net.weight)
-    config = Config(mean="trained", basis="identity", prior_variance=prior_variance, tradeoff=d / n, threshold=1e6,
+    config = Config(mean="trained", basis="identity", prior_variance=prior_variance, tradeoff=d / n, max_risk=1e6,
                     steps=500, lr=0.02, draws_per_step=64, initial_raw_scale=-2.0, check_every=500, risk_draws=2)  # fmt: skip
     law = offmap.Gaussian(noise=torch.tensor([noise]))
     data = rows((x, y), batch_size=n)

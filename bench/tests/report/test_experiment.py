@@ -17,7 +17,7 @@ from offmap_bench.report.experiment import Experiment, dots, figures, write_expe
 from offmap_bench.runner.plan import cells
 from offmap_bench.runner.printed import parse_sheet
 from offmap_bench.runner.reading import parse
-from offmap_bench.runner.store import Found, Record, settings_of
+from offmap_bench.runner.store import Records, Record, settings_of
 from offmap_bench.runner.table import results_of
 from pages import check_page
 
@@ -56,7 +56,7 @@ def experiment(folder: Path, *, whole: bool = True) -> Experiment:
         test = {"nll": -1.0, "ence": 0.25, "wide_ence": 0.5} if cell.method == "deep_ensemble" else {}
         metrics = {"test": test, "extrapolation": {"auroc": auroc, "fpr95": 0.5}}
         records[cell.hash] = Record(cell.told(), "ok", settings_of(cell), metrics)
-    results = results_of(PLAN, Found(records, {}))
+    results = results_of(PLAN, Records(records, {}))
     return Experiment(results, folder, SHEET, [results])
 
 

@@ -14,7 +14,7 @@ from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Plan, cells
 from offmap_bench.runner.printed import Number, parse_sheet, sheet, sheets
 from offmap_bench.runner.reading import packaged, parse, read_plan
-from offmap_bench.runner.store import Found, Record, settings_of
+from offmap_bench.runner.store import Records, Record, settings_of
 from offmap_bench.runner.table import Results, results_of
 
 
@@ -33,7 +33,7 @@ def results(plan: Plan, values: dict[str, float], **metrics: Any) -> Results:
             auroc = values[cell.label] - 0.2 * ("wine" in cell.task) + 0.02 * cell.seed
             told = {"test": {"nll": auroc / 10, "width": auroc}, "extrapolation": {"auroc": auroc}}
             records[cell.hash] = Record(cell.told(), "ok", settings_of(cell), told)
-    return results_of(plan, Found(records, {}))
+    return results_of(plan, Records(records, {}))
 
 
 SHEET = parse_sheet("""

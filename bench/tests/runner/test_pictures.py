@@ -21,7 +21,7 @@ from offmap_bench.runner.plan import Cell, cells, digest, narrowed
 from offmap_bench.runner.ranks import kind_of, ranks_markdown
 from offmap_bench.runner.reading import parse
 from offmap_bench.runner.run import run
-from offmap_bench.runner.store import Found, Record, read_all, settings_of
+from offmap_bench.runner.store import Records, Record, read_all, settings_of
 from offmap_bench.runner.trained_classifiers import given, learned, schooling, untrained
 from offmap_bench.tasks.task import Task
 
@@ -149,7 +149,7 @@ def test_a_cell_tells_detection_accuracy_and_seconds(method: str, config: dict[s
     assert ("accuracy" in record.metrics["test"]) is (config.get("way") != "svdd")
     assert record.metrics["test"].get("accuracy", 1.0) > 0.8
     assert {"fit", "score", "thousand"} == set(record.seconds)
-    assert Found({digest(record.cell): record}, {}).state(cell(method, config)) == "ok"
+    assert Records({digest(record.cell): record}, {}).state(cell(method, config)) == "ok"
 
 
 def test_a_guard_in_a_cell_has_the_score_that_the_cell_names(task: Task) -> None:
@@ -253,7 +253,7 @@ def record(made: Cell) -> Record:
 def page(*gone: str) -> list[str]:
     plan = parse(PLAN, "small.toml")
     records = {c.hash: record(c) for c in cells(plan) if f"{c.label} {c.task} {c.seed}" not in gone}
-    return ranks_markdown(plan, Found(records, {})).splitlines()
+    return ranks_markdown(plan, Records(records, {})).splitlines()
 
 
 def part(lines: list[str], title: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, cells, narrowed
 from offmap_bench.runner.reading import parse
 from offmap_bench.runner.run import Event, run
-from offmap_bench.runner.store import Found, read_all, write
+from offmap_bench.runner.store import Record, Records, read_records, write_records
 from offmap_bench.tasks.catalog import task
 
 TEXT = """
@@ -96,27 +95,23 @@ def tiny(label: str | None = None, text: str = TEXT) -> list[Cell]:
     return cells(narrowed(parse(text, "tiny.toml"), label=label))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def of(found: Found, label: str) -> Any:
+def of(found: Records, label: str) -> Any:
     (cell,) = (c for c in tiny() if c.label == label)
     return found.records[cell.hash]
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the records of the whole tiny plan."""
-    folder = tmp_path_factory.mktemp("records")
+    """The records of the whole tiny plan."""
+    path = tmp_path_factory.mktemp("records") / "tiny.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.getbasetemp() / "models"))
-        assert run(tiny(), folder).done == 8
-    return folder
+        assert run(tiny(), path).done == 8
+    return path
 
 
 def test_every_method_leaves_a_record_with_its_metrics(done: Path) -> None:
-    found = read_all(done)
+    found = read_records(done)
     assert {found.state(cell) for cell in tiny()} == {"ok"}
     for label in ("plain", "ensemble", "wide, alone", "wide", "posterior", "dropout"):
         record = of(found, label)
@@ -132,8 +127,8 @@ def test_every_method_leaves_a_record_with_its_metrics(done: Path) -> None:
 
 
 def test_what_a_fit_chose_is_kept(done: Path) -> None:
-    record = of(read_all(done), "wide")
-    assert record.chosen["tradeoff"] == 30
+    record = of(read_records(done), "wide")
+    assert record.chosen["entropy_weight"] == 30
     assert len(record.chosen["kept"]) == 5
     assert record.chosen["entropy"] < 0
     assert record.steps == 10
@@ -141,7 +136,7 @@ def test_what_a_fit_chose_is_kept(done: Path) -> None:
 
 
 def test_a_posterior_is_recorded_with_its_setting_filled_in(done: Path) -> None:
-    record = of(read_all(done), "posterior")
+    record = of(read_records(done), "posterior")
     config = record.settings["config"]
     assert (config["mean"], config["prior_variance"], config["basis"], config["steps"]) == ("trained", 0.1, "identity", 10)
     assert (record.steps, len(record.chosen["kept"]), record.chosen["tradeoff"]) == (10, 5, 10)
@@ -154,21 +149,21 @@ def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
     assert isinstance(nets, Sampled)
     made = offmap.guard(plain(nets.nets(), data), data.valid, likelihood="gaussian")
     expected = offmap.evaluate(made, data.valid, data.ood).rows[0]["nll"]
-    assert of(read_all(done), "ensemble").metrics["valid"]["nll"] == pytest.approx(expected, abs=1e-5)
+    assert of(read_records(done), "ensemble").metrics["valid"]["nll"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_second_run_does_nothing(done: Path) -> None:
-    before, told = contents(done), list[Event]()
+    before, told = done.read_bytes(), list[Event]()
     outcome = run(tiny(), done, report=told.append)
     assert (outcome.before, outcome.done, outcome.failed) == (8, 0, 0)
-    assert contents(done) == before
+    assert done.read_bytes() == before
     assert told == [Event("before", cell) for cell in tiny()]
 
 
 def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> None:
-    run(tiny("wide*"), tmp_path)
+    run(tiny("wide*"), tmp_path / "again.jsonl")
     for cell in tiny("wide*"):
-        again, record = (read_all(folder).records[cell.hash] for folder in (tmp_path, done))
+        again, record = (read_records(path).records[cell.hash] for path in (tmp_path / "again.jsonl", done))
         assert again.metrics.keys() == record.metrics.keys()
         for part, metrics in record.metrics.items():
             assert again.metrics[part] == pytest.approx(metrics, rel=1e-3, abs=1e-3)
@@ -184,17 +179,17 @@ def test_each_net_alone_is_the_mean_over_the_members(done: Path) -> None:
         alone = offmap.guard(plain([net], data), data.valid, likelihood="gaussian", score="paper")
         rows = offmap.evaluate(alone, data.test, data.ood).rows
         areas.append(next(row["auroc"] for row in rows if row["set"] == "gap"))
-    assert of(read_all(done), "plain").metrics["gap"]["auroc"] == pytest.approx(fmean(areas), abs=1e-5)
+    assert of(read_records(done), "plain").metrics["gap"]["auroc"] == pytest.approx(fmean(areas), abs=1e-5)
 
 
 def test_cells_that_share_a_fit_fit_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fits: list[Any] = []
     method = METHODS["maxwent"]
     monkeypatch.setitem(METHODS, "maxwent", replace(method, fit=lambda g, s: fits.append(s) or method.fit(g, s)))
-    run(tiny("wide*"), tmp_path)
+    run(tiny("wide*"), tmp_path / "tiny.jsonl")
     assert len(fits) == 1
-    assert {record.seconds["fit"] for record in read_all(tmp_path).records.values()} == {
-        next(iter(read_all(tmp_path).records.values())).seconds["fit"]
+    assert {record.seconds["fit"] for record in read_records(tmp_path / "tiny.jsonl").records.values()} == {
+        next(iter(read_records(tmp_path / "tiny.jsonl").records.values())).seconds["fit"]
     }
 
 
@@ -202,15 +197,15 @@ def test_a_failed_cell_loses_no_other_and_is_run_again(tmp_path: Path, monkeypat
     wanted = [*tiny("nearest"), *tiny("mahalanobis")]
     with monkeypatch.context() as patch:
         patch.setitem(METHODS, "nearest", replace(METHODS["nearest"], fit=lambda g, s: 1 / 0))
-        outcome = run(wanted, tmp_path)
+        outcome = run(wanted, tmp_path / "tiny.jsonl")
     assert (outcome.done, outcome.failures) == (1, {"ZeroDivisionError: division by zero": 1})
-    record = read_all(tmp_path).records[wanted[0].hash]
+    record = read_records(tmp_path / "tiny.jsonl").records[wanted[0].hash]
     assert record.status == "failed"
     assert record.metrics == {}
     assert "ZeroDivisionError: division by zero" in record.traceback
-    outcome = run(wanted, tmp_path)
+    outcome = run(wanted, tmp_path / "tiny.jsonl")
     assert (outcome.before, outcome.done, outcome.failed) == (1, 1, 0)
-    assert read_all(tmp_path).records[wanted[0].hash].traceback is None
+    assert read_records(tmp_path / "tiny.jsonl").records[wanted[0].hash].traceback is None
 
 
 def test_a_fit_that_fails_is_not_tried_again_for_every_score(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,29 +216,36 @@ def test_a_fit_that_fails_is_not_tried_again_for_every_score(monkeypatch: pytest
     assert len(tries) == 1
 
 
-def test_damaged_and_stale_records_are_run_again(tmp_path: Path) -> None:
-    (cell,) = tiny("nearest")
-    run([cell], tmp_path)
-    path = tmp_path / f"{cell.hash}.json"
-    path.write_text("{", encoding="utf-8")
-    outcome = run([cell], tmp_path)
-    assert list(outcome.damaged) == [path.name]
-    assert outcome.damaged[path.name].endswith(f" It is now {path.name}.damaged.")
-    assert (tmp_path / f"{path.name}.damaged").read_text(encoding="utf-8") == "{"
-    assert outcome.done == 1
-    path.write_text("[", encoding="utf-8")
-    run([cell], tmp_path)
-    assert (tmp_path / f"{path.name}.damaged-2").read_text(encoding="utf-8") == "["
-    write(tmp_path, replace(read_all(tmp_path).records[cell.hash], settings={"config": {"k": 5}}))
-    assert run([cell], tmp_path).done == 1
-    assert run([cell], tmp_path).before == 1
+def test_damaged_lines_are_set_aside_and_run_again(tmp_path: Path) -> None:
+    path, wanted = tmp_path / "tiny.jsonl", [*tiny("nearest"), *tiny("mahalanobis")]
+    run(wanted, path)
+    good, damaged = path.read_bytes().splitlines()[0], path.read_bytes().splitlines()[1][:-9]
+    path.write_bytes(b"{\n" + good + b"\n" + damaged)
+    outcome = run(wanted, path)
+    assert list(outcome.damaged) == ["line 1", wanted[1].hash]
+    assert outcome.damaged["line 1"].endswith(" The line is now in tiny.jsonl.damaged.")
+    assert (tmp_path / "tiny.jsonl.damaged").read_bytes() == b"{\n" + damaged + b"\n"
+    assert (outcome.before, outcome.done) == (1, 1)
+    assert path.read_bytes().splitlines()[0] == good
+    with path.open("ab") as file:
+        file.write(b"[\n")
+    assert run(wanted, path).before == 2
+    assert (tmp_path / "tiny.jsonl.damaged").read_bytes() == b"{\n" + damaged + b"\n[\n"
+
+
+def test_stale_records_are_run_again(tmp_path: Path) -> None:
+    (cell,), path = tiny("nearest"), tmp_path / "tiny.jsonl"
+    run([cell], path)
+    write_records(path, replace(read_records(path).records[cell.hash], settings={"config": {"k": 5}}))
+    assert run([cell], path).done == 1
+    assert run([cell], path).before == 1
 
 
 def test_a_grid_is_decided_by_the_validation_risk(tmp_path: Path) -> None:
     text = TEXT.replace('label = "ensemble"', 'label = "ensemble"\ngrid = {steps = [1, 200, 2]}')
     (cell,) = tiny("ensemble", text)
-    run([cell], tmp_path)
-    record = read_all(tmp_path).records[cell.hash]
+    run([cell], tmp_path / "tiny.jsonl")
+    record = read_records(tmp_path / "tiny.jsonl").records[cell.hash]
     assert record.chosen["steps"] == 200
     assert record.steps == 200
 
@@ -277,42 +279,38 @@ def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.Mo
 
 def test_two_processes_do_the_same_work(tmp_path: Path) -> None:
     wanted, told = tiny("nearest", TEXT.replace("seeds = [0]", "seeds = [0, 1]")), list[Event]()
-    outcome = run(wanted, tmp_path, jobs=2, report=told.append)
+    outcome = run(wanted, tmp_path / "tiny.jsonl", jobs=2, report=told.append)
     assert (outcome.done, outcome.failed) == (2, 0)
     assert sorted(event.kind for event in told) == ["begin", "begin", "done", "done"]
     assert {event.cell.hash for event in told} == {cell.hash for cell in wanted}
-    assert len(read_all(tmp_path).records) == 2
+    assert len(read_records(tmp_path / "tiny.jsonl").records) == 2
 
 
 def test_a_run_that_is_killed_goes_on_and_ends_with_the_records_of_an_undisturbed_one(tmp_path: Path) -> None:
     text = TEXT.replace("seeds = [0]", "seeds = [0, 1, 2]").replace("steps = 30", "steps = 150")
-    plan, folder, whole = tmp_path / "plan.toml", tmp_path / "records", tmp_path / "whole"
+    plan, path, undisturbed = tmp_path / "plan.toml", tmp_path / "killed.jsonl", tmp_path / "undisturbed.jsonl"
     plan.write_text(text, encoding="utf-8")
     words = [sys.executable, "-m", "offmap.cli", "bench", "run", str(plan), "--only", "?[li][ad]*", "--jobs", "2"]
     environment = {**os.environ, "OFFMAP_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen([*words, "--records", str(folder)], env=environment)
+    process = subprocess.Popen([*words, "--records", str(path)], env=environment)
     try:
-        while not list(folder.glob("*.json")):
+        while not path.exists():
             assert process.poll() is None, "it ended before it wrote a record"
             time.sleep(0.01)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     wanted = tiny("?[li][ad]*", text)
-    before = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    before = read_records(path).records
     assert 0 < len(before) < len(wanted)
-    outcome = run(wanted, folder)
+    outcome = run(wanted, path)
     assert (outcome.before + outcome.done, outcome.failed, outcome.damaged) == (len(wanted), 0, {})
     assert outcome.before >= len(before)
-    assert {name: (folder / name).read_bytes() for name in before} == before
-    run(wanted, whole)
-    assert told(folder) == told(whole)
+    after = read_records(path).records
+    assert {name: after[name] for name in before} == before
+    run(wanted, undisturbed)
+    assert without_seconds(after) == without_seconds(read_records(undisturbed).records)
 
 
-def told(folder: Path) -> dict[str, Any]:
-    """What the records of a folder say, apart from how long it took."""
-    records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-    return {
-        name: {key: value for key, value in record.items() if key not in ("seconds", "checksum")}
-        for name, record in records.items()
-    }
+def without_seconds(records: dict[str, Record]) -> dict[str, Record]:
+    return {name: replace(record, seconds={}) for name, record in records.items()}

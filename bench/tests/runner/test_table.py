@@ -7,7 +7,7 @@ from typing import Any
 
 from offmap_bench.runner.plan import Cell, cells
 from offmap_bench.runner.reading import parse
-from offmap_bench.runner.store import Found, Record, settings_of
+from offmap_bench.runner.store import Records, Record, settings_of
 from offmap_bench.runner.table import markdown
 
 PLAN = parse(
@@ -35,7 +35,7 @@ def record(cell: Cell, auroc: float, **changes: Any) -> Record:
     return Record(**{"cell": cell.told(), "status": "ok", "settings": settings_of(cell), "metrics": metrics, **changes})
 
 
-def found(**changes: dict[str, Any] | None) -> Found:
+def found(**changes: dict[str, Any] | None) -> Records:
     """Records of all cells: AUROC 0.6 and 0.8 on the tasks, 0.1 more with seed 1; some changed or gone, by label_task_seed."""
     records: dict[str, Record] = {}
     for cell in cells(PLAN):
@@ -43,7 +43,7 @@ def found(**changes: dict[str, Any] | None) -> Found:
         change = changes.get(name, {})
         if change is not None:
             records[cell.hash] = record(cell, (0.6 if "yacht" in cell.task else 0.8) + 0.1 * cell.seed, **change)
-    return Found(records, {})
+    return Records(records, {})
 
 
 def lines(page: str, start: str) -> list[str]:
@@ -100,13 +100,13 @@ def test_stale_and_damaged_records_are_told() -> None:
     assert "**1 of 8 cells made with other defaults, to be run again:**" in page
     cell = cells(PLAN)[0]
     rest = {name: r for name, r in found().records.items() if name != cell.hash}
-    page = markdown(PLAN, Found(rest, {f"{cell.hash}.json": "broken", "other.json": "broken"}))
-    assert "**1 of 8 cells in files that cannot be read:**" in page
-    assert f"Files that cannot be read: {cell.hash}.json, other.json" in page
+    page = markdown(PLAN, Records(rest, {cell.hash: "broken", "line 7": "broken"}))
+    assert "**1 of 8 cells in damaged lines:**" in page
+    assert f"Damaged lines: {cell.hash}, line 7" in page
 
 
 def test_an_empty_folder_is_a_page_that_says_so() -> None:
-    page = markdown(PLAN, Found({}, {}))
+    page = markdown(PLAN, Records({}, {}))
     assert "from 0 of 8 records" in page
     assert "**8 of 8 cells not run yet:**" in page
     assert "##" not in page

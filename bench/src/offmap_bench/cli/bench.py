@@ -18,8 +18,8 @@ ROOM = Path("bench/records")
 
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that comes with offmap, such as `uci`, or a .toml file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The plan's own shortcut, only to see that it runs.")]
-Room = Annotated[Path, typer.Option(help="Folder that holds a folder of records for every plan.")]
-Records = Annotated[Path | None, typer.Option(help="Folder of the records; by default bench/records/PLAN.")]
+Room = Annotated[Path, typer.Option(help="Folder of the records of all plans.")]
+Records = Annotated[Path | None, typer.Option(help="File of the records; by default bench/records/PLAN.jsonl.")]
 
 
 @bench.command("run")
@@ -50,20 +50,20 @@ def bench_run(
 
     whole = read_plan(plan, quick=quick)
     wanted = cells(narrowed(whole, label=only, seeds=seeds, tasks=tasks))
-    folder = records or ROOM / whole.name
+    path = records or ROOM / f"{whole.name}.jsonl"
     with misused():
         pool = Pool(engine, jobs, address)
     live = Live(whole.name, wanted, jobs)
     screen = Console(stderr=True)
     with RichLive(live, console=screen, transient=True) if screen.is_terminal else nullcontext():
-        outcome = run(wanted, folder, pool=pool, report=live.hear)
+        outcome = run(wanted, path, pool=pool, report=live.hear)
     for why in outcome.damaged.values():
         typer.echo(f"Warning: {why}", err=True)
     for reason, count in outcome.failures.items():
         typer.echo(f"{count} failed: {reason}", err=True)
     counts = {"done": outcome.done, "failed": outcome.failed, "before": outcome.before}
-    text = f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were there before. Records: {folder}"
-    tell(as_json, {**counts, "records": folder, "failures": outcome.failures, "damaged": outcome.damaged}, text)
+    text = f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were there before. Records: {path}"
+    tell(as_json, {**counts, "records": path, "failures": outcome.failures, "damaged": outcome.damaged}, text)
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -83,13 +83,13 @@ def bench_table(
     from offmap.io.atomic import write_whole
     from offmap_bench.runner.ranks import ranks_markdown
     from offmap_bench.runner.reading import read_plan
-    from offmap_bench.runner.store import read_all
+    from offmap_bench.runner.store import read_records
     from offmap_bench.runner.table import markdown
 
     whole = read_plan(plan, quick=quick)
     page = out or Path("docs") / f"{whole.name}.md"
     written = {"means": markdown, "ranks": ranks_markdown}[whole.page]
-    write_whole(page, written(whole, read_all(records or ROOM / whole.name)).encode())
+    write_whole(page, written(whole, read_records(records or ROOM / f"{whole.name}.jsonl")).encode())
     tell(as_json, {"page": page}, f"The tables are at {page}")
 
 

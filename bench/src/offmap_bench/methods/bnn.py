@@ -62,7 +62,7 @@ class Config:
     initial_raw_scale: float | None = None  # u at the start; None: −5 for identity, −10 for svd, as for MaxWEnt
     fan_in_limit: int = 4096
     risk: str | RiskFn = "nll"
-    threshold: float | None = None  # τ; None: the base model's risk plus twice its standard error
+    max_risk: float | None = None  # τ; None: the base model's risk plus twice its standard error
     tolerance: Literal["paper", "reference", "smoothed"] = "paper"
     check_every: int = 100
     patience: int | None = None
@@ -154,7 +154,7 @@ def posterior(
 def _threshold(q: WeightDistribution, validation: Validation, config: Config) -> Tensor:
     """τ per member, (M,)."""
     own = validation.max_risk(q, tolerance=config.tolerance).detach()
-    return own if config.threshold is None else torch.full_like(own, float(config.threshold))
+    return own if config.max_risk is None else torch.full_like(own, float(config.max_risk))
 
 
 def check(config: Config) -> None:

@@ -2,7 +2,7 @@
 
 The loss is that of de Mathelin et al. (2023): the mean of log w² is maximised while the batch's NLL is at most τ. Here it goes on
 from trained nets, τ is what MaxWEnt allows (their validation NLL plus twice its standard error), and every member ends with its
-last state whose validation NLL is at most τ. Nets that are not trained yet need a `threshold`.
+last state whose validation NLL is at most τ. Nets that are not trained yet need a `max_risk`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Config(Training):
     """Every member keeps its last state at or below τ."""
 
     tradeoff: float = 1.0  # λ on the mean of log w²
-    threshold: float | None = None  # τ; None: from the nets as they are given
+    max_risk: float | None = None  # τ; None: from the nets as they are given
 
 
 def fit(
@@ -43,7 +43,7 @@ def fit(
     """Let copies of trained nets grow."""
     check(config)
     stack = Stack.build(nets, valid.inputs, runtime)
-    threshold = thresholds(stack, likelihood, valid, config.threshold)
+    threshold = thresholds(stack, likelihood, valid, config.max_risk)
     losses = ensembles.anti_regularised(stack, likelihood, per_setting([config], "tradeoff", stack), threshold)
     train_stack(
         stack, losses, train, valid, likelihood=likelihood, config=config, ceiling=threshold, seed=seed,

@@ -18,7 +18,7 @@ from offmap_bench.runner import table as tables
 from offmap_bench.runner.compare import Comparison, answers, comparisons, far, header, legend, texts
 from offmap_bench.runner.printed import Number, Printed, Sheet, sheets
 from offmap_bench.runner.reading import read_plan
-from offmap_bench.runner.store import read_all
+from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import DETECTION, FAMILIAR, Results, brief, complete_seeds, filled, percent, results_of, spread
 from offmap_bench.runner.watch import traced
 
@@ -33,7 +33,7 @@ CURVES = {"auroc": "AUROC", "fpr95": "FPR@95", "loss": "training loss", "risk": 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The results of a plan, the folder of its records, and printed tables with the results of all plans that answer them."""
+    """The results of a plan, the folder for what is drawn of it, and printed tables with the results of all plans that answer them."""
 
     results: Results
     folder: Path
@@ -46,10 +46,10 @@ class Experiment:
 
 
 def experiment(name: str, room: Path, *, quick: bool = False) -> Experiment:
-    """The plan of that name with what is found of it, and what the paper prints of it; `room` holds a folder for every plan."""
+    """The plan of that name with what is found of it, and what the paper prints of it; `room` holds the records of all plans."""
     plan, printed = read_plan(name, quick=quick), sheets().get(name)
     several = [] if printed is None else answers(printed, room, quick=quick)
-    return Experiment(results_of(plan, read_all(room / plan.name)), room / plan.name, printed, several)
+    return Experiment(results_of(plan, read_records(room / f"{plan.name}.jsonl")), room / plan.name, printed, several)
 
 
 def figures(experiment: Experiment, say: Say = lambda doing: None) -> Figures:
@@ -133,7 +133,7 @@ def tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
 
 
 DRAWN: Mapping[str, Callable[[Results, Path, Say], Figures]] = {
-    "synthetic": synthetic.figures, "moons": synthetic.maps, "entropy_weight": tradeoffs, "day": citycam.figures,
+    "synthetic": synthetic.figures, "moons": synthetic.maps, "tradeoff": tradeoffs, "day": citycam.figures,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 
 from offmap_bench.runner.printed import STRANGE, Number, Printed, Sheet
 from offmap_bench.runner.reading import read_plan
-from offmap_bench.runner.store import read_all
+from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import NOTHING, Results, Values, complete_seeds, missing, percent, plain, results_of, spread, table
 
 MARKS = {"better": "▲", "alike": "≈", "worse": "▼"}
@@ -145,9 +145,9 @@ def relative(values: Mapping[str, Mapping[tuple[str, int], float]], label: str) 
 
 
 def answers(sheet: Sheet, room: Path, *, quick: bool = False) -> list[Results]:
-    """The results of the plans that answer a sheet; `room` holds a folder of records for each."""
+    """The results of the plans that answer a sheet; `room` holds their records."""
     plans = [read_plan(name, quick=quick) for name in sheet.plans]
-    return [results_of(plan, read_all(room / plan.name)) for plan in plans]
+    return [results_of(plan, read_records(room / f"{plan.name}.jsonl")) for plan in plans]
 
 
 def comparisons(sheet: Sheet, several: Sequence[Results]) -> list[Comparison]:

@@ -76,7 +76,7 @@ def fit_maxwent(ground: FitContext, settings: Settings) -> Fitted:
 
 def reached(history: History) -> dict[str, Any]:
     """What a fit of a distribution chose, and how wide it became."""
-    return {**history.chosen, "entropy": fmean(history.final_entropy), "kept": history.kept, "ending": history.stop_reason}
+    return {**history.chosen, "entropy": fmean(history.final_entropy), "kept": history.kept, "stop_reason": history.stop_reason}
 
 
 def fit_bnn(ground: FitContext, settings: Settings) -> Fitted:

@@ -8,7 +8,7 @@ from functools import cached_property
 from statistics import fmean, pstdev
 
 from offmap_bench.runner.plan import Plan
-from offmap_bench.runner.store import Found
+from offmap_bench.runner.store import Records
 from offmap_bench.runner.table import FEWER, NOTHING, Results, missing, percent, results_of, table, words
 from offmap_bench.tasks.images import SETTINGS
 
@@ -88,7 +88,7 @@ def ranks(values: Mapping[str, float]) -> dict[str, int]:
     return {label: 1 + sum(other > value for other in values.values()) for label, value in values.items()}
 
 
-def ranks_markdown(plan: Plan, found: Found) -> str:
+def ranks_markdown(plan: Plan, found: Records) -> str:
     """The page of a plan of image tasks."""
     results = results_of(plan, found)
     board = Board(results)

@@ -216,10 +216,10 @@ def chosen(shared: Settings, name: str) -> Settings:
 
 
 def passed_on(config: Settings, name: str, grid: Settings) -> Settings:
-    """MaxWEnt chooses among several tradeoffs itself, by the paper's rule (appendix B): the highest entropy below τ."""
-    return {**config, "tradeoff": grid["tradeoff"]} if name == "maxwent" and "tradeoff" in grid else config
+    """MaxWEnt chooses among several entropy weights itself, by the paper's rule (appendix B): the highest entropy below τ."""
+    return {**config, "entropy_weight": grid["entropy_weight"]} if name == "maxwent" and "entropy_weight" in grid else config
 
 
 def own_grid(name: str, grid: Settings) -> Settings:
     """What is left to be chosen by the benchmark, by validation risk."""
-    return {key: values for key, values in grid.items() if not (name == "maxwent" and key == "tradeoff")}
+    return {key: values for key, values in grid.items() if not (name == "maxwent" and key == "entropy_weight")}

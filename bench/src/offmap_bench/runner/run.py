@@ -15,7 +15,7 @@ import torch
 from offmap.distributed.pool import Pool
 from offmap_bench.runner.cell import Bench
 from offmap_bench.runner.plan import Cell
-from offmap_bench.runner.store import Stamp, read_all, set_aside, stamp, write, written_since
+from offmap_bench.runner.store import Record, read_records, set_damaged_aside, write_records
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ Report = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many cells a run found done and finished; why others failed, {reason: cells}; and the records it could not read and set
-    aside, {file: why, and where it is now}.
+    """How many cells a run found done and finished; why others failed, {reason: cells}; and the damaged lines that it set aside,
+    {name: what is wrong, and where the line is now}.
     """
 
     before: int
@@ -48,49 +48,50 @@ class Outcome:
 
 
 def run(
-    cells: Sequence[Cell], folder: Path, *, jobs: int = 1, pool: Pool | None = None, report: Report = lambda event: None
+    cells: Sequence[Cell], path: Path, *, jobs: int = 1, pool: Pool | None = None, report: Report = lambda event: None
 ) -> Outcome:
-    """Run the cells whose record is missing, failed, damaged or made with other defaults, by so many local jobs or by a pool.
+    """Run the cells whose record is missing, failed, damaged or stale, in local processes or by a pool.
 
-    Cells of one task and seed go to one process: they share models, and some a fit. Every record is written as soon as its cell
-    is done. A record that cannot be read is renamed, never deleted.
+    Cells of one task and seed run in one process: they share base models, and some a fit. A record is written as soon as its
+    cell ends. Damaged lines are moved to another file, never deleted.
     """
-    pool, folder = pool or Pool(workers=jobs), folder.absolute()
-    found = read_all(folder)
-    lacking = [cell for cell in cells if found.state(cell) != "ok"]
-    names = [f"{cell.hash}.json" for cell in lacking if found.state(cell) == "damaged"]
-    damaged = {name: f"{found.damaged[name]} It is now {set_aside(folder / name).name}." for name in names}
+    pool, path = pool or Pool(workers=jobs), path.absolute()
+    damaged, records = set_damaged_aside(path), read_records(path)
+    lacking = [cell for cell in cells if records.state(cell) != "ok"]
+    hashes = {cell.hash for cell in lacking}
     for cell in cells:
-        if found.state(cell) == "ok":
+        if cell.hash not in hashes:
             report(Event("before", cell))
     if pool.here:
-        reasons = [run_group(lacking, folder, report=report)]
+        reasons = [run_group(lacking, path, report=report)]
     else:
         groups = [list(group) for _, group in groupby(lacking, key=lambda cell: (cell.task, cell.seed))]
-        work = [(run_group, (group, folder, {cell.hash: stamp(folder, cell) for cell in group})) for group in groups]
+        work = [(run_group, (group, path, {cell.hash: records.records.get(cell.hash) for cell in group})) for group in groups]
         once = _once(report)
         reasons = pool.run_jobs(work, report=lambda number, event: once(event))
     failures = dict(Counter(reason for group in reasons for reason in group))
     return Outcome(len(cells) - len(lacking), len(lacking) - sum(failures.values()), failures, damaged)
 
 
-def run_group(cells: Sequence[Cell], folder: Path, before: Mapping[str, Stamp] | None = None, *, report: Report) -> list[str]:
-    """Cells one after another, with one thread: small tensors run slower on two. Returns why some failed.
+def run_group(
+    cells: Sequence[Cell], path: Path, before: Mapping[str, Record | None] | None = None, *, report: Report
+) -> list[str]:
+    """Run cells one after another, with one thread: small tensors run slower on two. Returns why some failed.
 
-    `before` is what there was of their records when the run began. Where there is another by now, a worker wrote it and died
-    later: that cell is done.
+    `before` are their records when the run began. A record that differs by now is of a worker that wrote it and died later.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    written = read_records(path).records if before else {}
     bench, failures = Bench(), list[str]()
     try:
         for cell in cells:
-            record = written_since(folder, cell, before[cell.hash]) if before else None
+            record = written.get(cell.hash) if before and written.get(cell.hash) != before[cell.hash] else None
             begin = time.perf_counter()
             if record is None:
                 report(Event("begin", cell))
                 record = bench.run(cell)
-                write(folder, record)
+                write_records(path, record)
             if record.status == "failed":
                 failures.append(record.reason)
             report(Event("done" if record.status == "ok" else "failed", cell, time.perf_counter() - begin))

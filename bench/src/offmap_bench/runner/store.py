@@ -1,32 +1,37 @@
-"""Records: one small JSON file per cell, named by the cell's hash, either whole or absent."""
+"""Records: one JSON line per cell in the file of a plan. Every write replaces the whole file, under a lock, so it is never torn."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from offmap.errors import FileError
 from offmap.io.atomic import write_whole
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, digest
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("ok", "failed")
-Stamp = tuple[int, int] | None
 DIGITS = 6
 """Significant digits of a number in a record."""
+
+HASH = re.compile(rb'^\{"hash":"([0-9a-f]{16})"')
 
 
 @dataclass(frozen=True)
 class Record:
-    """What became of one cell.
+    """The result of one cell.
 
     `metrics` are {set: {name: value}}; null is a number that does not exist, such as the width of an infinite interval.
-    `settings` are the config with its defaults filled in: when a default changes, the record no longer answers for the cell.
+    `settings` are the config with its defaults filled in: when a default changes, the record is stale.
     """
 
     cell: dict[str, Any]
@@ -49,95 +54,100 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a folder holds: records by hash, and what is wrong with the files that cannot be read, by file name."""
+class Records:
+    """The content of a file: records by hash, and the error of every damaged line, by the hash of its cell or its number."""
 
     records: dict[str, Record]
-    damaged: dict[str, str]
+    damaged: dict[str, str] = field(default_factory=dict[str, str])
 
     def state(self, cell: Cell) -> str:
         """`ok`, `failed`, `stale` (made with other defaults), `damaged` or `missing`."""
         record = self.records.get(cell.hash)
         if record is None:
-            return "damaged" if f"{cell.hash}.json" in self.damaged else "missing"
-        if record.settings != settings_of(cell):
-            return "stale"
-        return record.status
+            return "damaged" if cell.hash in self.damaged else "missing"
+        return record.status if record.settings == settings_of(cell) else "stale"
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
-    """A cell's config, and that of its models, with defaults filled in, as a record keeps them."""
-    filled = {"config": METHODS[cell.method].settings(cell.config)}
+    """A cell's config, and that of its base models, with defaults filled in."""
+    settings = {"config": METHODS[cell.method].settings(cell.config)}
     if cell.source is not None:
-        filled["from"] = METHODS[cell.source["method"]].settings(cell.source["config"])
-    return short(filled)
+        settings["from"] = METHODS[cell.source["method"]].settings(cell.source["config"])
+    return short(settings)
 
 
-def write(folder: Path, record: Record) -> Path:
-    """One file; what was there is replaced."""
-    path = folder / f"{digest(record.cell)}.json"
-    told = short({"schema": record.schema, **asdict(record)})
-    text = json.dumps({**told, "checksum": digest(told)}, indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(path, f"{text}\n".encode())
-    return path
+def read_records(path: Path) -> Records:
+    """Read every record of a file; an absent file holds none. Of two lines for one cell, the later counts."""
+    entries = _entries(path)
+    records = {name: entry for name, _, entry in entries if isinstance(entry, Record)}
+    return Records(records, {name: str(entry) for name, _, entry in entries if isinstance(entry, FileError)})
 
 
-def read_all(folder: Path) -> Found:
-    """Every record of a folder; an absent folder holds none."""
-    records: dict[str, Record] = {}
-    damaged: dict[str, str] = {}
-    for path in sorted(folder.glob("*.json")):
+def _entries(path: Path) -> list[tuple[str, bytes, Record | FileError]]:
+    """Every line with its name, the hash of its cell or else its number, and its record or what is wrong with it."""
+    entries: list[tuple[str, bytes, Record | FileError]] = []
+    for number, line in enumerate(_lines(path), 1):
+        match = HASH.match(line)
+        name = match[1].decode() if match else f"line {number}"
         try:
-            records[path.stem] = read(path)
+            entries.append((name, line, parse_record(line, f"{path}, line {number}")))
         except FileError as error:
-            damaged[path.name] = str(error)
-    return Found(records, damaged)
+            entries.append((name, line, error))
+    return entries
 
 
-def read(path: Path) -> Record:
-    """One record, refused unless it is whole and belongs to the cell that its name says. Older ones have no checksum."""
+def parse_record(line: bytes, place: str) -> Record:
+    """Read one line; refuse it unless it is complete, belongs to the cell of its hash, and has its checksum."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        expected = told.pop("checksum", None)
-        record = Record(**told)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise FileError(f"Expected a record at {path}, but it cannot be read: {error}.") from error
+        content = json.loads(line.decode())
+        name, checksum = content.pop("hash"), content.pop("checksum")
+        record = Record(**content)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise FileError(f"Expected a record at {place}, but it cannot be read: {error}.") from error
     if record.schema != SCHEMA:
-        raise FileError(f"Expected a record of schema {SCHEMA} at {path}, but it has {record.schema!r}.")
+        raise FileError(f"Expected a record of schema {SCHEMA} at {place}, but it has {record.schema!r}.")
     if record.status not in STATUSES or not isinstance(record.cell, dict) or not isinstance(record.metrics, dict):
-        raise FileError(f"Expected a record with a cell, metrics and a status of {list(STATUSES)} at {path}, but it has others.")
-    if digest(record.cell) != path.stem:
-        raise FileError(f"Expected the record of cell {path.stem} at {path}, but it is of {digest(record.cell)}.")
-    if expected not in (None, digest(told)):
-        raise FileError(f"Expected a record at {path} as it was written, but it is damaged: its checksum does not fit.")
+        raise FileError(f"Expected a record with a cell, metrics and a status of {list(STATUSES)} at {place}, but it has others.")
+    if digest(record.cell) != name:
+        raise FileError(f"Expected the record of cell {name} at {place}, but it is of {digest(record.cell)}.")
+    if digest(content) != checksum:
+        raise FileError(f"Expected a record at {place} as it was written, but it is damaged: its checksum does not match.")
     return record
 
 
-def stamp(folder: Path, cell: Cell) -> Stamp:
-    """What tells the record of a cell from one written later: file and time, or None where there is none."""
-    try:
-        status = (folder / f"{cell.hash}.json").stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+def write_records(path: Path, *records: Record) -> None:
+    """Put records into a file, each in the place of an older one of its cell, or else at the end."""
+    new = {digest(record.cell): to_line(record) for record in records}
+    with _locked(path):
+        lines: list[bytes] = []
+        for line in _lines(path):
+            match = HASH.match(line)
+            lines.append(new.pop(match[1].decode(), line) if match else line)
+        _write(path, [*lines, *new.values()])
 
 
-def written_since(folder: Path, cell: Cell, before: Stamp) -> Record | None:
-    """The record of a cell if it is not the one that there was before."""
-    return None if stamp(folder, cell) == before else read(folder / f"{cell.hash}.json")
+def to_line(record: Record) -> bytes:
+    """The line of a record."""
+    content = short({"schema": record.schema, **asdict(record)})
+    line = {"hash": digest(content["cell"]), **content, "checksum": digest(content)}
+    return json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def set_aside(path: Path) -> Path:
-    """Give a file that cannot be read a name under which nobody looks for a record, and that no other file has."""
-    number, aside = 1, path.with_name(f"{path.name}.damaged")
-    while aside.exists():
-        number, aside = number + 1, path.with_name(f"{path.name}.damaged-{number + 1}")
-    path.rename(aside)
-    return aside
+def set_damaged_aside(path: Path) -> dict[str, str]:
+    """Move damaged lines to the end of PATH.damaged; {name: what is wrong, and where the line is now}."""
+    if not read_records(path).damaged:
+        return {}
+    aside = path.with_name(f"{path.name}.damaged")
+    with _locked(path):
+        entries = _entries(path)
+        damaged = [(name, line, entry) for name, line, entry in entries if isinstance(entry, FileError)]
+        _write(aside, [*_lines(aside), *(line for _, line, _ in damaged)])
+        _write(path, [line for _, line, entry in entries if isinstance(entry, Record)])
+    return {name: f"{error} The line is now in {aside.name}." for name, _, error in damaged}
 
 
 def short(value: Any) -> Any:
-    """Floats with 6 significant digits, None for those that are not finite; what JSON does not know as text.
+    """Round floats to 6 significant digits, replace those that are not finite by None and what JSON does not know by its repr.
 
     >>> short({"auroc": 0.123456789, "width": math.inf, "steps": (1, 2)})
     {'auroc': 0.123457, 'width': None, 'steps': [1, 2]}
@@ -149,3 +159,26 @@ def short(value: Any) -> Any:
     if isinstance(value, str | int | None):
         return value
     return [short(inside) for inside in value] if isinstance(value, Iterable) else repr(value)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().split(b"\n") if line.strip()] if path.exists() else []
+
+
+def _write(path: Path, lines: Iterable[bytes]) -> None:
+    write_whole(path, b"".join(line + b"\n" for line in lines))
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Let one process at a time change a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        lock.acquire()
+    except OSError as error:
+        raise FileError(f"Cannot lock {path}: {error.strerror or error}. Check that the folder is writable.") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean, pstdev
 
 from offmap_bench.runner.plan import Cell, Plan, cells
-from offmap_bench.runner.store import Found, Record
+from offmap_bench.runner.store import Records, Record
 
 Values = dict[str, dict[tuple[str, int], float]]
 """{label: {(task, seed): value}}, without the numbers that do not exist."""
@@ -64,7 +64,7 @@ class Results:
 
     plan: Plan
     cells: list[Cell]
-    found: Found
+    found: Records
 
     @cached_property
     def ok(self) -> list[tuple[Cell, Record]]:
@@ -104,12 +104,12 @@ class Results:
         return values
 
 
-def results_of(plan: Plan, found: Found) -> Results:
+def results_of(plan: Plan, found: Records) -> Results:
     """A plan with what was found of it."""
     return Results(plan, cells(plan), found)
 
 
-def markdown(plan: Plan, found: Found) -> str:
+def markdown(plan: Plan, found: Records) -> str:
     """The page of one plan."""
     results = results_of(plan, found)
     parts = [
@@ -146,7 +146,7 @@ def missing(results: Results) -> list[str]:
     lines: list[str] = []
     for state, words in (
         ("missing", "not run yet"), ("failed", "failed"), ("stale", "made with other defaults, to be run again"),
-        ("damaged", "in files that cannot be read"),
+        ("damaged", "in damaged lines"),
     ):  # fmt: skip
         concerned = [cell for cell in results.cells if results.states[cell.hash] == state]
         if not concerned:
@@ -161,7 +161,7 @@ def missing(results: Results) -> list[str]:
             lines.append(f"- {', '.join(labels)}, {len(own)}{' each' * (len(labels) > 1)}: {shown}")
         lines.append("")
     if results.found.damaged:
-        lines.append("Files that cannot be read: " + ", ".join(results.found.damaged))
+        lines.append("Damaged lines: " + ", ".join(results.found.damaged))
     return ["\n".join(lines).strip()] if lines else []
 
 
