@@ -101,10 +101,10 @@ def test_the_quick_uci_plan_runs_to_its_tables(monkeypatch, capsys, tmp_path, da
     monkeypatch.chdir(tmp_path)
     code, out, err = command(monkeypatch, capsys, "bench", "run", "uci", "--quick", "--seeds", "0")
     assert (code, err) == (0, "")
-    assert out == "34 cells done, 0 failed, 0 were there before. Records: bench/records/uci-quick\n"
+    assert out == "34 cells done, 0 failed, 0 were there before. Records: bench/records/uci-quick.jsonl\n"
     code, out, err = command(monkeypatch, capsys, "bench", "run", "uci", "--quick", "--only", "Nearest row")
     assert (code, err) == (0, "")
-    assert out == "0 cells done, 0 failed, 2 were there before. Records: bench/records/uci-quick\n"
+    assert out == "0 cells done, 0 failed, 2 were there before. Records: bench/records/uci-quick.jsonl\n"
     assert command(monkeypatch, capsys, "bench", "table", "uci", "--quick") == (0, "The tables are at docs/uci-quick.md\n", "")
     page = (tmp_path / "docs" / "uci-quick.md").read_text(encoding="utf-8")
     assert "from 34 of 34 records" in page

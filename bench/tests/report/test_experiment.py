@@ -17,7 +17,7 @@ from offmap_bench.report.experiment import Experiment, dots, figures, write_expe
 from offmap_bench.runner.plan import cells
 from offmap_bench.runner.printed import parse_sheet
 from offmap_bench.runner.reading import parse
-from offmap_bench.runner.store import Records, Record, settings_of
+from offmap_bench.runner.store import Record, Records, settings_of
 from offmap_bench.runner.table import results_of
 from pages import check_page
 

@@ -14,7 +14,7 @@ from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Plan, cells
 from offmap_bench.runner.printed import Number, parse_sheet, sheet, sheets
 from offmap_bench.runner.reading import packaged, parse, read_plan
-from offmap_bench.runner.store import Records, Record, settings_of
+from offmap_bench.runner.store import Record, Records, settings_of
 from offmap_bench.runner.table import Results, results_of
 
 

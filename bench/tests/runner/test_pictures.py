@@ -21,7 +21,7 @@ from offmap_bench.runner.plan import Cell, cells, digest, narrowed
 from offmap_bench.runner.ranks import kind_of, ranks_markdown
 from offmap_bench.runner.reading import parse
 from offmap_bench.runner.run import run
-from offmap_bench.runner.store import Records, Record, read_all, settings_of
+from offmap_bench.runner.store import Record, Records, read_all, settings_of
 from offmap_bench.runner.trained_classifiers import given, learned, schooling, untrained
 from offmap_bench.tasks.task import Task
 

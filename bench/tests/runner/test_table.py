@@ -7,7 +7,7 @@ from typing import Any
 
 from offmap_bench.runner.plan import Cell, cells
 from offmap_bench.runner.reading import parse
-from offmap_bench.runner.store import Records, Record, settings_of
+from offmap_bench.runner.store import Record, Records, settings_of
 from offmap_bench.runner.table import markdown
 
 PLAN = parse(

@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean, pstdev
 
 from offmap_bench.runner.plan import Cell, Plan, cells
-from offmap_bench.runner.store import Records, Record
+from offmap_bench.runner.store import Record, Records
 
 Values = dict[str, dict[tuple[str, int], float]]
 """{label: {(task, seed): value}}, without the numbers that do not exist."""
