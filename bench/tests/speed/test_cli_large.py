@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from offmap_bench.speed import command, record
+from offmap_bench.speed import commands, measure
 
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'offmap[parquet]'")
 
 
 def test_the_record_of_five_million_rows_keeps_its_claims():
-    kept = record.read("command")
-    assert kept is not None
-    assert [claim.what for claim in kept.claims if not claim.met] == []
-    assert any("5,000,000 rows" in claim.what and claim.target <= 1000 for claim in kept.claims)
+    record = measure.read("command")
+    assert record is not None
+    assert [claim.what for claim in record.claims if not claim.met] == []
+    assert any("5,000,000 rows" in claim.what and claim.target <= 1000 for claim in record.claims)
 
 
 @pytest.mark.slow
 def test_five_million_rows_are_scored_in_less_than_a_gigabyte(tmp_path):
-    command.prepare(tmp_path)
-    found = command.score(tmp_path, *command.MANY)
+    commands.prepare_small(tmp_path)
+    found = commands.score_large(tmp_path, *commands.CASES[1])
     assert found.size > 400
-    assert found.peak < command.LIMIT
+    assert found.peak < commands.LIMIT

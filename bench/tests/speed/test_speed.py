@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -17,51 +18,49 @@ from offmap.likelihoods import Gaussian
 from offmap.posterior.construct import centre, observe
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.speed import exponents, limit, page, ratios, record
-from offmap_bench.speed.__main__ import THEMES
-from offmap_bench.speed.race import Timing
-from offmap_bench.speed.record import Claim, Measurement, Record
+from offmap_bench.speed import growth, measure, page
+from offmap_bench.speed.measure import Claim, Measurement, Record, Timing, count_flops
 
-KEPT = {theme: kept for theme in THEMES if (kept := record.read(theme)) is not None}
+RECORDS = {theme: record for theme in page.THEMES if (record := measure.read(theme)) is not None}
 
 
 def test_the_page_is_that_of_the_records():
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(list(KEPT.values())), "run `python -m offmap_bench.speed table`"
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(list(RECORDS.values())), "run `python -m offmap_bench.speed table`"
 
 
 def test_the_figure_shows_the_exponents_on_record():
-    shown = re.findall(r">([a-z]+), ([0-9.]+)<", exponents.FIGURE.read_text(encoding="utf-8"))
-    claims = KEPT["exponents"].claims
+    shown = re.findall(r">([a-z]+), ([0-9.]+)<", growth.FIGURE.read_text(encoding="utf-8"))
+    claims = RECORDS["exponents"].claims
     assert [name for name, _ in shown] == [claim.what.split(", ")[-1] for claim in claims]
     # records have four digits, the figure two: what lies between two numbers may be rounded to either
     assert [float(slope) for _, slope in shown] == pytest.approx([claim.value for claim in claims], abs=0.0051)
 
 
-@pytest.mark.parametrize("source", [source for cells in ratios.ROWS.values() for source in cells.values()], ids="-".join)
-def test_a_ratio_is_that_of_a_record(source: ratios.Source):
-    assert 0 < ratios.ratio(KEPT, source) < math.inf
+@pytest.mark.parametrize("source", [source for cells in page.RATIOS.values() for source in cells.values()], ids="-".join)
+def test_a_ratio_is_that_of_a_record(source: list[str]):
+    assert 0 < page.ratio(RECORDS, source) < math.inf
 
 
 def test_a_ratio_is_a_claim_or_one_best_time_over_another():
     times = [Measurement("slow", "s", 6.0, 8.0), Measurement("quick", "s", 2.0, 9.0)]
-    records = {"race": Record("race", "", "", 1, times, [Claim("times faster", 5.0, "at least", 1.0)], {})}
-    assert ratios.ratio(records, ("race", "times faster")) == 5.0
-    assert ratios.ratio(records, ("race", "slow", "quick")) == 3.0
+    records = {"race": Record("race", 1, times, [Claim("times faster", 5.0, "at least", 1.0)], {}, {})}
+    assert page.ratio(records, ["race", "times faster"]) == 5.0
+    assert page.ratio(records, ["race", "slow", "quick"]) == 3.0
 
 
 def test_what_was_not_measured_has_a_dash():
-    header, rows = ratios.table({})
-    assert len(header) == 1 + len(ratios.PEERS) + len(ratios.LIMITS)
+    header, _, *rows = (line.strip("| ").split(" | ") for line in page.ratio_table({}).splitlines())
+    assert len(header) == len(page.PEERS) + len(page.LIMITS)
     assert {cell for row in rows for cell in row[1:]} == {"–"}
-    assert {column for cells in ratios.ROWS.values() for column in cells} <= {*ratios.PEERS, *ratios.LIMITS}
+    assert {column for cells in page.RATIOS.values() for column in cells} <= {*page.PEERS, *page.LIMITS}
 
 
 def test_exponents_are_the_slopes_of_what_was_measured():
-    kept = KEPT["exponents"]
-    slopes = {f"exponent, {name}": exponents.slope(seconds) for name, seconds in exponents.series_of(kept).items()}
+    kept = RECORDS["exponents"]
+    slopes = {f"exponent, {name}": growth.slope(seconds) for name, seconds in growth.series_of(kept).items()}
     assert slopes == pytest.approx({claim.what: claim.value for claim in kept.claims}, abs=1e-3)
-    assert all(len(seconds) == 4 for seconds in exponents.series_of(kept).values())
-    assert {name.partition(", ")[2] for name in exponents.series_of(kept)} == {"rows", "draws", "weights", "members"}
+    assert all(len(seconds) == 4 for seconds in growth.series_of(kept).values())
+    assert {name.partition(", ")[2] for name in growth.series_of(kept)} == {"rows", "draws", "weights", "members"}
 
 
 WIDTHS = (3, 5, 7, 2)
@@ -87,14 +86,14 @@ def small_guard(score: str) -> offmap.Guard:
 
 def test_flops_of_scores_are_those_of_all_draws_and_of_an_answer_those_of_two_passes():
     guard, x = small_guard("paper"), rows(11)[0]
-    assert limit.flops(lambda: guard.score(x)) == 2 * 4 * 11 * PRODUCTS
-    assert limit.flops(lambda: guard(x)) == 2 * 2 * 4 * 11 * PRODUCTS
+    assert count_flops(lambda: guard.score(x)) == 2 * 4 * 11 * PRODUCTS
+    assert count_flops(lambda: guard(x)) == 2 * 2 * 4 * 11 * PRODUCTS
 
 
 def test_a_graph_has_the_flops_of_the_guard_that_it_came_from():
     guard, x = small_guard("default"), rows(11)[0]
     graph = graph_of(guard, x)
-    assert limit.flops(lambda: graph(x)) == limit.flops(lambda: guard(x)) > 2 * 2 * 4 * 11 * PRODUCTS
+    assert count_flops(lambda: graph(x)) == count_flops(lambda: guard(x)) > 2 * 2 * 4 * 11 * PRODUCTS
 
 
 def test_flops_of_training_are_those_of_a_pass_forwards_and_of_two_backwards():
@@ -105,27 +104,32 @@ def test_flops_of_training_are_those_of_a_pass_forwards_and_of_two_backwards():
         return deep_ensemble.fit(members, train, valid, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
 
     step = 2 * 16 * 5 * (3 * PRODUCTS - 3 * 5)  # nobody asks for the gradient of the inputs
-    assert limit.flops(lambda: fit(8)) - limit.flops(lambda: fit(5)) == 3 * step
+    assert count_flops(lambda: fit(8)) - count_flops(lambda: fit(5)) == 3 * step
 
 
 def test_flops_of_a_basis_pass_are_those_of_a_pass_and_of_the_moments():
     at = centre(small())
-    short, long = (limit.flops(lambda n=n: observe(at, lambda _: rows(n)[0].split(10), rotated=True)) for n in (40, 60))
+    short, long = (count_flops(lambda n=n: observe(at, lambda _: rows(n)[0].split(10), rotated=True)) for n in (40, 60))
     assert long - short == 2 * 20 * (PRODUCTS + 3 * 3 + 5 * 5 + 7 * 7)
 
 
 def test_flops_are_seen_through_vmap():
     net, x = nn.Conv2d(3, 4, 3, padding=1), torch.zeros(2, 3, 8, 8)
     stack = {name: p.detach().expand(6, *p.shape) for name, p in net.named_parameters()}
-    assert limit.flops(lambda: vmap(lambda w: functional_call(net, w, x))(stack)) == 2 * 6 * 2 * 64 * 3 * 4 * 9
+    assert count_flops(lambda: vmap(lambda w: functional_call(net, w, x))(stack)) == 2 * 6 * 2 * 64 * 3 * 4 * 9
 
 
 def test_flops_are_seen_in_attention():
     q, k = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
     attention = nn.functional.scaled_dot_product_attention
-    assert limit.flops(lambda: attention(q, k, k)) == 2 * 2 * (2 * 3) * 5 * 7 * 4
+    assert count_flops(lambda: attention(q, k, k)) == 2 * 2 * (2 * 3) * 5 * 7 * 4
 
 
 def test_the_least_time_is_in_proportion_to_the_flops():
-    turn = limit.PRODUCTS * 2 * limit.SIDE**3
-    assert limit.least(Timing([1.0, 3.0], [2.0, 4.0]), turn / 2) == Timing([0.5, 1.5], [1.0, 2.0])
+    turn = measure.PRODUCTS * 2 * measure.SIDE**3
+    assert measure.least_time(Timing([1.0, 3.0], [2.0, 4.0]), turn / 2) == Timing([0.5, 1.5], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("name", page.THEMES)
+def test_a_theme_is_a_function_of_its_module(name: str):
+    assert callable(getattr(import_module(f"offmap_bench.speed.{page.THEMES[name]['module']}"), name))

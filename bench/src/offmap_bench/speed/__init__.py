@@ -1,1 +1,1 @@
-"""Speed and memory, ours against peers, in one run: `python -m offmap_bench.speed`, and `python -m offmap_bench.speed table` for the page."""
+"""Speed and memory beside other libraries: `python -m offmap_bench.speed` measures, `... table` writes the page."""

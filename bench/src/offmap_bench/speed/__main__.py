@@ -1,4 +1,4 @@
-"""`python -m offmap_bench.speed [theme ...]` measures and keeps records; `python -m offmap_bench.speed table` writes the page from them."""
+"""`python -m offmap_bench.speed [THEME ...]` measures and records themes, all by default; `table` writes the page from records."""
 
 from __future__ import annotations
 
@@ -7,46 +7,24 @@ from importlib import import_module
 
 import torch
 
-from offmap_bench.speed import page, record
-
-THEMES = (
-    "scoring",
-    "peers",
-    "exponents",
-    "throughput",
-    "architectures",
-    "basis",
-    "fitting",
-    "paper_steps",
-    "stacking",
-    "grids",
-    "steps",
-    "latency",
-    "memory",
-    "large",
-    "command",
-    "export",
-    "serving",
-)
+from offmap_bench.speed import growth, page
+from offmap_bench.speed.measure import read
 
 
 def main() -> None:
-    """Run the themes asked for, all by default, and write the page."""
+    """Run the themes asked for, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.speed", description=__doc__)
-    parser.add_argument("themes", nargs="*", default="all", choices=["all", *THEMES, "table"], help="table: no measuring")
+    parser.add_argument("themes", nargs="*", default="all", choices=["all", *page.THEMES, "table"], help="table: measure nothing")
     asked = parser.parse_args().themes
     torch.set_num_threads(1)
-    for theme in (t for t in THEMES if t in asked or "all" in asked):
-        measured = _run(theme)
-        measured.write()
-        page.show(measured)
-    written = page.write([kept for theme in THEMES if (kept := record.read(theme)) is not None])
-    print(f"The page is {written}")
-
-
-def _run(theme: str) -> record.Record:
-    """Themes are imported when they run: writing the page needs no peer."""
-    return import_module(f"offmap_bench.speed.{theme}").run()
+    for name, theme in page.THEMES.items():
+        if name in asked or "all" in asked:
+            record = getattr(import_module(f"offmap_bench.speed.{theme['module']}"), name)()
+            record.write()
+            page.show(record)
+    if (record := read("exponents")) is not None:
+        growth.draw(record)
+    print(f"The page is {page.write()}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What scoring needs beyond its inputs and its result: the peak of fresh processes."""
+"""Themes of memory: what scoring needs beyond inputs and result, and what a model of 25 million weights needs; in fresh processes."""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -10,19 +11,21 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import offmap
 from offmap.integrations.mlp import mlp
 from offmap.posterior.noise import generator
-from offmap_bench.speed import subject
-from offmap_bench.speed.record import Claim, Measurement, Record
+from offmap.posterior.predictive import Stochastic
+from offmap_bench.speed.measure import Claim, Measurement, Record, once, peak_memory
+from offmap_bench.speed.subjects import FEATURES, HIDDEN, OUTPUTS, Encoder, Subject, fit_guard, trained_net
 
 CHUNK = 32.0
-"""Megabytes by which peaks may differ: about what a guard holds of stacked outputs at once (`guarding.guard.OUTPUT_NUMBERS`)."""
+"""Megabytes by which peaks may differ: about what a guard holds of stacked outputs at once."""
 
 CASES = [
     ("stream", 10_000, 50), ("stream", 100_000, 50), ("stream", 1_000_000, 50),
@@ -30,12 +33,30 @@ CASES = [
     ("tensor", 10_000, 500), ("tensor", 10_000, 2_000),
 ]  # fmt: skip
 
-HOW = """Peak resident memory of a fresh process that loads a guard and scores, less what it held before scoring, less the result;
-inputs exist before, or are made batch by batch (a stream: a DataLoader with batches of 10,000 rows). A chunk
-of stacked outputs with what scoring makes of it may take 32 MB more or less; growth is from the lowest to the highest run."""
+
+def memory(rounds: int = 2) -> Record:
+    """One process a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        fit_guard().save(Path(folder, "guard"))
+        torch.save(trained_net().state_dict(), Path(folder, "net"))
+        peaks = {case: [float(_spawn("score_rows", folder, *map(str, case))) for _ in range(rounds)] for case in CASES}
+    measured = [
+        Measurement(f"{rows:,} rows ({form}), {draws} draws", "MB", min(mb), statistics.median(mb))
+        for (form, rows, draws), mb in peaks.items()
+    ]
+
+    def growth(what: str, small: int, large: int) -> Claim:
+        return Claim(what, max(peaks[CASES[large]]) - min(peaks[CASES[small]]), "at most", CHUNK)  # the worst of the allocator
+
+    claims = [
+        growth("MB more for 1,000,000 rows than for 10,000, streamed", 0, 2),
+        growth("MB more for 1,000,000 rows than for 100,000, in a tensor", 3, 4),
+        growth("MB more for 2,000 draws than for 500", 5, 6),
+    ]
+    return Record("memory", rounds, measured, claims)
 
 
-class Lazy(IterableDataset[Tensor]):
+class Stream(IterableDataset[Tensor]):
     """Rows made when they are asked for."""
 
     def __init__(self, rows: int, batch: int = 10_000) -> None:
@@ -44,61 +65,118 @@ class Lazy(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         source = generator("offmap_bench.speed", "stream")
         for _ in range(self.rows // self.batch):
-            yield torch.randn(self.batch, subject.FEATURES, generator=source)
+            yield torch.randn(self.batch, FEATURES, generator=source)
 
 
-def run(rounds: int = 2) -> Record:
-    """One process a case."""
-    with tempfile.TemporaryDirectory() as folder:
-        subject.fitted().save(Path(folder, "guard"))
-        torch.save(subject.net().state_dict(), Path(folder, "net"))
-        peaks = {case: [_spawn(folder, case) for _ in range(rounds)] for case in CASES}
-    measurements = [
-        Measurement(f"{rows:,} rows ({form}), {draws} draws", "MB", min(found), statistics.median(found))
-        for (form, rows, draws), found in peaks.items()
-    ]
-
-    def growth(small: tuple[str, int, int], large: tuple[str, int, int]) -> float:
-        return max(peaks[large]) - min(peaks[small])  # the allocator's luck varies: take the worst
-
-    return Record(
-        "memory", "Memory while scoring", HOW, rounds, measurements,
-        [
-            Claim("MB more for 1,000,000 rows than for 10,000, streamed", growth(CASES[0], CASES[2]), "at most", CHUNK),
-            Claim("MB more for 1,000,000 rows than for 100,000, in a tensor", growth(CASES[3], CASES[4]), "at most", CHUNK),
-            Claim("MB more for 2,000 draws than for 500", growth(CASES[5], CASES[6]), "at most", CHUNK),
-        ],
-    )  # fmt: skip
-
-
-def _spawn(folder: str, case: tuple[str, int, int]) -> float:
-    command = [sys.executable, "-m", "offmap_bench.speed.memory", folder, *map(str, case)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def peak(folder: str, form: str, rows: int, draws: int) -> float:
+def score_rows(folder: str, form: str, rows: str, draws: str) -> float:
     """Megabytes that scoring adds to this process at its highest."""
-    torch.set_num_threads(1)
-    net = mlp(subject.FEATURES, subject.OUTPUTS, hidden=subject.HIDDEN)
+    net = mlp(FEATURES, OUTPUTS, hidden=HIDDEN)
     net.load_state_dict(torch.load(Path(folder, "net")))
-    guard = replace(offmap.load(Path(folder, "guard"), net), draws=draws)
-    inputs = DataLoader(Lazy(rows), batch_size=None) if form == "stream" else torch.randn(rows, subject.FEATURES)
-    before = highest(afresh=True)
-    result = guard.score(inputs)
-    return highest() - before - result.numel() * result.element_size() / 1e6
+    guard = replace(offmap.load(Path(folder, "guard"), net), draws=int(draws))
+    inputs = DataLoader(Stream(int(rows)), batch_size=None) if form == "stream" else torch.randn(int(rows), FEATURES)
+    before = peak_memory(reset=True)
+    scores = guard.score(inputs)
+    return peak_memory() - before - scores.numel() * scores.element_size() / 1e6
 
 
-def highest(*, afresh: bool = False) -> float:
-    """The high-water mark of resident memory in megabytes, after lowering it to what is held now when `afresh`.
+# ------------------------------------------------------------------------------------------------------------------ large
 
-    `ru_maxrss` is the same mark, but a child starts with its parent's and importing torch raises it: what scoring adds
-    would drown.
-    """
-    if afresh:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM:"))
+ROWS, DRAWS = 64, 4
+NOT_BASES = ("mean.", "raw_scale.", "fixed.")
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+class Peak(NamedTuple):
+    """Megabytes: the peak above the model, the model's weights, the stored bases; and the draws of a chunk."""
+
+    peak: float
+    weights: float
+    bases: float
+    chunk: int
+
+    @property
+    def copies(self) -> float:
+        """Copies of the weights that the peak amounts to beyond the bases."""
+        return (self.peak - self.bases) / self.weights
+
+
+class Skip(nn.Sequential):
+    """Layers and a way around them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, h, w) -> (B, C, h, w)."""
+        return torch.relu(input + super().forward(input))
+
+
+def wide() -> nn.Sequential:
+    """24 million weights; two layers of 5,000 inputs, which is above the limit of a full basis."""
+    return nn.Sequential(nn.Linear(5_000, 2_400), nn.ReLU(), nn.Linear(2_400, 5_000), nn.ReLU(), nn.Linear(5_000, 10))
+
+
+def convolutions() -> nn.Sequential:
+    """24 million weights in ten 3 × 3 convolutions of 512 channels: a fan-in of 4,608."""
+
+    def layer() -> list[nn.Module]:
+        return [nn.Conv2d(512, 512, 3, padding=1, bias=False), nn.BatchNorm2d(512), nn.ReLU()]
+
+    first, blocks = nn.Conv2d(3, 512, 3, padding=1), [Skip(*layer(), *layer()) for _ in range(5)]
+    return nn.Sequential(first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+SUBJECTS = {
+    "wide": Subject("MLP 5000-2400-5000-10", wide, (5_000,), ROWS),
+    "conv": Subject("ten 3 × 3 convolutions of 512 channels", convolutions, (3, 8, 8), ROWS),
+    "encoder": Subject("Transformer, 8 layers of 512", lambda: Encoder(512, heads=8, layers=8), (16, 16), ROWS),
+}
+
+
+def large(rounds: int = 1) -> Record:
+    """One process for every fit and every scoring."""
+    measured: list[Measurement] = []
+    claims: list[Claim] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, subject in SUBJECTS.items():
+            for action in ("fit", "score"):
+                found = Peak(*json.loads(_spawn("fit_or_score", action, name, str(Path(folder, name)), **ENVIRONMENT)))
+                sizes = {"the weights": found.weights, "the bases": found.bases} if action == "fit" else {}
+                sizes[f"peak of `{action}`"] = found.peak
+                measured += [once(f"{subject.name}: {part}", "MB", size) for part, size in sizes.items()]
+                what = f"{subject.name}, `{action}`: copies of the weights"
+                claims.append(Claim(what, found.copies, "at most", found.chunk + 3))
+                print(what, found, flush=True)
+    return Record("large", rounds, measured, claims)
+
+
+def fit_or_score(action: str, name: str, path: str) -> Peak:
+    """Megabytes that fitting, or scoring with a guard of an earlier process, adds to this process at its highest."""
+    net, x = SUBJECTS[name].net(), SUBJECTS[name].inputs(ROWS)
+    net(x[:2])
+    data = (torch.randn(40, 300), torch.arange(40) % 2)
+    offmap.fit(nn.Linear(300, 2), data, data, solver="closed-form", draws=2, risk_draws=2)  # what torch sets up once
+    before = peak_memory(reset=True)
+    if action == "fit":
+        data = (x, torch.arange(len(x)) % 10)  # targets do not matter
+        guard = offmap.fit(net, data, data, solver="closed-form", params="all", draws=DRAWS, risk_draws=DRAWS, progress=False)
+    else:
+        guard = offmap.load(path, net)
+        peak_memory(reset=True)  # after the peak of loading
+        guard.score(x)
+    after = peak_memory()
+    if action == "fit":
+        guard.save(path)
+    assert isinstance(guard.predictive, Stochastic)
+    bases = sum(t.nbytes for n, t in guard.predictive.q.state_dict().items() if not n.startswith(NOT_BASES))
+    weights = sum(p.nbytes for p in net.parameters())
+    return Peak(after - before, weights / 1e6, bases / 1e6, guard.predictive.model.chunk_size)
+
+
+def _spawn(function: str, *arguments: str, **environment: str) -> str:
+    """Run one of this module's functions in a process of its own; the last line that it prints."""
+    command = [sys.executable, "-m", "offmap_bench.speed.memory", function, *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    return done.stdout.splitlines()[-1]
 
 
 if __name__ == "__main__":
-    print(json.dumps(peak(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    torch.set_num_threads(1)
+    print(json.dumps({"score_rows": score_rows, "fit_or_score": fit_or_score}[sys.argv[1]](*sys.argv[2:])))

@@ -1,78 +1,80 @@
-"""Records as tables: on the terminal, and as `docs/speed.md`."""
+"""Write `docs/speed.md` from the records, `themes.toml` (titles and texts) and `ratios.toml` (the table of ratios)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
 from offmap_bench.paths import DOCS
-from offmap_bench.speed import ratios
-from offmap_bench.speed.record import Claim, Measurement, Record
+from offmap_bench.speed.measure import Record, read
+from offmap_bench.studies.study import fill, markdown
 
 PAGE = DOCS / "speed.md"
+THEMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
+RATIOS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("ratios.toml").read_text(encoding="utf-8"))
+"""{what: {column: [theme, claim]}}, or [theme, contestant that takes longer, contestant that takes less]."""
 
-INTRODUCTION = """# Speed and memory
-
-Measured with `make bench`; `python -m offmap_bench.speed table` writes this page from `bench/records/`. The net, where no other
-is named, is 8-100-100-100-2 with ReLU; all is float32 on one thread; the peer is the authors' package, `maxwent`. Contestants of
-a theme take turns in one process and the best turn of each counts. Times are of the processor, so that other work on the machine
-does not count; the wall clock agrees on an idle core.
-
-A bare GEMM of the same FLOPs is what the matrix products and convolutions of a contestant, counted by torch's `FlopCounterMode`,
-would take at the rate of a 1024 × 1024 × 1024 float32 product in the same race. Eigenvectors, random numbers, sorting and
-whatever treats every number alike are left out.
-"""
+PEERS = ("maxwent", "laplace-torch", "bayesian-torch", "MC-dropout", "deep ensemble")
+LIMITS = ("a bare GEMM", "plain")
 
 
 def show(record: Record) -> None:
     """Print one record."""
-    for header, rows in (_measured(record.measurements), _claimed(record.claims)):
-        table = Table(*header, title=record.title if header[0] == "measured" else None, title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        if rows:
-            Console().print(table)
+    Console().print(Markdown(section(record)))
 
 
-def write(records: Sequence[Record]) -> Path:
+def write() -> Path:
     """Write the page."""
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(records), encoding="utf-8")
+    PAGE.write_text(text([record for theme in THEMES if (record := read(theme)) is not None]), encoding="utf-8")
     return PAGE
 
 
-def page(records: Sequence[Record]) -> str:
+def text(records: Sequence[Record]) -> str:
     """All ratios, then every record."""
-    together = _markdown(*ratios.table({record.theme: record for record in records}))
-    return "\n".join([INTRODUCTION, ratios.TEXT, together + "\n", *map(_section, records)])
+    ratios = ratio_table({record.theme: record for record in records})
+    return fill("speed", ratios=ratios, themes="\n".join(map(section, records)))
 
 
-def _section(record: Record) -> str:
-    tables = [_markdown(*t) for t in (_measured(record.measurements), _claimed(record.claims)) if t[1]]
-    m = record.machine
-    versions = ", ".join(f"{name} {m[name]}" for name in ("offmap", "torch", "maxwent", "python"))
-    foot = f"Turns: {record.rounds}; threads: {m['threads']}; {m['processor']}, {m['processors']} processors; {versions}."
-    return "\n".join([f"## {record.title}", "", record.how, "", *(t + "\n" for t in tables), foot, ""])
-
-
-def _measured(measurements: Iterable[Measurement]) -> tuple[list[str], list[list[str]]]:
+def section(record: Record) -> str:
+    """One theme: its text, what was measured, what is claimed."""
+    theme, machine = THEMES[record.theme], record.machine
     rows = [
-        [m.what, *(f"{_number(v)} {m.unit}" if v is not None else "" for v in (m.best, m.median, m.wall))] for m in measurements
+        [m.what, *("" if v is None else f"{_number(v)} {m.unit}" for v in (m.best, m.median, m.wall))]
+        for m in record.measurements
     ]
-    return ["measured", "best", "median", "best on the wall"], rows
+    claims = [[c.what, _number(c.value), f"{c.sense} {c.target:g}", "yes" if c.met else "NO"] for c in record.claims]
+    tables = [markdown(["measured", "best", "median", "best on the wall"], rows) + "\n"]
+    tables += [markdown(["claimed", "value", "target", "met"], claims) + "\n"] if claims else []
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("offmap", "torch", "maxwent", "python"))
+    foot = f"Turns: {record.rounds}; threads: {{threads}}; {{processor}}, {{processors}} processors; {versions}.".format(
+        **machine
+    )
+    how = theme["text"].strip().format(**record.values)
+    return "\n".join([f"## {theme['title']}", "", how, "", *tables, foot, ""])
 
 
-def _claimed(claims: Iterable[Claim]) -> tuple[list[str], list[list[str]]]:
-    rows = [[c.what, _number(c.value), f"{c.sense} {c.target:g}", "yes" if c.met else "NO"] for c in claims]
-    return ["claimed", "value", "target", "met"], rows
+def ratio_table(records: Mapping[str, Record]) -> str:
+    """All ratios in one table; a dash where nothing is on record."""
+    rows = [
+        [what, *(f"{ratio(records, cells[c]):.3g}" if c in cells and cells[c][0] in records else "–" for c in (*PEERS, *LIMITS))]
+        for what, cells in RATIOS.items()
+    ]
+    return markdown(["", *(f"times faster than {peer}" for peer in PEERS), *(f"times {limit}" for limit in LIMITS)], rows)
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def ratio(records: Mapping[str, Record], source: Sequence[str]) -> float:
+    """The value of a claim, or one best time over another."""
+    theme, *names = source
+    if len(names) == 1:
+        return next(claim.value for claim in records[theme].claims if claim.what == names[0])
+    longer, less = (next(m for m in records[theme].measurements if m.what == name) for name in names)
+    assert longer.unit == less.unit
+    return longer.best / less.best
 
 
 def _number(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,180 +16,170 @@ from torch.utils.data import DataLoader, TensorDataset
 import offmap
 from offmap.data import Rows
 from offmap.likelihoods import Gaussian
-from offmap.maxwent import solve as maxwent
+from offmap.maxwent import solve
 from offmap.posterior.predictive import Sampled, Stochastic
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.speed import limit, subject
-from offmap_bench.speed.race import Timing, race, repeated
-from offmap_bench.speed.record import Claim, Measurement, Record
+from offmap_bench.speed.measure import GEMM, Claim, Measurement, Record, Timing, Work, compare, repeat
+from offmap_bench.speed.subjects import BATCH, DRAWS, descend, fit_guard, reseed, table, trained_net
 
-STEPS, MEMBERS = 500, 5
+STEPS, MEMBERS, CALLS = 500, 5, 10
 STACKED = "offmap, deep ensemble"
-CALLS = 10
-"""In a turn of an ensemble's five passes, which are short."""
-
-HOW = """One trained net of a mean and a log-variance; of the mean alone for laplace-torch, which wants one. Fits: ours by
-default, {steps} gradient steps, and in closed form, everything included; the Kronecker-factored Laplace of laplace-torch over all
-weights, its prior by marginal likelihood; {steps} steps of a variational net of bayesian-torch, made from the same net; and five
-nets trained plainly one after the other, {steps} steps each, as a deep ensemble takes them. Ours of those is the same ensemble,
-stacked: the same steps of the same Adam, and a look at 400 validation rows after every hundred. Whole fits of ours also choose
-the clip by nine looks at the validation rows with fifty nets each, find a threshold and, by default, the neighbours of every
-training row; the peers give a distribution and no more. *φ alone* is that part of ours: the basis, and φ at the largest risk
-allowed.
-Scores are variances over {draws} draws: ours with score="paper"; bayesian-torch and dropout (a tenth, after every ReLU) by as
-many passes of all rows, laplace-torch by sampled weights, the deep ensemble by one pass of each of its nets, and ours of it by
-a guard around the stack. Batches of {batch} rows in training, whole tables in scoring."""
-
-Work = Callable[[], object]
 
 
-def run(rounds: int = 3) -> Record:
-    """Everything in turns."""
-    calls = scoring(subject.table()["score"][0])
-    works = fitting(), {name: repeated(CALLS, call) if "ensemble" in name else call for name, call in calls.items()}
-    fits, scores = (race({**each, "gemm": limit.product()}, rounds=rounds) for each in works)
-    least = [limit.least(t.pop("gemm"), limit.flops(each[STACKED])) for t, each in zip((fits, scores), works, strict=True)]
+def peers(rounds: int = 3) -> Record:
+    """Fits in turns, then scores in turns."""
+    per = {name: CALLS if "ensemble" in name else 1 for name in (*SCORERS, STACKED)}  # five passes are short
+    works = fits(), {name: repeat(per[name], call) for name, call in scorers(table()["score"][0]).items()}
+    fitting, scoring = (compare(work, rounds=rounds, gemm={f"{STACKED}, {GEMM}": work[STACKED]}) for work in works)
+    every = ("laplace-torch", "bayesian-torch", "deep ensemble")
     return Record(
         "peers",
-        "Beside other libraries",
-        HOW.format(steps=STEPS, draws=subject.DRAWS, batch=subject.BATCH),
         rounds,
         [
-            *(Measurement.of(f"fit: {name}", timing) for name, timing in fits.items()),
-            Measurement.of(f"fit: {STACKED}, {limit.NAME}", least[0]),
-            *(Measurement.of(f"10,000 rows: {name}", t, per=CALLS if "ensemble" in name else 1) for name, t in scores.items()),
-            Measurement.of(f"10,000 rows: {STACKED}, {limit.NAME}", least[1], per=CALLS),
+            *(Measurement.of(f"fit: {name}", timing) for name, timing in fitting.items()),
+            *(Measurement.of(f"10,000 rows: {n}", t, per=per.get(n, CALLS)) for n, t in scoring.items()),
         ],
         [
-            *_faster("fit, by default", "offmap, default", fits, ("bayesian-torch", "deep ensemble")),
-            *_faster("fit, closed form", "offmap, closed form", fits, ("laplace-torch", "bayesian-torch", "deep ensemble")),
-            *_faster("φ alone, by default", "offmap, default, φ alone", fits, ("bayesian-torch", "deep ensemble")),
-            *_faster(
-                "φ alone, closed form", "offmap, closed form, φ alone", fits, ("laplace-torch", "bayesian-torch", "deep ensemble")
-            ),
-            *_faster("ensemble training", STACKED, fits, ("deep ensemble",)),
-            *_faster("scores", "offmap", scores, ("bayesian-torch", "MC-dropout", "laplace-torch")),
-            *_faster("scores of an ensemble", STACKED, scores, ("deep ensemble",)),
+            *_faster("fit, by default", "offmap, default", fitting, every[1:]),
+            *_faster("fit, closed form", "offmap, closed form", fitting, every),
+            *_faster("φ alone, by default", "offmap, default, φ alone", fitting, every[1:]),
+            *_faster("φ alone, closed form", "offmap, closed form, φ alone", fitting, every),
+            *_faster("ensemble training", STACKED, fitting, every[2:]),
+            *_faster("scores", "offmap", scoring, ("bayesian-torch", "MC-dropout", "laplace-torch")),
+            *_faster("scores of an ensemble", STACKED, scoring, every[2:]),
         ],
     )
 
 
-def _faster(what: str, ours: str, timings: dict[str, Timing], others: Sequence[str]) -> list[Claim]:
-    times = {name: timings[name].best / timings[ours].best for name in others}
-    return [Claim(f"{what}: times faster than {name}", value, "at least", 1.0) for name, value in times.items()]
+def _faster(what: str, ours: str, timings: Mapping[str, Timing], others: Sequence[str]) -> list[Claim]:
+    return [Claim.ratio(f"{what}: times faster than {n}", timings[n], timings[ours], "at least", 1.0) for n in others]
 
 
-def fitting() -> dict[str, Work]:
-    """Whole fits around one net."""
-    data = subject.table()
-    train, valid = data["train"], data["valid"]
+def fits() -> dict[str, Work]:
+    """Complete fits around one net."""
+    data = table()
     return {
-        "offmap, default": lambda: offmap.fit(subject.net(), train, valid, draws=subject.DRAWS, progress=False),
-        "offmap, closed form": lambda: subject.fitted(score="paper"),
-        "offmap, default, φ alone": lambda: distribution("refine"),
-        "offmap, closed form, φ alone": lambda: distribution("closed-form"),
+        "offmap, default": lambda: offmap.fit(trained_net(), data["train"], data["valid"], draws=DRAWS, progress=False),
+        "offmap, closed form": lambda: fit_guard(score="paper"),
+        "offmap, default, φ alone": lambda: fit_distribution("refine"),
+        "offmap, closed form, φ alone": lambda: fit_distribution("closed-form"),
         "laplace-torch": lambda: laplace(),
-        "bayesian-torch": lambda: descend(variational(), STEPS),
-        "deep ensemble": lambda: [descend(copy.deepcopy(net), STEPS) for net in nets()],
-        STACKED: lambda: stacked(),
+        "bayesian-torch": lambda: train_variational(),
+        "deep ensemble": lambda: [descend(copy.deepcopy(n), STEPS, torch.Generator().manual_seed(0)) for n in members()],
+        STACKED: lambda: train_stacked(),
     }
 
 
-def distribution(solver: Literal["closed-form", "refine"]) -> Stochastic:
-    """What a fit learns, before anything is calibrated."""
-    train, valid = (Rows(*subject.table()[name], subject.BATCH, name) for name in ("train", "valid"))
-    config = replace(maxwent.CONFIGS["default"], solver=solver)
-    return maxwent.fit(subject.net(), train, valid, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
+def fit_distribution(solver: Literal["closed-form", "refine"]) -> Stochastic:
+    """Fit the weight distribution, and calibrate nothing."""
+    train, valid = (Rows(*table()[name], BATCH, name) for name in ("train", "valid"))
+    config = replace(solve.CONFIGS["default"], solver=solver)
+    return solve.fit(trained_net(), train, valid, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
 
 
-def scoring(x: Tensor) -> dict[str, Work]:
-    """Variances of these rows."""
-    draws, seeds = subject.DRAWS, itertools.count()
-    guard, joint = subject.fitted(score="paper"), offmap.guard(stacked(), subject.table()["valid"], score="paper")
-    bayes, dropped, bent = variational(), dropout(), laplace()
+SCORERS = ("offmap", "bayesian-torch", "MC-dropout", "laplace-torch", "deep ensemble")
+
+
+def scorers(x: Tensor) -> dict[str, Work]:
+    """Variances of the predictions for these rows."""
+    guard, joint = fit_guard(score="paper"), offmap.guard(train_stacked(), table()["valid"], score="paper")
+    bayes, dropped, curved = variational(), dropout(), laplace()
     return {
-        "offmap": lambda: replace(guard, seed=next(seeds)).score(x),
-        "bayesian-torch": lambda: spread(bayes(x) for _ in range(draws)),
-        "MC-dropout": lambda: spread(dropped(x) for _ in range(draws)),
-        "laplace-torch": lambda: bent.predictive_samples(x, pred_type="nn", n_samples=draws).var(0),
-        "deep ensemble": lambda: spread(net(x) for net in nets()),
+        "offmap": lambda: reseed(guard).score(x),
+        "bayesian-torch": lambda: mixture_variance(bayes(x) for _ in range(DRAWS)),
+        "MC-dropout": lambda: mixture_variance(dropped(x) for _ in range(DRAWS)),
+        "laplace-torch": lambda: curved.predictive_samples(x, pred_type="nn", n_samples=DRAWS).var(0),
+        "deep ensemble": lambda: mixture_variance(net(x) for net in members()),
         STACKED: lambda: joint.score(x),
     }
 
 
 @torch.no_grad()
-def spread(passes: Iterable[Tensor]) -> Tensor:
-    """The mixture variance of outputs of a mean and a log-variance, (B,)."""
+def mixture_variance(passes: Iterable[Tensor]) -> Tensor:
+    """The variance of a mixture of outputs with a mean and a log-variance, (B,)."""
     outputs = torch.stack(list(passes))
     return outputs[..., 0].var(0) + outputs[..., 1].exp().mean(0)
 
 
-def nets() -> list[nn.Sequential]:
-    """The members of the deep ensemble, as they start."""
-    return [subject.net(seed) for seed in range(MEMBERS)]
+def members() -> list[nn.Sequential]:
+    """The members of the deep ensemble before training."""
+    return [trained_net(seed) for seed in range(MEMBERS)]
 
 
-def stacked() -> Sampled:
-    """The same ensemble as the library trains it; whole batches only, as in `descend`."""
-    (x, y), valid = subject.table()["train"], subject.table()["valid"]
-    whole = slice(len(x) // subject.BATCH * subject.BATCH)
-    rows, held = Rows(x[whole], y[whole], subject.BATCH, "train"), Rows(*valid, subject.BATCH, "valid")
+def train_stacked() -> Sampled:
+    """Train the same ensemble in one stack, on complete batches only, as `descend` does."""
+    (x, y), valid = table()["train"], table()["valid"]
+    complete = slice(len(x) // BATCH * BATCH)
+    train, held = Rows(x[complete], y[complete], BATCH, "train"), Rows(*valid, BATCH, "valid")
     config = deep_ensemble.Config(steps=STEPS, lr=1e-3, adam_epsilon=1e-8)
-    return deep_ensemble.fit(nets(), rows, held, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
+    return deep_ensemble.fit(members(), train, held, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
 
 
-def descend(net: nn.Module, steps: int) -> nn.Module:
-    """Adam on the negative log-likelihood, and on the divergence that a variational net tells of."""
-    x, y = subject.table()["train"]
-    divergence = _divergence(net)
-    optimizer, source = torch.optim.Adam(net.parameters(), lr=1e-3), torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        rows = torch.randint(len(x), (subject.BATCH,), generator=source)
-        loss = Gaussian().nll(net(x[rows]).unsqueeze(0), y[rows]).mean() + divergence() / len(x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return net
+# ----------------------------------------------------------------------------------------------------------- other makers
 
 
-def _divergence(net: nn.Module) -> Callable[[], Any]:
-    if not any(hasattr(module, "kl_loss") for module in net.modules()):
-        return lambda: 0.0
-    from bayesian_torch.models.dnn_to_bnn import get_kl_loss
+def maxwent(net: nn.Module | None = None) -> Any:
+    """The authors' package around the trained net, its SVD basis ready; around another net without a basis."""
+    from maxwent.tch import MaxWEnt, set_maxwent_model
 
-    return lambda: get_kl_loss(net)
+    if net is not None:
+        return MaxWEnt(set_maxwent_model(net), lambda_=10.0)
+    model = MaxWEnt(set_maxwent_model(trained_net()), lambda_=10.0)
+    model.fit_svd(table()["train"][0].numpy(), batch_size=BATCH)
+    random = [p for p in model.network.parameters() if p.requires_grad]
+    model.compile(torch.optim.Adam(random, lr=1e-3), lambda out, y: Gaussian().nll(out.unsqueeze(0), y).mean(), metrics=[])
+    return model
+
+
+def maxwent_steps(epochs: int) -> tuple[int, Work]:
+    """The gradient steps of so many epochs of the authors' package, and a contestant that takes them."""
+    model, (x, y) = maxwent(), table()["train"]
+    steps = epochs * -(-len(x) // BATCH)
+    return steps, lambda: model.fit(x.numpy(), y.numpy(), epochs=epochs, batch_size=BATCH, verbose=0)
 
 
 def variational() -> nn.Module:
-    """The net as bayesian-torch makes it, with means where they were."""
+    """The net as bayesian-torch converts it, with means at its weights."""
     from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn
 
-    net = copy.deepcopy(subject.net())
+    net = copy.deepcopy(trained_net())
     settings = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
     dnn_to_bnn(net, {**settings, "type": "Reparameterization", "moped_enable": True, "moped_delta": 0.1})
     return net
 
 
+def train_variational() -> nn.Module:
+    """Train it on the likelihood and the divergence."""
+    from bayesian_torch.models.dnn_to_bnn import get_kl_loss
+
+    net, rows = variational(), len(table()["train"][0])
+    return descend(net, STEPS, torch.Generator().manual_seed(0), lambda: get_kl_loss(net) / rows)
+
+
 def dropout() -> nn.Module:
     """The net with a tenth of its features dropped."""
-    layers = [[layer, nn.Dropout(0.1)] if isinstance(layer, nn.ReLU) else [layer] for layer in copy.deepcopy(subject.net())]
+    layers = [[layer, nn.Dropout(0.1)] if isinstance(layer, nn.ReLU) else [layer] for layer in copy.deepcopy(trained_net())]
     return nn.Sequential(*itertools.chain(*layers)).train()
 
 
-def laplace() -> Any:
-    """A Kronecker-factored Laplace of the mean head."""
-    from laplace import Laplace
-
-    net = copy.deepcopy(subject.net())
-    last = net[-1]
+def mean_head(net: nn.Module) -> nn.Sequential:
+    """The model without its log-variance: all layers, and the row of the last that gives the mean."""
+    *body, last = copy.deepcopy(net).children()
     assert isinstance(last, nn.Linear)
     head = nn.Linear(last.in_features, 1)
     head.load_state_dict({"weight": last.weight[:1].detach(), "bias": last.bias[:1].detach()})
-    x, y = subject.table()["train"]
+    return nn.Sequential(*body, head)
+
+
+def laplace() -> Any:
+    """A Kronecker-factored Laplace of the mean head, its prior by marginal likelihood."""
+    from laplace import Laplace
+
+    x, y = table()["train"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fitted = Laplace(nn.Sequential(*net[:-1], head), "regression", subset_of_weights="all", hessian_structure="kron")
-        fitted.fit(DataLoader(TensorDataset(x, y[:, None]), batch_size=subject.BATCH))
-        fitted.optimize_prior_precision(method="marglik")
-    return fitted
+        model = Laplace(mean_head(trained_net()), "regression", subset_of_weights="all", hessian_structure="kron")
+        model.fit(DataLoader(TensorDataset(x, y[:, None]), batch_size=BATCH))
+        model.optimize_prior_precision(method="marglik")
+    return model

@@ -1,7 +1,7 @@
-"""What a fit costs per row and per weight, and how that goes down with more processes: measured here, written to `docs/scale.md`.
+"""What a fit costs per row and per weight, and how that goes down with more processes: `python -m offmap_bench.studies scale`.
 
-`python -m offmap_bench.speed.scale` measures, about four minutes, and keeps `bench/records/scale.json`; with `table` it only writes
-the page. It starts itself under `torchrun` with 1, 2 and 4 processes; each phase is then the work of one rank.
+A cell of the study is one process, or this file under `torchrun` with 1, 2 or 4 processes; each phase is the work of one rank.
+The page adds a model of the costs, and what the model says of larger fits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,47 +34,41 @@ from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.posterior.construct import centre, observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap_bench.paths import RECORDS
-from offmap_bench.speed import scale_page
-from offmap_bench.speed.record import machine
+from offmap_bench.speed.measure import Timing, describe_machine, race
+from offmap_bench.studies.study import Runs, Study, fill, markdown, significant
 
-RECORD = RECORDS / "scale.json"
-INPUTS, WIDTH, DRAWS, STEPS, TURNS = 16, 256, 10, 10, 3
+INPUTS, WIDTH, DRAWS, STEPS = 16, 256, 10, 10
 ROWS = {"pass": 16_384, "risk": 4_096, "step": 2_048}
 """Rows of the training data, of the validation data, and of one batch."""
 
-SIZES = (1, 2, 4)
+ALONE = "one process"
+
+# -------------------------------------------------------------------------------------------------------------- measuring
 
 
-def main() -> None:
-    """Measure, and write the page."""
+def cells() -> dict[str, Callable[[], Any]]:
+    """One process, and several under torchrun."""
     torch.set_num_threads(1)
-    if sys.argv[1:2] == ["rank"]:
-        _rank(Path(sys.argv[2]))
-        return
-    if sys.argv[1:] != ["table"]:
-        record = _alone() | {"ranks": {str(size): _started(size) for size in SIZES}, "machine": machine()}
-        RECORD.write_text(json.dumps(_short(record), indent=1) + "\n", encoding="utf-8")
-    print(f"The page is {scale_page.write(json.loads(RECORD.read_text(encoding='utf-8')))}")
+    return {ALONE: measure_alone, **{str(size): partial(start_ranks, size) for size in (1, 2, 4)}}
 
 
-def _data(rows: int) -> Rows:
+def make_data(rows: int) -> Rows:
     source = torch.Generator().manual_seed(0)
     x = torch.randn(rows, INPUTS, generator=source)
     return Rows(x, x[:, :1].sin() + 0.1 * torch.randn(rows, 1, generator=source), 128, "train")
 
 
-def _net() -> torch.nn.Module:
+def make_net() -> torch.nn.Module:
     return mlp(INPUTS, 2, hidden=(WIDTH, WIDTH, WIDTH))
 
 
-def phases(rows: dict[str, int], group: Group) -> dict[str, Callable[[], object]]:
-    """A pass over the data, a look at the validation risk, and gradient steps, as a fit makes them."""
-    at, train = centre(_net()), _data(rows["pass"])
+def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], object]]:
+    """A pass over the data, the validation risk, and gradient steps, as a fit makes them."""
+    at, train = centre(make_net()), make_data(rows["pass"])
     model, law = BatchedModel(at.net, chunk_size=DRAWS), Gaussian()
-    step = replace(_data(rows["step"]), batch_size=rows["step"])
-    q = WeightDistribution(at.mean, rotation=observe(at, feed_of(_data(512)), rotated=True).rotation(), initial_scale=1e-3)
-    validation = Validation(model, law, _data(rows["risk"]), draws=DRAWS, group=group)
+    step = replace(make_data(rows["step"]), batch_size=rows["step"])
+    q = WeightDistribution(at.mean, rotation=observe(at, feed_of(make_data(512)), rotated=True).rotation(), initial_scale=1e-3)
+    validation = Validation(model, law, make_data(rows["risk"]), draws=DRAWS, group=group)
     optimizer = adam(q.raw_scale.parameters(), lr=1e-3)
     objective = objectives.maxwent(q, model, law, entropy_weight=1.0)
     mine = step if group.size == 1 else replace(step, share=Share(group, "rows"))
@@ -85,100 +79,211 @@ def phases(rows: dict[str, int], group: Group) -> dict[str, Callable[[], object]
     }
 
 
-def _alone() -> dict[str, Any]:
-    """Processor seconds in one process, at a quarter of the rows and at all of them; of eigenvectors, and of scores."""
+def measure_alone() -> dict[str, Any]:
+    """Processor seconds at a quarter of the rows and at all of them; of eigenvectors, and of scores."""
     with together(alone=True) as group:
-        few = {name: _timed(run)[0] for name, run in phases({n: r // 4 for n, r in ROWS.items()}, group).items()}
-        all_ = {name: _timed(run)[0] for name, run in phases(ROWS, group).items()}
-    eigh = {str(n): _timed(lambda n=n: torch.linalg.eigh(_symmetric(n)))[0] for n in (256, 512, 1024)}
-    x, y = _data(4_096).inputs, _data(4_096).targets
-    guard = offmap.fit(_net(), (x[:2048], y[:2048]), (x[2048:2304], y[2048:2304]), solver="closed-form", draws=50, progress=False)
-    return {
-        "rows": ROWS, "draws": DRAWS, "steps": STEPS, "width": WIDTH, "fan_ins": [INPUTS, WIDTH, WIDTH, WIDTH],
-        "parameters": sum(p.numel() for p in _net().parameters()), "quarter": few, "whole": all_, "eigh": eigh,
-        "score": {"rows": 2_048, "draws": 50, "seconds": _timed(lambda: guard.score(x[:2048]))[0]},
-    }  # fmt: skip
+        quarter, everything = (
+            {name: _clock(run).best for name, run in phases({n: r // part for n, r in ROWS.items()}, group).items()}
+            for part in (4, 1)
+        )
+    matrices = {str(n): torch.randn(n, n, dtype=torch.float64) for n in (256, 512, 1024)}
+    x, y = make_data(4_096).inputs, make_data(4_096).targets
+    parts = (x[:2048], y[:2048]), (x[2048:2304], y[2048:2304])
+    guard = offmap.fit(make_net(), *parts, solver="closed-form", draws=50, progress=False)
+    return significant({
+        "rows": ROWS, "draws": DRAWS, "steps": STEPS, "width": WIDTH, "parameters": sum(p.numel() for p in make_net().parameters()),
+        "quarter": quarter, "all": everything,
+        "eigh": {n: _clock(lambda a=a: torch.linalg.eigh(a @ a.mT)).best for n, a in matrices.items()},
+        "score": {"rows": 2_048, "draws": 50, "seconds": _clock(lambda: guard.score(x[:2048])).best},
+        "machine": describe_machine(),
+    })  # fmt: skip
 
 
-def _symmetric(n: int) -> Tensor:
-    a = torch.randn(n, n, dtype=torch.float64)
-    return a @ a.mT
+def _clock(run: Callable[[], object], rounds: int = 3) -> Timing:
+    return race({"": run}, rounds=rounds)[""]
 
 
-def _timed(run: Callable[[], object]) -> tuple[float, float]:
-    """The best of a few turns: seconds of the processor, and on the wall."""
-    run()
-    best = [float("inf"), float("inf")]
-    for _ in range(TURNS):
-        cpu, wall = time.process_time(), time.perf_counter()
-        run()
-        best = [min(best[0], time.process_time() - cpu), min(best[1], time.perf_counter() - wall)]
-    return best[0], best[1]
-
-
-def _started(size: int) -> dict[str, Any]:
-    """This file under torchrun: for every phase the slowest rank's seconds, and what it sent."""
+def start_ranks(size: int) -> dict[str, Any]:
+    """Run this file under torchrun: for every phase the slowest rank's seconds, and what it sent."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([*words, "-m", "offmap_bench.speed.scale", "rank", folder], env=environment, check=True, timeout=240)
-        told = [json.loads(file.read_text(encoding="utf-8")) for file in Path(folder).iterdir()]
-    phases = {name: {what: max(each[name][what] for each in told) for what in told[0][name]} for name in ROWS}
-    return phases | {"network": told[0]["network"]}
+        subprocess.run([*words, "-m", "offmap_bench.speed.scale", folder], env=environment, check=True, timeout=240)
+        ranks = [json.loads(file.read_text(encoding="utf-8")) for file in Path(folder).iterdir()]
+    slowest = {name: {what: max(rank[name][what] for rank in ranks) for what in ranks[0][name]} for name in ROWS}
+    return significant(slowest | {"network": ranks[0]["network"]})
 
 
-def _rank(folder: Path) -> None:
-    """One rank: every phase in turn, then what the network can do."""
+def run_rank(folder: Path) -> None:
+    """One rank: every phase in turn, then the cost of an exchange."""
+    measured: dict[str, Any] = {}
     with together() as group:
-        found: dict[str, Any] = {}
         for name, run in phases(ROWS, group).items():
-            with _Counted() as counted:
+            with CountedExchanges() as counted:
                 run()
-            cpu, wall = _timed(run)
-            found[name] = {"cpu": cpu, "wall": wall, "exchanges": counted.calls, "bytes": counted.bytes}
-        found["network"] = _network(group)
-        (folder / f"{group.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+            timing = _clock(run)
+            spent = {"cpu": timing.best, "wall": min(timing.wall)}
+            measured[name] = {**spent, "exchanges": counted.calls, "bytes": counted.bytes}
+        measured["network"] = measure_network(group)
+        (folder / f"{group.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
 
 
-def _network(group: Group) -> dict[str, float]:
+def measure_network(group: Group) -> dict[str, float]:
     """The shortest exchange, and what each byte of a long one adds: seconds of the processor, and on the wall."""
     if not isinstance(group, Ranks):
         return {}
     short, long = torch.zeros(1), torch.zeros(1 << 22)
-    call = [min(times) for times in zip(*(_timed(lambda: group.sum(short)) for _ in range(20)), strict=True)]
-    whole = [min(times) for times in zip(*(_timed(lambda: group.sum(long)) for _ in range(3)), strict=True)]
+    call, large = _clock(lambda: group.sum(short), 60), _clock(lambda: group.sum(long), 9)
     size = long.numel() * 4
-    return {"call": call[0], "byte": whole[0] / size, "call_wall": call[1], "byte_wall": whole[1] / size}
+    return {"call": call.best, "byte": large.best / size, "call_wall": min(call.wall), "byte_wall": min(large.wall) / size}
 
 
-class _Counted:
+class CountedExchanges:
     """Exchanges made in a block, and the bytes of each on this rank."""
 
-    def __enter__(self) -> _Counted:
+    def __enter__(self) -> CountedExchanges:
         self.calls, self.bytes = 0, 0
-        self._own = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast")}
-        for name, made in self._own.items():
-            setattr(dist, name, self._counting(made))
+        self._functions = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast")}
+        for name, function in self._functions.items():
+            setattr(dist, name, partial(self._count, function))
         return self
 
-    def _counting(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            sent = args[0] if isinstance(args[0], Tensor) else args[1]
-            self.calls, self.bytes = self.calls + 1, self.bytes + sent.numel() * sent.element_size()
-            return made(*args, **options)
-
-        return call
+    def _count(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        sent = args[0] if isinstance(args[0], Tensor) else args[1]
+        self.calls, self.bytes = self.calls + 1, self.bytes + sent.numel() * sent.element_size()
+        return function(*args, **options)
 
     def __exit__(self, *_: object) -> None:
-        for name, made in self._own.items():
-            setattr(dist, name, made)
+        for name, function in self._functions.items():
+            setattr(dist, name, function)
 
 
-def _short(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+# ------------------------------------------------------------------------------------------------------ a model of the costs
 
+CORES, BANDWIDTH, LATENCY = 32, 1.25e9, 5e-5
+"""A node of a cluster: so many cores like the one measured, 10 Gbit/s, 50 µs for an exchange."""
+
+MOMENTS = 1 << 24
+"""Numbers of second moments that are held at a time."""
+
+VALID, RISK_DRAWS, SEARCH, FIT_STEPS, BATCH, CHECKS = 10_000, 50, 20 * 10 + 7 * 50, 500, 4_096, 10
+"""Validation rows; draws; draws of all evaluations of a bisection; gradient steps, rows of each, and evaluations in between."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Processor seconds of a phase: `fixed`, the same on every rank, and `row` for each row of the data."""
+
+    fixed: float
+    row: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A larger fit: rows, weights, and the fan-in of its square matrices."""
+
+    title: str
+    rows: float
+    weights: float
+    fan_in: int
+
+
+CASES = (
+    Case("1e9 rows, a model of 1e6 weights (fan-in 512)", 1e9, 1e6, 512),
+    Case("1e6 rows, a model of 1e9 weights (fan-in 4,096)", 1e6, 1e9, 4096),
+)
+
+
+def costs_of(alone: Runs) -> dict[str, Cost]:
+    """From a quarter of the rows and all of them, both in one process."""
+    costs: dict[str, Cost] = {}
+    for name, rows in alone["rows"].items():
+        slope = (alone["all"][name] - alone["quarter"][name]) / (0.75 * rows)
+        costs[name] = Cost(max(0.0, alone["all"][name] - slope * rows), slope)
+    return costs
+
+
+def unit_costs(alone: Runs) -> dict[str, Cost]:
+    """Seconds for one weight (and one draw, or one step), and for one row and weight."""
+    d, times, score = alone["parameters"], {"pass": 1, "risk": alone["draws"], "step": alone["steps"]}, alone["score"]
+    costs = {name: Cost(c.fixed / d / times[name], c.row / d / times[name]) for name, c in costs_of(alone).items()}
+    largest = max(alone["eigh"], key=int)
+    costs["score"] = Cost(0.0, score["seconds"] / score["rows"] / score["draws"] / d)
+    return costs | {"eigh": Cost(alone["eigh"][largest] / int(largest) ** 3, 0.0)}
+
+
+def fields(runs: Runs) -> dict[str, Any]:
+    """Tables and numbers of the page."""
+    alone, ranks = runs[ALONE], {size: run for size, run in runs.items() if size != ALONE}
+    unit = unit_costs(alone)
+    words = {"pass": "basis pass", "risk": "validation risk, a draw", "step": "gradient step", "score": "scoring, a draw"}
+    rows = [[word, f"{unit[n].row * 1e12:.3g} ps", f"{unit[n].fixed * 1e9:.3g} ns"] for n, word in words.items()]
+    rows.append(["eigenvectors, per fan-in³", "", f"{unit['eigh'].fixed * 1e9:.3g} ns"])
+    names = {"pass": "basis pass", "risk": f"validation risk, {alone['draws']} draws", "step": f"{alone['steps']} gradient steps"}
+    checked: list[list[str]] = []
+    ratios: list[float] = []
+    for name, cost in costs_of(alone).items():
+        for size, run in ranks.items():
+            phase, network = run[name], run["network"]
+            exchanges = network["call"] * phase["exchanges"] + network["byte"] * phase["bytes"] if network else 0.0
+            model = cost.fixed + cost.row * alone["rows"][name] / int(size) + exchanges
+            ratios += [phase["cpu"] / model] if network else []
+            cells = [f"{phase['cpu']:.3g} s", f"{model:.3g} s", f"{phase['cpu'] / model:.2f}", str(phase["exchanges"])]
+            checked.append([names[name], size, *cells, _size(phase["bytes"])])
+    networks = [
+        f"{n['call_wall'] * 1e3:.2g} ms of the wall ({n['call'] * 1e3:.2g} ms of the processor) and moved "
+        f"{1e-6 / n['byte_wall']:.3g} MB/s with {size} processes"
+        for size, run in ranks.items() if (n := run["network"])
+    ]  # fmt: skip
+    again = [ranks["1"][name]["cpu"] / seconds for name, seconds in alone["all"].items()]
+    header = ["phase", "processes", "measured", "model", "measured / model", "exchanges", "sent by each"]
+    return {
+        **alone["machine"], "d": f"{alone['parameters']:,}", "width": alone["width"], "rows": alone["rows"], "draws": alone["draws"],
+        "steps": alone["steps"], "costs": markdown(["phase", "per row and weight", "beside rows, per weight"], rows),
+        "checked": markdown(header, checked), "worst": f"{max(ratios):.2f}", "least": f"{min(ratios):.2f}",
+        "network": ", ".join(networks), "again": f"{min(again):.2f} to {max(again):.2f}",
+        "cases": "".join(describe_case(case, unit) for case in CASES),
+    }  # fmt: skip
+
+
+def describe_case(case: Case, unit: Mapping[str, Cost]) -> str:
+    """A larger fit on 1, 8 and 64 nodes, by the model."""
+    d, matrices = case.weights, case.weights / case.fan_in**2
+    squares, passes = matrices * case.fan_in**2, -(-round(matrices) // max(1, MOMENTS // case.fan_in**2))
+
+    def phase(name: str, rows: float, cores: int) -> float:
+        return d * unit[name].fixed / CORES + unit[name].row * rows * d / cores
+
+    rows: list[list[str]] = []
+    for nodes in (1, 8, 64):
+        cores, wire = nodes * CORES, 2 * (nodes - 1) / nodes / BANDWIDTH
+        basis = unit["pass"].row * case.rows * d / cores * passes + wire * 8 * squares
+        eigen = unit["eigh"].fixed * case.fan_in**3 * -(-matrices // cores) + wire * 2 * squares
+        risk, step = phase("risk", VALID, cores), phase("step", BATCH, cores) + (wire * 4 * d + LATENCY) * (nodes > 1)
+        steps = FIT_STEPS * step + CHECKS * RISK_DRAWS * risk
+        rows.append([str(nodes), *map(_time, (basis, eigen, SEARCH * risk, steps, basis + eigen + SEARCH * risk + steps))])
+    again = f"The data are read {passes} times: second moments of {round(MOMENTS / 2**20)} million numbers are held at a time. "
+    return fill(
+        "scale_case", title=case.title, sent=f"{_size(10 * squares)} once (second moments and bases), {_size(4 * d)} in every step",
+        held=_size(28 * d + 4 * squares + 8 * max(MOMENTS, case.fan_in**2)), again=again if passes > 1 else "",
+        score=_time(unit["score"].row * RISK_DRAWS * d), guard=_size(4 * d + 4 * squares),
+        table=markdown(["nodes", "basis pass", "eigenvectors", "closed form", f"{FIT_STEPS} steps", "all"], rows),
+    )  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    units = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+    unit, size = next((pair for pair in units if seconds >= pair[1]), units[-1])
+    return f"{seconds / size:.3g} {unit}"
+
+
+def _size(count: float) -> str:
+    unit, size = next((pair for pair in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if count >= pair[1]), ("B", 1.0))
+    return f"{count / size:.3g} {unit}"
+
+
+STUDY = Study("scale", cells, fields)
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    run_rank(Path(sys.argv[1]))

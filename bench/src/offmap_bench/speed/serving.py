@@ -1,4 +1,4 @@
-"""What a request to `offmap serve` costs beside the bare ONNX Runtime call: a server process, and the same calls here."""
+"""Themes of deployment: the exported graph beside the guard, and requests to `offmap serve` beside the bare graph."""
 
 from __future__ import annotations
 
@@ -15,63 +15,103 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import offmap
 from offmap.export.onnx import opened
-from offmap_bench.speed import limit, subject
-from offmap_bench.speed.export import asking, written
-from offmap_bench.speed.race import Timing
-from offmap_bench.speed.record import Claim, Measurement, Record
+from offmap_bench.speed.measure import (
+    GEMM,
+    Claim,
+    Measurement,
+    Record,
+    Timing,
+    Work,
+    compare,
+    count_flops,
+    least_time,
+    measurements,
+    multiply,
+    once,
+    repeat,
+)  # fmt: skip
+from offmap_bench.speed.subjects import fit_guard, table
 
-ROWS, CALLS, TURNS, CLIENTS = 32, 200, 5, 8
-
-HOW = f"""Of the [exported graph](#the-exported-graph): requests of {ROWS} rows, {CALLS} a turn, go to a server process over kept
-connections, one after another, or from {CLIENTS} clients at once. Times are of the server's processor per request, against the
-bare `session.run` on the same rows in this process, in turns; the wall clock of a request includes the client, and of several
-clients their waiting."""
+SIZES = {32: 100, 4_096: 1}
+"""Rows of a call, and calls in a turn."""
 
 
-def run() -> Record:
-    """One server, bodies of both kinds, and the bare calls in between."""
-    guard, rows = subject.fitted(), subject.table()["score"][0][:ROWS]
-    x = rows.numpy()
+def export(rounds: int = 5) -> Record:
+    """Few rows and many, the graph and the guard in turns."""
+    guard, measured, claims = fit_guard(), list[Measurement](), list[Claim]()
     with tempfile.TemporaryDirectory() as folder:
-        path = written(guard, Path(folder))
-        call, product = asking(opened(str(path)), rows), limit.product()
-        with Server(path) as server:
-            contestants: dict[str, Callable[[], tuple[float, list[float]]]] = {
-                "bare `session.run`": lambda: timed(call, CALLS),
-                "NPY body": lambda: server.asked(*npy(x)),
-                "JSON body": lambda: server.asked(*text(x)),
-                f"NPY body, {CLIENTS} clients": lambda: server.crowded(*npy(x)),
-                "gemm": lambda: timed(product, 1),
+        session = opened(str(_export(guard, folder)))
+        for rows, calls in SIZES.items():
+            x = table()["score"][0][:rows]
+            graph, ours = f"{rows:,} rows: the graph, ONNX Runtime", f"{rows:,} rows: `guard(x)`, torch"
+            works: dict[str, Work] = {
+                graph: repeat(calls, lambda x=x: session.run(None, {"input": x.numpy()})),
+                ours: repeat(calls, lambda x=x: guard(x)),
             }
-            turns: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in contestants}
-            for _ in range(TURNS):
+            timings = compare(works, rounds=rounds, gemm={f"{rows:,} rows: {GEMM}": works[ours]})
+            measured += measurements(timings, "ms", per=calls)
+            claims.append(Claim.ratio(f"{rows:,} rows: times `guard(x)`", timings[graph], timings[ours], "at most", 1.0))
+    return Record("export", rounds, measured, claims)
+
+
+def _export(guard: offmap.Guard, folder: str) -> Path:
+    return guard.export(Path(folder, "g.onnx"), table()["valid"][0][:64]).path
+
+
+# ---------------------------------------------------------------------------------------------------------------- serving
+
+ROWS, CALLS, CLIENTS = 32, 200, 8
+
+Turn = tuple[float, list[float]]
+"""Milliseconds of the processor per call, and of each call on the wall."""
+
+
+def serving(rounds: int = 5) -> Record:
+    """One server, bodies of both kinds, and the bare calls in between."""
+    guard, rows = fit_guard(), table()["score"][0][:ROWS]
+    x = rows.numpy()
+    npy = io.BytesIO()
+    np.save(npy, x)
+    bodies = {
+        "npy": (npy.getvalue(), "application/x-npy"),
+        "json": (json.dumps({"inputs": x.tolist()}).encode(), "application/json"),
+    }
+    bare, product = "bare `session.run`", multiply()
+    with tempfile.TemporaryDirectory() as folder:
+        path = _export(guard, folder)
+        session = opened(str(path))
+        with Server(path) as server:
+            contestants: dict[str, Callable[[], Turn]] = {
+                bare: lambda: time_calls(lambda: session.run(None, {"input": x}), CALLS),
+                "NPY body": lambda: server.request(*bodies["npy"]),
+                "JSON body": lambda: server.request(*bodies["json"]),
+                f"NPY body, {CLIENTS} clients": lambda: server.request(*bodies["npy"], clients=CLIENTS),
+                "gemm": lambda: time_calls(product, 1),
+            }
+            turns: dict[str, list[Turn]] = {name: [] for name in contestants}
+            for _ in range(rounds):
                 for name, measure in contestants.items():
                     turns[name].append(measure())
     gemm = turns.pop("gemm")
-    products = Timing([cpu / 1e3 for cpu, _ in gemm], [wall[0] / 1e3 for _, wall in gemm])
-    spent = {name: sorted(cpu for cpu, _ in each) for name, each in turns.items()}
+    bound = least_time(Timing([cpu / 1e3 for cpu, _ in gemm], [w[0] / 1e3 for _, w in gemm]), count_flops(lambda: guard(rows)))
+    cpu = {name: sorted(ms for ms, _ in each) for name, each in turns.items()}
     walls = {name: min((sorted(wall) for _, wall in each), key=lambda wall: wall[len(wall) // 2]) for name, each in turns.items()}
-    measured = [Measurement(f"{n}, a call", "ms", t[0], t[TURNS // 2], walls[n][CALLS // 2]) for n, t in spent.items()]
-    measured += [Measurement(f"{n}, p99 on the wall", "ms", w[int(0.99 * CALLS)], w[int(0.99 * CALLS)]) for n, w in walls.items()]
-    measured.append(Measurement.of(limit.NAME, limit.least(products, limit.flops(lambda: guard(rows))), unit="ms"))
-    plain = spent["bare `session.run`"][0]
-    return Record(
-        "serving", f"Serving requests of {ROWS} rows", HOW, TURNS, measured,
-        [
-            Claim(f"times the bare call, {name}", spent[name][0] / plain, "at most", 2.0) for name in list(spent)[1:]
-        ],
-    )  # fmt: skip
+    measured = [Measurement(f"{n}, a call", "ms", t[0], t[rounds // 2], walls[n][CALLS // 2]) for n, t in cpu.items()]
+    measured += [once(f"{name}, p99 on the wall", "ms", wall[int(0.99 * CALLS)]) for name, wall in walls.items()]
+    measured.append(Measurement.of(GEMM, bound, "ms"))
+    claims = [
+        Claim(f"times the bare call, {name}", t[0] / cpu[bare][0], "at most", 2.0) for name, t in cpu.items() if name != bare
+    ]
+    return Record("serving", rounds, measured, claims)
 
 
-def timed(call: Callable[[], object], calls: int) -> tuple[float, list[float]]:
-    """Milliseconds of the processor per call, and each call's on the wall."""
+def time_calls(call: Work, calls: int) -> Turn:
+    """Time so many calls in this process."""
     walls: list[float] = []
     start = time.process_time()
     for _ in range(calls):
@@ -81,20 +121,8 @@ def timed(call: Callable[[], object], calls: int) -> tuple[float, list[float]]:
     return 1e3 * (time.process_time() - start) / calls, walls
 
 
-def npy(x: NDArray[Any]) -> tuple[bytes, str]:
-    """A body as numpy writes it."""
-    file = io.BytesIO()
-    np.save(file, x)
-    return file.getvalue(), "application/x-npy"
-
-
-def text(x: NDArray[Any]) -> tuple[bytes, str]:
-    """A body in JSON."""
-    return json.dumps({"inputs": x.tolist()}).encode(), "application/json"
-
-
 class Server:
-    """A server process; it is told to end when the block does."""
+    """A server process, which ends with the block."""
 
     def __init__(self, path: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(Path(offmap.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -103,43 +131,38 @@ class Server:
 
     def __enter__(self) -> Server:
         assert self.process.stdout is not None
-        found = re.search(r"http://([\d.]+):(\d+)", self.process.stdout.readline())
-        assert found is not None
-        self.address = found[1], int(found[2])
+        address = re.search(r"http://([\d.]+):(\d+)", self.process.stdout.readline())
+        assert address is not None
+        self.address = address[1], int(address[2])
         return self
 
     def __exit__(self, *_: object) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=30)
 
-    def spent(self) -> float:
+    def cpu(self) -> float:
         """Milliseconds of the processor so far."""
         words = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return 1e3 * (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
-    def asked(self, body: bytes, kind: str, calls: int = CALLS) -> tuple[float, list[float]]:
-        """Milliseconds of the server's processor per request, and each request's on the wall."""
-        start, walls = self.spent(), self._ask(body, kind, calls)
-        return (self.spent() - start) / calls, walls
-
-    def crowded(self, body: bytes, kind: str) -> tuple[float, list[float]]:
-        """The same from several clients at once."""
-        start = self.spent()
-        with ThreadPoolExecutor(CLIENTS) as pool:
+    def request(self, body: bytes, kind: str, clients: int = 1) -> Turn:
+        """Post a body from so many clients at once, `CALLS` times in all; the processor time is the server's."""
+        start = self.cpu()
+        with ThreadPoolExecutor(clients) as pool:
             walls = [
-                wall for each in pool.map(lambda _: self._ask(body, kind, CALLS // CLIENTS), range(CLIENTS)) for wall in each
+                wall for each in pool.map(lambda _: self._post(body, kind, CALLS // clients), range(clients)) for wall in each
             ]
-        return (self.spent() - start) / CALLS, walls
+        return (self.cpu() - start) / CALLS, walls
 
-    def _ask(self, body: bytes, kind: str, calls: int) -> list[float]:
+    def _post(self, body: bytes, kind: str, calls: int) -> list[float]:
         connection = http.client.HTTPConnection(*self.address, timeout=30)
         walls: list[float] = []
         for _ in range(calls):
             before = time.perf_counter()
             connection.request("POST", "/score", body, {"Content-Type": kind})
-            result = connection.getresponse()
-            told = result.read()
-            assert result.status == 200, told
+            response = connection.getresponse()
+            text = response.read()
+            assert response.status == 200, text
             walls.append(1e3 * (time.perf_counter() - before))
         connection.close()
         return walls

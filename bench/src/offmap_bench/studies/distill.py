@@ -20,7 +20,7 @@ from offmap.metrics import auroc
 from offmap.posterior.noise import sample
 from offmap_bench.paths import DOCS, RECORDS, ROOT
 from offmap_bench.runner.base_models import models
-from offmap_bench.speed.race import race
+from offmap_bench.speed.measure import race
 from offmap_bench.studies.moments import disagreement
 from offmap_bench.tasks.catalog import expand, task
 

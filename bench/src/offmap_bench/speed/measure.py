@@ -1,0 +1,239 @@
+"""Measure the speed and memory of contestants: races, the bare-GEMM bound, claims, and their records."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from offmap_bench.paths import RECORDS
+from offmap_bench.studies.study import significant
+
+Work = Callable[[], object]
+Sense = Literal["at least", "at most"]
+
+# ----------------------------------------------------------------------------------------------------------------- races
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of every turn: of the processor, and on the wall.
+
+    On an idle core the two agree. On a shared one the wall clock also counts waiting, more of it the longer a contestant runs:
+    ratios of processor time are the fair ones.
+    """
+
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return min(self.cpu)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.cpu)
+
+    def times(self, factor: float) -> Timing:
+        """The same turns, `factor` times as long."""
+        return Timing([factor * seconds for seconds in self.cpu], [factor * seconds for seconds in self.wall])
+
+
+def race(contestants: Mapping[str, Work], *, rounds: int, at_most: Mapping[str, int] | None = None) -> dict[str, Timing]:
+    """Run the contestants in turns, so that a busy machine slows all of them alike.
+
+    Args:
+        contestants: What each one runs, by name.
+        rounds: Turns of each, after one unmeasured turn.
+        at_most: Fewer turns, and no unmeasured one, for slow contestants.
+    """
+    limits = dict.fromkeys(contestants, rounds) | dict(at_most or {})
+    timings = {name: Timing() for name in contestants}
+    for name, run in contestants.items():
+        if limits[name] == rounds:
+            run()
+    for turn in range(rounds):
+        for name, run in contestants.items():
+            if turn < limits[name]:
+                cpu, wall = time.process_time(), time.perf_counter()
+                run()
+                timings[name].cpu.append(time.process_time() - cpu)
+                timings[name].wall.append(time.perf_counter() - wall)
+    return timings
+
+
+def compare(
+    contestants: Mapping[str, Work],
+    *,
+    rounds: int,
+    at_most: Mapping[str, int] | None = None,
+    gemm: Mapping[str, Work] | None = None,
+) -> dict[str, Timing]:
+    """Race the contestants beside a bare GEMM; `gemm` is {label: work whose FLOPs set the bound}."""
+    timings = race({**contestants, "gemm": multiply()}, rounds=rounds, at_most=at_most)
+    product = timings.pop("gemm")
+    return timings | {label: least_time(product, count_flops(work)) for label, work in (gemm or {}).items()}
+
+
+def repeat(calls: int, call: Work) -> Work:
+    """Call so many times in a row."""
+    return lambda: [call() for _ in range(calls)]
+
+
+# ------------------------------------------------------------------------------------------------------------- the bound
+
+SIDE, PRODUCTS = 1024, 10
+GEMM = "a bare GEMM of the same FLOPs"
+
+
+def count_flops(work: Work) -> int:
+    """Count the FLOPs of all matrix products and convolutions, forwards and backwards, also under `vmap`.
+
+    Eigenvectors, random numbers and elementwise work are left out.
+
+    >>> count_flops(lambda: torch.zeros(3, 4) @ torch.zeros(4, 5))
+    120
+    """
+
+    def product(to: torch.Size, a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
+        return 2 * math.prod(a) * b[-1]
+
+    def attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    aten = torch.ops.aten  # what torch's counter lacks: products added in place, and attention on the CPU
+    missing = {
+        aten.addmm_: product, aten.baddbmm_: product, aten._scaled_dot_product_flash_attention_for_cpu: attention,
+    }  # fmt: skip
+    with FlopCounterMode(display=False, custom_mapping=missing) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def multiply() -> Work:
+    """Return a contestant: ten float32 products of 1024 × 1024 × 1024."""
+    a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+    return lambda: [torch.mm(a, b) for _ in range(PRODUCTS)]
+
+
+def least_time(product: Timing, flops: float) -> Timing:
+    """Return the time of so many FLOPs at the rate of `multiply`."""
+    return product.times(flops / (PRODUCTS * 2 * SIDE**3))
+
+
+# --------------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Best and median of several turns; `wall` is the best on the wall clock."""
+
+    what: str
+    unit: Literal["s", "ms", "MB", "rows/s"]
+    best: float
+    median: float
+    wall: float | None = None
+
+    @staticmethod
+    def of(what: str, timing: Timing, unit: Literal["s", "ms"] = "s", per: float = 1.0) -> Measurement:
+        """Divide a timing by the `per` equal parts it consists of."""
+        factor = (1.0 if unit == "s" else 1e3) / per
+        return Measurement(what, unit, timing.best * factor, timing.median * factor, min(timing.wall) * factor)
+
+
+def once(what: str, unit: Literal["s", "ms", "MB", "rows/s"], value: float, wall: float | None = None) -> Measurement:
+    """A value that was measured once."""
+    return Measurement(what, unit, value, value, wall)
+
+
+def measurements(timings: Mapping[str, Timing], unit: Literal["s", "ms"] = "s", per: float = 1.0) -> list[Measurement]:
+    """Every timing under its own name."""
+    return [Measurement.of(what, timing, unit, per) for what, timing in timings.items()]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A value and its bound."""
+
+    what: str
+    value: float
+    sense: Sense
+    target: float
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.target if self.sense == "at least" else self.value <= self.target
+
+    @staticmethod
+    def ratio(what: str, longer: Timing, shorter: Timing, sense: Sense, target: float) -> Claim:
+        """The best time of one contestant over that of another."""
+        return Claim(what, longer.best / shorter.best, sense, target)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of a theme; `values` fill the theme's text in `themes.toml`."""
+
+    theme: str
+    rounds: int
+    measurements: list[Measurement]
+    claims: list[Claim] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=lambda: describe_machine())
+
+    def write(self) -> Path:
+        """Write `records/THEME.json`, numbers with four significant digits."""
+        fields = asdict(self) | {"claims": [asdict(claim) | {"met": claim.met} for claim in self.claims]}
+        path = RECORDS / f"{self.theme}.json"
+        path.write_text(json.dumps(significant(fields), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+
+def read(theme: str) -> Record | None:
+    """Read the record of a theme, if there is one."""
+    path = RECORDS / f"{theme}.json"
+    if not path.exists():
+        return None
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    claims = [Claim(**{k: v for k, v in claim.items() if k != "met"}) for claim in fields["claims"]]
+    return Record(**fields | {"claims": claims, "measurements": [Measurement(**m) for m in fields["measurements"]]})
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, threads and versions of this run."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("offmap", "torch", "maxwent")},
+    }
+
+
+def peak_memory(process: int | str = "self", *, reset: bool = False) -> float:
+    """Return the high-water mark of a process's resident memory in MB, 0 if it is gone; `reset` first lowers it to the present.
+
+    `ru_maxrss` starts with the parent's mark, and importing torch raises it: what a call adds would drown.
+    """
+    folder = Path(f"/proc/{process}")
+    try:
+        if reset:
+            (folder / "clear_refs").write_text("5")
+        status = (folder / "status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM:")), 0.0)

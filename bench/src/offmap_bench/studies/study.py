@@ -1,0 +1,119 @@
+"""The frame of all studies: measure the cells that a record lacks, and write a page from the record and a template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from offmap.io.atomic import write_whole
+from offmap_bench.paths import DOCS, RECORDS
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+
+Runs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One record, one template and one page of the same name.
+
+    Attributes:
+        name: `records/NAME.json`, `templates/NAME.md` and `docs/NAME.md`, with dashes for underscores in the page.
+        cells: Returns {cell: a function that measures it}; several values of one function may go under its cell.
+        fields: Returns the placeholders of the template, from the runs on record.
+        packages: Distributions whose versions go on record.
+    """
+
+    name: str
+    cells: Callable[[], Mapping[str, Callable[[], Any]]]
+    fields: Callable[[Runs], Mapping[str, Any]]
+    packages: tuple[str, ...] = ("offmap", "torch")
+
+    @property
+    def record(self) -> Path:
+        return RECORDS / f"{self.name}.json"
+
+    @property
+    def page(self) -> Path:
+        return DOCS / f"{self.name.replace('_', '-')}.md"
+
+    def read(self) -> dict[str, Any]:
+        """Read the record: {"runs": {cell: ...}, "versions": {package: ...}}."""
+        return json.loads(self.record.read_text(encoding="utf-8")) if self.record.exists() else {"runs": {}, "versions": {}}
+
+    def run(self) -> None:
+        """Measure the cells that the record lacks, and save after each of them."""
+        record = self.read()
+        for cell, measure in self.cells().items():
+            if cell not in record["runs"]:
+                print(f"{self.name}: {cell}", flush=True)
+                record["runs"][cell] = measure()
+                record["versions"] = {name: version(name) for name in self.packages}
+                write_whole(self.record, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+    def text(self) -> str:
+        """Fill the template with numbers of the record."""
+        record = self.read()
+        versions = {f"{name.replace('-', '_')}_version": value for name, value in record["versions"].items()}
+        return fill(self.name, **versions, **self.fields(record["runs"]))
+
+    def write(self) -> Path:
+        """Write the page."""
+        self.page.write_text(self.text(), encoding="utf-8")
+        return self.page
+
+
+def fill(template: str, **fields: Any) -> str:
+    """Fill `templates/TEMPLATE.md`."""
+    return (TEMPLATES / f"{template}.md").read_text(encoding="utf-8").format(**fields)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right.
+
+    >>> print(markdown(["", "a"], [["b", "1"]]))
+    |  | a |
+    | --- | ---: |
+    | b | 1 |
+    """
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def per_cent(value: float) -> str:
+    """A share in per cent: 0.123 -> "12.3"."""
+    return f"{100 * value:.1f}"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with a minus sign instead of a dash."""
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def mean_over(runs: Runs, suffix: str, *keys: str) -> float:
+    """The mean of `run[key][key]...` over the cells whose name ends in `suffix`."""
+    values: list[float] = []
+    for cell, value in runs.items():
+        if cell.endswith(suffix):
+            for key in keys:
+                value = value[key]
+            values.append(float(value))
+    return fmean(values)
+
+
+def significant(value: Any, digits: int = 4) -> Any:
+    """Round all numbers of a nested structure to significant digits.
+
+    >>> significant({"a": [0.123456, 12345.6]})
+    {'a': [0.1235, 12350.0]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: significant(each, digits) for key, each in value.items()}
+    return [significant(each, digits) for each in value] if isinstance(value, list) else value
