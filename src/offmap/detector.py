@@ -16,7 +16,7 @@ from offmap._types import IGNORED, Inputs
 from offmap.data import lay
 from offmap.errors import NotFittedError
 from offmap.likelihoods import Gaussian, Likelihood, Prediction, aligned
-from offmap.posterior.noise import generator
+from offmap.random import generator
 
 logger = logging.getLogger("offmap")
 

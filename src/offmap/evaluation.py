@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
 from offmap import checks
+from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
 from offmap.calibration import check_familiar, nll
 from offmap.data import Place, Rows, batches, gather, given, own_order, unlabelled
@@ -24,8 +24,8 @@ from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 from offmap.metrics.calibration import expected_calibration_error, quantile_ece
 from offmap.metrics.curves import confidence_curve, coverage_curve
 from offmap.metrics.intervals import coverage, mean_width
-from offmap.posterior.noise import permutation
 from offmap.posterior.protocol import Scorer
+from offmap.random import permutation
 from offmap.table import Table
 
 LEVEL = 0.95

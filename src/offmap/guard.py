@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from offmap import checks, conformal
+from offmap._torch_private import tree_map
 from offmap._types import Data, Inputs, ScoreFn
 from offmap.data import Place, batches, check_finite, check_inputs, gather, given, is_mapping, own_order, unlabelled  # fmt: skip
 from offmap.data.image_spec import ImageSpec

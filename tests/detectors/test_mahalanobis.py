@@ -6,8 +6,8 @@ from sklearn.covariance import ledoit_wolf
 
 from offmap.detectors.mahalanobis import mahalanobis, mahalanobis_distance, shrunk_covariance
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.posterior.noise import generator
 from offmap.posterior.protocol import Scorer
+from offmap.random import generator
 
 
 def rows(n: int = 50, width: int = 6) -> torch.Tensor:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offmap.errors import ConfigError
-from offmap.posterior.noise import NOISES, Noise, Normal, Rademacher, Uniform, as_noise, draw_noise, generator, permutation
+from offmap.posterior.noise import NOISES, Noise, Normal, Rademacher, Uniform, as_noise, draw_noise
+from offmap.random import generator, permutation
 
 GOLDEN = {
     "normal": [0.01390, -1.77138, -1.00354, 0.30098, -0.24448, 0.99447, 0.02364, 0.56212, 1.56970, -0.96315, 0.40100, 0.04931],

@@ -14,7 +14,7 @@ import torch
 from offmap.evaluation import detection
 from offmap.fit import fit
 from offmap.integrations.mlp import mlp
-from offmap.posterior.noise import generator
+from offmap.random import generator
 from offmap.table import Table
 
 NEEDED = ("torch", "numpy", "safetensors", "rich", "typer")

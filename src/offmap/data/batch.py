@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from offmap._torch_private import tree_leaves, tree_map
 from offmap._types import IGNORED, Inputs
 from offmap.data.inputs import Shared, mark_shared, rows_of, shared
 from offmap.errors import DataError, ShapeError

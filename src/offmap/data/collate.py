@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from offmap._torch_private import tree_map
 from offmap._types import IGNORED
 from offmap.data.batch import Batch
 from offmap.data.inputs import Shared, shared

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from offmap._torch_private import tree_flatten, tree_unflatten
 from offmap._types import Inputs
 from offmap.data.batch import Batch
 from offmap.data.collate import join
@@ -17,7 +17,7 @@ from offmap.data.shard import Share
 from offmap.data.streams import Batches, Rows, Stream, by_shape, lowest_of, sample
 from offmap.distributed.group import Group
 from offmap.errors import DataError
-from offmap.posterior.noise import generator
+from offmap.random import generator
 
 Keyed: TypeAlias = tuple[float, int, Inputs]
 """A row with a random key and its number."""

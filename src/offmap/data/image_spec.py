@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
 from offmap.errors import DataError, ShapeError
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from offmap._torch_private import NO_TORCH_FUNCTION, tree_leaves, tree_map
 from offmap._types import Inputs
 
 
@@ -22,7 +21,7 @@ class Shared(Tensor):
     """A tensor that belongs to all rows together, such as an attention mask (T, T): it is never cut into rows."""
 
     # what is computed from it is a plain tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType, reportPrivateUsage]
+    __torch_function__ = NO_TORCH_FUNCTION
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return memo.setdefault(id(self), shared(self.detach().clone()))

@@ -11,16 +11,16 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from offmap._torch_private import tree_flatten, tree_map
 from offmap._types import Data, Inputs
 from offmap.data.batch import Batch, Place, read
 from offmap.data.collate import join
 from offmap.data.inputs import Shared, take_rows
 from offmap.data.shard import Share
 from offmap.errors import DataError, OffmapError, ShapeError
-from offmap.posterior.noise import generator, permutation
+from offmap.random import generator, permutation
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from offmap import checks, conformal
+from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
 from offmap.data import (  # fmt: skip
     Batches,

@@ -23,7 +23,8 @@ from offmap._types import Inputs
 from offmap.data import Batch, Rows
 from offmap.export.passes import Passed
 from offmap.maxwent.train import adam, minimize
-from offmap.posterior.noise import Normal, generator
+from offmap.posterior.noise import Normal
+from offmap.random import generator
 
 WIDTH = 64
 """Units of the head's hidden layers."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from offmap._torch_private import tree_flatten, tree_unflatten
 from offmap._types import Inputs, ScoreFn
 from offmap.export.distilled import Distilled, Plain
 from offmap.export.draws import Draws

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from offmap._torch_private import tree_leaves
 from offmap._types import Data, Inputs
 from offmap.data.inputs import Shared, rows_of, take_rows
 from offmap.detector import attended, reduced

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from offmap.posterior.noise import generator
+from offmap.random import generator
 
 
 def mlp(

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from offmap._torch_private import tree_leaves
 from offmap.data import Batches, Rows
 from offmap.distributed.group import Group
 from offmap.errors import ConfigError, DataError, ModelError, OffmapError

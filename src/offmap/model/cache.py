@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
 
 CACHE_BYTES = 1 << 24

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from offmap._torch_private import TorchDispatchMode
 from offmap.model.matrix_view import MatrixView
 from offmap.model.param_views import AliasTable, Place
 from offmap.model.windows import BLOCK, Windows

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
 from offmap.data.inputs import is_table, take_rows
 from offmap.errors import ModelError

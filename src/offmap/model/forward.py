@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_map
 
+from offmap._torch_private import tree_map
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import is_table, rows_of, take_rows
 from offmap.errors import ModelError

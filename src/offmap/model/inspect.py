@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from offmap._torch_private import TorchDispatchMode
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ModelError
@@ -20,7 +20,7 @@ from offmap.model.capture import slow_attention
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed
 from offmap.model.params import copy_model, floating, listed, one_device
 from offmap.model.state import changed, same
-from offmap.posterior.noise import generator
+from offmap.random import generator
 
 ROWS = 8
 """Rows in one look."""

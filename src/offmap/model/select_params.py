@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from offmap._torch_private import TorchDispatchMode, tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import take_rows
 from offmap.errors import ConfigError

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from offmap.model.capture import TWICE, CaptureMode, LayerInput, ParamUse, open_attention
 from offmap.model.matrix_view import MatrixView, in_pieces
-from offmap.posterior.noise import sample
+from offmap.random import sample
 
 LIMIT = 4096
 """A fan-in above this gets several smaller bases instead of one."""

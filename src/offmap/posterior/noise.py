@@ -1,11 +1,7 @@
-"""Addressable noise: z is a function of (seed, stream, member, draw, parameter name) and of nothing else.
-
-This is the only file of the library that makes a `torch.Generator`.
-"""
+"""Addressable noise: z is a function of (seed, stream, member, draw, parameter name) and of nothing else."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +12,7 @@ from torch import Tensor
 
 from offmap._types import Weights
 from offmap.errors import ConfigError, nearest
+from offmap.random import generator
 
 Stream: TypeAlias = Literal["fit", "valid", "infer", "order", "split", "init"]
 """What the noise is for; streams never share a number."""
@@ -117,12 +114,6 @@ def as_noise(noise: str | Noise) -> Noise:
     return noise
 
 
-def generator(*address: object) -> torch.Generator:
-    """A CPU generator seeded by a stable hash of the address (not Python's `hash`, which changes between runs)."""
-    digest = hashlib.blake2b("\x1f".join(map(str, address)).encode(), digest_size=8).digest()
-    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
 def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise) -> Weights:
     """Noise for the draws in `index` of every member, in the tensors' dtype: {name: (M, ...)} -> {name: (M, P, ...)}.
 
@@ -143,16 +134,3 @@ def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, s
         z = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows) if rows else _empty((0, *shape))
         result[name] = z.unflatten(0, (tensor.shape[0], len(draws))).to(tensor)
     return result
-
-
-def permutation(n: int, *address: object) -> Tensor:
-    """A shuffling of 0 … n−1 that depends on the address alone."""
-    return torch.randperm(n, generator=generator(*address), device="cpu")
-
-
-def sample(n: int, size: int, *address: object) -> Tensor:
-    """`size` of the numbers 0 … n−1, by the address alone; some may come twice when they are few of many."""
-    source = generator(*address)
-    if 4 * size > n:
-        return torch.randperm(n, generator=source, device="cpu")[:size]
-    return torch.randint(n, (size,), generator=source, device="cpu")

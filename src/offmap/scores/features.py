@@ -8,14 +8,15 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
 from offmap.data.inputs import Shared, is_table, rows_of, take_rows
 from offmap.model.features import features
 from offmap.model.params import floating
-from offmap.posterior.noise import Normal, generator
+from offmap.posterior.noise import Normal
 from offmap.posterior.protocol import Predictive
+from offmap.random import generator
 
 WIDEST = 4096
 """Inputs of more numbers than this are not compared: their layers are."""

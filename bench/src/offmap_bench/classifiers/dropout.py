@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.posterior.noise import generator
+from offmap.random import generator
 from offmap.scores.uncertainty import predictive_entropy
 from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod, body_and_head
 

@@ -16,7 +16,7 @@ from offmap.detectors.msp import msp
 from offmap.errors import ModelError
 from offmap.likelihoods import Prediction
 from offmap.maxwent.train import adam, minimize
-from offmap.posterior.noise import generator
+from offmap.random import generator
 
 BLOCK = 512
 """Images that are looked at together after training."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from offmap.data import check_finite
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.extras import require
-from offmap.posterior.noise import permutation
+from offmap.random import permutation
 
 logger = logging.getLogger("offmap")
 

@@ -18,7 +18,7 @@ from offmap.integrations.stack_training import Losses, Stack
 from offmap.integrations.stack_training import member_risks as risk
 from offmap.likelihoods import Gaussian, Likelihood
 from offmap.posterior.distribution import sum_per_member
-from offmap.posterior.noise import generator
+from offmap.random import generator
 
 TINY = torch.finfo(torch.float32).eps
 """Added to squared weights under a logarithm."""

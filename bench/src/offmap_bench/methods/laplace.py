@@ -31,8 +31,8 @@ from offmap.model.forward import BatchedModel, OutputFn
 from offmap.model.params import ParamSelection, at, copy_model
 from offmap.posterior.construct import StackedModel, centre
 from offmap.posterior.distribution import CACHE_BYTES
-from offmap.posterior.noise import generator
 from offmap.posterior.protocol import Runtime
+from offmap.random import generator
 
 STRUCTURES = ("kron", "diag", "full")
 KINDS = ("linear", "sampled")

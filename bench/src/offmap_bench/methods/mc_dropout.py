@@ -18,9 +18,9 @@ from offmap.integrations.stack_training import Stack, Training, shared, train_st
 from offmap.likelihoods import Likelihood
 from offmap.model.params import copy_model
 from offmap.posterior.construct import centre
-from offmap.posterior.noise import generator
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Runtime
+from offmap.random import generator
 
 CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that drop whole channels."""

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import offmap
 from offmap.integrations.mlp import mlp
-from offmap.posterior.noise import generator
 from offmap.posterior.predictive import Stochastic
+from offmap.random import generator
 from offmap_bench.speed.measure import Claim, Measurement, Record, once, peak_memory
 from offmap_bench.speed.subjects import FEATURES, HIDDEN, OUTPUTS, Encoder, Subject, fit_guard, trained_net
 

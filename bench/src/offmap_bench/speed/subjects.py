@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
-from offmap.posterior.noise import generator
+from offmap.random import generator
 from offmap_bench.nets.resnet import resnet
 
 FEATURES, OUTPUTS, HIDDEN = 8, 2, (100, 100, 100)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import offmap
 from offmap.metrics import auroc
-from offmap.posterior.noise import sample
+from offmap.random import sample
 from offmap_bench.paths import DOCS, RECORDS, ROOT
 from offmap_bench.runner.base_models import models
 from offmap_bench.speed.measure import race

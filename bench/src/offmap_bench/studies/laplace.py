@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from offmap.evaluation import detection
 from offmap.fit import fit
 from offmap.guard import Guard
-from offmap.posterior.noise import sample
+from offmap.random import sample
 from offmap_bench.paths import DOCS, RECORDS
 from offmap_bench.runner.base_models import models
 from offmap_bench.tasks.catalog import task as named

@@ -1,0 +1,67 @@
+"""The names of torch that have no public spelling: the one file to look at when torch moves on.
+
+* `tree_map`, `tree_leaves`, `tree_flatten`, `tree_unflatten`: inputs are nested tuples and dicts; torch's own walk has no public path.
+* `TorchDispatchMode`: the documented way to watch operators lives in an underscored module.
+* `tensor_tables`, `child_table`: `functional_call` swaps tensors by the same tables, but is slower and leaves a module that is
+  reachable by two paths with the weights of the last call (pytorch issue 164759).
+* `has_forward_hooks`: torch can add hooks and remove them, but not tell whether there are any.
+* `strict_vmap`: operators that `vmap` would run one by one, with a warning, count as operators that it cannot run.
+* `change_count`: what autograd counts in-place writes with.
+* `NO_TORCH_FUNCTION`: the documented way to make a Tensor subclass whose results are plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+__all__ = [
+    "NO_TORCH_FUNCTION", "TorchDispatchMode", "change_count", "child_table", "forward_hooks", "has_forward_hooks", "strict_vmap",
+    "tensor_tables", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten",
+]  # fmt: skip
+
+_C: Any = vars(torch)["_C"]
+
+NO_TORCH_FUNCTION: Any = _C._disabled_torch_function_impl
+
+
+def tensor_tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the dicts that hold the parameters and the buffers of `module` itself; writing to them swaps tensors."""
+    return vars(module)["_parameters"], vars(module)["_buffers"]
+
+
+def child_table(module: nn.Module) -> dict[str, Any]:
+    """Return the dict that holds the sub-modules of `module`: unlike `named_children`, one that stands twice is listed twice."""
+    return vars(module)["_modules"]
+
+
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """Return the forward hooks of `module` itself."""
+    return list(vars(module)["_forward_hooks"].values())
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Tell whether calling `module` runs more than its `forward`."""
+    return bool(vars(module)["_forward_hooks"] or vars(module)["_forward_pre_hooks"])
+
+
+def change_count(tensor: Tensor) -> int:
+    """Return a number that grows with every in-place write to `tensor`; 0 for inference tensors, which do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def strict_vmap() -> Generator[None]:
+    """Make `vmap` raise where it would fall back to a loop; the switch belongs to the thread."""
+    before = _C._functorch._is_vmap_fallback_enabled()
+    _C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        _C._functorch._set_vmap_fallback_enabled(before)
