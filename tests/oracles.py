@@ -136,7 +136,7 @@ def entropy_by_range(q: WeightDistribution, draws: int) -> float:
     return result
 
 
-def threshold(losses: Any, *, per_root: bool = True) -> float:
+def max_risk(losses: Any, *, per_root: bool = True) -> float:
     """τ = mean + 2·std/√n (or 2·std/n), in numpy."""
     array = np.asarray(losses, dtype=np.float64)
     return float(array.mean() + 2 * array.std() / (np.sqrt(len(array)) if per_root else len(array)))

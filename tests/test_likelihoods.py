@@ -16,7 +16,7 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal as TorchNormal
 
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction, check_targets, infer, resolve
+from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction, infer, resolve
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -90,7 +90,7 @@ def test_bernoulli_is_a_categorical_with_logits_zero_and_l(dtype: torch.dtype) -
     torch.testing.assert_close(Bernoulli().nll(logit, y), Categorical().nll(two, y))
     for method in ("score", "epistemic"):
         torch.testing.assert_close(getattr(Bernoulli(), method)(logit), getattr(Categorical(), method)(two))
-    mine, other = Bernoulli().predictive(logit), Categorical().predictive(two)
+    mine, other = Bernoulli().predict(logit), Categorical().predict(two)
     assert mine.probs.shape == (5, 2)
     torch.testing.assert_close(mine.probs, other.probs)
     assert torch.equal(mine.label, other.label)
@@ -102,7 +102,7 @@ def test_extreme_logits_give_finite_nlls_and_probabilities() -> None:
     wide = torch.tensor([[[1e4, -1e4, 0.0]]])
     assert Categorical().nll(wide, torch.tensor([1])).item() == 2e4
     assert Categorical().score(wide).item() == 0.0
-    assert Categorical().predictive(wide).probs.tolist() == [[1.0, 0.0, 0.0]]
+    assert Categorical().predict(wide).probs.tolist() == [[1.0, 0.0, 0.0]]
 
 
 # ----------------------------------------------------------------------------------------------------------- mixture
@@ -115,7 +115,7 @@ def test_gaussian_prediction_has_the_moments_of_the_mixture(noise: Tensor | None
     mean = outputs[..., :2].double()
     variance = noise.double().expand(7, 5, 2) if noise is not None else outputs[..., 2:].double().exp()
     second = (variance + mean.square()).mean(0)  # E[y²]
-    prediction = law.predictive(outputs)
+    prediction = law.predict(outputs)
     torch.testing.assert_close(prediction.mean.double(), mean.mean(0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(prediction.std.double().square(), second - mean.mean(0).square(), rtol=1e-5, atol=1e-6)
     assert prediction.probs is None
@@ -126,22 +126,22 @@ def test_gaussian_prediction_has_the_moments_of_the_mixture(noise: Tensor | None
 def test_nll_of_a_gaussian_prediction_is_that_of_its_moments(targets: int) -> None:
     outputs, y = random(7, 5, 2 * targets), random(5, targets, seed=1)
     law = Gaussian(targets, flat=False)
-    prediction = law.predictive(outputs)
+    prediction = law.predict(outputs)
     slow = -TorchNormal(prediction.mean, prediction.std).log_prob(y).sum(-1)
-    torch.testing.assert_close(law.prediction_nll(outputs, y), slow)
+    torch.testing.assert_close(law.predictive_nll(outputs, y), slow)
     # one draw alone: the same as its own NLL
-    torch.testing.assert_close(law.prediction_nll(outputs[:1], y), law.nll(outputs[:1], y)[0])
+    torch.testing.assert_close(law.predictive_nll(outputs[:1], y), law.nll(outputs[:1], y)[0])
 
 
 def test_nll_of_a_class_prediction_is_that_of_the_mean_probability() -> None:
     outputs, y = random(7, 5, 3), torch.tensor([0, 2, 1, 1, 0])
     slow = -outputs.double().softmax(2).mean(0)[torch.arange(5), y].log()
-    torch.testing.assert_close(Categorical().prediction_nll(outputs, y).double(), slow, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(Categorical().predictive_nll(outputs, y).double(), slow, rtol=1e-5, atol=1e-6)
     logit, truth = random(7, 5), torch.tensor([True, False, True, True, False])
     p = logit.double().sigmoid().mean(0)
     slow = -torch.where(truth, p, 1 - p).log()
     for shape in ((5,), (5, 1)):
-        found = Bernoulli().prediction_nll(logit, truth.reshape(shape))
+        found = Bernoulli().predictive_nll(logit, truth.reshape(shape))
         torch.testing.assert_close(found.double(), slow, rtol=1e-5, atol=1e-6)
 
 
@@ -151,18 +151,18 @@ def test_nll_of_a_dense_prediction_is_the_mean_over_positions() -> None:
     slow = torch.stack([
         torch.stack([-probs[b, y[b, h, w], h, w].log() for h in range(2) for w in range(2)]).mean() for b in range(3)
     ])  # fmt: skip
-    torch.testing.assert_close(Categorical().prediction_nll(outputs, y), slow)
+    torch.testing.assert_close(Categorical().predictive_nll(outputs, y), slow)
 
 
 def test_confident_draws_that_are_wrong_give_finite_nlls() -> None:
     outputs = torch.tensor([[[200.0, 0.0]], [[200.0, 0.0]]])
-    torch.testing.assert_close(Categorical().prediction_nll(outputs, torch.tensor([1])), torch.tensor([200.0]))
+    torch.testing.assert_close(Categorical().predictive_nll(outputs, torch.tensor([1])), torch.tensor([200.0]))
 
 
 def test_flat_targets_give_flat_predictions() -> None:
     outputs = random(7, 5, 2)
-    assert Gaussian(1, flat=True).predictive(outputs).mean.shape == (5,)
-    assert Gaussian(1, flat=False).predictive(outputs).std.shape == (5, 1)
+    assert Gaussian(1, flat=True).predict(outputs).mean.shape == (5,)
+    assert Gaussian(1, flat=False).predict(outputs).std.shape == (5, 1)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
@@ -176,9 +176,9 @@ def test_mixture_variance_is_right_in_float32_for_tiny_variances_at_large_means(
     exact = means.double().var(0, correction=0) + outputs[..., 1:].double().exp().mean(0)
     law = Gaussian()
     torch.testing.assert_close(law.score(outputs).double(), exact[:, 0], rtol=1e-5, atol=0)
-    torch.testing.assert_close(law.predictive(outputs).std.double().square(), exact[:, 0], rtol=1e-5, atol=0)
+    torch.testing.assert_close(law.predict(outputs).std.double().square(), exact[:, 0], rtol=1e-5, atol=0)
     torch.testing.assert_close(law.epistemic(outputs).double(), means.double().var(0, correction=0)[:, 0], rtol=1e-5, atol=0)
-    torch.testing.assert_close(law.predictive(outputs).mean.double(), means.double().mean(0)[:, 0], rtol=1e-7, atol=0)
+    torch.testing.assert_close(law.predict(outputs).mean.double(), means.double().mean(0)[:, 0], rtol=1e-7, atol=0)
 
 
 def test_draws_that_agree_have_no_epistemic_score() -> None:
@@ -190,7 +190,7 @@ def test_draws_that_agree_have_no_epistemic_score() -> None:
 
 def test_one_target_scores_in_its_own_unit_and_several_in_units_of_their_variance() -> None:
     outputs = random(7, 5, 4)
-    each = Gaussian(2, flat=False).predictive(outputs).std.square()
+    each = Gaussian(2, flat=False).predict(outputs).std.square()
     torch.testing.assert_close(Gaussian(2).score(outputs), each.sum(-1))
     units = torch.tensor([4.0, 0.25])
     torch.testing.assert_close(Gaussian(2, units=units).score(outputs), (each / units).sum(-1))
@@ -214,7 +214,7 @@ def test_classification_scores_lie_between_zero_and_log_c(draws: int, rows: int,
     assert (total <= torch.tensor(float(count)).log() + 1e-5).all()
     assert (part >= 0).all()
     assert (part <= total + 1e-5).all()
-    probs = Categorical().predictive(outputs).probs
+    probs = Categorical().predict(outputs).probs
     torch.testing.assert_close(probs.sum(1), torch.ones(rows))
 
 
@@ -229,13 +229,13 @@ def test_classes_on_the_last_axis_are_classes_on_axis_one_moved() -> None:
     outputs, y = random(4, 3, 6, 5), whole(5, 3, 6)
     first, last = Categorical(), Categorical(-1)
     moved = outputs.movedim(-1, 2)
-    for method in ("nll", "prediction_nll"):
+    for method in ("nll", "predictive_nll"):
         assert torch.equal(getattr(last, method)(outputs, y), getattr(first, method)(moved, y))
     for method in ("score", "epistemic"):
         assert getattr(last, method)(outputs).shape == (3, 6)
         assert torch.equal(getattr(last, method)(outputs), getattr(first, method)(moved))
-    assert last.predictive(outputs).probs.shape == (3, 5, 6)
-    assert torch.equal(last.predictive(outputs).label, first.predictive(moved).label)
+    assert last.predict(outputs).probs.shape == (3, 5, 6)
+    assert torch.equal(last.predict(outputs).label, first.predict(moved).label)
 
 
 @pytest.mark.parametrize("axis", [0, 2, -2])
@@ -249,10 +249,10 @@ def test_ignored_targets_count_for_nothing(law: Any) -> None:
     outputs = random(4, 3, 2, 5, 6) if isinstance(law, Categorical) else random(4, 3, 5, 6)
     y = whole(2, 3, 5, 6)
     y[0, :2], y[1] = -100, -100
-    each, mixed = law.nll(outputs, y), law.prediction_nll(outputs, y)
+    each, mixed = law.nll(outputs, y), law.predictive_nll(outputs, y)
     shorter = outputs[..., 2:, :]
     torch.testing.assert_close(each[:, 0], law.nll(shorter, y[:, 2:])[:, 0])
-    torch.testing.assert_close(mixed[0], law.prediction_nll(shorter, y[:, 2:])[0])
+    torch.testing.assert_close(mixed[0], law.predictive_nll(shorter, y[:, 2:])[0])
     assert (each[:, 1] == 0).all()  # nothing counts there, and nothing is NaN
     assert mixed[1] == 0
     torch.testing.assert_close(each[:, 2], law.nll(outputs[:, 2:], y[2:])[:, 0])
@@ -277,7 +277,7 @@ def test_dense_bernoulli_is_one_bernoulli_per_position(shape: tuple[int, ...]) -
     torch.testing.assert_close(Bernoulli(2).nll(outputs, y), slow.mean((2, 3)))
     alone = Bernoulli().score(outputs.reshape(4, 3, 5, 6)[:, :, 2, 4])
     torch.testing.assert_close(Bernoulli(2).score(outputs)[:, 2, 4], alone)
-    assert Bernoulli(2).predictive(outputs).probs.shape == (3, 2, 5, 6)
+    assert Bernoulli(2).predict(outputs).probs.shape == (3, 2, 5, 6)
 
 
 @pytest.mark.parametrize(("flat", "axis"), [(True, 1), (True, -1), (False, 1), (False, -1)])
@@ -290,11 +290,11 @@ def test_dense_gaussian_is_one_gaussian_per_position(flat: bool, axis: int, nois
     placed = outputs.movedim(-1, 2) if axis == 1 else outputs
     targets = y[..., 0] if flat else y.movedim(-1, axis)
     at = [(h, w) for h in range(5) for w in range(6)]
-    for method in ("nll", "prediction_nll"):
+    for method in ("nll", "predictive_nll"):
         slow = torch.stack([getattr(plain, method)(outputs[:, :, h, w], y[:, h, w]) for h, w in at]).mean(0)
         torch.testing.assert_close(getattr(law, method)(placed, targets), slow)
     torch.testing.assert_close(law.score(placed)[:, 2, 4], plain.score(outputs[:, :, 2, 4]))
-    prediction = law.predictive(placed)
+    prediction = law.predict(placed)
     assert prediction.mean.shape == prediction.std.shape == targets.shape
     torch.testing.assert_close(law.columns(prediction.mean), outputs[..., :count].mean(0).flatten(0, -2))
 
@@ -316,7 +316,7 @@ def test_noise_of_a_dense_regression_is_shared_by_its_positions() -> None:
     ],
 )
 def test_positions_that_do_not_match_are_refused(law: Any, output: tuple[int, ...], targets: Tensor) -> None:
-    check_targets(law, torch.zeros(output[1:]), targets, "train")  # lengths vary from batch to batch
+    law.check_targets(torch.zeros(output[1:]), targets, "train")  # lengths vary from batch to batch
     with pytest.raises(ShapeError, match=r"one target per prediction, \(3, 7.*but got targets \((3, 6|18, 1)\).*same length"):
         law.nll(torch.zeros(output), targets)
 
@@ -324,9 +324,9 @@ def test_positions_that_do_not_match_are_refused(law: Any, output: tuple[int, ..
 def test_targets_that_are_all_ignored_are_refused() -> None:
     with pytest.raises(DataError, match="at least one target that counts, but all of `valid` are -100. Label some"):
         resolve(None, random(1, 4, 3), torch.full((4,), -100))
-    check_targets(Categorical(), torch.zeros(4, 3), torch.tensor([-100, 2]), "train")
+    Categorical().check_targets(torch.zeros(4, 3), torch.tensor([-100, 2]), "train")
     with pytest.raises(DataError, match="`train` holds values from -1 to 2"):
-        check_targets(Categorical(), torch.zeros(4, 3), torch.tensor([-100, -1, 2]), "train")
+        Categorical().check_targets(torch.zeros(4, 3), torch.tensor([-100, -1, 2]), "train")
 
 
 # -------------------------------------------------------------------------------------------------------------- rule
@@ -376,7 +376,7 @@ def test_likelihood_is_inferred_from_types_and_shapes(
         assert (found.noise is None) == (law.noise is None)
     else:
         assert found == law
-    check_targets(found, torch.zeros(output), torch.zeros(targets, dtype=dtype), "train")
+    found.check_targets(torch.zeros(output), torch.zeros(targets, dtype=dtype), "train")
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 7), INT), ((4, 7), FLOAT), ((4, 5, 6), BOOL)])
@@ -419,12 +419,12 @@ def test_shapes_that_do_not_fit_are_refused_with_both_shapes(
 def test_unknown_names_and_objects_are_refused() -> None:
     outputs, y = random(1, 4, 3), torch.tensor([0, 1, 2, 0])
     with pytest.raises(
-        ConfigError, match="did you mean 'categorical'.*or an object with nll, predictive and score, but got 'categoric'"
+        ConfigError, match="did you mean 'categorical'.*or an object of a subclass of `offmap.Likelihood`, but got 'categoric'"
     ):
         resolve("categoric", outputs, y)
-    with pytest.raises(ConfigError, match="an object with nll, predictive and score, but got object"):
+    with pytest.raises(ConfigError, match="a subclass of `offmap.Likelihood`, but got object"):
         resolve(object(), outputs, y)
-    with pytest.raises(ConfigError, match="an object with nll, predictive and score, but got type"):
+    with pytest.raises(ConfigError, match="a subclass of `offmap.Likelihood`, but got ABCMeta"):
         resolve(Categorical, outputs, y)
 
 
@@ -447,12 +447,12 @@ def test_targets_that_do_not_fit_are_refused(
     law: Likelihood, output: tuple[int, ...], targets: Tensor, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        check_targets(law, torch.zeros(output), targets, "train")
+        law.check_targets(torch.zeros(output), targets, "train")
 
 
 @pytest.mark.parametrize("targets", [torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.tensor([[1], [0]])])
 def test_binary_targets_may_be_floats_bools_or_a_column(targets: Tensor) -> None:
-    check_targets(Bernoulli(), torch.zeros(4, 1), targets, "train")
+    Bernoulli().check_targets(torch.zeros(4, 1), targets, "train")
 
 
 # ------------------------------------------------------------------------------------------------------------- noise
@@ -493,7 +493,7 @@ def test_log_variance_outputs_need_no_noise() -> None:
 
 
 @dataclass
-class Own:
+class Own(Likelihood):
     """A unit-variance Gaussian of the user's; fields spoil one method each."""
 
     shape: tuple[int, ...] | None = None
@@ -503,14 +503,17 @@ class Own:
         each = 0.5 * (output[..., 0] - y).square()
         return each if self.shape is None else each.reshape(self.shape)
 
-    def predictive(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor) -> Prediction:
         return Prediction() if self.silent else Prediction(mean=outputs[..., 0].mean(0), std=outputs[..., 0].std(0))
 
     def score(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0].var(0)
 
+    def epistemic(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].var(0)
 
-def test_an_object_with_the_three_methods_is_accepted() -> None:
+
+def test_an_object_of_a_subclass_with_the_four_methods_is_accepted() -> None:
     own = Own()
     assert isinstance(own, Likelihood)
     assert resolve(own, random(2, 6, 1), random(6)) is own
@@ -528,8 +531,10 @@ def test_an_object_that_answers_in_the_wrong_form_is_refused(own: Any, error: ty
         resolve(own, random(2, 6, 1), random(6))
 
 
-@pytest.mark.parametrize("missing", ["nll", "predictive", "score"])
+@pytest.mark.parametrize("missing", ["nll", "predict", "score", "epistemic"])
 def test_an_object_without_one_of_the_methods_is_refused(missing: str) -> None:
-    methods = {name: getattr(Own, name) for name in ("nll", "predictive", "score") if name != missing}
-    with pytest.raises(ConfigError, match="an object with nll, predictive and score, but got Half"):
+    methods = {name: getattr(Own, name) for name in ("nll", "predict", "score", "epistemic") if name != missing}
+    with pytest.raises(ConfigError, match="a subclass of `offmap.Likelihood`, but got Half"):
         resolve(type("Half", (), methods)(), random(2, 6, 1), random(6))
+    with pytest.raises(TypeError, match=f"abstract method {missing}|abstract method '{missing}'"):
+        type("Half", (Likelihood,), methods)()

@@ -11,13 +11,12 @@ from offmap import checks
 from offmap._types import Inputs
 from offmap.data import Batches, Rows, sample_together
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detector import Calibration, residuals, tell_if_infinite
+from offmap.detector import Calibration, tell_if_infinite
 from offmap.distributed.group import SINGLE_PROCESS, Group, joined, part
 from offmap.distributed.rows import predicted, spread
 from offmap.errors import ConfigError
 from offmap.guard import COMPARING, Guard, checked_clip
-from offmap.likelihoods import check_counted, check_targets
-from offmap.maxwent.risk import prediction_nll
+from offmap.likelihoods import check_counted
 from offmap.maxwent.select import CLIPS, lowest
 from offmap.posterior.distribution import CACHE_BYTES
 from offmap.posterior.predictive import CachedPredictive
@@ -81,8 +80,8 @@ def choose_clip(made: Guard, held: Rows, group: Group = SINGLE_PROCESS) -> float
 def check_familiar(guard: Guard, rows: Rows) -> None:
     """Raise unless the targets fit what the guard predicts."""
     plain = guard.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=guard.seed)
-    check_targets(guard.likelihood, plain[0], rows.targets, rows.name)
-    check_counted(rows.targets, rows.name)
+    guard.likelihood.check_targets(plain[0], rows.targets, rows.name)
+    check_counted(guard.likelihood, rows.targets, rows.name)
 
 
 def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = SINGLE_PROCESS) -> Calibration:
@@ -91,7 +90,7 @@ def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool
     """
     false_alarms = checks.alarms(false_alarms)
     check_familiar(guard, rows)
-    missed = residuals(guard.likelihood, predicted(guard, rows.inputs, group), rows.targets)
+    missed = guard.likelihood.residual(predicted(guard, rows.inputs, group), rows.targets)
     made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
     tell_if_infinite(made.threshold, rows.rows, false_alarms, rows.name)
     return made
@@ -104,5 +103,5 @@ def nll(guard: Guard, rows: Rows, *, clip: float | None) -> Tensor:
     for block in guard.blocks(rows.inputs):
         y = rows.targets[start : start + rows_of(block)]
         start += rows_of(block)
-        parts.append(prediction_nll(guard.likelihood, guard.outputs(block, clip), y))
+        parts.append(guard.likelihood.predictive_nll(guard.outputs(block, clip), y))
     return torch.cat(parts)

@@ -15,8 +15,7 @@ from offmap import conformal
 from offmap._types import IGNORED, Inputs
 from offmap.data import lay
 from offmap.errors import NotFittedError
-from offmap.likelihoods import Gaussian, Likelihood, Prediction, aligned
-from offmap.random import generator
+from offmap.likelihoods import Prediction
 
 logger = logging.getLogger("offmap")
 
@@ -92,37 +91,6 @@ def tell_if_infinite(threshold: float, rows: int, false_alarms: float, name: str
         )  # fmt: skip
     elif threshold == math.inf:
         logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", name)
-
-
-def residuals(likelihood: Likelihood, prediction: Prediction, y: Tensor) -> Tensor:
-    """Nonconformity: |y − mean|/std per target, or 1 − p(y), (n,) or (n, K); rows whose targets are all −100 are left out."""
-    if prediction.mean is not None and prediction.std is not None:
-        y = aligned(y, prediction.mean.shape).to(prediction.mean)
-        each = (y - prediction.mean).abs() / prediction.std
-        dense = each.ndim > 2 or (each.ndim == 2 and isinstance(likelihood, Gaussian) and likelihood.flat)
-        return one_each(each, torch.ones_like(each, dtype=torch.bool)) if dense else each
-    assert prediction.probs is not None
-    y = aligned(y, prediction.probs[:, 0].shape).long()
-    counted = y != IGNORED
-    chosen = prediction.probs.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
-    return one_each(1 - chosen, counted)
-
-
-def one_each(values: Tensor, counted: Tensor) -> Tensor:
-    """The value at one random position of those that count, of every row that has some: (n, *positions) -> (m,).
-
-    Positions of one row are alike, rows are exchangeable: one of each keeps conformal coverage exact for a random position.
-
-    >>> one_each(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[False, True], [False, False]]))
-    tensor([2.])
-    """
-    if values.ndim == 1:
-        return values[counted]
-    flat, kept = values.flatten(1), counted.flatten(1)
-    share = torch.rand(len(flat), generator=generator("position"), dtype=torch.float64, device="cpu").to(flat.device)
-    rank = (share * kept.sum(1)).long() + 1
-    place = (kept & (kept.cumsum(1) == rank.unsqueeze(1))).to(torch.int8).argmax(1)
-    return flat.gather(1, place.unsqueeze(1)).squeeze(1)[kept.any(1)]
 
 
 def attended(inputs: Inputs, scores: Tensor) -> Tensor | None:

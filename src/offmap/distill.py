@@ -108,7 +108,7 @@ class DistilledGuard:
         return self.judge(block, None, passed).to(torch.promote_types(self.guard.place.dtype, torch.float32)), passed.outputs[0]
 
     def _predicted(self, output: Tensor) -> Prediction:
-        return self.guard.likelihood.predictive(output.unsqueeze(0))
+        return self.guard.likelihood.predict(output.unsqueeze(0))
 
     def _answer(self, block: Inputs) -> Result:
         score, output = self._scores(block)

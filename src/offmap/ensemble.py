@@ -29,12 +29,11 @@ from offmap.detector import (  # fmt: skip
     interval_around,
     joined,
     likely_classes,
-    residuals,
     tell_if_infinite,
 )
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.guard import Guard
-from offmap.likelihoods import Prediction, aligned
+from offmap.likelihoods import Prediction, align_targets
 from offmap.scores.neighbours import Scale
 
 
@@ -133,7 +132,7 @@ def rows_for(guards: Sequence[Guard], valid: Data) -> Rows:
 
 def calibrated(made: GuardEnsemble, rows: Rows, false_alarms: float, *, exact: bool) -> GuardEnsemble:
     """The mixture with threshold and intervals from these rows."""
-    missed = residuals(made.guards[0].likelihood, made.predict(rows.inputs), rows.targets)
+    missed = made.guards[0].likelihood.residual(made.predict(rows.inputs), rows.targets)
     found = replace(made, calibration=Calibration(made.score(rows.inputs), missed, false_alarms, exact))
     tell_if_infinite(found.threshold, rows.rows, false_alarms)
     return found
@@ -187,10 +186,10 @@ def even_nll(prediction: Prediction, y: Tensor) -> Tensor:
     tensor([1.3863])
     """
     if prediction.probs is not None:
-        y, smallest = aligned(y, prediction.probs[:, 0].shape).long(), torch.finfo(prediction.probs.dtype).tiny
+        y, smallest = align_targets(y, prediction.probs[:, 0].shape).long(), torch.finfo(prediction.probs.dtype).tiny
         return F.nll_loss(prediction.probs.clamp_min(smallest).log(), y, ignore_index=IGNORED, reduction="none")
     assert prediction.mean is not None
     assert prediction.std is not None
-    variance, y = prediction.std.square(), aligned(y, prediction.mean.shape).to(prediction.mean)
+    variance, y = prediction.std.square(), align_targets(y, prediction.mean.shape).to(prediction.mean)
     each = 0.5 * ((2 * math.pi * variance).log() + (y - prediction.mean).square() / variance)
     return each.reshape(len(each), -1).sum(1)

@@ -19,7 +19,7 @@ from offmap.data.inputs import is_table, rows_of, take_rows
 from offmap.ensemble import GuardEnsemble, even_nll
 from offmap.errors import ConfigError, DataError
 from offmap.guard import Guard
-from offmap.likelihoods import Prediction, aligned
+from offmap.likelihoods import Prediction, align_targets
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 from offmap.metrics.calibration import expected_calibration_error, quantile_ece
 from offmap.metrics.curves import confidence_curve, coverage_curve
@@ -201,7 +201,7 @@ def _conformal(guard: Guard | GuardEnsemble, rows: Rows, own: Prediction) -> dic
         width = mean_width(interval.lower.flatten(), interval.upper.flatten())
         return {"conformal_coverage": float(inside), "conformal_width": float(width)}
     chosen = guard.prediction_set(rows.inputs, LEVEL)
-    y = aligned(rows.targets, chosen[:, 0].shape).long()
+    y = align_targets(rows.targets, chosen[:, 0].shape).long()
     counted = y != IGNORED
     covered = chosen.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)[counted]
     return {
@@ -237,10 +237,10 @@ def _classes(prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor]:
 def _losses(prediction: Prediction, y: Tensor) -> Tensor:
     """Mean squared error or share of wrong labels of every row, (n,); NaN for a row whose targets are all −100."""
     if prediction.mean is not None:
-        error = (aligned(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
+        error = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
         return error.unsqueeze(-1).flatten(1).mean(1)
     assert prediction.label is not None
-    said = aligned(y, prediction.label.shape).long()
+    said = align_targets(y, prediction.label.shape).long()
     wrong = (prediction.label != said).double().masked_fill(said == IGNORED, torch.nan)
     return wrong.unsqueeze(-1).flatten(1).nanmean(1)
 

@@ -25,7 +25,7 @@ from offmap.distributed.torchrun import together
 from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.guard import SCORES, Guard, checked_draws, measure
 from offmap.io.identity import identity, same_on_all, take_from_rank_0
-from offmap.likelihoods import Likelihood, check_targets, resolve
+from offmap.likelihoods import Likelihood, resolve
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint
 from offmap.model.forward import OutputFn, first_tensor
@@ -271,7 +271,7 @@ def _checked(data: Batches, law: Likelihood, plain: Sampled) -> Batches:
     output = replace(plain, weights={n: w[:1] for n, w in plain.weights.items()}).outputs(take_rows(first, slice(0, 2)), 1)[0]
 
     def check(y: torch.Tensor) -> None:
-        check_targets(law, output, y, data.name)
+        law.check_targets(output, y, data.name)
 
     if isinstance(data, Stream):
         return replace(data, check=check)

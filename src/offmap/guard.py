@@ -125,7 +125,7 @@ class Guard:
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
         bound = self.clip if isinstance(clip, str) and clip == "chosen" else checked_clip(clip)
-        return gathered((self.likelihood.predictive(self.outputs(block, bound)) for block in self.blocks(x)), joined)
+        return gathered((self.likelihood.predict(self.outputs(block, bound)) for block in self.blocks(x)), joined)
 
     def interval(self, x: Inputs, level: float = 0.95) -> Interval:
         """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level.
@@ -238,7 +238,7 @@ class Guard:
         return plain_energy(logits, self.predictive.members)
 
     def _answer(self, block: Inputs) -> Result:
-        prediction = self.likelihood.predictive(self.outputs(block, self.clip))
+        prediction = self.likelihood.predict(self.outputs(block, self.clip))
         map_ = self.score_map(block)
         score = reduced(map_, "mean")
         p_value = conformal.p_value(self.calibration.scores, score)
@@ -293,11 +293,7 @@ def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:
     """The function behind a score: the user's own, or the likelihood's method."""
     if callable(score):
         return score
-    method = getattr(likelihood, SCORES[score], None)
-    if method is None:
-        raise ConfigError(f"Expected a likelihood with `{SCORES[score]}` for score={score!r}, but {type(likelihood).__name__} "
-                          "has none. Pass `score='paper'`.")  # fmt: skip
-    return method
+    return likelihood.epistemic if score == "epistemic" else likelihood.score
 
 
 def checked_draws(draws: Any, also: str = "") -> int:

@@ -132,5 +132,5 @@ def test_draws_gradients_and_outputs_are_on_the_hosts_device(name: str, loop: bo
 @pytest.mark.parametrize("likelihood", [Gaussian(), Categorical()], ids=["gaussian", "categorical"])
 def test_scores_and_predictions_are_on_the_device_of_the_outputs(likelihood: Gaussian | Categorical):
     outputs = torch.empty(4, 3, 2, device="meta")
-    found = [likelihood.score(outputs), likelihood.epistemic(outputs), *vars(likelihood.predictive(outputs)).values()]
+    found = [likelihood.score(outputs), likelihood.epistemic(outputs), *vars(likelihood.predict(outputs)).values()]
     assert devices(t for t in found if isinstance(t, Tensor)) == {"meta"}

@@ -418,24 +418,6 @@ def test_a_bad_batch_size_is_refused_before_a_loader_is_made_with_it() -> None:
         quick(regressor(), Rows(), VALID, batch_size=0)
 
 
-@pytest.mark.usefixtures("no_work")
-def test_a_score_that_the_likelihood_does_not_know_is_refused_before_the_fit() -> None:
-    class Own:
-        def nll(self, output: Tensor, y: Tensor) -> Tensor:
-            return (output[..., 0] - y).square()
-
-        def predictive(self, outputs: Tensor) -> offmap.Prediction:
-            return offmap.Prediction(mean=outputs[..., 0].mean(0), std=outputs[..., 0].std(0))
-
-        def score(self, outputs: Tensor) -> Tensor:
-            return outputs[..., 0].var(0)
-
-    with pytest.raises(
-        ConfigError, match="a likelihood with `epistemic` for score='epistemic', but Own has none. Pass `score='paper'`"
-    ):
-        quick(regressor(), TRAIN, VALID, likelihood=Own(), score="epistemic")
-
-
 @pytest.mark.parametrize("own", [lambda out: out.mean(), lambda out: out[..., 0], lambda out: out[0, :3, 0]])
 def test_a_score_function_must_give_one_number_per_row(own: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(

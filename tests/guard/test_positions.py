@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import offmap
-from offmap.detector import attended, joined, one_each, reduced, residuals
+from offmap.detector import attended, joined, reduced
 from offmap.errors import DataError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Prediction
+from offmap.likelihoods.protocol import sample_position
 from trained import inputs, quick
 
 WORDS, CLASSES = 12, 3
@@ -298,16 +299,16 @@ def test_sets_and_intervals_cover_a_random_position_over_many_calibration_sets()
 def test_one_position_of_every_row_is_drawn_evenly_among_those_that_count() -> None:
     values = torch.arange(6.0).expand(6000, 6)
     kept = torch.tensor([True, False, True, True, False, True]).expand(6000, 6)
-    shares = torch.bincount(one_each(values, kept).long(), minlength=6) / 6000
+    shares = torch.bincount(sample_position(values, kept).long(), minlength=6) / 6000
     assert shares[[1, 4]].sum() == 0
     assert ((shares[[0, 2, 3, 5]] - 0.25).abs() < 0.03).all()
 
 
 def test_misses_of_plain_outputs_are_one_per_row_and_target() -> None:
     prediction = Prediction(mean=torch.zeros(4, 2), std=torch.ones(4, 2))
-    assert residuals(Gaussian(2, False), prediction, torch.ones(4, 2)).shape == (4, 2)
+    assert Gaussian(2, False).residual(prediction, torch.ones(4, 2)).shape == (4, 2)
     classes = Prediction(probs=torch.tensor([[0.9, 0.1], [0.2, 0.8]]), label=torch.tensor([0, 1]))
-    torch.testing.assert_close(residuals(Categorical(), classes, torch.tensor([1, -100])), torch.tensor([0.9]))
+    torch.testing.assert_close(Categorical().residual(classes, torch.tensor([1, -100])), torch.tensor([0.9]))
 
 
 def test_joined_predictions_keep_bools_and_missing_fields() -> None:

@@ -378,16 +378,19 @@ def test_a_relative_path_is_written_where_it_says(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "here").exists()
 
 
-class Gaussian:
+class Gaussian(offmap.Likelihood):
     """A likelihood of the user's, with an in-distribution name."""
 
     def nll(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (output[..., 0] - y).abs()
 
-    def predictive(self, outputs: torch.Tensor) -> offmap.Prediction:
+    def predict(self, outputs: torch.Tensor) -> offmap.Prediction:
         return offmap.Prediction(mean=outputs[..., 0].mean(0), std=outputs[..., 0].std(0) + 1)
 
     def score(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs[..., 0].var(0)
+
+    def epistemic(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs[..., 0].var(0)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap.data import Rows
-from offmap.likelihoods import Prediction
+from offmap.likelihoods import Likelihood, Prediction
 from offmap.maxwent import objective as objectives
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import BatchedModel
@@ -25,17 +25,20 @@ from offmap.posterior.noise import NOISES
 LAMBDA, D, ROWS, DRAWS, STEPS = 0.05, 4, 200, 128, 300
 
 
-class SquaredError:
+class SquaredError(Likelihood):
     """A user's own likelihood: (y − ŷ)², no ½, no constants."""
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         return (output.squeeze(-1) - y).square()
 
-    def predictive(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor) -> Prediction:
         return Prediction(mean=outputs.mean(0), std=outputs.std(0))
 
     def score(self, outputs: Tensor) -> Tensor:
         return outputs.squeeze(-1).var(0)
+
+    def epistemic(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].var(0)
 
 
 @cache

@@ -26,16 +26,19 @@ from offmap.posterior.distribution import Parameterization, WeightDistribution
 P = 7
 
 
-class Laplace:
+class Laplace(Likelihood):
     """A likelihood of the user's own."""
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         return (output[..., 0] - y).abs() + math.log(2)
 
-    def predictive(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor) -> Prediction:
         return Prediction(mean=outputs[..., 0].mean(0))
 
     def score(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].var(0)
+
+    def epistemic(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0].var(0)
 
 
@@ -189,8 +192,8 @@ def test_the_smoothed_threshold_counts_one_more_example_at_chance():
 def test_chance_of_classes_is_the_entropy_of_their_frequencies():
     assert chance_nll(Categorical(), torch.tensor([0, 0, 0, 1])) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
     assert chance_nll(Bernoulli(), torch.tensor([[1], [0]])) == pytest.approx(math.log(2))
-    with pytest.raises(ConfigError, match="one of offmap's own likelihoods for tolerance='smoothed'; use tolerance='paper'"):
-        chance_nll(object(), torch.zeros(2))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="a likelihood with `baseline_nll` for tolerance='smoothed'; use tolerance='paper'"):
+        chance_nll(Laplace(), torch.zeros(2))
 
 
 # -------------------------------------------------------------------------------------------------------------- ignored

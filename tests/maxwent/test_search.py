@@ -161,7 +161,7 @@ def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
     validation: Any = SimpleNamespace(
         look=lambda q: (risk, risk), along=lambda q: lambda c: (c.square() * risk,), plain=lambda q: torch.zeros(3)
     )
-    q: Any = SimpleNamespace(rescale=widened.append)
+    q: Any = SimpleNamespace(scale_by=widened.append)
     assert shrink_to_feasible(q, validation, torch.ones(3)) is None
     (factor,) = widened
     assert factor[[0, 2]].tolist() == [1.0, 1.0]

@@ -7,7 +7,8 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from offmap.maxwent.output_fn import CLIPS, highest_entropy, lowest
+
+from offmap.maxwent.select import CLIPS, highest_entropy, lowest
 
 
 def test_the_grid_of_clips_is_the_papers():

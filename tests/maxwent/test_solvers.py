@@ -79,8 +79,8 @@ def test_the_kept_state_is_at_or_below_the_threshold_and_uses_some_of_it(solver:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_without_widening_the_last_checked_state_below_the_threshold_is_kept(solver: str):
     options = {
-        "bounded": False,
-        "widen": False,
+        "clip_loss": False,
+        "rescale": False,
         "lr": 0.3,
         "entropy_weight": 1000.0,
         "initial_raw_scale": -4.0,
@@ -107,8 +107,8 @@ def test_one_row_that_is_sure_and_wrong_does_not_raise_the_threshold_for_all(sol
     far = torch.cat([valid.inputs[:-1], 30 * valid.inputs[-1:]])  # the model extrapolates there, and is sure of it
     (net,), wrong = models(), replace(valid, inputs=far)
 
-    def entropy(data: Rows, bounded: bool) -> float:
-        config = Config(**{**QUICK, "solver": solver, "bounded": bounded})
+    def entropy(data: Rows, clip_loss: bool) -> float:
+        config = Config(**{**QUICK, "solver": solver, "clip_loss": clip_loss})
         made = maxwent.fit(net, train, data, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
         return float(made.q.mean_log_square())
 
@@ -157,7 +157,7 @@ def fragile(net: nn.Module) -> nn.Module:
 
 def test_a_fragile_member_does_not_shrink_the_start_of_the_others():
     (net,) = (n.double() for n in models())
-    options = {"solver": "sgd", "basis": "identity", "initial_raw_scale": -3.0, "steps": 1, "check_every": 10, "widen": False}
+    options = {"solver": "sgd", "basis": "identity", "initial_raw_scale": -3.0, "steps": 1, "check_every": 10, "rescale": False}
     together, alone = solve([net, fragile(net)], **options)[0], solve([net], **options)[0]
     assert together.history.risk[0][1] <= together.history.max_risk[1]  # the fragile one was calmed
     assert together.history.entropy[0][1] < together.history.entropy[0][0] - 0.1
@@ -259,7 +259,7 @@ def test_a_looser_slack_gives_a_wider_distribution():
 
 def test_among_several_tradeoffs_the_highest_entropy_below_the_threshold_is_chosen():
     choices = (0.01, 100.0, 1.0)
-    options = {"solver": "sgd", "basis": "identity", "widen": False, "lr": 0.05}
+    options = {"solver": "sgd", "basis": "identity", "rescale": False, "lr": 0.05}
     alone = {t: solve(models(), entropy_weight=t, **options)[0] for t in choices}
     entropies = {t: float(made.q.mean_log_square()) for t, made in alone.items()}
     assert len(set(entropies.values())) == 3
@@ -298,16 +298,19 @@ def test_divergence_ends_at_the_last_good_state_and_says_so(solver: str, caplog:
     assert "from steps [0, 0]. Lower `lr` or `entropy_weight` to go further." in caplog.text
 
 
-class Root:
+class Root(Likelihood):
     """A likelihood that is always zero, with a slope of 0·∞."""
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         return (0 * output[..., 0]).abs().sqrt()
 
-    def predictive(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor) -> Prediction:
         return Prediction(mean=outputs[..., 0].mean(0))
 
     def score(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].var(0)
+
+    def epistemic(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0].var(0)
 
 
@@ -364,7 +367,7 @@ def test_fits_of_a_users_own_law_are_ranked_by_its_entropy():
         return torch.stack(each).sum(0)
 
     own = Parameterization(lambda mean, scale, z: {n: mean[n] + 0.01 / scale[n] * z[n] for n in mean}, log_density)
-    options = {"solver": "sgd", "noise": "normal", "parameterization": own, "initial_raw_scale": 2.0, "widen": False}
+    options = {"solver": "sgd", "noise": "normal", "parameterization": own, "initial_raw_scale": 2.0, "rescale": False}
     alone = {t: float(solve(models(), entropy_weight=t, **options)[0].q.entropy()) for t in (1e-3, 50.0)}
     assert alone[50.0] > alone[1e-3]
     assert solve(models(), entropy_weight=(1e-3, 50.0), **options)[0].history.chosen["entropy_weight"] == 50.0

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offmap
 from offmap.errors import ConfigError, ModelError, ShapeError
-from offmap.likelihoods import Gaussian, Prediction
+from offmap.likelihoods import Gaussian, Likelihood, Prediction
 from offmap.scores.combine import log_uncertainty
 from offmap.scores.distance import nearest, relative
 from offmap.scores.features import flat, narrowed
@@ -283,22 +283,25 @@ def test_what_the_host_breaks_on_is_infinitely_strange(bad: float, score: str) -
     assert made(x).ood[3]
 
 
-class Laplace:
-    """A likelihood of the user's own, without `epistemic`, whose score may be negative."""
+class Laplace(Likelihood):
+    """A likelihood of the user's own, whose score may be negative."""
 
     def nll(self, output: Tensor, y: Tensor) -> Tensor:
         return (output[..., 0] - y).abs()
 
-    def predictive(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor) -> Prediction:
         return Prediction(mean=outputs[..., 0].mean(0), std=outputs[..., 0].std(0) + 1)
 
     def score(self, outputs: Tensor) -> Tensor:
         return outputs[..., 0].std(0).log()
 
+    def epistemic(self, outputs: Tensor) -> Tensor:
+        return outputs[..., 0].var(0)
 
-def test_a_likelihood_without_epistemic_joins_its_own_score() -> None:
+
+def test_a_likelihood_of_the_user_joins_the_logarithm_of_its_epistemic() -> None:
     made = quick(regressor(), TRAIN, VALID, likelihood=Laplace())
-    own, new = (Laplace().score(made.outputs(x, None)).double() for x in (TRAIN[0], X))
+    own, new = (Laplace().epistemic(made.outputs(x, None)).double().log() for x in (TRAIN[0], X))
     distances = made.familiar.distances(made.predictive, X).values()
     torch.testing.assert_close(made.score(X), ((z(own, new) + sum(distances)) / 3).float(), rtol=1e-4, atol=1e-4)
 

@@ -17,7 +17,6 @@ from offmap.data.tables.formats import opened, suffix_of
 from offmap.data.tables.schema import ColumnError, Schema, columns_of
 from offmap.evaluation import Evaluation
 from offmap.guard import Guard
-from offmap.likelihoods import Gaussian
 from offmap.report.page import check_path
 from offmap.table import Table
 
@@ -52,7 +51,7 @@ def evaluate(
         schema = _aimed(schema, test, target, separator)
         x, columns = schema.read(test, separator, drop=drop or [])
         strange = {name: schema.read(path, separator, targets=False, drop=drop or [])[0] for name, path in sets.items()}
-    familiar = (x, schema.answers(columns, test, quantity=isinstance(loaded.likelihood, Gaussian)))
+    familiar = (x, schema.answers(columns, test, quantity=not loaded.likelihood.classifies))
     found = offmap.evaluate(loaded, familiar, strange)
     if report is not None:
         title = f"How OOD is {', '.join(sets)}?"

@@ -37,7 +37,7 @@ from offmap.detectors.known import FitData, Rule, number
 from offmap.detectors.penultimate import Classifier, Seen, classifier
 from offmap.errors import DataError, ModelError
 from offmap.fit import VALID_SHARE
-from offmap.likelihoods import Categorical, Prediction, check_targets
+from offmap.likelihoods import Categorical, Prediction
 from offmap.model.cache import LRUCache
 from offmap.model.forward import OutputFn
 from offmap.model.members import as_models
@@ -269,7 +269,7 @@ def _look(
     for x, y in _first(data, most, seed):
         form.check_shape(x, "the training inputs")
         seen = replace(found, memory=None).look(x)
-        check_targets(Categorical(), seen.logits, y, data.name)
+        Categorical().check_targets(seen.logits, y, data.name)
         counted = y != IGNORED
         form = form.widen(x)
         parts.append((seen.features[counted], seen.logits[counted], y[counted].long()))
@@ -279,7 +279,7 @@ def _look(
     warn_if_inaccurate(form, z, y)
     form.check(held.inputs, "the validation inputs")
     known_valid = found.look(held.inputs)
-    check_targets(Categorical(), known_valid.logits, held.targets, held.name)
+    Categorical().check_targets(known_valid.logits, held.targets, held.name)
     known = FitData(found, h, z, y, known_valid, held.targets, lambda: (x for x, _ in _first(data, most, seed)), form.span)
     return known, form
 

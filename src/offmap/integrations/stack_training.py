@@ -17,7 +17,6 @@ from offmap.data.inputs import take_rows
 from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.monitors import BestValidation
-from offmap.maxwent.risk import prediction_nll
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.posterior.construct import centre
@@ -130,7 +129,7 @@ def together(stack: Stack, likelihood: Likelihood, valid: Rows) -> Tensor:
     for rows in stack.model.blocks(valid.inputs, size):
         x, y = take_rows(valid.inputs, rows), valid.targets[rows]
         outputs = stack.apart(stack.model.outputs(lambda span: stack.weights | stack.fixed, 1, x, members=size))
-        parts.append(torch.stack([prediction_nll(likelihood, ensemble, y) for ensemble in outputs]))
+        parts.append(torch.stack([likelihood.predictive_nll(ensemble, y) for ensemble in outputs]))
     return torch.cat(parts, 1).mean(1).repeat_interleave(stack.members)
 
 

@@ -21,7 +21,7 @@ from offmap.errors import ConfigError, FileError, OffmapError
 from offmap.guard import Guard
 from offmap.io.atomic import HEADER, write_whole
 from offmap.io.schema import check_header, check_tensors
-from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from offmap.likelihoods import LIKELIHOODS, Likelihood
 from offmap.maxwent.monitors import History
 from offmap.model.digest import checksum, digest, sealed
 from offmap.model.forward import BatchedModel, OutputFn, first_tensor
@@ -36,7 +36,6 @@ from offmap.posterior.predictive import Stochastic
 from offmap.scores.combine import CombinedScore
 
 FORMAT = "offmap-guard-5"
-LIKELIHOODS: dict[str, type[Any]] = {"Gaussian": Gaussian, "Categorical": Categorical, "Bernoulli": Bernoulli}
 
 
 def save(guard: Guard, path: str | Path) -> None:
@@ -143,8 +142,8 @@ def _built(
     )
     familiar = None
     if header["in-distribution"] is not None:
-        familiar = CombinedScore.from_state(header["in-distribution"], _part(tensors, "familiar.")).to(place.device)
-    options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "in-distribution": familiar}
+        familiar = CombinedScore.from_state(header["in-distribution"], _part(tensors, "in-distribution.")).to(place.device)
+    options = header["guard"] | {"notes": tuple(header["guard"]["notes"]), "familiar": familiar}
     options["about"] = header.get("about", {})
     spec = header.get("image_spec")
     options["image_spec"] = None if spec is None else ImageSpec(**spec | {"shape": tuple(spec["shape"])})
@@ -243,19 +242,15 @@ def _part(tensors: Weights, prefix: str) -> Weights:
 
 
 def _likelihood_state(law: Likelihood) -> tuple[dict[str, Any], Weights]:
-    values = dict(vars(law))
+    values = law.state()
     tensors = {f"likelihood.{n}": v for n, v in values.items() if isinstance(v, Tensor)}
     plain = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
-    return {"name": type(law).__name__, "fields": plain}, tensors
+    name = next(name for name, known in LIKELIHOODS.items() if known is type(law))
+    return {"name": name, "fields": plain}, tensors
 
 
 def _likelihood(state: dict[str, Any], tensors: Weights) -> Likelihood:
-    parts = _part(tensors, "likelihood.")
-    law = LIKELIHOODS[state["name"]](**state["fields"] | parts)
-    for name, values in parts.items():  # one number per target
-        if values.ndim > 1 or values.numel() not in (1, getattr(law, "targets", 1)):
-            raise ValueError(f"`{name}` has the shape {tuple(values.shape)}")
-    return law
+    return LIKELIHOODS[state["name"]].from_state(state["fields"] | _part(tensors, "likelihood."))
 
 
 def _noise_state(noise: Noise) -> Any:

@@ -4,12 +4,13 @@ Stacked outputs have the draw axis first: (P, B, ...). NLLs are in nats and incl
 (pixels, tokens) they are averaged over them, and class targets of −100 are left out, as everywhere in torch.
 """
 
-from offmap.likelihoods.classes import Bernoulli, Categorical
+from offmap.likelihoods.bernoulli import Bernoulli
+from offmap.likelihoods.categorical import Categorical
 from offmap.likelihoods.gaussian import Gaussian
-from offmap.likelihoods.protocol import Likelihood, Prediction, aligned, averaged
-from offmap.likelihoods.rule import check_counted, check_targets, infer, resolve
+from offmap.likelihoods.infer import LIKELIHOODS, check_counted, infer, resolve
+from offmap.likelihoods.protocol import Likelihood, Prediction, align_targets, mean_over_positions
 
 __all__ = [
-    "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "aligned", "averaged", "check_counted",
-    "check_targets", "infer", "resolve",
+    "LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "align_targets", "check_counted", "infer",
+    "mean_over_positions", "resolve",
 ]  # fmt: skip

@@ -1,25 +1,30 @@
-"""The contract of a likelihood, and what all of them do with targets and positions."""
+"""The contract of a likelihood, and what all likelihoods do with targets and positions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from offmap._types import IGNORED
-from offmap.errors import ShapeError
+from offmap.errors import DataError, ShapeError
+from offmap.random import generator
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the mixture over draws predicts; fields that do not apply are None.
+    """The prediction of the mixture over draws; fields that do not apply are None.
 
-    Regression: `mean` and total standard deviation `std` in the targets' units and shape: (B,), (B, K), or dense.
-    Classification: `probs` (B, C, *positions), wherever the model has its class axis, and `label` (B, *positions).
+    Attributes:
+        mean: Predicted mean of a regression, in the targets' units and shape: (B,), (B, K), or dense.
+        std: Total standard deviation, in the shape of `mean`.
+        probs: Class probabilities (B, C, *positions), wherever the model has its class axis.
+        label: The most probable class (B, *positions).
     """
 
     mean: Tensor | None = None
@@ -28,27 +33,123 @@ class Prediction:
     label: Tensor | None = None
 
 
-@runtime_checkable
-class Likelihood(Protocol):
-    """The contract of a likelihood; a user's own object with these methods is accepted."""
+class Likelihood(ABC):
+    """What a model's output says about a target. Subclass it to add one; `LIKELIHOODS` registers it by name.
 
-    def nll(self, output: Tensor, y: Tensor) -> Tensor:
-        """(P, B, ...), (B, ...) -> (P, B), nats."""
-        ...
+    Outputs are stacked, (P, B, ...), the draws first; targets `y` are (B, ...). Only the four abstract methods must be written.
+    A dataclass of numbers and tensors that is registered can be saved and loaded without further code.
+    """
 
-    def predictive(self, outputs: Tensor) -> Prediction:
-        """The mixture over P."""
-        ...
+    expects: ClassVar[str] = "targets and outputs of the shapes that it compares"
+    """The shapes that fit, for error messages."""
+    classifies: ClassVar[bool] = False
+    """Whether targets are class numbers, of which −100 is ignored."""
 
+    @abstractmethod
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return −log p(y | output) in nats, averaged over positions: (P, B, ...), (B, ...) -> (P, B)."""
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Prediction:
+        """Return the prediction of the mixture over the draws."""
+
+    @abstractmethod
     def score(self, outputs: Tensor) -> Tensor:
-        """(P, B, ...) -> (B,) or (B, *positions), higher = more OOD."""
-        ...
+        """Return the total uncertainty, (B,) or (B, *positions): higher is more OOD."""
+
+    @abstractmethod
+    def epistemic(self, outputs: Tensor) -> Tensor:
+        """Return the disagreement between the draws, at least 0, (B,) or (B, *positions)."""
+
+    def predictive_nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the NLL of the prediction as it is reported, here −log (1/P) Σ_p p(y | w_p): (P, B, ...), (B, ...) -> (B,)."""
+        return math.log(outputs.shape[0]) - (-self.nll(outputs, y)).logsumexp(0)
+
+    def averaged_nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the NLL of the averaged outputs (means and log-variances, or probabilities): (P, B, ...), (B, ...) -> (B,)."""
+        return self.predictive_nll(outputs, y)
+
+    def baseline_nll(self, y: Tensor) -> Tensor | None:
+        """Return what the best prediction without inputs pays for every target, in nats; None where that is not known."""
+        return None
+
+    def point(self, outputs: Tensor) -> Tensor:
+        """Return what every draw predicts without its noise: means of a regression, logits of a classification."""
+        return outputs
+
+    def logits(self, outputs: Tensor) -> Tensor | None:
+        """Return class logits (P, B, C, *positions), or None for a regression."""
+        return None
+
+    def residual(self, prediction: Prediction, y: Tensor) -> Tensor:
+        """Return the nonconformity of predictions, (n,) or (n, K): |y − mean|/std, or 1 − p(y).
+
+        Rows with several positions give the value at a random one; rows whose targets are all −100 are left out.
+        """
+        if prediction.mean is not None and prediction.std is not None:
+            values = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).abs() / prediction.std
+            return sample_position(values, torch.ones_like(values, dtype=torch.bool)) if values.ndim > 2 else values
+        assert prediction.probs is not None
+        y = align_targets(y, prediction.probs[:, 0].shape).long()
+        counted = y != IGNORED
+        chosen = prediction.probs.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)
+        return sample_position(1 - chosen, counted)
+
+    @classmethod
+    def infer(cls, output: Tensor, y: Tensor) -> Likelihood | None:
+        """Return the likelihood of this kind for one batch of model outputs (B, ...) and targets; None if they do not fit."""
+        likelihood = cls()
+        return likelihood if likelihood.fits(output, y) else None
+
+    def fit_noise(self, outputs: Tensor, y: Tensor) -> Self:
+        """Return this likelihood with what is estimated on validation data, outputs (M, n, ...) of the base models."""
+        return self
+
+    def fits(self, output: Tensor, y: Tensor) -> bool:
+        """Return whether targets (n, ...) have the form that outputs (b, ...) ask for; numbers of positions may differ."""
+        return True
+
+    def check_targets(self, output: Tensor, y: Tensor, name: str) -> None:
+        """Raise unless targets (n, ...) fit a model's outputs (b, ...).
+
+        Args:
+            output: Outputs of the model for some rows.
+            y: Targets, of the same or other rows.
+            name: The argument that holds the targets, for the message.
+
+        Raises:
+            ShapeError: The form of the targets does not fit.
+            DataError: Their values do not.
+        """
+        if not self.fits(output, y):
+            raise misfit(type(self), output, y)
+
+    def state(self) -> dict[str, Any]:
+        """Return the fields as plain numbers and tensors, for a file."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the likelihood that has this state; a ValueError if there is none."""
+        return cls(**state)
 
 
-def aligned(y: Tensor, shape: Sequence[int]) -> Tensor:
-    """Targets in the shape of what is predicted, (B, *positions): axes of size 1 may differ, nothing else.
+def misfit(kind: type[Likelihood], output: Tensor, y: Tensor) -> ShapeError:
+    """Return the error for targets that do not fit the outputs."""
+    from offmap.likelihoods.infer import LIKELIHOODS
 
-    >>> aligned(torch.tensor([[1], [0]]), (2,))
+    name = next((name for name, known in LIKELIHOODS.items() if issubclass(kind, known)), kind.__name__)
+    return ShapeError(
+        f"Expected {kind.expects} for the {name} likelihood, but got targets {tuple(y.shape)} ({y.dtype}) and "
+        f"outputs {tuple(output.shape)}. Reshape the targets, pass `output_fn=`, or name another `likelihood=` of "
+        f"{list(LIKELIHOODS)}."
+    )
+
+
+def align_targets(y: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return targets in the shape of what is predicted, (B, *positions); only axes of size 1 may differ.
+
+    >>> align_targets(torch.tensor([[1], [0]]), (2,))
     tensor([1, 0])
     """
     if y.numel() != math.prod(shape):
@@ -59,14 +160,46 @@ def aligned(y: Tensor, shape: Sequence[int]) -> Tensor:
     return y.reshape(tuple(shape))
 
 
-def averaged(each: Tensor, y: Tensor) -> Tensor:
-    """The mean over the positions that count; 0 for a row whose targets are all −100.
+def mean_over_positions(values: Tensor, y: Tensor) -> Tensor:
+    """Return the mean over the positions that count; 0 for a row whose targets are all −100.
 
-    Shapes: `each` (..., B, *positions), `y` (B, *positions) -> (..., B).
+    Shapes: `values` (..., B, *positions), `y` (B, *positions) -> (..., B).
 
-    >>> averaged(torch.tensor([[1.0, 3.0, 9.0], [5.0, 5.0, 5.0]]), torch.tensor([[0, 1, -100], [-100, -100, -100]]))
+    >>> mean_over_positions(torch.tensor([[1.0, 3.0, 9.0], [5.0, 5.0, 5.0]]), torch.tensor([[0, 1, -100], [-100, -100, -100]]))
     tensor([2., 0.])
     """
     counted = (y != IGNORED).unsqueeze(-1).flatten(1)
-    rows = each.unsqueeze(-1).flatten(each.ndim - y.ndim + 1)
+    rows = values.unsqueeze(-1).flatten(values.ndim - y.ndim + 1)
     return torch.where(counted, rows, 0).sum(-1) / counted.sum(-1).clamp_min(1)
+
+
+def sample_position(values: Tensor, counted: Tensor) -> Tensor:
+    """Return the value at one random position of those that count, for every row that has some: (n, *positions) -> (m,).
+
+    Positions of one row are alike, rows are exchangeable: one of each keeps conformal coverage exact for a random position.
+
+    >>> sample_position(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[False, True], [False, False]]))
+    tensor([2.])
+    """
+    if values.ndim == 1:
+        return values[counted]
+    flat, counted = values.flatten(1), counted.flatten(1)
+    share = torch.rand(len(flat), generator=generator("position"), dtype=torch.float64, device="cpu").to(flat.device)
+    rank = (share * counted.sum(1)).long() + 1
+    position = (counted & (counted.cumsum(1) == rank.unsqueeze(1))).to(torch.int8).argmax(1)
+    return flat.gather(1, position.unsqueeze(1)).squeeze(1)[counted.any(1)]
+
+
+def check_classes(y: Tensor, classes: int, name: str) -> None:
+    """Raise a DataError unless the targets that count are whole numbers from 0 to `classes` − 1."""
+    y = y[y != IGNORED]
+    if y.numel() == 0:  # perhaps one batch of several
+        return
+    low, high = float(y.min()), float(y.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"Expected targets from 0 to {classes - 1} for {classes} classes, but `{name}` holds values from {low:g} to "
+            f"{high:g}. Relabel the targets, or use a model with more outputs."
+        )
+    if bool((y != y.long()).any()):
+        raise DataError(f"Expected whole numbers as classes, but `{name}` holds fractions. Round them, or fit a regression.")

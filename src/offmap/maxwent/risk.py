@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offmap import checks
-from offmap._types import IGNORED, Weights
+from offmap._types import Weights
 from offmap.data import Rows
 from offmap.data.inputs import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group, joined, part
 from offmap.errors import ConfigError, nearest
-from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, aligned, averaged
+from offmap.likelihoods import Likelihood, align_targets, mean_over_positions
 from offmap.model.forward import BatchedModel, Draw
 from offmap.posterior.distribution import CACHE_BYTES, WeightDistribution
 
@@ -33,35 +33,32 @@ RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
 """(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
 
 
-def prediction_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """NLL of the prediction as it is reported: (P, B, ...), (B, ...) -> (B,); of the mixture for a user's own likelihood."""
-    own = getattr(likelihood, "prediction_nll", None)
-    return own(outputs, y) if own is not None else math.log(outputs.shape[0]) - (-likelihood.nll(outputs, y)).logsumexp(0)
+def predictive_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the NLL of the prediction as it is reported: (P, B, ...), (B, ...) -> (B,)."""
+    return likelihood.predictive_nll(outputs, y)
 
 
 def expected_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """(1/P) Σ_p −log p(y | w_p), the first term of the objective."""
+    """Return (1/P) Σ_p −log p(y | w_p), the first term of the objective."""
     return likelihood.nll(outputs, y).mean(0)
 
 
 def averaged_nll(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """NLL of the averaged outputs (means and log-variances, or probabilities), as in the authors' code."""
-    if isinstance(likelihood, Gaussian):
-        return likelihood.nll(outputs.mean(0, keepdim=True), y)[0]
-    return prediction_nll(likelihood, outputs, y)
+    """Return the NLL of the averaged outputs, as in the authors' code."""
+    return likelihood.averaged_nll(outputs, y)
 
 
 def zero_one(likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
     """1 where the mixture's label is wrong, or the share of positions where it is."""
-    label = likelihood.predictive(outputs).label
+    label = likelihood.predict(outputs).label
     if label is None:
         raise ConfigError("Expected a classification likelihood for the risk 'zero-one'; use 'nll' for regression.")
-    y = aligned(y, label.shape)
-    return averaged((label != y).to(outputs.dtype), y)
+    y = align_targets(y, label.shape)
+    return mean_over_positions((label != y).to(outputs.dtype), y)
 
 
 RISKS: dict[str, RiskFn] = {
-    "nll": prediction_nll, "expected-nll": expected_nll, "averaged-nll": averaged_nll, "zero-one": zero_one,
+    "nll": predictive_nll, "expected-nll": expected_nll, "averaged-nll": averaged_nll, "zero-one": zero_one,
 }  # fmt: skip
 
 
@@ -76,7 +73,7 @@ class Validation:
     model: BatchedModel
     likelihood: Likelihood
     data: Rows
-    risk: RiskFn = prediction_nll
+    risk: RiskFn = predictive_nll
     draws: int = 50
     seed: int = 0
     bound: Tensor | None = None  # (M, 1): no example costs more, unless its loss is not finite
@@ -151,9 +148,11 @@ class Validation:
         """The same, but no example costs more than chance would pay for the worst one; `weights` are the plain members', {name:
         (M, ...)}. Likelihoods of the user's own, and members that chance beats, have no bound.
         """
-        worst = worst_chance(self.likelihood, self.data.targets)
-        if worst is None:
+        baseline = self.likelihood.baseline_nll(self.data.targets)
+        if baseline is None:
             return self
+        # without a bound, a row on which the model is sure and wrong decides alone how high τ is
+        worst = float(baseline.max())
         members = next(iter(weights.values())).shape[0]
         losses = self._passed(range(members), lambda span: weights, 1)[0].clamp_max(worst)
         # a threshold at the bound itself would let anything pass
@@ -185,40 +184,15 @@ class Validation:
 
 
 def chance_nll(likelihood: Likelihood, y: Tensor) -> float:
-    """What a prediction pays on average that knows the targets' frequencies, or their mean and variance, and no input.
+    """Return the mean NLL of a prediction that knows the targets' frequencies, or their mean and variance, and no input.
 
     >>> round(chance_nll(Categorical(), torch.tensor([0, 1, 0, 1])), 4)
     0.6931
     """
-    losses = chance_losses(likelihood, y)
+    losses = likelihood.baseline_nll(y)
     if losses is None:
-        raise ConfigError("Expected one of offmap's own likelihoods for tolerance='smoothed'; use tolerance='paper'.")
+        raise ConfigError("Expected a likelihood with `baseline_nll` for tolerance='smoothed'; use tolerance='paper'.")
     return float(losses.mean())
-
-
-def worst_chance(likelihood: Likelihood, y: Tensor) -> float | None:
-    """The most that such a prediction pays for one of the targets; None for a likelihood of the user's own.
-
-    A model may be sure and wrong on a few validation rows; without a bound such a row decides alone how high τ is, and lets the
-    distribution grow without end.
-
-    >>> round(worst_chance(Categorical(), torch.tensor([0, 0, 0, 1])), 4)
-    1.3863
-    """
-    losses = chance_losses(likelihood, y)
-    return None if losses is None else float(losses.max())
-
-
-def chance_losses(likelihood: Likelihood, y: Tensor) -> Tensor | None:
-    """What a prediction without inputs pays for every target (and position), in nats."""
-    if isinstance(likelihood, Gaussian):
-        values = likelihood.columns(y).double()
-        variance = values.var(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
-        return 0.5 * ((2 * math.pi * variance).log() + (values - values.mean(0)).square() / variance).sum(1)
-    if not isinstance(likelihood, Categorical | Bernoulli):
-        return None
-    _, which, counts = torch.unique(y[y != IGNORED], return_inverse=True, return_counts=True)
-    return -(counts.double() / counts.sum()).log()[which.flatten()]
 
 
 def as_risk(risk: str | RiskFn) -> RiskFn:

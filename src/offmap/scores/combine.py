@@ -185,11 +185,9 @@ def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Te
     """Log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's own disagreement.
 
     The logarithm first: of members as wide as the data allow, one may be wider than all others by orders of magnitude. Members
-    that are not random disagree only with each other. The score of a likelihood without `epistemic` is taken as it is: it may be
-    negative.
+    that are not random disagree only with each other.
     """
-    own = getattr(likelihood, "epistemic", None)
     draws = outputs.shape[0] // members
     parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
-    each = torch.stack([(own or likelihood.score)(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return (each.clamp_min(1e-30).log() if own else each).mean(0)
+    each = torch.stack([likelihood.epistemic(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return each.clamp_min(1e-30).log().mean(0)

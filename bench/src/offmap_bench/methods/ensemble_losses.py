@@ -16,7 +16,7 @@ from offmap.data import Batch
 from offmap.errors import ConfigError
 from offmap.integrations.stack_training import Losses, Stack
 from offmap.integrations.stack_training import member_risks as risk
-from offmap.likelihoods import Gaussian, Likelihood
+from offmap.likelihoods import Likelihood
 from offmap.posterior.distribution import sum_per_member
 from offmap.random import generator
 
@@ -105,7 +105,7 @@ def anti_regularised(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, thr
 
 def predicted(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     """What members can differ in: the means of a regression, else the outputs themselves, (G·M, B, ...)."""
-    return likelihood.moments(outputs)[0] if isinstance(likelihood, Gaussian) else outputs
+    return likelihood.point(outputs)
 
 
 def in_box(x: Inputs, seed: int, step: int) -> Tensor:

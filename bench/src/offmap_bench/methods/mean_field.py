@@ -21,7 +21,6 @@ from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.monitors import BestValidation, History
 from offmap.maxwent.objective import Objective, kl
-from offmap.maxwent.risk import prediction_nll
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.posterior.construct import StackedModel, centre
@@ -146,7 +145,7 @@ class Posteriors:
             x, y = take_rows(valid.inputs, rows), valid.targets[rows]
             outputs = self.model.outputs(lambda span: self.draw(span, "valid", scale), draws, x, members=members)
             apart = outputs.unflatten(0, (members, draws))
-            total += torch.stack([prediction_nll(self.likelihood, own, y).double().sum() for own in apart])
+            total += torch.stack([self.likelihood.predictive_nll(own, y).double().sum() for own in apart])
         return total / valid.rows
 
     def setting(self, number: int, risk: Tensor, stop_reason: str, config: Config) -> Stochastic:

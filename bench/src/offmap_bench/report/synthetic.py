@@ -165,7 +165,7 @@ def passed(cell: Cell, record: Record) -> list[tuple[int, float, View]]:
     law, batch = likelihood_of(task, net), cell.config.get("batch_size", BATCH)
 
     def look(predictive: Stochastic) -> tuple[float, View]:
-        prediction = law.predictive(predictive.outputs(x, PREDICTIONS, clip=None, seed=cell.seed))
+        prediction = law.predict(predictive.outputs(x, PREDICTIONS, clip=None, seed=cell.seed))
         return float(predictive.q.mean_log_square().detach().mean()), view_of(prediction)
 
     seen = course([net], task, config, cell.seed, look, batch_size=batch).seen

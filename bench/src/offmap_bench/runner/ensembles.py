@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from offmap.integrations.stack_training import Training, not_negative
-from offmap.maxwent.risk import prediction_nll
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Runtime, override
 from offmap_bench.methods import anchored, negative_correlation, overall_diversity, repulsive
@@ -93,6 +92,6 @@ def _train(
     """All candidates in one stack, and of them the one of lowest validation NLL."""
     rows, held, law = material(nets, task, recipe)
     fits = ENSEMBLES[name].fit_grid(nets, rows, held, likelihood=law, configs=configs, seed=seed, runtime=Runtime(progress=False))
-    risks = [float(prediction_nll(law, made.outputs(held.inputs, 1), held.targets).mean()) for made in fits]
+    risks = [float(law.predictive_nll(made.outputs(held.inputs, 1), held.targets).mean()) for made in fits]
     best = min(range(len(fits)), key=lambda k: math.inf if math.isnan(risks[k]) else risks[k])
     return dict(fits[best].weights), dict(candidates[best])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from offmap import conformal
-from offmap.detector import residuals
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.metrics import coverage, ence, mean_width, reference_ece
@@ -31,7 +30,7 @@ def regression_measures(guard: Guard, task: Task) -> dict[str, float]:
         test, valid = (guard.predict(part[0], clip=clip) for part in (task.test, task.valid))  # pyright: ignore
         if test.mean is None or test.std is None:
             return {}
-        missed = residuals(guard.likelihood, valid, task.valid[1]).flatten()
+        missed = guard.likelihood.residual(valid, task.valid[1]).flatten()
         measured = calibration(test, task.test[1]) | {
             **held(test, task.test[1], conformal.quantile(missed, LEVEL) * test.std, "conformal"),
             **held(test, task.test[1], missed.quantile(LEVEL) * test.std, "calibrated"),
