@@ -11,12 +11,11 @@ from offmap import checks
 from offmap._types import Inputs
 from offmap.data import Batches, Rows, sample_together
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detector import Calibration, tell_if_infinite
+from offmap.detector import Calibration
 from offmap.distributed.group import SINGLE_PROCESS, Group, joined, part
 from offmap.distributed.rows import predicted, spread
 from offmap.errors import ConfigError
 from offmap.guard import COMPARING, Guard, checked_clip
-from offmap.likelihoods import check_counted
 from offmap.maxwent.select import CLIPS, lowest
 from offmap.posterior.distribution import CACHE_BYTES
 from offmap.posterior.predictive import CachedPredictive
@@ -77,23 +76,14 @@ def choose_clip(made: Guard, held: Rows, group: Group = SINGLE_PROCESS) -> float
     return None if best == float("inf") else best
 
 
-def check_familiar(guard: Guard, rows: Rows) -> None:
-    """Raise unless the targets fit what the guard predicts."""
-    plain = guard.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=guard.seed)
-    guard.likelihood.check_targets(plain[0], rows.targets, rows.name)
-    check_counted(guard.likelihood, rows.targets, rows.name)
-
-
 def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = SINGLE_PROCESS) -> Calibration:
-    """Scores and misses of the guard on in-distribution data, each process of a `group` on some rows; an infinite threshold is said
-    so.
-    """
+    """Scores and residuals of the guard on in-distribution rows, each process of a `group` on some of them."""
     false_alarms = checks.alarms(false_alarms)
-    check_familiar(guard, rows)
+    guard.check_targets(rows)
     missed = guard.likelihood.residual(predicted(guard, rows.inputs, group), rows.targets)
-    made = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
-    tell_if_infinite(made.threshold, rows.rows, false_alarms, rows.name)
-    return made
+    calibration = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
+    calibration.warn_if_infinite(rows.rows, rows.name)
+    return calibration
 
 
 def nll(guard: Guard, rows: Rows, *, clip: float | None) -> Tensor:

@@ -1,20 +1,26 @@
-"""What a guard answers, and what it remembers of in-distribution data."""
+"""`Detector`: a score, a threshold with a promise, a prediction. Guards, ensembles, distilled and post-hoc detectors are its kinds."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from offmap import conformal
-from offmap._types import IGNORED, Inputs
-from offmap.data import lay
-from offmap.errors import NotFittedError
+from offmap import checks, conformal
+from offmap._torch_private import tree_map
+from offmap._types import IGNORED, Data, Inputs
+from offmap.data import Place, Rows, batches, check_finite, check_inputs, gather, given, is_mapping, lay, own_order, unlabelled
+from offmap.data.image_spec import ImageSpec
+from offmap.data.inputs import mark_shared, rows_of, take_rows
+from offmap.errors import ConfigError, DataError, NotFittedError
 from offmap.likelihoods import Prediction
 
 logger = logging.getLogger("offmap")
@@ -22,11 +28,14 @@ logger = logging.getLogger("offmap")
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Prediction):
-    """A prediction from clipped draws with a verdict from unclipped ones.
+    """Prediction (from clipped draws) and verdict (from unclipped ones) for B inputs.
 
-    `score` (B,) is higher for more OOD inputs, `ood` is score > threshold, `p_value` the conformal p-value (the share of
-    in-distribution data at least as OOD); `score_map` (B, *positions) keeps the positions of dense outputs, NaN where there is
-    padding. Batches of different lengths are joined at the length of the longest: NaN, label −100.
+    Attributes:
+        score: (B,), higher = more OOD.
+        ood: (B,) bool, score > threshold.
+        p_value: (B,), conformal: the share of calibration rows whose score is at least as high.
+        score_map: (B, *positions) for dense outputs, NaN at padding, else None. Batches of different lengths are padded to the
+            longest with NaN, label −100.
     """
 
     score: Tensor
@@ -45,58 +54,232 @@ class Interval:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What in-distribution data looked like: scores (n,), and how far off predictions were, `residuals` (n,) or (n, K); for dense outputs
-    those of one position per row.
+    """Scores and residuals of in-distribution rows that set threshold, p-values and intervals.
 
-    `exact` is False when the same data also chose the risk threshold or the clip: guarantees are then approximate.
+    Attributes:
+        scores: (n,).
+        residuals: (n,) or (n, K), |y − mean|/std or 1 − p(y); one position per row for dense outputs. None without targets.
+        false_alarms: Share of in-distribution rows that may be called OOD.
+        exact: False when the same rows also chose the risk bound or the clip: guarantees are then approximate.
     """
 
     scores: Tensor
-    residuals: Tensor
+    residuals: Tensor | None = None
     false_alarms: float = 0.05
     exact: bool = True
 
-    @property
+    @cached_property
     def threshold(self) -> float:
-        """The ⌈(1 − false alarms)(n + 1)⌉-th smallest score; infinite when n is too small.
+        """The ⌈(1 − false_alarms)(n + 1)⌉-th smallest score; infinite when n is too small.
 
-        >>> Calibration(torch.arange(1.0, 40.0), torch.zeros(39)).threshold
+        >>> Calibration(torch.arange(1.0, 40.0)).threshold
         38.0
         """
         return float(conformal.quantile(self.scores, 1 - self.false_alarms))
 
+    @cached_property
+    def _sorted(self) -> Tensor:
+        return self.scores.sort().values
 
-def interval_around(prediction: Prediction, calibration: Calibration, level: float) -> Interval:
-    """Conformal interval mean ± q·std; infinite when calibration data are too few for the level."""
-    if prediction.mean is None or prediction.std is None:
-        raise NotFittedError("Expected a regression guard for `interval`; use `prediction_set` for classification.")
-    radius = conformal.quantile(calibration.residuals, level).to(prediction.std) * prediction.std
-    return Interval(prediction.mean - radius, prediction.mean + radius)
+    def p_value(self, scores: Tensor) -> Tensor:
+        """Conformal p-values, as `offmap.conformal.p_value` gives them, from scores that are sorted once: (B,) -> (B,).
+
+        >>> Calibration(torch.tensor([1.0, 2.0, 3.0])).p_value(torch.tensor([0.0, 2.0, 9.0]))
+        tensor([1.0000, 0.7500, 0.2500])
+        """
+        n = len(self.scores)
+        kind = torch.promote_types(scores.dtype, self.scores.dtype)
+        below = torch.searchsorted(self._sorted.to(kind), scores.to(kind).contiguous())
+        return ((1 + n - below).to(kind) / (n + 1)).to(scores)
+
+    def radius(self, level: float) -> Tensor:
+        """The conformal quantile of the residuals, () or (K,); infinite when n is too small for `level`."""
+        if self.residuals is None:
+            raise NotFittedError("Expected a detector that was calibrated with targets; use a Guard.")
+        return conformal.quantile(self.residuals, level)
+
+    def to(self, device: str | torch.device) -> Calibration:
+        """Return the same calibration on another device."""
+        residuals = None if self.residuals is None else self.residuals.to(device)
+        return replace(self, scores=self.scores.to(device), residuals=residuals)
+
+    def warn_if_infinite(self, rows: int, name: str = "valid") -> None:
+        """Warn that nothing will be flagged: too few rows for the false alarm rate, or scores that overflow."""
+        needed = math.ceil(1 / self.false_alarms * (1 - 1e-12)) - 1
+        if rows < needed:
+            logger.warning(
+                "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate "
+                "of %g. Pass at least %d.", rows, self.false_alarms, needed,
+            )  # fmt: skip
+        elif self.threshold == math.inf:
+            logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", name)
 
 
-def likely_classes(prediction: Prediction, calibration: Calibration, level: float) -> Tensor:
-    """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few."""
-    if prediction.probs is None:
-        raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
-    return 1 - prediction.probs <= conformal.quantile(calibration.residuals, level).to(prediction.probs)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Detector(ABC):
+    """Base of everything that calls inputs OOD. A kind overrides `_score` and `_predict`, and `_features` for what both read.
 
+    Inputs are a tensor or array, a tuple (`*args` of the model), a dict or what is like one (`**kwargs`; a target among them is
+    put aside), or a DataLoader of these, whose batches may differ in length. Results are on the model's device.
 
-def tell_if_infinite(threshold: float, rows: int, false_alarms: float, name: str = "valid") -> None:
-    """Say why nothing will be flagged, if so: too few rows for the rate of false alarms, or scores that overflow."""
-    needed = math.ceil(1 / false_alarms * (1 - 1e-12)) - 1
-    if rows < needed:
-        logger.warning(
-            "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate of "
-            "%g. Pass at least %d.", rows, false_alarms, needed,
-        )  # fmt: skip
-    elif threshold == math.inf:
-        logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", name)
+    Args:
+        calibration: Scores of in-distribution rows, which set the threshold.
+        place: Device and dtype of the inputs.
+        target: Key of the targets in batches that are one dict.
+        seed: Seed of everything random.
+        image_spec: Shape and range of image inputs: other shapes are refused, other ranges logged.
+    """
+
+    calibration: Calibration
+    place: Place
+    target: str = "labels"
+    seed: int = 0
+    image_spec: ImageSpec | None = None
+
+    @abstractmethod
+    def _score(self, features: Any) -> Tensor:
+        """Score a block: (B,) or (B, *positions), NaN at padding."""
+
+    @abstractmethod
+    def _predict(self, features: Any) -> Prediction:
+        """Predict a block."""
+
+    def _features(self, rows: Inputs) -> Any:
+        """Compute what `_score` and `_predict` both read of a block of inputs; by default the inputs themselves."""
+        return rows
+
+    def _residuals(self, rows: Rows) -> Tensor | None:
+        """Nonconformity of the predictions at the targets, for intervals; None for kinds that have no intervals."""
+        return None
+
+    def block_rows(self) -> int:
+        """How many rows `_features` may hold at once."""
+        return 4096
+
+    @property
+    def threshold(self) -> float:
+        """Scores above it are called OOD; infinite when calibration rows are too few."""
+        return self.calibration.threshold
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype of scores: the model's, float32 at least."""
+        return torch.promote_types(self.place.dtype, torch.float32)
+
+    def __call__(self, x: Inputs) -> Result:
+        """Predict, score and judge every input."""
+        return merge_parts((self._judge(self._features(rows)) for rows in self.blocks(x)), concat_results)
+
+    def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
+        """Score every input: (B,), higher = more OOD.
+
+        Args:
+            x: Inputs of B rows.
+            reduce: "mean" or "max" over the positions of dense outputs; None keeps them, (B, *positions). Positions that an
+                `attention_mask` of the inputs calls padding are left out, and are NaN in the map. The threshold belongs to the mean.
+        """
+        if reduce is not None and (not isinstance(reduce, str) or reduce not in ("mean", "max")):
+            raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
+        parts = (reduce_positions(self._score(self._features(rows)), reduce) for rows in self.blocks(x))
+        return merge_parts(parts, concat_padded)
+
+    def predict(self, x: Inputs) -> Prediction:
+        """Predict every input."""
+        return merge_parts((self._predict(self._features(rows)) for rows in self.blocks(x)), concat_results)
+
+    def interval(self, x: Inputs, level: float = 0.95) -> Interval:
+        """Return the conformal interval mean ± q·std around a regression.
+
+        Infinite when calibration rows are too few for the level. Dense outputs are covered on average over their positions.
+
+        Args:
+            x: Inputs of B rows.
+            level: Share of new targets inside the interval.
+        """
+        prediction = self.predict(x)
+        if prediction.mean is None or prediction.std is None:
+            raise NotFittedError("Expected a regression guard for `interval`; use `prediction_set` for classification.")
+        radius = self.calibration.radius(level).to(prediction.std) * prediction.std
+        return Interval(prediction.mean - radius, prediction.mean + radius)
+
+    def prediction_set(self, x: Inputs, level: float = 0.95) -> Tensor:
+        """Return the classes that cannot be ruled out, (B, C) bool; all of them when calibration rows are too few.
+
+        Args:
+            x: Inputs of B rows.
+            level: Share of new targets inside the set; of dense outputs, (B, C, *positions), on average over positions.
+        """
+        prediction = self.predict(x)
+        if prediction.probs is None:
+            raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
+        return 1 - prediction.probs <= self.calibration.radius(level).to(prediction.probs)
+
+    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Self:
+        """Return the same detector with threshold, p-values and intervals from other in-distribution data.
+
+        Args:
+            valid: In-distribution rows on which no choice was made.
+            false_alarms: Share of in-distribution rows that may be called OOD.
+        """
+        false_alarms = checks.alarms(false_alarms)
+        with own_order(self.seed):
+            rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
+        residuals = self._residuals(rows)
+        calibration = Calibration(self.score(rows.inputs), residuals, false_alarms)
+        calibration.warn_if_infinite(rows.rows, rows.name)
+        return replace(self, calibration=calibration)
+
+    def blocks(self, x: Any, rows: int | None = None) -> Iterator[Inputs]:
+        """Cut inputs, checked and on the right device, into blocks of at most `rows` (default: `block_rows()`)."""
+        step, empty = rows or self.block_rows(), True
+        for source in self._sources(x):
+            inputs = tree_map(self.place.put, source)
+            check_inputs(inputs, "the guard")
+            check_finite(inputs, None, "the inputs")
+            if self.image_spec is not None:
+                self.image_spec.check(inputs, "the inputs")
+            inputs = mark_shared(inputs)
+            for start in range(0, rows_of(inputs), step):
+                empty = False
+                yield take_rows(inputs, slice(start, start + step))
+        if empty:
+            raise DataError("Expected at least one input, but got none.")
+
+    def _sources(self, x: Any) -> Iterator[Inputs]:
+        """Yield the inputs themselves, or those of every batch of a DataLoader, without targets."""
+        if not isinstance(x, DataLoader):
+            yield unlabelled(x, self.target) if is_mapping(x) else x
+            return
+        for batch in given(x, "the inputs"):
+            yield unlabelled(batch, self.target)
+
+    def _judge(self, features: Any) -> Result:
+        prediction, score_map = self._predict(features), self._score(features)
+        score = reduce_positions(score_map, "mean")
+        return Result(
+            **vars(prediction),
+            score=score,
+            ood=score > self.threshold,
+            p_value=self.calibration.p_value(score),
+            score_map=score_map if score_map.ndim > 1 else None,
+        )
+
+    def _describe(self) -> str:
+        """What kind of detector this is, in a few words for `repr`."""
+        return ""
+
+    def __repr__(self) -> str:
+        n, kind = len(self.calibration.scores), "exact" if self.calibration.exact else "approximate"
+        return (
+            f"{type(self).__name__}({self._describe()})\n"
+            f"  threshold {self.threshold:.4g}: {self.calibration.false_alarms:g} false alarms on {n} calibration rows ({kind})"
+        )
 
 
 def attended(inputs: Inputs, scores: Tensor) -> Tensor | None:
     """Which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one.
 
-    A map one shorter than the mask holds what is told of the next tokens: the mask's last columns belong to it.
+    A map one shorter than the mask holds predictions of the next tokens: the mask's last columns belong to it.
 
     >>> attended({"attention_mask": torch.tensor([[1, 1, 0]])}, torch.zeros(1, 2))
     tensor([[ True, False]])
@@ -107,10 +290,10 @@ def attended(inputs: Inputs, scores: Tensor) -> Tensor | None:
     return mask[:, mask.shape[1] - scores.shape[1] :] != 0
 
 
-def reduced(scores: Tensor, how: str | None) -> Tensor:
-    """Positions to one score per example, NaN left out: (B, *positions) -> (B,); infinite where no position is left.
+def reduce_positions(scores: Tensor, how: str | None) -> Tensor:
+    """Reduce positions to one score per example, NaN left out: (B, *positions) -> (B,); infinite where no position is left.
 
-    >>> reduced(torch.tensor([[1.0, 3.0, torch.nan]]), "mean")
+    >>> reduce_positions(torch.tensor([[1.0, 3.0, torch.nan]]), "mean")
     tensor([2.])
     """
     if how is None or scores.ndim == 1:
@@ -125,17 +308,17 @@ Record = TypeVar("Record", bound=Prediction)
 Part = TypeVar("Part")
 
 
-def joined(parts: list[Record]) -> Record:
-    """One answer out of the answers to consecutive rows."""
-    whole = {}
+def concat_results(parts: list[Record]) -> Record:
+    """Concatenate predictions or results of consecutive rows, field by field."""
+    columns: dict[str, Tensor | None] = {}
     for f in fields(parts[0]):
         values = [getattr(part, f.name) for part in parts]
-        whole[f.name] = None if values[0] is None else concat_padded(values)
-    return type(parts[0])(**whole)
+        columns[f.name] = None if values[0] is None else concat_padded(values)
+    return type(parts[0])(**columns)  # pyright: ignore[reportArgumentType]
 
 
 def concat_padded(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Rows one after another; where positions differ in number, the missing ones are NaN, −100 or False by type.
+    """Concatenate rows; where positions differ in number, the missing ones are NaN, −100 or False by type.
 
     >>> concat_padded([torch.tensor([[0.5, 1.0]]), torch.tensor([[2.0]])])
     tensor([[0.5000, 1.0000],
@@ -145,8 +328,8 @@ def concat_padded(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return lay(parts, torch.nan if kind.is_floating_point else False if kind == torch.bool else IGNORED, dim)
 
 
-def gathered(parts: Iterable[Part], join: Callable[[list[Part]], Part]) -> Part:
-    """All parts joined, in a few long pieces on the way.
+def merge_parts(parts: Iterable[Part], concat: Callable[[list[Part]], Part]) -> Part:
+    """Concatenate all parts, through a few long pieces on the way.
 
     Many short ones, left between the large temporaries of later blocks, would keep the allocator from using freed memory again:
     a stream of a million rows then holds 100 MB more than one of ten thousand.
@@ -156,6 +339,6 @@ def gathered(parts: Iterable[Part], join: Callable[[list[Part]], Part]) -> Part:
         size = 1
         while pieces and pieces[-1][0] <= size:
             before, piece = pieces.pop()
-            size, part = size + before, join([piece, part])
+            size, part = size + before, concat([piece, part])
         pieces.append((size, part))
-    return join([piece for _, piece in pieces])
+    return concat([piece for _, piece in pieces])

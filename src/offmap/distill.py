@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from offmap import checks, conformal
+from offmap import checks
 from offmap._types import Data, Inputs
 from offmap.data import batches, gather, own_order, sample
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detector import Result, concat_padded, gathered, joined, tell_if_infinite
+from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
 from offmap.export.distilled import Distilled, Looks, Plain, distil, strange
 from offmap.export.draws import own
 from offmap.export.graph import Answering
 from offmap.export.onnx import ExportInfo, Sheet, check_path, export
-from offmap.export.passes import CONVOLUTIONS, Passes
+from offmap.export.passes import CONVOLUTIONS, Passed, Passes
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.model.features import features
 from offmap.model.params import all_params
 from offmap.scores.combine import LAYERS, ROWS
-from offmap.scores.features import NARROW, WIDEST, blocks, directions, spread_out
+from offmap.scores.features import NARROW, STEP, WIDEST, blocks, directions, spread_out
 
 logger = logging.getLogger("offmap")
 
@@ -37,44 +36,39 @@ SHARE = 6
 """For so many OOD rows there is one in-distribution row in the lesson, at least."""
 
 
-@dataclass(frozen=True, eq=False)
-class DistilledGuard:
-    """A frozen Scorer with a threshold, from a guard: methods take what the guard's take; higher scores are more OOD.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DistilledGuard(Detector):
+    """A detector that reads a guard's score off one pass of the first base model, whose prediction it gives.
 
-    The prediction is the first plain net's. `calibration` (n,) are the scores of in-distribution data.
+    Args:
+        guard: The teacher.
+        passes: One pass of the first member, which shows some of its layers.
+        judge: The head that was trained on the guard's scores.
     """
 
     guard: Guard
     passes: Passes
     judge: Distilled
-    calibration: Tensor
-    false_alarms: float = 0.05
 
-    @property
-    def threshold(self) -> float:
-        """Scores above it are called OOD; infinite when calibration data are too few."""
-        return float(conformal.quantile(self.calibration, 1 - self.false_alarms))
+    def _describe(self) -> str:
+        return f"one pass, taught by a guard of {self.guard.draws} draws"
 
-    def __call__(self, x: Inputs) -> Result:
-        """The plain net's prediction, the score and the verdict for every input."""
-        return gathered((self._answer(block) for block in self._blocks(x)), joined)
+    def block_rows(self) -> int:
+        """As many as one pass takes."""
+        return min(STEP, self.guard.block_rows())
 
-    def score(self, x: Inputs) -> Tensor:
-        """How OOD each input is, (B,), on the scale of the guard's score."""
-        return gathered((self._scores(block)[0] for block in self._blocks(x)), concat_padded)
+    @torch.no_grad()
+    def _features(self, rows: Inputs) -> tuple[Tensor, Passed]:
+        rows = checked(rows)
+        return rows, self.passes(rows)
 
-    def predict(self, x: Inputs) -> Prediction:
-        """The first plain net's prediction."""
-        return gathered((self._predicted(self._scores(block)[1]) for block in self._blocks(x)), joined)
+    @torch.no_grad()
+    def _score(self, features: tuple[Tensor, Passed]) -> Tensor:
+        rows, passed = features
+        return self.judge(rows, None, passed).to(self.precision)
 
-    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> DistilledGuard:
-        """The same with threshold and p-values from other in-distribution data."""
-        false_alarms = checks.alarms(false_alarms)
-        with own_order(self.guard.seed):
-            rows = gather(batches(valid, self.guard.place, name="valid", target=self.guard.target), least=2)
-        made = replace(self, calibration=self.score(rows.inputs), false_alarms=false_alarms)
-        tell_if_infinite(made.threshold, rows.rows, false_alarms)
-        return made
+    def _predict(self, features: tuple[Tensor, Passed]) -> Prediction:
+        return self.guard.likelihood.predict(features[1].outputs[0].unsqueeze(0))
 
     def export(self, path: str | Path, example: Inputs) -> ExportInfo:
         """Write pass, score and verdict as one graph, `.onnx` or `.pt2`, with the outputs and checks of `Guard.export`."""
@@ -83,7 +77,7 @@ class DistilledGuard:
             raise ConfigError(
                 f"Expected a guard on the CPU for export, but it is on {self.guard.place.device}. Start from `guard.to('cpu')`."
             )
-        rows = next(self._blocks(example))
+        rows = checked(next(self.blocks(example)))
         rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
         precise = torch.promote_types(self.guard.place.dtype, torch.float32)
         predict = self.guard.likelihood.predictive
@@ -91,29 +85,11 @@ class DistilledGuard:
         result = self(rows)
         names = ("mean", "std", "probs", "score", "ood")
         expected = {name: value for name in names if (value := getattr(result, name)) is not None}
-        facts = {"threshold": self.threshold, "false_alarms": self.false_alarms, "exact": True, "draws": 1, "members": 1,
-                 "half": False, "levels": _levels(self.calibration), "score": "one pass"}  # fmt: skip
+        facts = {"threshold": self.threshold, "false_alarms": self.calibration.false_alarms, "exact": True, "draws": 1, "members": 1,
+                 "half": False, "levels": _levels(self.calibration.scores), "score": "one pass"}  # fmt: skip
         assert isinstance(rows, Tensor)
         sheet = Sheet(module, (rows.as_subclass(Tensor),), ("input",), (True,), expected, None, facts)
         return export(sheet, path, draws=1, threshold=self.threshold, exact=True)
-
-    def _blocks(self, x: Inputs) -> Iterator[Inputs]:
-        for block in self.guard.blocks(x):
-            yield from blocks(self.guard.predictive, checked(block))
-
-    @torch.no_grad()
-    def _scores(self, block: Inputs) -> tuple[Tensor, Tensor]:
-        """Scores (B,) and the plain net's outputs (1, B, ...)."""
-        passed = self.passes(block)
-        return self.judge(block, None, passed).to(torch.promote_types(self.guard.place.dtype, torch.float32)), passed.outputs[0]
-
-    def _predicted(self, output: Tensor) -> Prediction:
-        return self.guard.likelihood.predict(output.unsqueeze(0))
-
-    def _answer(self, block: Inputs) -> Result:
-        score, output = self._scores(block)
-        p_value = conformal.p_value(self.calibration, score).to(score)
-        return Result(**vars(self._predicted(output)), score=score, ood=score > self.threshold, p_value=p_value)
 
 
 def distill(
@@ -151,8 +127,15 @@ def distill(
         times = -(-rows // SHARE // len(near))  # what is in-distribution must not be forgotten among so much that is OOD
         seen, scores = torch.cat([seen, usual.repeat(times, 1)]), torch.cat([far, near.repeat(times)])
         head = distil(seen, scores, usual, guard.calibration.scores, seed=seed)
-    found = DistilledGuard(guard, passes, Distilled(looks, head), guard.calibration.scores)
-    return found.calibrate(valid, false_alarms)
+    judge = Distilled(looks, head)
+    with torch.no_grad():
+        scores = torch.cat([judge(x, None, passes(x)) for x in blocks(guard.predictive, checked(valid.inputs))])
+    calibration = Calibration(scores.to(guard.precision), None, false_alarms)
+    calibration.warn_if_infinite(valid.rows)
+    return DistilledGuard(
+        guard=guard, passes=passes, judge=judge, calibration=calibration, place=guard.place, target=guard.target, seed=guard.seed,
+        image_spec=guard.image_spec,
+    )  # fmt: skip
 
 
 def checked(inputs: Inputs) -> Tensor:

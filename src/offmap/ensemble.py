@@ -10,132 +10,99 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offmap import checks, conformal
+from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
-from offmap.calibration import EMPTY
-from offmap.data import Place, Rows, batches, gather, own_order
-from offmap.detector import (  # fmt: skip
-    Calibration,
-    Interval,
-    Result,
-    concat_padded,
-    gathered,
-    interval_around,
-    joined,
-    likely_classes,
-    tell_if_infinite,
-)
+from offmap.data import Rows, batches, gather, own_order
+from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction, align_targets
 from offmap.scores.neighbours import Scale
 
 
-@dataclass(frozen=True, eq=False)
-class GuardEnsemble:
-    """A frozen Scorer with a threshold over several guards: methods take what a guard's take; higher scores are more OOD.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class GuardEnsemble(Detector):
+    """A detector over several guards: scores are averaged in standard deviations, predictions are mixed evenly.
 
-    `centre` and `spread` (G,) are mean and standard deviation of each guard's score over in-distribution data.
+    Args:
+        guards: The members, which take the same inputs.
+        centre: (G,), mean score of every guard over in-distribution rows.
+        spread: (G,), standard deviation of every guard's score over in-distribution rows.
     """
 
     guards: tuple[Guard, ...]
     centre: Tensor
     spread: Tensor
-    calibration: Calibration
 
-    @property
-    def threshold(self) -> float:
-        """Scores above it are called OOD."""
-        return self.calibration.threshold
+    def _describe(self) -> str:
+        return f"{len(self.guards)} guards"
 
-    @property
-    def place(self) -> Place:
-        """Where inputs belong."""
-        return self.guards[0].place
+    def block_rows(self) -> int:
+        """As many as the most demanding guard takes."""
+        return min(guard.block_rows() for guard in self.guards)
 
-    def __call__(self, x: Inputs) -> Result:
-        """Prediction, score and verdict for every input."""
-        return gathered((self._answer(block) for block in self.guards[0].blocks(x)), joined)
+    def _score(self, features: Inputs) -> Tensor:
+        return standardize(score_each(self.guards, features), self.centre, self.spread)
 
-    def score(self, x: Inputs) -> Tensor:
-        """How OOD each input is, (B,)."""
-        return gathered((self._score(block) for block in self.guards[0].blocks(x)), concat_padded)
+    def _predict(self, features: Inputs) -> Prediction:
+        return mix([guard.predict(features) for guard in self.guards])
 
-    def predict(self, x: Inputs) -> Prediction:
-        """What an even mixture of the guards predicts, from clipped draws."""
-        return gathered((self._predicted(block) for block in self.guards[0].blocks(x)), joined)
-
-    def interval(self, x: Inputs, level: float = 0.95) -> Interval:
-        """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level."""
-        return interval_around(self.predict(x), self.calibration, level)
-
-    def prediction_set(self, x: Inputs, level: float = 0.95) -> Tensor:
-        """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few."""
-        return likely_classes(self.predict(x), self.calibration, level)
-
-    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> GuardEnsemble:
-        """The same with threshold, p-values and intervals from other in-distribution data, on which no choice was made."""
-        return calibrated(self, rows_for(self.guards, valid), checks.alarms(false_alarms), exact=True)
-
-    def _score(self, block: Inputs) -> Tensor:
-        each = scored(self.guards, block)
-        return ((each.double() - self.centre) / self.spread).mean(1).nan_to_num(nan=torch.inf, posinf=torch.inf).to(each)
-
-    def _predicted(self, block: Inputs) -> Prediction:
-        return even([guard.predict(block) for guard in self.guards])
-
-    def _answer(self, block: Inputs) -> Result:
-        score = self._score(block)
-        p_value = conformal.p_value(self.calibration.scores, score).to(score)
-        return Result(**vars(self._predicted(block)), score=score, ood=score > self.threshold, p_value=p_value)
+    def _residuals(self, rows: Rows) -> Tensor:
+        return self.guards[0].likelihood.residual(self.predict(rows.inputs), rows.targets)
 
 
 def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05) -> GuardEnsemble:
-    """Ask guards of several nets together, whatever kinds of net they are around: OOD is what they find OOD on
-    average.
+    """Join guards of several models, whatever kinds of model they are around: OOD is what they find OOD on average.
 
-    All must take the same inputs and predict the same targets. Scales and threshold come from `valid`. Nothing is trained, so a
-    mixture is not saved: save its guards, and join them again.
+    Nothing is trained, so an ensemble is not saved: save its guards, and combine them again.
+
+    Args:
+        guards: Two or more, which must take the same inputs and predict the same targets.
+        valid: In-distribution rows, which set the scales of the scores and the threshold.
+        false_alarms: Share of in-distribution rows that may be called OOD.
     """
     members = tuple(guards) if isinstance(guards, Sequence) else ()
     if len(members) < 2 or not all(isinstance(guard, Guard) for guard in members):
         raise ConfigError("Expected two or more guards, as `offmap.fit` gives them, in a list.")
-    places = {guard.place for guard in members}
+    first, places = members[0], {guard.place for guard in members}
     if len(places) > 1:
         raise ConfigError(f"Expected guards on one device and of one precision, but got {sorted(map(str, places))}. Move them "
                           "with `guard.to(device)`.")  # fmt: skip
     false_alarms = checks.alarms(false_alarms)
-    rows = rows_for(members, valid)
-    check_alike(members, rows)
-    known = gathered((scored(members, block) for block in members[0].blocks(rows.inputs)), concat_padded).double()
-    if not bool(known.isfinite().any(0).all()):
-        raise DataError("Expected finite scores of in-distribution data, but one of the guards has none on `valid`.")
-    scales = [Scale.of(column) for column in known.T]
-    centre, spread = (torch.stack([getattr(scale, name) for scale in scales]) for name in ("centre", "spread"))
-    spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # it tells in-distribution data nothing apart
-    made = GuardEnsemble(members, centre, spread, EMPTY)
-    return calibrated(made, rows, false_alarms, exact=False)
-
-
-def rows_for(guards: Sequence[Guard], valid: Data) -> Rows:
-    """In-distribution rows as the guards take them."""
-    first = guards[0]
     with own_order(first.seed):
-        return gather(batches(valid, first.place, name="valid", target=first.target), least=2)
+        rows = gather(batches(valid, first.place, name="valid", target=first.target), least=2)
+    check_alike(members, rows)
+    scores = score_each(members, rows.inputs)
+    if not bool(scores.isfinite().any(0).all()):
+        raise DataError("Expected finite scores of in-distribution data, but one of the guards has none on `valid`.")
+    scales = [Scale.of(column) for column in scores.double().T]
+    centre, spread = (torch.stack([getattr(scale, name) for scale in scales]) for name in ("centre", "spread"))
+    spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # a constant score tells nothing apart
+    prediction = mix([guard.predict(rows.inputs) for guard in members])
+    calibration = Calibration(
+        standardize(scores, centre, spread), first.likelihood.residual(prediction, rows.targets), false_alarms, exact=False
+    )
+    calibration.warn_if_infinite(rows.rows)
+    return GuardEnsemble(
+        guards=members, centre=centre, spread=spread, calibration=calibration, place=first.place, target=first.target,
+        seed=first.seed, image_spec=first.image_spec,
+    )  # fmt: skip
 
 
-def calibrated(made: GuardEnsemble, rows: Rows, false_alarms: float, *, exact: bool) -> GuardEnsemble:
-    """The mixture with threshold and intervals from these rows."""
-    missed = made.guards[0].likelihood.residual(made.predict(rows.inputs), rows.targets)
-    found = replace(made, calibration=Calibration(made.score(rows.inputs), missed, false_alarms, exact))
-    tell_if_infinite(found.threshold, rows.rows, false_alarms)
-    return found
+def score_each(guards: Sequence[Guard], x: Inputs) -> Tensor:
+    """Score inputs with every guard, (B, G)."""
+    return torch.stack([guard.score(x) for guard in guards], 1)
+
+
+def standardize(scores: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    """Average the scores of all guards in standard deviations, (B, G) -> (B,); NaN becomes ∞."""
+    return ((scores.double() - centre) / spread).mean(1).nan_to_num(nan=torch.inf, posinf=torch.inf).to(scores)
 
 
 def check_alike(guards: Sequence[Guard], rows: Rows) -> None:
@@ -159,15 +126,10 @@ def form(prediction: Prediction) -> tuple[str, tuple[int, ...]]:
     return ("means" if prediction.probs is None else "probabilities"), tuple(values.shape)
 
 
-def scored(guards: Sequence[Guard], block: Inputs) -> Tensor:
-    """The score of every guard, (B, G)."""
-    return torch.stack([guard.score(block) for guard in guards], 1)
-
-
-def even(predictions: Sequence[Prediction]) -> Prediction:
+def mix(predictions: Sequence[Prediction]) -> Prediction:
     """An even mixture: the mean of probabilities; or the mean of means, and the root of mean variance and variance of means.
 
-    >>> two = even([Prediction(torch.tensor([mean]), torch.tensor([3.0])) for mean in (0.0, 8.0)])
+    >>> two = mix([Prediction(torch.tensor([mean]), torch.tensor([3.0])) for mean in (0.0, 8.0)])
     >>> two.mean, two.std
     (tensor([4.]), tensor([5.]))
     """
@@ -179,10 +141,10 @@ def even(predictions: Sequence[Prediction]) -> Prediction:
     return Prediction(mean=means.mean(0), std=(variances.mean(0) + means.var(0, correction=0)).sqrt())
 
 
-def even_nll(prediction: Prediction, y: Tensor) -> Tensor:
+def mixture_nll(prediction: Prediction, y: Tensor) -> Tensor:
     """NLL of what a mixture predicts at the targets, (n,), nats: of its probabilities, or of a Gaussian with its moments.
 
-    >>> even_nll(Prediction(probs=torch.tensor([[0.25, 0.75]])), torch.tensor([0]))
+    >>> mixture_nll(Prediction(probs=torch.tensor([[0.25, 0.75]])), torch.tensor([0]))
     tensor([1.3863])
     """
     if prediction.probs is not None:

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from offmap import checks
 from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
-from offmap.calibration import check_familiar, nll
+from offmap.calibration import nll
 from offmap.data import Place, Rows, batches, gather, given, own_order, unlabelled
 from offmap.data.inputs import is_table, rows_of, take_rows
-from offmap.ensemble import GuardEnsemble, even_nll
+from offmap.ensemble import GuardEnsemble, mixture_nll
 from offmap.errors import ConfigError, DataError
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction, align_targets
@@ -115,7 +115,7 @@ def evaluate(
         with own_order("test"):
             familiar = gather(batches(test, place, name="test", target=target))
         if isinstance(scorer, Guard | GuardEnsemble):
-            check_familiar(scorer if isinstance(scorer, Guard) else scorer.guards[0], familiar)
+            (scorer if isinstance(scorer, Guard) else scorer.guards[0]).check_targets(familiar)
         scores = made.scores[name] = {"test": scorer.score(familiar.inputs)}
         examples = {"test": extremes(scores["test"], [familiar.inputs], familiar.targets)}
         losses, reliability = None, {}
@@ -185,7 +185,7 @@ def quality(guard: Guard | GuardEnsemble, rows: Rows) -> tuple[dict[str, float],
         if isinstance(guard, Guard):
             paid = nll(guard, rows, clip=guard.clip if name == "own" else None)
         else:
-            paid = even_nll(prediction, rows.targets)
+            paid = mixture_nll(prediction, rows.targets)
         measured = {"nll": float(paid[~losses.isnan()].mean())} | _fit_of(prediction, rows.targets)
         result |= {key if name == "own" else f"wide_{key}": value for key, value in measured.items()}
     curves = {name: _reliability(prediction, rows.targets) for name, prediction in said.items()}

@@ -134,7 +134,18 @@ def fit(
         at = choose(at, held.inputs, settings.params, runtime.output_fn, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
-        made = Guard(predictive, law, place, EMPTY, None, score, draws, seed, target, findings.notes, image_spec=spec)
+        made = Guard(
+            predictive=predictive,
+            likelihood=law,
+            place=place,
+            calibration=EMPTY,
+            score_with=score,
+            draws=draws,
+            seed=seed,
+            target=target,
+            notes=findings.notes,
+            image_spec=spec,
+        )
         made = compared(made, rows, held, group, sharded=sharded)
         made = same_everywhere(calibrated(made, held, familiar, "choose", 0.05, group), group)
         kept.done()
@@ -170,7 +181,16 @@ def guard(
         held = gather(batches(valid, place, name="valid", target=target), least=2)
         likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
         measure(likelihood, score)
-        made = Guard(predictive, likelihood, place, EMPTY, None, score, draws, seed, target)
+        made = Guard(
+            predictive=predictive,
+            likelihood=likelihood,
+            place=place,
+            calibration=EMPTY,
+            score_with=score,
+            draws=draws,
+            seed=seed,
+            target=target,
+        )
         if train is not None:
             made = compared(made, batches(train, place, name="train", target=target), held)
         familiar = held if calibration is None else _calibrating(calibration, place, target)

@@ -6,36 +6,22 @@ import copy
 import logging
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from offmap import checks, conformal
-from offmap._torch_private import tree_map
+from offmap import checks
 from offmap._types import Data, Inputs, ScoreFn
-from offmap.data import Place, batches, check_finite, check_inputs, gather, given, is_mapping, own_order, unlabelled  # fmt: skip
-from offmap.data.image_spec import ImageSpec
-from offmap.data.inputs import mark_shared, rows_of, take_rows
-from offmap.detector import (  # fmt: skip
-    Calibration,
-    Interval,
-    Result,
-    attended,
-    concat_padded,
-    gathered,
-    interval_around,
-    joined,
-    likely_classes,
-    reduced,
-)
-from offmap.errors import ConfigError, DataError, ModelError, ShapeError
+from offmap.data import Place, Rows
+from offmap.data.inputs import take_rows
+from offmap.detector import Detector, attended, concat_padded, concat_results, merge_parts
+from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.export.onnx import ExportInfo
-from offmap.likelihoods import Likelihood, Prediction
+from offmap.likelihoods import Likelihood, Prediction, check_counted
 from offmap.maxwent.monitors import History
 from offmap.model.last_layer import LastLayer
 from offmap.posterior.predictive import Stochastic
@@ -60,56 +46,59 @@ COMPARING = ("default", "distance")
 """Scores that compare with in-distribution rows."""
 
 
-@dataclass(frozen=True, eq=False)
-class Guard:
-    """Methods take inputs and return tensors on the model's device; higher scores are more OOD.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Guard(Detector):
+    """A detector over a weight distribution, or any other Predictive.
 
-    Inputs are a tensor or array, a tuple (`*args` of the model), a dict or what is like one (`**kwargs`; a target among them is
-    put aside), or a DataLoader of these, whose batches may differ in length.
+    Args:
+        predictive: Draws outputs of the members, (M·P, B, ...).
+        likelihood: Turns outputs into predictions and uncertainties.
+        clip: Bound on |φ ⊙ z| of the draws that predict; None for no bound.
+        score_with: Name of the score, or a function of stacked outputs.
+        draws: Draws of every member.
+        notes: Findings about the model, shown in the summary.
+        about: Plain values to keep in the file, such as names of columns.
     """
 
     predictive: Predictive
     likelihood: Likelihood
-    place: Place
-    calibration: Calibration
     clip: float | None = None
     score_with: str | ScoreFn = "default"
     draws: int = 50
-    seed: int = 0
-    target: str = "labels"
     notes: tuple[str, ...] = ()
     familiar: CombinedScore | None = None  # what the scores "default" and "distance" compare with
-    image_spec: ImageSpec | None = None  # shape and range that input images are checked against
-    about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # plain values to keep in the file, such as names of columns
-
-    @property
-    def threshold(self) -> float:
-        """Scores above it are called OOD."""
-        return self.calibration.threshold
-
-    @property
-    def precision(self) -> torch.dtype:
-        """Of scores: the model's, float32 at least."""
-        return torch.promote_types(self.place.dtype, torch.float32)
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def history(self) -> History:
         """How the fit went."""
         return getattr(self.predictive, "history", History())
 
-    def __call__(self, x: Inputs) -> Result:
-        """Prediction, score and verdict for every input."""
-        return gathered((self._answer(block) for block in self.blocks(x)), joined)
+    def _describe(self) -> str:
+        name = self.score_with if isinstance(self.score_with, str) else "your own function"
+        return f"score {name}, {self.draws} draws of {self.predictive.members} member(s), clip {self.clip}"
 
-    def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
-        """How OOD each input is, (B,), from unclipped draws; `reduce=None` keeps the positions of dense outputs.
+    def block_rows(self, draws: int | None = None) -> int:
+        """So many that their stacked outputs stay within a fixed memory."""
+        model = getattr(self.predictive, "model", None)
+        numbers = (model.output_numbers if model else 1) * self.predictive.members * (draws or self.draws)
+        return max(1, OUTPUT_NUMBERS // numbers)
 
-        Positions that an `attention_mask` of the inputs calls padding are left out of the mean or maximum, and are NaN in the
-        kept map. The threshold belongs to the mean.
-        """
-        if reduce is not None and (not isinstance(reduce, str) or reduce not in ("mean", "max")):
-            raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
-        return gathered((reduced(self.score_map(block), reduce) for block in self.blocks(x)), concat_padded)
+    def _score(self, features: Inputs) -> Tensor:
+        return self.score_map(features)
+
+    def _predict(self, features: Inputs) -> Prediction:
+        return self.likelihood.predict(self.outputs(features, self.clip))
+
+    def _residuals(self, rows: Rows) -> Tensor:
+        self.check_targets(rows)
+        return self.likelihood.residual(self.predict(rows.inputs), rows.targets)
+
+    def check_targets(self, rows: Rows) -> None:
+        """Raise unless the targets of these rows fit what the guard predicts."""
+        base = self.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=self.seed)
+        self.likelihood.check_targets(base[0], rows.targets, rows.name)
+        check_counted(self.likelihood, rows.targets, rows.name)
 
     def terms(self, x: Inputs) -> dict[str, Tensor]:
         """Why inputs are OOD: what the score joins, (B,) each, such as "disagreement", "inputs" and "layers", in standard
@@ -119,27 +108,13 @@ class Guard:
         if familiar is None:
             return {"score": self.score(x)}
         told = (self._terms(familiar, block) for block in self.blocks(x))
-        found = gathered(told, lambda several: {name: concat_padded([each[name] for each in several]) for name in several[0]})
+        found = merge_parts(told, lambda several: {name: concat_padded([each[name] for each in several]) for name in several[0]})
         return {name: values.to(self.precision) for name, values in found.items()}
 
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
         """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
         bound = self.clip if isinstance(clip, str) and clip == "chosen" else checked_clip(clip)
-        return gathered((self.likelihood.predict(self.outputs(block, bound)) for block in self.blocks(x)), joined)
-
-    def interval(self, x: Inputs, level: float = 0.95) -> Interval:
-        """Conformal interval mean ± q·std around a regression; infinite when calibration data are too few for the level.
-
-        Dense outputs are covered on average over their positions.
-        """
-        return interval_around(self.predict(x), self.calibration, level)
-
-    def prediction_set(self, x: Inputs, level: float = 0.95) -> Tensor:
-        """Classes that cannot be ruled out at this level, (B, C) bool; all of them when calibration data are too few.
-
-        Dense outputs, (B, C, *positions), are covered on average over their positions.
-        """
-        return likely_classes(self.predict(x), self.calibration, level)
+        return merge_parts((self.likelihood.predict(self.outputs(block, bound)) for block in self.blocks(x)), concat_results)
 
     def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
         """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
@@ -147,15 +122,7 @@ class Guard:
         if draws > MOST_DRAWS:
             raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {draws}.")
         bound = checked_clip(clip)
-        return concat_padded([self.outputs(block, bound, draws) for block in self.blocks(x, draws)], 1)
-
-    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Guard:
-        """The same guard with threshold, p-values and intervals from other in-distribution data, on which no choice was made."""
-        from offmap.calibration import calibration_of
-
-        with own_order(self.seed):
-            rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
-        return replace(self, calibration=calibration_of(self, rows, false_alarms, exact=True))
+        return concat_padded([self.outputs(block, bound, draws) for block in self.blocks(x, self.block_rows(draws))], 1)
 
     def summary(self) -> Table:
         """What is random and how wide, in a table."""
@@ -199,9 +166,7 @@ class Guard:
             ),
             q=copy.deepcopy(q).to(device),
         )
-        calibration = replace(
-            self.calibration, scores=self.calibration.scores.to(device), residuals=self.calibration.residuals.to(device)
-        )
+        calibration = self.calibration.to(device)
         familiar = self.familiar and self.familiar.to(device)
         return replace(self, predictive=moved, place=place, calibration=calibration, familiar=familiar)
 
@@ -237,19 +202,6 @@ class Guard:
         logits = self.likelihood.logits(self.outputs(block, 0.0))  # pyright: ignore[reportAttributeAccessIssue]
         return plain_energy(logits, self.predictive.members)
 
-    def _answer(self, block: Inputs) -> Result:
-        prediction = self.likelihood.predict(self.outputs(block, self.clip))
-        map_ = self.score_map(block)
-        score = reduced(map_, "mean")
-        p_value = conformal.p_value(self.calibration.scores, score)
-        return Result(
-            **vars(prediction),
-            score=score,
-            ood=score > self.threshold,
-            p_value=p_value.to(score),
-            score_map=map_ if map_.ndim > 1 else None,
-        )
-
     def outputs(self, block: Inputs, clip: float | None, draws: int | None = None) -> Tensor:
         """Stacked outputs of one block, (M·P, B, ...), refused if a row has more or fewer axes than at fit time."""
         stacked = self.predictive.outputs(block, draws or self.draws, clip=clip, seed=self.seed)
@@ -260,33 +212,6 @@ class Guard:
                 "Check that the data have the form the model was trained on."
             )
         return stacked
-
-    def blocks(self, x: Any, draws: int | None = None) -> Iterator[Inputs]:
-        """Inputs in blocks so short that their stacked outputs stay within a fixed memory."""
-        empty = True
-        for source in self._sources(x):
-            inputs = tree_map(self.place.put, source)
-            check_inputs(inputs, "the guard")
-            check_finite(inputs, None, "the inputs")
-            if self.image_spec is not None:
-                self.image_spec.check(inputs, "the inputs")
-            inputs = mark_shared(inputs)
-            model = getattr(self.predictive, "model", None)
-            numbers = (model.output_numbers if model else 1) * self.predictive.members * (draws or self.draws)
-            step = max(1, OUTPUT_NUMBERS // numbers)
-            for start in range(0, rows_of(inputs), step):
-                empty = False
-                yield take_rows(inputs, slice(start, start + step))
-        if empty:
-            raise DataError("Expected at least one input, but got none.")
-
-    def _sources(self, x: Any) -> Iterator[Inputs]:
-        """The inputs themselves, or those of every batch of a DataLoader (targets, if any, are put aside)."""
-        if not isinstance(x, DataLoader):
-            yield unlabelled(x, self.target) if is_mapping(x) else x
-            return
-        for batch in given(x, "the inputs"):
-            yield unlabelled(batch, self.target)
 
 
 def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:

@@ -139,10 +139,10 @@ def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path:
 @pytest.mark.parametrize("score", ["default", "epistemic", "distance"])
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("params", [None, "matrices"])
-def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, where: str | None) -> None:
+def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, params: str | None) -> None:
     x, y = labelled((1, 12, 12), 40)
     nets = [lenet(3, side=12, seed=seed) for seed in range(members)]
-    guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, params=where)
+    guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, params=params)
     x = mixed(x[:5])
     same(graph_of(guard, x)(x), guard(x))
 

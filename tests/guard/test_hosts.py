@@ -198,11 +198,11 @@ def test_frozen_parameters_are_random_like_the_others():
         ("last-layer", ["2.weight", "2.bias"]),
     ],
 )
-def test_words_choose_what_is_random(where: str, names: list[str]):
-    assert random_names(quick([regressor(0), regressor(1)], TRAIN, VALID, params=where)) == names
+def test_words_choose_what_is_random(params: str, names: list[str]):
+    assert random_names(quick([regressor(0), regressor(1)], TRAIN, VALID, params=params)) == names
     made = maxwent.fit(
         regressor(), Rows(*TRAIN, 20, "train"), Rows(*VALID, 20, "valid"), likelihood=Gaussian(noise=torch.ones(1)),
-        config=maxwent.Config(solver="closed-form", risk_draws=4, params=where),
+        config=maxwent.Config(solver="closed-form", risk_draws=4, params=params),
     )  # fmt: skip
     assert list(made.q.raw_scale) == names
 

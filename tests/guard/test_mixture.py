@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.ensemble import even_nll
+from offmap.ensemble import mixture_nll
 from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.likelihoods import Prediction
 from offmap.metrics import auroc
@@ -191,7 +191,7 @@ def test_classes_of_a_mixture_are_judged_where_they_have_a_label() -> None:
 
 
 def test_what_is_deemed_impossible_costs_much_and_is_no_nan() -> None:
-    cost = even_nll(Prediction(probs=torch.tensor([[1.0, 0.0]])), torch.tensor([1]))
+    cost = mixture_nll(Prediction(probs=torch.tensor([[1.0, 0.0]])), torch.tensor([1]))
     assert 80 < float(cost) < 100
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import offmap
-from offmap.detector import attended, joined, reduced
+from offmap.detector import attended, concat_results, reduce_positions
 from offmap.errors import DataError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Prediction
 from offmap.likelihoods.protocol import sample_position
@@ -131,8 +131,8 @@ def test_a_mask_belongs_to_a_map_of_its_length_or_one_less(mask: tuple[int, ...]
 
 def test_reduction_keeps_infinite_scores_and_calls_nothing_infinite() -> None:
     scores = torch.tensor([[1.0, math.inf, math.nan], [math.nan] * 3, [-1.0, -3.0, math.nan]])
-    assert reduced(scores, "mean").tolist() == [math.inf, math.inf, -2.0]
-    assert reduced(scores, "max").tolist() == [math.inf, math.inf, -1.0]
+    assert reduce_positions(scores, "mean").tolist() == [math.inf, math.inf, -2.0]
+    assert reduce_positions(scores, "max").tolist() == [math.inf, math.inf, -1.0]
 
 
 # ------------------------------------------------------------------------------------------------- batches of any length
@@ -314,7 +314,7 @@ def test_misses_of_plain_outputs_are_one_per_row_and_target() -> None:
 def test_joined_predictions_keep_bools_and_missing_fields() -> None:
     one = offmap.Result(score=torch.ones(1), ood=torch.tensor([True]), p_value=torch.ones(1), label=torch.tensor([[1, 2]]))
     two = offmap.Result(score=torch.ones(1), ood=torch.tensor([False]), p_value=torch.ones(1), label=torch.tensor([[3]]))
-    whole = joined([one, two])
+    whole = concat_results([one, two])
     assert whole.label.tolist() == [[1, 2], [3, -100]]
     assert whole.ood.tolist() == [True, False]
     assert whole.score_map is None

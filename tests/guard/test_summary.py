@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from offmap.detector import Calibration, joined
+from offmap.detector import Calibration, concat_results
 from offmap.likelihoods import Prediction
 from trained import classes, classifier, quick, regression, regressor
 from zoo import Through
@@ -124,6 +124,6 @@ def test_calibration_alone_knows_its_threshold() -> None:
 
 def test_joined_answers_keep_order_and_missing_fields() -> None:
     parts = [Prediction(mean=torch.tensor([1.0, 2.0])), Prediction(mean=torch.tensor([3.0]))]
-    whole = joined(parts)
+    whole = concat_results(parts)
     assert whole.mean.tolist() == [1.0, 2.0, 3.0]
     assert whole.std is whole.probs is whole.label is None

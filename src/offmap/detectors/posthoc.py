@@ -31,7 +31,7 @@ from offmap.data import (  # fmt: skip
 )
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.data.inputs import mark_shared, rows_of, take_rows
-from offmap.detector import Result, concat_padded, gathered, joined
+from offmap.detector import Result, concat_padded, concat_results, merge_parts
 from offmap.detectors import catalog
 from offmap.detectors.known import FitData, Rule, number
 from offmap.detectors.penultimate import Classifier, Seen, classifier
@@ -75,15 +75,15 @@ class PostHocDetector:
 
     def __call__(self, x: Inputs) -> Result:
         """The plain net's prediction, score and verdict for every input."""
-        return gathered((self._answer(seen) for seen in self._seen(x)), joined)
+        return merge_parts((self._answer(seen) for seen in self._seen(x)), concat_results)
 
     def score(self, x: Inputs) -> Tensor:
         """How OOD each input is, (B,); a NaN counts as infinitely OOD."""
-        return gathered((self._scores(seen) for seen in self._seen(x)), concat_padded)
+        return merge_parts((self._scores(seen) for seen in self._seen(x)), concat_padded)
 
     def predict(self, x: Inputs) -> Prediction:
         """The plain net's prediction."""
-        return gathered((_prediction(seen) for seen in self._seen(x)), joined)
+        return merge_parts((_prediction(seen) for seen in self._seen(x)), concat_results)
 
     def calibrate(self, valid: Data, false_alarms: float = 0.05) -> PostHocDetector:
         """The same detector with threshold and p-values from other in-distribution data."""

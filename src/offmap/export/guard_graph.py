@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from offmap._torch_private import tree_leaves
 from offmap._types import Data, Inputs
 from offmap.data.inputs import Shared, rows_of, take_rows
-from offmap.detector import attended, reduced
+from offmap.detector import attended, reduce_positions
 from offmap.export.draws import Own, draws_of, own, together
 from offmap.export.graph import Answering, Joined, Measured, Told
 from offmap.export.near import Layers, Near, Scaled
@@ -119,12 +119,12 @@ def _joined(guard: Guard, familiar: CombinedScore, passes: Passes | None, exampl
 
 
 def _measure(guard: Guard) -> Callable[[Inputs, Tensor], Tensor]:
-    """As `Guard.score_map`, positions reduced to their mean."""
+    """As `Guard.score_map`, positions reduce_positions to their mean."""
 
     def measure(inputs: Inputs, outputs: Tensor) -> Tensor:
         scores = guard.scores(outputs)
         kept = attended(inputs, scores) if outputs.ndim > scores.ndim + 1 else None
-        return reduced(scores if kept is None else scores.masked_fill(~kept, torch.nan), "mean")
+        return reduce_positions(scores if kept is None else scores.masked_fill(~kept, torch.nan), "mean")
 
     return measure
 

@@ -148,7 +148,8 @@ def _built(
     spec = header.get("image_spec")
     options["image_spec"] = None if spec is None else ImageSpec(**spec | {"shape": tuple(spec["shape"])})
     law = _likelihood(header["likelihood"], {n: t.to(place.device) for n, t in tensors.items()})
-    return Guard(Stochastic(model, q, History(**header["history"])), law, place, calibration, **options)
+    predictive = Stochastic(model, q, History(**header["history"]))
+    return Guard(predictive=predictive, likelihood=law, place=place, calibration=calibration, **options)
 
 
 def about(path: str | Path) -> dict[str, Any]:
