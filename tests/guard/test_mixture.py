@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -114,7 +115,7 @@ def test_infinite_scores_are_infinitely_strange_and_no_scale(guards: list[offmap
 def test_blocks_and_loaders_change_nothing(mixed: offmap.GuardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, result = mixed.score(X), mixed(X)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, X[:, 0]), batch_size=7)
-    monkeypatch.setattr("offmap.guard.OUTPUT_NUMBERS", 1)
+    monkeypatch.setattr(sys.modules["offmap.guard"], "OUTPUT_NUMBERS", 1)
     torch.testing.assert_close(mixed.score(X), whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(mixed(loader).score, result.score, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(mixed(loader).mean, result.mean)
