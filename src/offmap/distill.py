@@ -80,7 +80,7 @@ class DistilledGuard(Detector):
         rows = checked(next(self.blocks(example)))
         rows = take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows  # of one row, tracing makes a constant
         precise = torch.promote_types(self.guard.place.dtype, torch.float32)
-        predict = self.guard.likelihood.predictive
+        predict = self.guard.likelihood.predict
         module = Answering(rows, self.passes, Plain(), predict, None, self.judge, self.threshold, precise).eval()
         result = self(rows)
         names = ("mean", "std", "probs", "score", "ood")

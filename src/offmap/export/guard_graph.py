@@ -74,7 +74,7 @@ def graph_of(guard: Guard, example: Inputs, *, half: bool = False) -> Answering:
     judge = Measured(_measure(guard)) if compared is None else _joined(guard, compared, passes, example)
     precise = torch.promote_types(guard.place.dtype, torch.float32)
     return Answering(
-        example, passes, predicting, guard.likelihood.predictive, judging, judge, guard.threshold, precise
+        example, passes, predicting, guard.likelihood.predict, judging, judge, guard.threshold, precise
     ).eval()  # fmt: skip
 
 
