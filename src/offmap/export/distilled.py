@@ -48,7 +48,7 @@ def strange(rows: Tensor, count: int, seed: int = 0) -> Tensor:
     >>> strange(torch.eye(3), 12).shape
     torch.Size([12, 3])
     """
-    source, sixth = generator(seed, "OOD"), count // 6
+    source, sixth = generator(seed, "strange"), count // 6
     middle, unit = rows.mean(0), rows.std(0, correction=0)
 
     def between(shape: tuple[int, ...], low: float, high: float) -> Tensor:

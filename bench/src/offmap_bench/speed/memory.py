@@ -63,7 +63,7 @@ class Stream(IterableDataset[Tensor]):
         self.rows, self.batch = rows, batch
 
     def __iter__(self) -> Iterator[Tensor]:
-        source = generator("offmap_bench.speed", "stream")
+        source = generator("benchmarks", "stream")
         for _ in range(self.rows // self.batch):
             yield torch.randn(self.batch, FEATURES, generator=source)
 

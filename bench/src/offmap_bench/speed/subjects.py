@@ -28,7 +28,7 @@ Pair = tuple[Tensor, Tensor]
 def table() -> dict[str, Pair]:
     """3,600 rows to train on, 400 to validate, 10,000 to score; the target is smooth with noise 0.1."""
     sizes = {"train": 3_600, "valid": 400, "score": ROWS}
-    source = generator("offmap_bench.speed", "table")
+    source = generator("benchmarks", "table")
     x = torch.randn(sum(sizes.values()), FEATURES, generator=source)
     y = x[:, 0].sin() + x[:, 1] * x[:, 2] / 2 + 0.1 * torch.randn(len(x), generator=source)
     parts = zip(x.split(list(sizes.values())), y.split(list(sizes.values())), strict=True)
@@ -52,7 +52,7 @@ def descend(net: nn.Module, steps: int, source: torch.Generator, penalty: Callab
 def trained_net(seed: int = 0) -> nn.Sequential:
     """An MLP 8-100-100-100-2 after 300 steps, which is enough to measure speed."""
     net = mlp(FEATURES, OUTPUTS, hidden=HIDDEN, seed=seed)
-    descend(net, 300, generator("offmap_bench.speed", "order", seed))
+    descend(net, 300, generator("benchmarks", "order", seed))
     return net.eval()
 
 
@@ -113,7 +113,7 @@ class Subject:
 
     def inputs(self, rows: int) -> Tensor:
         """The same rows every time."""
-        return torch.randn(rows, *self.shape, generator=generator("offmap_bench.speed", self.name))
+        return torch.randn(rows, *self.shape, generator=generator("benchmarks", self.name))
 
 
 MLP = Subject("MLP 8-100-100-100-2", lambda: mlp(8, 2), (8,), 10_240)
