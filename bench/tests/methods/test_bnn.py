@@ -84,7 +84,7 @@ def test_every_setting_runs_on_two_moons(setting: str, moon_net: nn.Module) -> N
 
 
 def test_a_wider_prior_gives_more_entropy() -> None:
-    free = {"threshold": 1e6, "steps": 400, "lr": 0.03}
+    free = {"max_risk": 1e6, "steps": 400, "lr": 0.03}
     small, large = (fitted(f"nosvd_frozen_{size}", **free).history.final_entropy[0] for size in ("small", "large"))
     assert large > small + 0.1
 
@@ -113,9 +113,9 @@ def test_frozen_large_prior_has_the_gradient_of_maxwent(basis: str) -> None:
     q = (svd(nets, [x], noise="normal") if basis == "svd" else scaling(nets, noise="normal")).double()
     q.set_scale({n: 0.01 + 0.2 * torch.rand_like(s) for n, s in q.scale().items()})
     model, weight, common = BatchedModel(nets[0]), 10.0 / len(x), {"draws": 2, "seed": 3}
-    bayes = elbo(q, model, offmap.Gaussian(), tradeoff=weight * q.dimension, prior_variance=1e10,
+    bayes = elbo(q, model, offmap.Gaussian(), entropy_weight=weight * q.dimension, prior_variance=1e10,
                  prior_mean=dict(q.mean.items()), **common)  # fmt: skip
-    ours = maxwent(q, model, offmap.Gaussian(), tradeoff=weight * q.dimension / 2, growth=GROWTHS["log"], **common)
+    ours = maxwent(q, model, offmap.Gaussian(), entropy_weight=weight * q.dimension / 2, growth=GROWTHS["log"], **common)
     for step in range(2):
         left, right = (torch.autograd.grad(f(step, (x, y)), list(q.raw_scale.values())) for f in (bayes, ours))
         for one, other in zip(left, right, strict=True):

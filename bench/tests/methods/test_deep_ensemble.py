@@ -90,7 +90,7 @@ def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFi
     predictive = trained(mlp(3, 1, hidden=[8]), lr=1e25)
     assert predictive.outputs(inputs(9, 5), 1).isfinite().all()
     assert caplog.messages == [
-        "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`."
+        "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`."
     ]
 
 

@@ -53,7 +53,7 @@ def trained(method: Any, nets: Any, *, seed: int = 0, data: Any = regression, la
 def test_training_repeats_lowers_the_error_and_leaves_the_nets_alone(name: str) -> None:
     nets = models()
     before = [{n: p.detach().clone() for n, p in net.named_parameters()} for net in nets]
-    options = {"threshold": 5.0} if name == "dare" else {}
+    options = {"max_risk": 5.0} if name == "dare" else {}
     predictive = trained(METHODS[name], nets, steps=100, **options)
     assert isinstance(predictive, offmap.Predictive)
     x, y = regression(30, 1)
@@ -120,7 +120,7 @@ def test_repelled_members_end_further_apart() -> None:
 def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
     nets = models()
     stack = Stack.build(nets, inputs(9), Runtime(progress=False), settings=2)
-    made = anchored.anchors(stack, [anchored.Config(anchor_scale=0.1), anchored.Config(anchor_scale=3.0)], 5)
+    made = anchored.draw_anchors(stack, [anchored.Config(anchor_scale=0.1), anchored.Config(anchor_scale=3.0)], 5)
     for n, a in made.items():
         torch.testing.assert_close(stack.apart(a)[1], 30 * stack.apart(a)[0])
         assert not torch.equal(a[0], a[1])
@@ -138,7 +138,7 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
     valid = rows(regression(30, 1), "valid")
     made = trained(dare, nets, steps=200, lr=1e-3)
     stack = Stack.build(nets, valid.inputs, Runtime(progress=False))
-    bound = dare.thresholds(stack, offmap.Gaussian(), valid, None)
+    bound = dare.member_max_risks(stack, offmap.Gaussian(), valid, None)
     losses = torch.stack([
         -torch.distributions.Normal(net(valid.inputs)[:, 0], (net(valid.inputs)[:, 1] / 2).exp()).log_prob(valid.targets)
         for net in nets
@@ -151,7 +151,7 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
         return torch.cat([(p.detach().square() + 1e-7).log().flatten() for p in net.parameters()]).mean()
 
     assert all(size(grown) > size(net) + 0.05 for grown, net in zip(made.nets(), nets, strict=True))
-    assert (dare.thresholds(stack, offmap.Gaussian(), valid, 0.5) == 0.5).all()
+    assert (dare.member_max_risks(stack, offmap.Gaussian(), valid, 0.5) == 0.5).all()
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -35,7 +35,7 @@ def test_a_masked_copy_without_masks_is_the_host_in_evaluation_mode() -> None:
     twin = masked(net)
     assert torch.equal(twin(x), net.eval()(x))
     assert sum(isinstance(m, nn.Dropout) for m in net.modules()) == 2  # the model keeps its own
-    assert [m.lr for m in twin.modules() if isinstance(m, Mask)] == [0.3, 0.3]
+    assert [m.rate for m in twin.modules() if isinstance(m, Mask)] == [0.3, 0.3]
 
 
 def test_masks_have_the_shape_of_what_they_drop() -> None:
@@ -117,7 +117,7 @@ def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFi
     predictive = trained(model(), lr=1e25)
     assert predictive.outputs(inputs(9, 5), 3).isfinite().all()
     assert caplog.messages == [
-        "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`."
+        "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`."
     ]
 
 

@@ -55,8 +55,8 @@ def test_the_objective_is_the_weighted_bound_written_out() -> None:
     at, (x, y) = centre(nets()), trained.regression(16)
     q = start(at, 2, config)
     model = Runtime().model(at.net, at.mean, x)
-    weight = torch.tensor([0.1, 0.1, 3.0, 3.0]) / 60
-    ours = Posteriors(q, model, LAW, config, 2, 5).objective(weight)(7, (x, y))
+    weight = torch.tensor([0.1, 3.0]) / 60
+    ours = Posteriors(q, model, LAW, config, 2, 5).losses(weight, 7, (x, y)).sum()
     sigma, slow = math.log1p(math.exp(-1.0)), 0.0
     for tradeoff in (0.1, 3.0):
         for member, net in enumerate(nets()):
@@ -144,14 +144,12 @@ def test_a_setting_that_is_lost_does_not_stop_the_others() -> None:
 def test_divergence_is_said(caplog: pytest.LogCaptureFixture) -> None:
     (made,) = fitted([1.0], lr=1e25)
     assert made.outputs(trained.inputs(5), 3, clip=None, seed=0).isfinite().all()
-    assert (
-        "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`." in caplog.messages
-    )
+    assert "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`." in caplog.messages
 
 
 BAD = {
     "prior_variance": (0.0, "Expected `prior_variance` to be a number above 0, but got 0.0"),
-    "lr": (math.inf, "Expected `rate` to be a number above 0"),
+    "lr": (math.inf, "Expected `lr` to be a number above 0"),
     "steps": (0, "Expected `steps` to be a whole number above 0, but got 0"),
     "initial_raw_scale": (math.nan, "Expected `initial_raw_scale` to be a number, but got nan"),
 }

@@ -148,7 +148,7 @@ def test_after_a_divergence_it_wanders_at_a_tenth_of_the_rate(caplog: pytest.Log
 
 
 def test_divergence_at_every_rate_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"SWAG diverged at rates from 1e\+20 down to 1e\+17: lower `rate`"):
+    with pytest.raises(ConfigError, match=r"SWAG diverged at rates from 1e\+20 down to 1e\+17: lower `lr`"):
         fitted(model(), lr=1e20)
 
 
@@ -159,9 +159,9 @@ BAD = {
     ),
     "rank": (1, "Expected `rank` of at least 2"),
     "collect_every": (0, "Expected `collect_every` to be a whole number above 0, but got 0"),
-    "lr": (-1.0, "Expected `rate` to be a number above 0, but got -1.0"),
+    "lr": (-1.0, "Expected `lr` to be a number above 0, but got -1.0"),
     "scale": (math.inf, "Expected `scale` to be a number above 0"),
-    "momentum": (1.0, "Expected `momentum` from 0 to below 1, but got 1.0"),
+    "momentum": (1.0, "Expected `momentum` to be a number from 0 to 1, without 1, but got 1.0"),
 }
 
 

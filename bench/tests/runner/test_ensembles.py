@@ -14,7 +14,7 @@ from offmap.maxwent.risk import prediction_nll
 from offmap.posterior.protocol import Runtime
 from offmap_bench.runner import cell as cells
 from offmap_bench.runner import ensembles
-from offmap_bench.runner.base_models import Recipe, TrainingMethod, digest, material, starts
+from offmap_bench.runner.base_models import Recipe, Way, digest, material, starts
 from offmap_bench.runner.cell import Bench, chosen_fit
 from offmap_bench.runner.context import FitContext
 from offmap_bench.runner.methods import METHODS
@@ -197,6 +197,6 @@ def test_another_way_of_training_has_another_digest_and_plain_hosts_keep_theirs(
     )
     assert digest(exact, 0, Recipe()) == "9b0394b4f993a3aa"
     ways = [
-        TrainingMethod({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)
+        Way({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)
     ]
     assert len({digest(exact, 0, Recipe()), *(digest(exact, 0, Recipe(), way) for way in ways)}) == 5

@@ -182,7 +182,7 @@ def test_a_mistake_is_named_with_its_file_and_the_nearest_key(old: str, new: str
     [
         ('basis = "svt"', "Expected `basis` to be .*did you mean 'svd'.*but got 'svt'"),
         ('config = "papr"', "Expected `config` to be .*did you mean 'paper'.*but got 'papr'"),
-        ("rate = -1", "Expected `rate` to be a number above 0, but got -1"),
+        ("rate = -1", "Expected `lr` to be a number above 0, but got -1"),
         ('steps = "many"', "Expected `steps` to be a whole number above 0, but got 'many'"),
         ("bounded = 1", "Expected `bounded` to be true or false, but got 1"),
         ("where = [1]", r"Expected `params` to be a pattern of names of parameters, or a list of such, but got \[1\]"),
@@ -212,9 +212,7 @@ def test_a_wrong_type_is_refused_before_any_work(name: str, config: str, message
 
 
 def test_every_value_of_a_grid_is_looked_at() -> None:
-    with pytest.raises(
-        ConfigError, match="^small.toml: `grid` of 'maxwent': Expected `rate` to be a number above 0, but got 'x'"
-    ):
+    with pytest.raises(ConfigError, match="^small.toml: `grid` of 'maxwent': Expected `lr` to be a number above 0, but got 'x'"):
         plan(TEXT.replace("members = 5", 'grid = {rate = [0.1, "x"]}', 1))
 
 

@@ -149,8 +149,10 @@ def train_stack(
     ceiling: Tensor | None = None,
     seed: int = 0,
     progress: bool | None = None,
-) -> None:
+) -> str:
     """Minimise the losses of all settings at once; every member ends with its best state on the validation data.
+
+    Returns why the training stopped: "finished" or "diverged".
 
     That is the state of lowest loss by `judge` or, with a `ceiling` (G·M,), the last one at or below it. Settings do not disturb
     each other: one whose loss is no longer finite is judged as it stands and left out, and the others go on.
@@ -174,15 +176,16 @@ def train_stack(
             return torch.where(alive, each, 0.0).sum()
 
         optimizer = adam(stack.weights.values(), lr=config.lr, epsilon=config.adam_epsilon)
-        last_layer = minimize(objective, optimizer, data, steps=config.steps, monitors=[monitor], seed=seed)
-    if last_layer == "diverged":
-        logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`.")
+        stop_reason = minimize(objective, optimizer, data, steps=config.steps, monitors=[monitor], seed=seed)
+    if stop_reason == "diverged":
+        logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`.")
     elif not bool(alive.all()):
         logger.warning(
             "Training diverged (the loss is not finite) in %d of %d settings; their members keep their best states so far.",
             int((~alive).sum()), stack.settings,
         )  # fmt: skip
     monitor.restore()
+    return stop_reason
 
 
 def shared(configs: Sequence[Training]) -> Training:

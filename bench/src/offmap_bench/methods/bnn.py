@@ -9,36 +9,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
 
-from offmap.data import Batches, Rows
-from offmap.errors import ConfigError, nearest
-from offmap.likelihoods import Likelihood
+from offmap.errors import ConfigError
 from offmap.maxwent import objective as objectives
 from offmap.maxwent import search
 from offmap.maxwent.monitors import History, RiskThreshold
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
 from offmap.maxwent.train import adam, minimize
-from offmap.model.forward import BatchedModel
 from offmap.model.params import ParamSelection
 from offmap.model.select_params import choose
 from offmap.posterior.construct import Observed, StackedModel, centre, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Noise, as_noise
 from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Runtime
 from offmap.progress import bar
+from offmap_bench.methods.base import POSITIVE, Nets, Problem, as_settings, check_fields, check_words, fitter
 
 logger = logging.getLogger("offmap")
-
-MEANS = ("frozen", "trained")
-BASES = ("svd", "identity")
-SLACKS = ("paper", "reference", "smoothed")
 
 
 @dataclass(frozen=True)
@@ -82,96 +73,69 @@ ABLATION: dict[str, Config] = {
 """The paper's tables 8 and 9, by column. The two large priors around a frozen mean are MaxWEnt with g = log, up to a constant."""
 
 
-def fit(
-    nets: nn.Module | Sequence[nn.Module] | StackedModel,
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = ABLATION["svd_frozen_large"],
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Stochastic:
+@fitter(Config)
+def fit(nets: Nets | StackedModel, problem: Problem, config: Config) -> Stochastic:
     """Minimise E_q[NLL] + λ·KL/d around the trained nets; every member ends with its last state at or below τ.
 
     The state is φ, and the mean where it is trained; τ belongs to the nets as they are given.
     """
     check(config)
+    train, valid, likelihood, seed, runtime = as_settings(problem).values()
     at = nets if isinstance(nets, StackedModel) else choose(centre(nets), valid.inputs, config.params, runtime.output_fn)
     model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
-    seen = Observed()
+    observed = Observed()
     if config.basis == "svd":
-        seen = observe(at, lambda rows: (x for x, _ in train), rotated=True, pick=runtime.output_fn, limit=config.fan_in_limit)
-    q = distribution(at, seen, config)
+        observed = observe(
+            at, lambda rows: (x for x, _ in train), rotated=True, pick=runtime.output_fn, limit=config.fan_in_limit
+        )
+    q = distribution(at, observed, config)
     validation = Validation(model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)
-    threshold = _threshold(q, validation, config)
-    start = search.shrink_to_feasible(q, validation, threshold)
+    max_risk = validation.max_risk(q, tolerance=config.tolerance).detach()
+    max_risk = max_risk if config.max_risk is None else torch.full_like(max_risk, float(config.max_risk))
+    start = search.shrink_to_feasible(q, validation, max_risk)
     history = History()
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = RiskThreshold(
-            q, validation.look, threshold, every=config.check_every, history=history, patience=config.patience,
+            q, validation.look, max_risk, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
         monitor.check(0, float("nan"), start)
-        objective = posterior(q, at, model, likelihood, config, seed)
+        objective = objectives.elbo(
+            q, model, likelihood, entropy_weight=config.tradeoff, prior_variance=config.prior_variance,
+            prior_mean=at.mean if config.mean == "frozen" else None, draws=config.draws_per_step, seed=seed,
+        )  # fmt: skip
         optimizer = adam((p for p in q.parameters() if p.requires_grad), lr=config.lr, epsilon=config.adam_epsilon)
         history.stop_reason = minimize(objective, optimizer, train, steps=config.steps, monitors=[monitor], seed=seed)
         if history.stop_reason == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
     monitor.restore()
-    history.finish(threshold.new_tensor(history.of_kept()[0]), q.mean_log_square().detach())
+    history.finish(max_risk.new_tensor(history.of_kept()[0]), q.mean_log_square().detach())
     history.chosen["tradeoff"] = config.tradeoff
     if history.stop_reason == "diverged":
-        logger.warning("Training diverged (the loss is not finite); every member keeps its last state below τ. Lower `rate`.")
+        logger.warning("Training diverged (the loss is not finite); every member keeps its last state below τ. Lower `lr`.")
     q.requires_grad_(False)
     return Stochastic(model, q, history)
 
 
-def distribution(at: StackedModel, seen: Observed, config: Config) -> WeightDistribution:
+def distribution(at: StackedModel, observed: Observed, config: Config) -> WeightDistribution:
     """Q at the start: peaked around the nets."""
     raw = config.initial_raw_scale
     raw = raw if raw is not None else (-10.0 if config.basis == "svd" else -5.0)
     return WeightDistribution(
         at.mean,
         initial_scale=raw if raw > 30 else math.log1p(math.exp(raw)),  # softplus
-        rotation=seen.rotation(),
+        rotation=observed.rotation(),
         fixed=at.fixed,
         noise=as_noise(config.noise),
         trainable_mean=config.mean == "trained",
     )
 
 
-def posterior(
-    q: WeightDistribution, at: StackedModel, model: BatchedModel, likelihood: Likelihood, config: Config, seed: int
-) -> objectives.Objective:
-    """The objective of a setting: the prior sits at w̄ for a frozen mean, else at 0."""
-    return objectives.elbo(
-        q, model, likelihood, entropy_weight=config.tradeoff, prior_variance=config.prior_variance,
-        prior_mean=at.mean if config.mean == "frozen" else None, draws=config.draws_per_step, seed=seed,
-    )  # fmt: skip
-
-
-def _threshold(q: WeightDistribution, validation: Validation, config: Config) -> Tensor:
-    """τ per member, (M,)."""
-    own = validation.max_risk(q, tolerance=config.tolerance).detach()
-    return own if config.max_risk is None else torch.full_like(own, float(config.max_risk))
-
-
 def check(config: Config) -> None:
     """Refuse impossible settings before any work."""
-    choices = (("mean", config.mean, MEANS), ("basis", config.basis, BASES), ("tolerance", config.tolerance, SLACKS))
-    for field, value, valid in choices:
-        if value not in valid:
-            raise ConfigError(f"Expected `{field}` to be {nearest(str(value), valid)}, but got {value!r}.")
+    check_words(config, mean=("frozen", "trained"), basis=("svd", "identity"), tolerance=("paper", "reference", "smoothed"))
     if config.basis == "svd" and config.mean == "trained":
         raise ConfigError("Expected `mean='frozen'` with `basis='svd'`: the basis belongs to the activations of that mean.")
     as_noise(config.noise)
     as_risk(config.risk)
-    for name in ("prior_variance", "tradeoff", "lr", "adam_epsilon"):
-        value = getattr(config, name)
-        if not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")
-    for name in ("steps", "draws_per_step", "check_every", "risk_draws", "fan_in_limit"):
-        value = getattr(config, name)
-        if not (isinstance(value, int) and value > 0):
-            raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
+    check_fields(config, tradeoff=POSITIVE)

@@ -8,18 +8,20 @@ last state whose validation NLL is at most τ. Nets that are not trained yet nee
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from offmap.data import Batches, Rows
-from offmap.integrations.stack_training import Stack, Training, member_losses, not_negative, per_setting, train_stack
+from offmap.data import Batch, Rows
+from offmap.integrations.stack_training import Losses, Stack, Training, member_losses, member_risks, per_setting, train_stack
 from offmap.likelihoods import Likelihood
+from offmap.posterior.distribution import sum_per_member
 from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
-from offmap_bench.methods import ensemble_losses as ensembles
+from offmap_bench.methods.base import Nets, Problem, check_fields, fitter
+
+TINY = torch.finfo(torch.float32).eps
+"""Added to squared weights under a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -30,35 +32,36 @@ class Config(Training):
     max_risk: float | None = None  # τ; None: from the nets as they are given
 
 
-def fit(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = Config(),
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Sampled:
+@fitter(Config)
+def fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
     """Let copies of trained nets grow."""
-    check(config)
+    check_fields(config)
+    valid, likelihood, runtime = problem.valid, problem.likelihood, problem.runtime
     stack = Stack.build(nets, valid.inputs, runtime)
-    threshold = thresholds(stack, likelihood, valid, config.max_risk)
-    losses = ensembles.anti_regularised(stack, likelihood, per_setting([config], "tradeoff", stack), threshold)
+    max_risk = member_max_risks(stack, likelihood, valid, config.max_risk)
+    losses = anti_regularised(stack, likelihood, per_setting([config], "tradeoff", stack), max_risk)
     train_stack(
-        stack, losses, train, valid, likelihood=likelihood, config=config, ceiling=threshold, seed=seed,
+        stack, losses, problem.train, valid, likelihood=likelihood, config=config, ceiling=max_risk, seed=problem.seed,
         progress=runtime.progress,
     )  # fmt: skip
     return stack.sampled()[0]
 
 
-def thresholds(stack: Stack, likelihood: Likelihood, valid: Rows, given: float | None) -> Tensor:
-    """τ of every member, (M,): the mean of its validation losses plus 2·std/√n, or the same given number for all."""
-    each = member_losses(stack.model, stack.weights | stack.fixed, likelihood, valid)
-    own = each.mean(1) + 2 * each.std(1, correction=0) / math.sqrt(each.shape[1])
-    return own if given is None else torch.full_like(own, given)
+def anti_regularised(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, max_risk: Tensor) -> Losses:
+    """Σ_i [NLL_i − λ·1[NLL_i ≤ τ_i]·(1/d) Σ_k log(w_ik² + ε)]. λ is (G,), τ (G·M,)."""
+    dimension = sum(w[0].numel() for w in stack.weights.values())
+
+    def losses(step: int, batch: Batch) -> Tensor:
+        nll = member_risks(stack, likelihood, batch)[1]
+        size = stack.apart(sum_per_member({n: (w.square() + TINY).log() for n, w in stack.weights.items()}))
+        growing = (nll.detach() <= stack.apart(max_risk)).to(nll)
+        return (nll - tradeoff[:, None] / dimension * growing * size).sum(1)
+
+    return losses
 
 
-def check(config: Config) -> None:
-    """Refuse impossible settings before any work."""
-    not_negative([config], "tradeoff")
+def member_max_risks(stack: Stack, likelihood: Likelihood, valid: Rows, max_risk: float | None) -> Tensor:
+    """τ of every member, (M,): the mean of its validation losses plus 2·std/√n, or the same number for all."""
+    losses = member_losses(stack.model, stack.weights | stack.fixed, likelihood, valid)
+    risk = losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(losses.shape[1])
+    return risk if max_risk is None else torch.full_like(risk, max_risk)

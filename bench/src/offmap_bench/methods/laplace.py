@@ -22,20 +22,18 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offmap._types import Inputs, Weights
-from offmap.data import Batches, Rows, gather
+from offmap.data import gather
 from offmap.data.inputs import rows_of, take_rows
-from offmap.errors import ConfigError, ShapeError, nearest
+from offmap.errors import ConfigError, ShapeError
 from offmap.extras import require
-from offmap.likelihoods import Categorical, Gaussian, Likelihood
+from offmap.likelihoods import Categorical, Gaussian
 from offmap.model.forward import BatchedModel, OutputFn
 from offmap.model.params import ParamSelection, at, copy_model
 from offmap.posterior.construct import StackedModel, centre
 from offmap.posterior.distribution import CACHE_BYTES
-from offmap.posterior.protocol import Runtime
 from offmap.random import generator
+from offmap_bench.methods.base import Nets, Problem, check_fields, check_words, fitter
 
-STRUCTURES = ("kron", "diag", "full")
-KINDS = ("linear", "sampled")
 LAWS: dict[type, str] = {Gaussian: "regression", Categorical: "classification"}
 """laplace-torch's words for the likelihoods that it knows."""
 
@@ -155,17 +153,10 @@ class Means(nn.Module):
         return output.unsqueeze(1) if output.ndim == 1 else output[:, : self.means]
 
 
-def fit(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = Config(),
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Approximated:
-    """The curvature at every member on the training data, and the prior of highest evidence; nothing is trained or drawn yet."""
+@fitter(Config)
+def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
+    """Find the curvature at every member on the training data, and the prior of highest evidence; nothing is trained or drawn yet."""
+    likelihood, runtime = problem.likelihood, problem.runtime
     check(config)
     if type(likelihood) not in LAWS:
         words = " or ".join(law.__name__ for law in LAWS)
@@ -173,12 +164,12 @@ def fit(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own use of torch and numpy
         library = require("laplace", "laplace")
-    whole, around = gather(train), centre(nets, config.params)
-    model = runtime.model(around.net, around.mean | around.fixed, valid.inputs)
-    if not isinstance(whole.inputs, Tensor) or model.output_axes not in (0, 1):
+    rows, around = gather(problem.train), centre(nets, config.params)
+    model = runtime.model(around.net, around.mean | around.fixed, problem.valid.inputs)
+    if not isinstance(rows.inputs, Tensor) or model.output_axes not in (0, 1):
         raise ShapeError("Expected inputs that are one tensor and one row of outputs for each: laplace-torch knows no others.")
-    targets = likelihood.columns(whole.targets) if isinstance(likelihood, Gaussian) else whole.targets
-    loader = DataLoader(TensorDataset(whole.inputs, targets), batch_size=config.batch_size)
+    targets = likelihood.columns(rows.targets) if isinstance(likelihood, Gaussian) else rows.targets
+    loader = DataLoader(TensorDataset(rows.inputs, targets), batch_size=config.batch_size)
     means = likelihood.targets if isinstance(likelihood, Gaussian) and likelihood.noise is None else None
     law = LAWS[type(likelihood)]
     posteriors = [
@@ -241,12 +232,5 @@ def by_evidence(made: Any, *, noisy: bool) -> None:
 
 def check(config: Config) -> None:
     """Refuse impossible settings before any work."""
-    for name, valid in (("structure", STRUCTURES), ("kind", KINDS)):
-        value = getattr(config, name)
-        if value not in valid:
-            raise ConfigError(f"Expected `{name}` to be {nearest(str(value), valid)}, but got {value!r}.")
-    if not (isinstance(config.batch_size, int) and config.batch_size > 0):
-        raise ConfigError(f"Expected `batch_size` to be a whole number above 0, but got {config.batch_size!r}.")
-    prior = config.prior_precision
-    if prior is not None and not (isinstance(prior, int | float) and 0 < prior < math.inf):
-        raise ConfigError(f"Expected `prior_precision` to be a number above 0 or None, but got {prior!r}.")
+    check_words(config, structure=("kron", "diag", "full"), kind=("linear", "sampled"))
+    check_fields(config)

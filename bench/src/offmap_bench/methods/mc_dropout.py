@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
-from offmap.data import Batch, Batches, Rows
+from offmap.data import Batch
 from offmap.data.inputs import arguments, rows_of, take_rows
-from offmap.errors import ConfigError, ModelError
+from offmap.errors import ModelError
 from offmap.integrations.stack_training import Stack, Training, shared, train_stack
-from offmap.likelihoods import Likelihood
 from offmap.model.params import copy_model
 from offmap.posterior.construct import centre
 from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
 from offmap.random import generator
+from offmap_bench.methods.base import Nets, Problem, check_fields, grid_fitters
 
 CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that drop whole channels."""
@@ -36,9 +35,9 @@ class Config(Training):
 class Mask(nn.Module):
     """Dropout with its mask as a buffer, so that a draw of masks is a draw of weights: (features,) or (B, features)."""
 
-    def __init__(self, lr: float, channels: bool = False) -> None:
+    def __init__(self, rate: float, channels: bool = False) -> None:
         super().__init__()
-        self.lr, self.channels = lr, channels
+        self.rate, self.channels = rate, channels
         self.register_buffer("mask", torch.ones((), device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +67,7 @@ def mask_shapes(net: nn.Module, inputs: Inputs) -> dict[str, tuple[float, tuple[
     def note(name: str, mask: nn.Module, args: tuple[Tensor, ...]) -> None:
         row = tuple(args[0].shape[1:])
         assert isinstance(mask, Mask)
-        shapes[f"{name}.mask"] = mask.lr, (row[0], *[1] * (len(row) - 1)) if mask.channels else row
+        shapes[f"{name}.mask"] = mask.rate, (row[0], *[1] * (len(row) - 1)) if mask.channels else row
 
     hooks = [
         module.register_forward_pre_hook(partial(note, name)) for name, module in net.named_modules() if isinstance(module, Mask)
@@ -79,49 +78,6 @@ def mask_shapes(net: nn.Module, inputs: Inputs) -> dict[str, tuple[float, tuple[
     for hook in hooks:
         hook.remove()
     return shapes
-
-
-def fit(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = Config(),
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Sampled:
-    """Train copies of the nets with a fresh mask per example and step; keep the state of lowest validation NLL without masks."""
-    return fit_grid(nets, train, valid, likelihood=likelihood, configs=[config], seed=seed, runtime=runtime)[0]
-
-
-def fit_grid(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    configs: Sequence[Config],
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> list[Sampled]:
-    """One ensemble for every setting, all in one stack; settings differ in `dropout`."""
-    training = shared(configs)
-    at = centre([masked(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
-    shapes = mask_shapes(at.net, valid.inputs)
-    fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
-    stack = Stack.of(runtime.model(at.net, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
-    like = next(iter(at.mean.values()))
-    masks = [Masks(_with_rate(shapes, config.dropout), at.members, like) for config in configs]
-
-    def losses(step: int, batch: Batch) -> Tensor:
-        drawn = [own.draw(range(step, step + 1), "fit", seed, rows_of(batch[0])) for own in masks]
-        stacked = {name: torch.cat([own[name] for own in drawn]) for name in shapes}
-        outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
-        return stack.apart(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
-
-    train_stack(stack, losses, train, valid, likelihood=likelihood, config=training, seed=seed, progress=runtime.progress)
-    return [Sampled(stack.model, weights, own.thinned(weights)) for weights, own in zip(stack.trained(), masks, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -137,12 +93,12 @@ class Masks:
         return {
             name: torch.stack([
                 torch.empty((rows, *shape) if rows else shape, device="cpu").bernoulli_(
-                    1 - lr, generator=generator(seed, stream, member, draw, name)
+                    1 - rate, generator=generator(seed, stream, member, draw, name)
                 )
                 for member in range(self.members)
                 for draw in index
-            ]).to(self.like) / (1 - lr)
-            for name, (lr, shape) in self.shapes.items()
+            ]).to(self.like) / (1 - rate)
+            for name, (rate, shape) in self.shapes.items()
         }  # fmt: skip
 
     def thinned(self, weights: Weights) -> Callable[[range, int], Weights]:
@@ -154,8 +110,33 @@ class Masks:
         return draw
 
 
-def _with_rate(shapes: Mapping[str, tuple[float, tuple[int, ...]]], lr: float | None) -> dict[str, tuple[float, tuple[int, ...]]]:
-    """The same masks at another rate, unless it is None."""
-    if lr is not None and not 0 <= lr < 1:
-        raise ConfigError(f"Expected `dropout` to be from 0 to below 1, or None for the model's own, but got {lr!r}.")
-    return {name: (own if lr is None else lr, shape) for name, (own, shape) in shapes.items()}
+def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sampled]:
+    """Train copies of the nets with a new mask per example and step; keep the state of lowest validation NLL without masks."""
+    valid, likelihood, runtime = problem.valid, problem.likelihood, problem.runtime
+    for config in configs:
+        check_fields(config)
+    training = shared(configs)
+    at = centre([masked(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
+    shapes = mask_shapes(at.net, valid.inputs)
+    fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
+    stack = Stack.of(runtime.model(at.net, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
+    like = next(iter(at.mean.values()))
+    rates = [c.dropout for c in configs]
+    masks = [
+        Masks({n: (own if rate is None else rate, shape) for n, (own, shape) in shapes.items()}, at.members, like)
+        for rate in rates
+    ]
+
+    def losses(step: int, batch: Batch) -> Tensor:
+        drawn = [mask.draw(range(step, step + 1), "fit", problem.seed, rows_of(batch[0])) for mask in masks]
+        stacked = {name: torch.cat([mask[name] for mask in drawn]) for name in shapes}
+        outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
+        return stack.apart(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
+
+    train_stack(
+        stack, losses, problem.train, valid, likelihood=likelihood, config=training, seed=problem.seed, progress=runtime.progress
+    )
+    return [Sampled(stack.model, weights, mask.thinned(weights)) for weights, mask in zip(stack.trained(), masks, strict=True)]
+
+
+fit, fit_grid = grid_fitters(Config, _fit_all)

@@ -6,17 +6,14 @@ predicted log-variances as well, where it has no meaning; here it does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor
 
-from offmap.data import Batches, Rows
-from offmap.integrations.stack_training import Stack, Training, not_negative, per_setting, shared, together, train_stack
+from offmap.data import Batch
+from offmap.integrations.stack_training import Losses, Stack, Training, member_risks, per_setting, together
 from offmap.likelihoods import Likelihood
-from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
-from offmap_bench.methods import ensemble_losses as ensembles
+from offmap_bench.methods.base import ensemble_fitters
 
 
 @dataclass(frozen=True)
@@ -26,36 +23,24 @@ class Config(Training):
     tradeoff: float = 0.1  # λ; the paper's grid: 1, 0.1, …, 1e-5
 
 
-def fit(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = Config(),
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Sampled:
-    """Train copies of the nets by maximum likelihood with a penalty on agreement."""
-    return fit_grid(nets, train, valid, likelihood=likelihood, configs=[config], seed=seed, runtime=runtime)[0]
+def negative_correlation(stack: Stack, likelihood: Likelihood, tradeoff: Tensor) -> Losses:
+    """Σ_i [NLL_i + λ·E_x p_i], p_i = (f_i − f̄)·Σ_{j≠i} (f_j − f̄) with f̄ and the f_j held fixed.
+
+    Deviations from f̄ add up to 0, so that p_i = −(f_i − f̄)·[f_i − f̄], the bracket held fixed. λ is (G,).
+    """
+
+    def losses(step: int, batch: Batch) -> Tensor:
+        outputs, nll = member_risks(stack, likelihood, batch)
+        f = stack.apart(likelihood.point(outputs))
+        centred = f - f.detach().mean(1, keepdim=True)
+        penalty = -(centred * centred.detach()).flatten(2).mean(2)
+        return (nll + tradeoff[:, None] * penalty).sum(1)
+
+    return losses
 
 
-def fit_grid(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    configs: Sequence[Config],
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> list[Sampled]:
-    """One ensemble for every setting, all in one stack; settings differ in `tradeoff`."""
-    training = shared(configs)
-    not_negative(configs, "tradeoff")
-    stack = Stack.build(nets, valid.inputs, runtime, settings=len(configs))
-    losses = ensembles.negative_correlation(stack, likelihood, per_setting(configs, "tradeoff", stack))
-    train_stack(
-        stack, losses, train, valid, likelihood=likelihood, config=training, judge=together, seed=seed, progress=runtime.progress
-    )
-    return stack.sampled()
+fit, fit_grid = ensemble_fitters(
+    Config,
+    lambda stack, likelihood, configs, seed: negative_correlation(stack, likelihood, per_setting(configs, "tradeoff", stack)),
+    judge=together,
+)

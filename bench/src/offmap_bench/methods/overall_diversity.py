@@ -6,17 +6,18 @@ inputs are uniform in the box that the batch spans, one for every row of the bat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor
 
-from offmap.data import Batches, Rows
-from offmap.integrations.stack_training import Stack, Training, not_negative, per_setting, shared, together, train_stack
+from offmap._types import Inputs
+from offmap.data import Batch
+from offmap.errors import ConfigError
+from offmap.integrations.stack_training import Losses, Stack, Training, member_risks, per_setting, together
 from offmap.likelihoods import Likelihood
-from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
-from offmap_bench.methods import ensemble_losses as ensembles
+from offmap.random import generator
+from offmap_bench.methods.base import ensemble_fitters
 
 
 @dataclass(frozen=True)
@@ -26,36 +27,33 @@ class Config(Training):
     tradeoff: float = 0.1  # λ; the paper's grid: 1, 0.1, …, 1e-5
 
 
-def fit(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = Config(),
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Sampled:
-    """Train copies of the nets by maximum likelihood with a reward for diversity between the data."""
-    return fit_grid(nets, train, valid, likelihood=likelihood, configs=[config], seed=seed, runtime=runtime)[0]
+def overall_diversity(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, *, seed: int = 0) -> Losses:
+    """Σ_i [NLL_i − λ·E_x' var_j f_j(x')] with x' uniform in the box around the batch's inputs.
+
+    The variance is that of the M members, (1/M) Σ_j (f_j − f̄)². λ is (G,).
+    """
+
+    def losses(step: int, batch: Batch) -> Tensor:
+        nll = member_risks(stack, likelihood, batch)[1]
+        f = stack.apart(likelihood.point(stack(draw_in_box(batch[0], seed, step))))
+        return nll.sum(1) - tradeoff * stack.members * f.var(1, correction=0).flatten(1).mean(1)
+
+    return losses
 
 
-def fit_grid(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    configs: Sequence[Config],
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> list[Sampled]:
-    """One ensemble for every setting, all in one stack; settings differ in `tradeoff`."""
-    training = shared(configs)
-    not_negative(configs, "tradeoff")
-    stack = Stack.build(nets, valid.inputs, runtime, settings=len(configs))
-    losses = ensembles.overall_diversity(stack, likelihood, per_setting(configs, "tradeoff", stack), seed=seed)
-    train_stack(
-        stack, losses, train, valid, likelihood=likelihood, config=training, judge=together, seed=seed, progress=runtime.progress
-    )
-    return stack.sampled()
+def draw_in_box(x: Inputs, seed: int, step: int) -> Tensor:
+    """Draw as many inputs, each number uniform between the least and the largest of its column in the batch."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise ConfigError("Expected inputs that are one tensor of floating-point numbers: others cannot be drawn between bounds.")
+    low, high = x.amin(0), x.amax(0)
+    share = torch.rand(x.shape, generator=generator(seed, "fit", step, "box"), device="cpu")
+    return low + (high - low) * share.to(x)
+
+
+fit, fit_grid = ensemble_fitters(
+    Config,
+    lambda stack, likelihood, configs, seed: overall_diversity(
+        stack, likelihood, per_setting(configs, "tradeoff", stack), seed=seed
+    ),
+    judge=together,
+)

@@ -5,18 +5,18 @@ D'Angelo and Fortuin (2021), which the paper cites, as in the authors' code: Σ_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from offmap.data import Batches, Rows
+from offmap.data import Batch
 from offmap.errors import ConfigError
-from offmap.integrations.stack_training import Stack, Training, together, train_stack
+from offmap.integrations.stack_training import Losses, Stack, Training, member_risks, together
 from offmap.likelihoods import Likelihood
-from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
-from offmap_bench.methods import ensemble_losses as ensembles
+from offmap_bench.methods.base import ensemble_fitters
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,42 @@ class Config(Training):
     fixed_median: bool = False  # True: no gradient through the median, as in D'Angelo and Fortuin's own code
 
 
-def fit(
-    nets: Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = Config(),
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Sampled:
-    """Train copies of the nets by maximum likelihood while they repel each other."""
-    if config.bandwidth is not None and not config.bandwidth > 0:
-        raise ConfigError(f"Expected `bandwidth` to be above 0, or None for the median heuristic, but got {config.bandwidth!r}.")
-    stack = Stack.build(nets, valid.inputs, runtime)
-    if stack.members < 2:
+def repulsive(stack: Stack, likelihood: Likelihood, *, bandwidth: float | None = None, fixed_median: bool = False) -> Losses:
+    """Σ_i [NLL_i + Σ_j k_ij / stopgrad(Σ_j k_ij)], k_ij = exp(−γ·‖w_i − w_j‖²).
+
+    γ = log M / median of the M² squared distances, through which gradients flow unless `fixed_median`; with a bandwidth h it is
+    1/h². Pairs belong to one setting.
+    """
+    members, device = stack.members, next(iter(stack.weights.values())).device
+    if members < 2:
         raise ConfigError("Expected at least two nets, which can repel each other, but got one.")
-    losses = ensembles.repulsive(stack, likelihood, bandwidth=config.bandwidth, fixed_median=config.fixed_median)
-    train_stack(
-        stack, losses, train, valid, likelihood=likelihood, config=config, judge=together, seed=seed, progress=runtime.progress
-    )
-    return stack.sampled()[0]
+    first, second = torch.triu_indices(members, members, 1, device=device)
+    index = torch.zeros(members, members, dtype=torch.long, device=device)
+    index[first, second] = index[second, first] = torch.arange(1, len(first) + 1, device=device)  # 0: a net and itself
+
+    def losses(step: int, batch: Batch) -> Tensor:
+        nll = member_risks(stack, likelihood, batch)[1]
+        weights = [stack.apart(w).flatten(2) for w in stack.weights.values()]
+        pairs = torch.stack([(w[:, first] - w[:, second]).square().sum(2) for w in weights]).sum(0)
+        distance = F.pad(pairs, (1, 0))[:, index]  # (G, M, M)
+        gamma = median_gamma(distance, fixed_median) if bandwidth is None else bandwidth**-2
+        kernel = (-gamma * distance).exp().sum(2)
+        return (nll + kernel / kernel.detach()).sum(1)
+
+    return losses
+
+
+def median_gamma(distance: Tensor, fixed: bool) -> Tensor:
+    """γ of every setting, (G, 1, 1), from its squared distances, (G, M, M)."""
+    members = distance.shape[1]
+    median = distance.flatten(1).sort(1).values[:, members**2 // 2, None, None]
+    return math.log(members) / (median.detach() if fixed else median)
+
+
+def _losses(stack: Stack, likelihood: Likelihood, config: Config) -> Losses:
+    return repulsive(stack, likelihood, bandwidth=config.bandwidth, fixed_median=config.fixed_median)
+
+
+fit, fit_grid = ensemble_fitters(
+    Config, lambda stack, likelihood, configs, seed: _losses(stack, likelihood, configs[0]), judge=together
+)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offmap._types import Weights
-from offmap.data import Batch, Batches, Rows
+from offmap.data import Batch
 from offmap.errors import ConfigError
-from offmap.likelihoods import Likelihood
 from offmap.maxwent.train import minimize
 from offmap.posterior.construct import centre
 from offmap.posterior.noise import Normal, draw_noise
 from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
 from offmap.progress import bar
+from offmap_bench.methods.base import Nets, Problem, check_fields, fitter
 
 logger = logging.getLogger("offmap")
 
@@ -96,20 +95,12 @@ class Draw:
         return drawn | {name: t.repeat_interleave(len(span), 0) for name, t in self.fixed.items()}
 
 
-def fit(
-    nets: nn.Module | Sequence[nn.Module],
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = Config(),
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
-) -> Sampled:
-    """Let copies of the trained nets wander, all on the same batches, and note where they were; `valid` teaches nothing."""
+@fitter(Config)
+def fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
+    """Let copies of the trained nets wander, all on the same batches, and collect their states; `valid` teaches nothing."""
     check(config)
     at = centre(nets)
-    model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
+    model = problem.runtime.model(at.net, at.mean | at.fixed, problem.valid.inputs)
 
     def wander(lr: float) -> Moments | None:
         """Where all were on the way; None if one is lost."""
@@ -117,7 +108,7 @@ def fit(
         moments = Moments(config.rank)
 
         def objective(step: int, batch: Batch) -> Tensor:
-            return likelihood.nll(model(weights | at.fixed, batch[0]), batch[1]).mean(1).sum()
+            return problem.likelihood.nll(model(weights | at.fixed, batch[0]), batch[1]).mean(1).sum()
 
         def collect(step: int, loss: Tensor) -> bool:
             if (step + 1) % config.collect_every == 0:
@@ -126,42 +117,31 @@ def fit(
             return False
 
         optimizer = torch.optim.SGD(list(weights.values()), lr=lr, momentum=config.momentum)
-        with bar("SWAG", config.steps, show=runtime.progress) as advance:
-            ending = minimize(objective, optimizer, train, steps=config.steps, monitors=[collect], seed=seed)
-        whole = ending != "diverged" and all(bool(mean.isfinite().all()) for mean in moments.mean.values())
-        return moments if whole else None
+        with bar("SWAG", config.steps, show=problem.runtime.progress) as advance:
+            stop_reason = minimize(objective, optimizer, problem.train, steps=config.steps, monitors=[collect], seed=problem.seed)
+        finite = stop_reason != "diverged" and all(bool(mean.isfinite().all()) for mean in moments.mean.values())
+        return moments if finite else None
 
-    moments = slower_until_whole(wander, config.lr)
+    moments = slower_until_finite(wander, config.lr)
     mean = {n: w.to(at.mean[n]) for n, w in moments.mean.items()}
     std = {n: w.to(at.mean[n]) for n, w in moments.std().items()}
     columns = {n: torch.stack([column[n] for column in moments.columns], 1) for n in mean}
     return Sampled(model, mean | at.fixed, Draw(mean, std, columns, at.fixed, config.scale))
 
 
-def slower_until_whole(wander: Callable[[float], Moments | None], lr: float) -> Moments:
-    """From the trained nets again with a tenth of the rate whenever it was too high for one of them: confident nets have steep
-    losses.
-    """
+def slower_until_finite(wander: Callable[[float], Moments | None], lr: float) -> Moments:
+    """Start again from the trained nets with a tenth of the rate whenever it was too high: confident nets have steep losses."""
     for tenths in range(TRIES):
         moments = wander(lr / 10**tenths)
         if moments is not None:
             return moments
         logger.warning("SWAG diverged at rate %g (the loss is not finite).", lr / 10**tenths)
-    raise ConfigError(f"SWAG diverged at rates from {lr:g} down to {lr / 10 ** (TRIES - 1):g}: lower `rate`.")
+    raise ConfigError(f"SWAG diverged at rates from {lr:g} down to {lr / 10 ** (TRIES - 1):g}: lower `lr`.")
 
 
 def check(config: Config) -> None:
     """Refuse impossible settings before any work."""
-    for name in ("steps", "collect_every", "rank"):
-        value = getattr(config, name)
-        if not (isinstance(value, int) and value > 0):
-            raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
-    for name in ("lr", "scale"):
-        value = getattr(config, name)
-        if not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise ConfigError(f"Expected `{name}` to be a number above 0, but got {value!r}.")
-    if not 0 <= config.momentum < 1:
-        raise ConfigError(f"Expected `momentum` from 0 to below 1, but got {config.momentum!r}.")
+    check_fields(config)
     if config.rank < 2 or config.steps < 2 * config.collect_every:
         raise ConfigError(
             f"Expected `rank` of at least 2 and `steps` for at least two states, but got {config.rank}, and {config.steps} steps "

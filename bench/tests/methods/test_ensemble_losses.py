@@ -21,7 +21,11 @@ from offmap.maxwent.train import adam, minimize
 from offmap.model.params import copy_model
 from offmap.posterior.noise import generator
 from offmap.posterior.protocol import Runtime
-from offmap_bench.methods import ensemble_losses as ensembles
+from offmap_bench.methods.anchored import anchored
+from offmap_bench.methods.dare import anti_regularised
+from offmap_bench.methods.negative_correlation import negative_correlation
+from offmap_bench.methods.overall_diversity import draw_in_box, overall_diversity
+from offmap_bench.methods.repulsive import repulsive
 
 M = 3
 LAMBDAS = [0.7, 0.02]
@@ -93,7 +97,7 @@ def test_negative_correlation_written_out() -> None:
             total = total + nll(net) + LAMBDAS[setting] * ((f[i] - mean) * others).mean()
         return total
 
-    check(stack, ensembles.negative_correlation(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64)), literal)
+    check(stack, negative_correlation(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64)), literal)
 
 
 def test_overall_diversity_written_out() -> None:
@@ -111,7 +115,7 @@ def test_overall_diversity_written_out() -> None:
         variance = sum((own - mean) ** 2 for own in f) / M
         return sum(nll(net) for net in members) - LAMBDAS[setting] * M * variance.mean()
 
-    losses = ensembles.overall_diversity(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), seed=5)
+    losses = overall_diversity(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), seed=5)
     check(stack, losses, literal)
 
 
@@ -126,7 +130,7 @@ def test_anchored_written_out() -> None:
             total = total + nll(net) + LAMBDAS[setting] * torch.cat(squares).mean()
         return total
 
-    losses = ensembles.anchored(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), anchors)
+    losses = anchored(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), anchors)
     check(stack, losses, literal)
 
 
@@ -148,7 +152,7 @@ def test_repulsive_written_out(members: int, way: str) -> None:
         return total
 
     options: dict[str, Any] = {"median": {}, "fixed": {"fixed_median": True}, "bandwidth": {"bandwidth": 2.0}}[way]
-    check(stack, ensembles.repulsive(stack, Gaussian(), **options), literal)
+    check(stack, repulsive(stack, Gaussian(), **options), literal)
 
 
 def test_anti_regularised_written_out() -> None:
@@ -164,22 +168,22 @@ def test_anti_regularised_written_out() -> None:
             total = total + nll(net) - LAMBDAS[setting] * (member != 1 if setting == 0 else member != 0) * logs.mean()
         return total
 
-    losses = ensembles.anti_regularised(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), threshold)
+    losses = anti_regularised(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), threshold)
     check(stack, losses, literal)
 
 
 def test_classifiers_differ_in_their_logits() -> None:
     outputs = torch.randn(4, 7, 3)
-    assert ensembles.predicted(Categorical(), outputs) is outputs
-    torch.testing.assert_close(ensembles.predicted(Gaussian(), outputs[..., :2])[..., 0], outputs[..., 0])
+    assert Categorical().point(outputs) is outputs
+    torch.testing.assert_close(predicted_mean(Gaussian(), outputs[..., :2])[..., 0], outputs[..., 0])
 
 
 def test_strange_inputs_fill_the_box_of_the_batch_and_have_an_address() -> None:
     x = trained.inputs(2000, 3) * torch.tensor([1.0, 10.0, 0.0]) + 5
-    drawn = ensembles.in_box(x, 0, 7)
-    assert torch.equal(drawn, ensembles.in_box(x, 0, 7))
-    assert not torch.equal(drawn, ensembles.in_box(x, 0, 8))
-    assert not torch.equal(drawn, ensembles.in_box(x, 1, 7))
+    drawn = draw_in_box(x, 0, 7)
+    assert torch.equal(drawn, draw_in_box(x, 0, 7))
+    assert not torch.equal(drawn, draw_in_box(x, 0, 8))
+    assert not torch.equal(drawn, draw_in_box(x, 1, 7))
     low, high = x.min(0).values, x.max(0).values
     assert ((drawn >= low) & (drawn <= high)).all()
     share = ((drawn - low) / (high - low))[:, :2]  # the last column does not vary
@@ -192,15 +196,15 @@ def test_inputs_that_have_no_box_are_refused(inputs: Any) -> None:
     with pytest.raises(
         ConfigError, match="Expected inputs that are one tensor of floating-point numbers: others cannot be drawn"
     ):
-        ensembles.in_box(inputs, 0, 0)
+        draw_in_box(inputs, 0, 0)
 
 
 FOLLOWERS: dict[str, Callable[[Stack], Losses]] = {
-    "negative correlation": lambda s: ensembles.negative_correlation(s, Gaussian(), torch.zeros(1)),
-    "overall diversity": lambda s: ensembles.overall_diversity(s, Gaussian(), torch.zeros(1)),
-    "anchored": lambda s: ensembles.anchored(s, Gaussian(), torch.zeros(1), {n: w.detach() + 1 for n, w in s.weights.items()}),
-    "repulsive": lambda s: ensembles.repulsive(s, Gaussian(), bandwidth=1e-3),  # no kernel reaches another net
-    "anti-regularised": lambda s: ensembles.anti_regularised(s, Gaussian(), torch.ones(1), torch.full((5,), -math.inf)),
+    "negative correlation": lambda s: negative_correlation(s, Gaussian(), torch.zeros(1)),
+    "overall diversity": lambda s: overall_diversity(s, Gaussian(), torch.zeros(1)),
+    "anchored": lambda s: anchored(s, Gaussian(), torch.zeros(1), {n: w.detach() + 1 for n, w in s.weights.items()}),
+    "repulsive": lambda s: repulsive(s, Gaussian(), bandwidth=1e-3),  # no kernel reaches another net
+    "anti-regularised": lambda s: anti_regularised(s, Gaussian(), torch.ones(1), torch.full((5,), -math.inf)),
 }
 
 
@@ -222,9 +226,9 @@ def test_with_its_penalty_every_ensemble_goes_another_way() -> None:
     plain = maximum_likelihood(stack, Gaussian())(0, (X, Y))
     one = torch.ones(1, dtype=torch.float64)
     others = [
-        ensembles.negative_correlation(stack, Gaussian(), one), ensembles.overall_diversity(stack, Gaussian(), one),
-        ensembles.anchored(stack, Gaussian(), one, {n: w.detach() + 1 for n, w in stack.weights.items()}),
-        ensembles.repulsive(stack, Gaussian()), ensembles.anti_regularised(stack, Gaussian(), one, torch.full((M,), math.inf)),
+        negative_correlation(stack, Gaussian(), one), overall_diversity(stack, Gaussian(), one),
+        anchored(stack, Gaussian(), one, {n: w.detach() + 1 for n, w in stack.weights.items()}),
+        repulsive(stack, Gaussian()), anti_regularised(stack, Gaussian(), one, torch.full((M,), math.inf)),
     ]  # fmt: skip
     own = torch.autograd.grad(plain.sum(), list(stack.weights.values()))
     for losses in others:

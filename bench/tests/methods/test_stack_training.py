@@ -159,7 +159,7 @@ def test_training_ends_when_every_setting_has_diverged(caplog: pytest.LogCapture
         train_stack(made, counted, TRAIN, VALID, likelihood=LAW, config=QUICK)
     assert asked == list(range(6))
     assert caplog.messages == [
-        "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `rate`."
+        "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`."
     ]
     assert all(w.isfinite().all() for w in made.weights.values())
 
