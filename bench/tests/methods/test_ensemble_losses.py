@@ -175,7 +175,7 @@ def test_anti_regularised_written_out() -> None:
 def test_classifiers_differ_in_their_logits() -> None:
     outputs = torch.randn(4, 7, 3)
     assert Categorical().point(outputs) is outputs
-    torch.testing.assert_close(predicted_mean(Gaussian(), outputs[..., :2])[..., 0], outputs[..., 0])
+    torch.testing.assert_close(Gaussian().point(outputs[..., :2])[..., 0], outputs[..., 0])
 
 
 def test_strange_inputs_fill_the_box_of_the_batch_and_have_an_address() -> None:
