@@ -196,7 +196,5 @@ def test_another_way_of_training_has_another_digest_and_plain_hosts_keep_theirs(
         outputs=2,
     )
     assert digest(exact, 0, Recipe()) == "9b0394b4f993a3aa"
-    ways = [
-        Way({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)
-    ]
+    ways = [Way({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)]
     assert len({digest(exact, 0, Recipe()), *(digest(exact, 0, Recipe(), way) for way in ways)}) == 5
