@@ -90,14 +90,14 @@ def test_all_detectors_together_are_what_each_is_alone() -> None:
 def test_without_validation_data_a_tenth_is_set_aside_and_said(caplog: pytest.LogCaptureFixture) -> None:
     detector = offmap.detect(classifier(), classes(300), method="energy")
     assert "No validation data: 30 random rows of `train` are set aside" in caplog.text
-    assert len(detector.calibration) == 30
+    assert len(detector.calibration.scores) == 30
 
 
 def test_more_rows_than_wanted_are_a_random_part() -> None:
     x, y = classes(300)
     order = y.argsort()
     detector = offmap.detect(classifier(), (x[order], y[order]), classes(50, 1), method="knn", k=1, rows=60)
-    assert len(detector.rule.rows) == 60  # pyright: ignore[reportFunctionMemberAccess]
+    assert len(detector.score_fn.state["rows"]) == 60  # pyright: ignore[reportFunctionMemberAccess]
     offmap.detect(classifier(), (x[order], y[order]), classes(50, 1), method="mds", rows=60)  # all classes are among them
 
 
@@ -105,7 +105,7 @@ def test_rows_without_a_class_are_left_out() -> None:
     x, y = classes(100)
     some = torch.where(torch.arange(100) < 30, -100, y)
     detector = offmap.detect(classifier(), (x, some), classes(50, 1), method="knn", k=1)
-    assert len(detector.rule.rows) == 70  # pyright: ignore[reportFunctionMemberAccess]
+    assert len(detector.score_fn.state["rows"]) == 70  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def test_images_of_another_form_are_refused() -> None:

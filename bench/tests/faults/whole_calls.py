@@ -18,7 +18,7 @@ import offmap
 from faults.making import FIT, TRAINED, WRONG, Maker, Subject
 from faults.numbers import numbers
 from faults.tables import tables
-from offmap.detectors.catalog import DETECTORS
+from offmap.detectors import DETECTORS
 from offmap.errors import OffmapError
 from offmap_bench.checks.trust import Check
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import FitData, number
-from offmap.detectors.penultimate import Seen
+from offmap.detectors.base import register
 
 
+@register("energy", temperature=(1e-6, 1e6))
 def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     r"""−T log Σ_c exp(z_c / T): (B, C) -> (B,).
 
@@ -18,20 +16,3 @@ def energy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     tensor([-0.6931])
     """
     return -temperature * torch.logsumexp(logits / temperature, 1)
-
-
-@dataclass(frozen=True)
-class Energy:
-    """The rule at a temperature."""
-
-    temperature: float = 1.0
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return energy(seen.logits, self.temperature)
-
-
-def fit(known: FitData, *, temperature: float = 1.0) -> Energy:
-    """Nothing to learn."""
-    number("temperature", temperature, 1e-6, 1e6)
-    return Energy(temperature)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from offmap.detectors.known import FitData
-from offmap.detectors.penultimate import Seen
+from offmap.detectors.base import register
 
 
+@register("gradnorm")
 def gradnorm(features: Tensor, logits: Tensor) -> Tensor:
     r"""−|∂/∂W KL(uniform ‖ softmax(h Wᵀ + b))|₁ = −|h|₁ · |softmax(z) − 1/C|₁: (B, D), (B, C) -> (B,).
 
-    The gradient is an outer product, so its norm is that of its two factors, and nothing need be differentiated.
+    The gradient is an outer product, so its norm is the product of the norms of its two factors.
 
     >>> import torch
     >>> gradnorm(torch.tensor([[1.0, -2.0]]), torch.tensor([[50.0, 0.0]]))
@@ -21,17 +19,3 @@ def gradnorm(features: Tensor, logits: Tensor) -> Tensor:
     """
     gap = logits.softmax(1) - 1 / logits.shape[1]
     return -features.abs().sum(1) * gap.abs().sum(1)
-
-
-@dataclass(frozen=True)
-class GradNorm:
-    """The rule."""
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return gradnorm(seen.features, seen.logits)
-
-
-def fit(known: FitData) -> GradNorm:
-    """Nothing to learn."""
-    return GradNorm()

@@ -1,8 +1,8 @@
-"""Gram matrices (Sastry & Oore, 2020): how channels of every layer act together, against the range seen in training."""
+"""Gram matrices (Sastry & Oore, 2020): correlations between channels of every layer, against their range in training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs
 from offmap.data.inputs import rows_of, take_rows
-from offmap.detectors.known import FitData, each_class, number
-from offmap.detectors.penultimate import Classifier, Seen
+from offmap.detectors.base import FitData, count_classes, register
+from offmap.detectors.classifier import Classifier, add_recorders, record_layers
 from offmap.errors import ModelError
 from offmap.model.forward import OutputFn, call
+from offmap.model.params import copy_model
 
 LEAST = 1e-3
 """Of the mean over layers, the least usual deviation that a layer is divided by."""
@@ -51,91 +52,89 @@ def deviation(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (below + above).sum(1)
 
 
-class Layers:
-    """What every layer with a matrix, but the first, is given in one pass: {name: (B, channels, ...)}."""
+@dataclass(frozen=True)
+class MatrixLayers:
+    """A classifier whose layers with a matrix record their inputs; threads may share it."""
 
-    def __init__(self, net: nn.Module, output_fn: OutputFn) -> None:
-        self.net, self.output_fn = net, output_fn
-        self.names = [n for n, m in net.named_modules() if any(p.ndim >= 2 for p in m.parameters(recurse=False))]
+    model: nn.Module
+    names: frozenset[str]
+    output_fn: OutputFn
+
+    @staticmethod
+    def of(classifier: Classifier) -> MatrixLayers:
+        """Hook all layers that hold a matrix, on a copy that shares the classifier's parameters."""
+        model = copy_model(classifier.model, share=True)
+        names = {n for n, m in model.named_modules() if any(p.ndim >= 2 for p in m.parameters(recurse=False))}
+        return MatrixLayers(add_recorders(model, names), frozenset(names), classifier.output_fn)
 
     def __call__(self, x: Inputs) -> tuple[dict[str, Tensor], Tensor]:
-        """Inputs of the layers at their first use, and the net's output."""
-        found: dict[str, Tensor] = {}
-
-        def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-            def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-                if args and isinstance(args[0], Tensor) and args[0].is_floating_point() and args[0].ndim >= 2:
-                    linear = all(p.ndim <= 2 for p in module.parameters(recurse=False))
-                    found.setdefault(name, args[0].movedim(-1, 1) if linear else args[0])  # channels of linear layers are last
-
-            return note
-
-        handles = [self.net.get_submodule(name).register_forward_pre_hook(keep(name)) for name in self.names]
-        try:
-            output = call(self.net, {}, x, self.output_fn)
-        finally:
-            for handle in handles:
-                handle.remove()
-        first = next(iter(found), None)
-        return {name: h for name, h in found.items() if name != first and len(h) == rows_of(x)}, output
+        """Return the input of every layer but the first at its first use, {name: (B, channels, ...)}, and the model's output."""
+        with record_layers() as records:
+            output = call(self.model, {}, x, self.output_fn)
+        inputs: dict[str, Tensor] = {}
+        for name, side, h in records:
+            if name in self.names and side == "input" and isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2:
+                linear = all(p.ndim <= 2 for p in self.model.get_submodule(name).parameters(recurse=False))
+                inputs.setdefault(name, h.movedim(-1, 1) if linear else h)  # channels of linear layers are last
+        first = next(iter(inputs), None)
+        return {name: h for name, h in inputs.items() if name != first and len(h) == rows_of(x)}, output
 
 
-@dataclass(frozen=True)
-class Gram:
-    """The rule: lowest and highest values by predicted class, {layer: (C, K)}, and each layer's usual deviation."""
-
-    classifier: Classifier
-    powers: int
-    low: dict[str, Tensor]
-    high: dict[str, Tensor]
-    usual: dict[str, float]
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        total = torch.zeros(len(seen.logits), device=seen.logits.device)
-        for name, each in self.deviations(seen.inputs).items():
-            total += each / self.usual[name]
-        return total
-
-    @torch.no_grad()
-    def deviations(self, x: Inputs) -> dict[str, Tensor]:
-        """How far each layer is outside the range of the predicted class, {layer: (B,)}."""
-        layers = Layers(self.classifier.net, self.classifier.output_fn)
-        parts: dict[str, list[Tensor]] = {name: [] for name in self.low}
-        for rows in self.classifier.blocks(x):
-            found, output = layers(take_rows(x, rows))
-            best = output.argmax(1)
-            for name, low in self.low.items():
-                values = correlations(found[name], self.powers)
-                parts[name].append(deviation(values, low[best], self.high[name][best]))
-        return {name: torch.cat(each) for name, each in parts.items()}
+def layer_deviations(
+    inputs: Inputs, classifier: Classifier, layers: MatrixLayers, powers: int, ranges: Mapping[str, tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """Measure how far each layer is outside its range (C, K) for the predicted class, {layer: (B,)}."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in ranges}
+    for rows in classifier.blocks(inputs):
+        layer_inputs, output = layers(take_rows(inputs, rows))
+        best = output.argmax(1)
+        for name, (low, high) in ranges.items():
+            parts[name].append(deviation(correlations(layer_inputs[name], powers), low[best], high[best]))
+    return {name: torch.cat(blocks) for name, blocks in parts.items()}
 
 
 @torch.no_grad()
-def fit(known: FitData, *, powers: int = 5) -> Gram:
-    """Ranges on the training data, by predicted class; the usual deviation on validation data."""
-    number("powers", powers, 1, 20, whole=True)
-    layers = Layers(known.classifier.net, known.classifier.output_fn)
-    low: dict[str, Tensor] = {}
-    high: dict[str, Tensor] = {}
-    seen: list[Tensor] = []
-    for x in known.batches():
-        found, output = layers(x)
-        if not found:
+def gram(
+    inputs: Inputs,
+    classifier: Classifier,
+    layers: MatrixLayers,
+    powers: int,
+    ranges: Mapping[str, tuple[Tensor, Tensor]],
+    usual: Mapping[str, float],
+) -> Tensor:
+    """Sum the deviations of all layers, each divided by its usual one: inputs of B rows -> (B,)."""
+    total = torch.zeros(rows_of(inputs), device=classifier.place.device)
+    for name, values in layer_deviations(inputs, classifier, layers, powers, ranges).items():
+        total += values / usual[name]
+    return total
+
+
+@register("gram", score=gram, powers=(1, 20))
+@torch.no_grad()
+def fit(data: FitData, powers: int = 5) -> dict[str, Any]:
+    """Take ranges on training rows by predicted class, and the usual deviation on validation rows."""
+    layers = MatrixLayers.of(data.classifier)
+    ranges: dict[str, tuple[Tensor, Tensor]] = {}
+    predictions: list[Tensor] = []
+    for x in data.batches():
+        layer_inputs, output = layers(x)
+        if not layer_inputs:
             raise ModelError(
-                "Expected a net with two or more layers that hold a matrix for 'gram', but it has fewer. Take another method."
+                "Expected a model with two or more layers that hold a matrix for 'gram', but it has fewer. Take another method."
             )
         best = output.argmax(1)
-        seen.append(best)
-        for name, h in found.items():
+        predictions.append(best)
+        for name, h in layer_inputs.items():
             values = correlations(h, powers)
             index = best[:, None].expand(-1, values.shape[1])
-            start = values.new_full((known.classes, values.shape[1]), torch.inf)
-            low[name] = low.get(name, start).scatter_reduce(0, index, values, "amin")
-            high[name] = high.get(name, -start).scatter_reduce(0, index, values, "amax")
-    each_class(torch.cat(seen), known.classes, "predictions on training rows")
-    rule = Gram(known.classifier, powers, low, high, {})
-    usual = {name: float(each.mean()) for name, each in rule.deviations(known.valid.inputs).items()}
+            empty = values.new_full((data.classes, values.shape[1]), torch.inf)
+            low, high = ranges.get(name, (empty, -empty))
+            ranges[name] = low.scatter_reduce(0, index, values, "amin"), high.scatter_reduce(0, index, values, "amax")
+    count_classes(torch.cat(predictions), data.classes, "predictions on training rows")
+    deviations = layer_deviations(data.valid.inputs, data.classifier, layers, powers, ranges)
+    usual = {name: float(values.mean()) for name, values in deviations.items()}
     # a layer that never deviates on validation data must not outweigh all others
     least = LEAST * sum(usual.values()) / len(usual) or 1.0
-    return Gram(known.classifier, powers, low, high, {name: max(value, least) for name, value in usual.items()})
+    return {
+        "layers": layers, "powers": powers, "ranges": ranges, "usual": {name: max(value, least) for name, value in usual.items()},
+    }  # fmt: skip

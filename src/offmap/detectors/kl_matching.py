@@ -1,14 +1,13 @@
-"""KL matching (Hendrycks et al., 2022): how far a prediction is from the usual one of any class."""
+"""KL matching (Hendrycks et al., 2022): the divergence of a prediction from the mean prediction of the nearest class."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import FitData, each_class
-from offmap.detectors.penultimate import Seen
+from offmap.detectors.base import FitData, class_means, count_classes, register
 
 
 def kl_matching(logits: Tensor, templates: Tensor) -> Tensor:
@@ -23,21 +22,9 @@ def kl_matching(logits: Tensor, templates: Tensor) -> Tensor:
     return ((p * logs).sum(1) - cross.amax(1)).clamp_min(0).to(logits.dtype)
 
 
-@dataclass(frozen=True)
-class KLMatching:
-    """The rule with its templates, (K, C)."""
-
-    templates: Tensor
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return kl_matching(seen.logits, self.templates)
-
-
-def fit(known: FitData) -> KLMatching:
-    """A template is the mean prediction of the training rows that the net puts into a class."""
-    predicted = known.logits.argmax(1)
-    counts = each_class(predicted, known.classes, "predictions on training rows")
-    sums = known.logits.new_zeros(known.classes, known.classes, dtype=torch.float64)
-    sums.index_add_(0, predicted, known.logits.double().softmax(1))
-    return KLMatching(sums / counts[:, None])
+@register("kl_matching", score=kl_matching)
+def fit(data: FitData) -> dict[str, Any]:
+    """A template is the mean prediction of the training rows that the model assigns to a class."""
+    predicted = data.logits.argmax(1)
+    counts = count_classes(predicted, data.classes, "predictions on training rows")
+    return {"templates": class_means(data.logits.double().softmax(1), predicted, counts)}

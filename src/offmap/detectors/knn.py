@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offmap.detectors.known import FitData
-from offmap.detectors.penultimate import Seen
+from offmap.detectors.base import FitData, register
 from offmap.errors import ConfigError
 from offmap.scores.distance import nearest
 
@@ -27,29 +26,18 @@ def knn(features: Tensor, rows: Tensor, k: int = 50) -> Tensor:
     return distances.amax(1).to(features.dtype)
 
 
-@dataclass(frozen=True)
-class KNN:
-    """The rule with the training rows, (n, D) of length one."""
-
-    rows: Tensor
-    k: int = 50
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return knn(seen.features, self.rows, self.k)
-
-
-def fit(known: FitData, *, k: int = 50) -> KNN:
-    """Remember the training features."""
-    rows = len(known.features)
+@register("knn", score=knn)
+def fit(data: FitData, k: int = 50) -> dict[str, Any]:
+    """Keep the training features, at length one."""
+    rows = len(data.features)
     if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k < rows:
         raise ConfigError(
             f"Expected `k` to be a whole number from 1 to {rows - 1}, one less than the training rows, but got {k!r}."
         )
-    fewest = int(torch.bincount(known.labels, minlength=known.classes).min())
+    fewest = int(torch.bincount(data.labels, minlength=data.classes).min())
     if k > fewest:
         logger.warning(
             "The k-th nearest row with k = %d is of another class for some inputs, however in-distribution: the smallest class has %d "
             "training rows. Pass more of them, or a smaller `k=`.", k, fewest,
         )  # fmt: skip
-    return KNN(F.normalize(known.features, dim=1), k)
+    return {"rows": F.normalize(data.features, dim=1), "k": k}

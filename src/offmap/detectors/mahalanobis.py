@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from offmap._types import Inputs
 from offmap.data import check_finite
-from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.model.forward import OutputFn, first_tensor
 
 
 def mahalanobis_distance(x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
@@ -87,16 +83,3 @@ def mahalanobis(inputs: Tensor, *, shrinkage: float | None = None) -> Mahalanobi
             "Expected training rows that vary in every direction, but their covariance is singular: raise `shrinkage`."
         )
     return Mahalanobis(rows.double().mean(0), covariance, scale)
-
-
-def hidden_mahalanobis(
-    net: nn.Module,
-    inputs: Inputs,
-    *,
-    shrinkage: float | None = None,
-    names: Sequence[str] | None = None,
-    output_fn: OutputFn = first_tensor,
-) -> Hidden:
-    """The distance from the training rows' mean in the hidden layers of a model, all of them side by side or `names`."""
-    layers = hidden_layers(net, inputs, names, output_fn)
-    return Hidden(layers, mahalanobis(layers(inputs), shrinkage=shrinkage).score)

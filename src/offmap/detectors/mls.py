@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from offmap.detectors.known import FitData
-from offmap.detectors.penultimate import Seen
+from offmap.detectors.base import register
 
 
+@register("mls")
 def mls(logits: Tensor) -> Tensor:
     """−max_c z_c: (B, C) -> (B,).
 
@@ -18,17 +16,3 @@ def mls(logits: Tensor) -> Tensor:
     tensor([-3.])
     """
     return -logits.amax(1)
-
-
-@dataclass(frozen=True)
-class MLS:
-    """The rule."""
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return mls(seen.logits)
-
-
-def fit(known: FitData) -> MLS:
-    """Nothing to learn."""
-    return MLS()

@@ -1,19 +1,17 @@
-"""The maximum softmax probability (Hendrycks & Gimpel, 2017): a net that is unsure of its best class is off the map."""
+"""The maximum softmax probability (Hendrycks & Gimpel, 2017): a model that is unsure of its best class is off the map."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from offmap.detectors.known import FitData, number
-from offmap.detectors.penultimate import Seen
+from offmap.detectors.base import register
 
 
+@register("msp", temperature=(1e-6, 1e6))
 def msp(logits: Tensor, temperature: float = 1.0) -> Tensor:
     r"""1 − max_c softmax(z / T)_c: (B, C) -> (B,).
 
-    It is s / (1 + s) with s = Σ exp((z_c − z_max) / T) over the other classes: however sure the net is, digits remain.
+    It is s / (1 + s) with s = Σ exp((z_c − z_max) / T) over the other classes: digits remain however sure the model is.
 
     >>> import torch
     >>> msp(torch.tensor([[0.0, 0.0], [0.0, 1.0986]]))
@@ -24,24 +22,7 @@ def msp(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def odds(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(z_c − z_max) from the largest to the smallest, and the sum of all but the first: (B, C) -> (B, C), (B,)."""
+    """exp(z_c − z_max) in falling order, and the sum of all but the first: (B, C) -> (B, C), (B,)."""
     ordered = logits.sort(1, descending=True).values
     powers = (ordered - ordered[:, :1]).exp()
     return powers, powers[:, 1:].sum(1)
-
-
-@dataclass(frozen=True)
-class MSP:
-    """The rule at a temperature."""
-
-    temperature: float = 1.0
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return msp(seen.logits, self.temperature)
-
-
-def fit(known: FitData, *, temperature: float = 1.0) -> MSP:
-    """Nothing to learn."""
-    number("temperature", temperature, 1e-6, 1e6)
-    return MSP(temperature)

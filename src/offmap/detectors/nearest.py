@@ -1,20 +1,14 @@
-"""Distance to the nearest training row: of inputs, no network at all and the baseline that every claim must be held against; or in
-a model's hidden layers.
-"""
+"""Distance of inputs to the nearest training row: no model at all, and the baseline for every claim."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from offmap._types import Inputs
 from offmap.data import check_finite
-from offmap.detectors.hidden import Hidden, hidden_layers
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.model.forward import OutputFn, first_tensor
 
 DISTANCES = 1 << 22
 """Distances held at once (16 MB in float32), whatever the number of rows."""
@@ -71,14 +65,3 @@ def nearest(inputs: Tensor, *, k: int = 1, standardise: bool = True) -> Nearest:
         shift, spread = inputs.mean(0), inputs.std(0, correction=0)
         scale = torch.where(spread > 0, spread, scale)
     return Nearest((inputs - shift) / scale, shift, scale, k)
-
-
-def hidden_nearest(
-    net: nn.Module, inputs: Inputs, *, k: int = 1, names: Sequence[str] | None = None, output_fn: OutputFn = first_tensor
-) -> Hidden:
-    """The distance to the k-th nearest training row in the hidden layers of a model, all of them side by side or `names`."""
-    layers = hidden_layers(net, inputs, names, output_fn)
-    rows = layers(inputs)
-    if not 1 <= k <= len(rows):
-        raise ConfigError(f"Expected `k` from 1 to the number of rows, {len(rows)}, but got {k}.")
-    return Hidden(layers, nearest(rows, k=k, standardise=False).score)

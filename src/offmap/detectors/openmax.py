@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from offmap.detectors.known import FitData, each_class, number
-from offmap.detectors.penultimate import Seen
+from offmap.detectors.base import FitData, count_classes, register
 
 
 def openmax(logits: Tensor, means: Tensor, shape: Tensor, scale: Tensor, alpha: int = 3) -> Tensor:
@@ -24,18 +23,18 @@ def openmax(logits: Tensor, means: Tensor, shape: Tensor, scale: Tensor, alpha: 
     alpha = min(alpha, z.shape[1])
     distance = torch.cdist(z, means.double(), compute_mode="donot_use_mm_for_euclid_dist")
     outside = -torch.expm1(-((distance / scale) ** shape))
-    place = z.argsort(1, descending=True).argsort(1)
-    lost = (1 - place / alpha).clamp_min(0) * outside
+    ranks = z.argsort(1, descending=True).argsort(1)
+    lost = (1 - ranks / alpha).clamp_min(0) * outside
     revised = torch.cat([(lost * z).sum(1, keepdim=True), (1 - lost) * z], 1)
     return revised.softmax(1)[:, 0].to(logits.dtype)
 
 
-def weibull(values: Tensor, steps: int = 80) -> tuple[Tensor, Tensor]:
-    r"""Shape k and scale of the Weibull law that fits positive numbers best: (n,) -> (), ().
+def fit_weibull(values: Tensor, steps: int = 80) -> tuple[Tensor, Tensor]:
+    r"""Fit shape k and scale of a Weibull law to positive numbers: (n,) -> (), ().
 
     The likelihood is highest where Σ x^k log x / Σ x^k − 1/k − mean log x = 0; the left side rises with k.
 
-    >>> [round(float(v), 2) for v in weibull(torch.tensor([1.0, 2.0, 3.0, 4.0]))]
+    >>> [round(float(v), 2) for v in fit_weibull(torch.tensor([1.0, 2.0, 3.0, 4.0]))]
     [2.45, 2.83]
     """
     tiny = torch.finfo(torch.float64).tiny
@@ -52,28 +51,18 @@ def weibull(values: Tensor, steps: int = 80) -> tuple[Tensor, Tensor]:
     return k, unit * (k * logs).exp().mean() ** (1 / k)
 
 
-@dataclass(frozen=True)
-class OpenMax:
-    """The rule with the mean logits of each class, and the Weibull laws of the largest distances to them."""
-
-    means: Tensor
-    shape: Tensor
-    scale: Tensor
-    alpha: int = 3
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return openmax(seen.logits, self.means, self.shape, self.scale, self.alpha)
-
-
-def fit(known: FitData, *, tail: int = 20, alpha: int = 3) -> OpenMax:
-    """Means of the rows that the net gets right, and the law of the `tail` largest distances to them, class by class."""
-    number("tail", tail, 2, 1e9, whole=True)
-    number("alpha", alpha, 1, 1e9, whole=True)
-    right = known.logits.argmax(1) == known.labels
-    z, labels = known.logits[right].double(), known.labels[right]
-    each_class(labels, known.classes, "correctly classified training rows")
-    own = [z[labels == c] for c in range(known.classes)]
-    means = torch.stack([rows.mean(0) for rows in own])
-    laws = [weibull((rows - mean).norm(dim=1).sort().values[-tail:]) for rows, mean in zip(own, means, strict=True)]
-    return OpenMax(means, torch.stack([k for k, _ in laws]), torch.stack([s for _, s in laws]), alpha)
+@register("openmax", score=openmax, tail=(2, 1e9), alpha=(1, 1e9))
+def fit(data: FitData, tail: int = 20, alpha: int = 3) -> dict[str, Any]:
+    """Per class: the mean logits of correctly classified rows, and the Weibull law of the `tail` largest distances to it."""
+    correct = data.logits.argmax(1) == data.labels
+    z, labels = data.logits[correct].double(), data.labels[correct]
+    count_classes(labels, data.classes, "correctly classified training rows")
+    by_class = [z[labels == c] for c in range(data.classes)]
+    means = torch.stack([rows.mean(0) for rows in by_class])
+    laws = [fit_weibull((rows - mean).norm(dim=1).sort().values[-tail:]) for rows, mean in zip(by_class, means, strict=True)]
+    return {
+        "means": means,
+        "shape": torch.stack([k for k, _ in laws]),
+        "scale": torch.stack([s for _, s in laws]),
+        "alpha": alpha,
+    }

@@ -1,14 +1,14 @@
-"""ReAct (Sun et al., 2021): features are cut off above what training data reach, then the energy of the new logits."""
+"""ReAct (Sun et al., 2021): features are clamped at a percentile of the training features, then the energy of the new logits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from offmap.detectors.base import FitData, register
+from offmap.detectors.classifier import Head
 from offmap.detectors.energy import energy
-from offmap.detectors.known import FitData, number
-from offmap.detectors.penultimate import Head, Seen
 
 
 def react(features: Tensor, head: Head, bound: float) -> Tensor:
@@ -21,31 +21,19 @@ def react(features: Tensor, head: Head, bound: float) -> Tensor:
     return energy(head(features.clamp_max(bound)))
 
 
-@dataclass(frozen=True)
-class ReAct:
-    """The rule with its bound."""
-
-    head: Head
-    bound: float
-
-    def __call__(self, seen: Seen) -> Tensor:
-        """Scores, (B,)."""
-        return react(seen.features, self.head, self.bound)
-
-
 def percentile(values: Tensor, percent: float) -> float:
-    """The value below which so many per cent of all numbers lie: the ⌈percent · n / 100⌉-th smallest.
+    """Return the ⌈percent · n / 100⌉-th smallest of all n values.
 
     >>> import torch
     >>> percentile(torch.tensor([[1.0, 4.0], [2.0, 3.0]]), 75)
     3.0
     """
     flat = values.flatten()
-    place = -(-int(percent * 1e6) * flat.numel() // int(1e8))
-    return float(flat.kthvalue(min(max(place, 1), flat.numel())).values)
+    rank = -(-int(percent * 1e6) * flat.numel() // int(1e8))
+    return float(flat.kthvalue(min(max(rank, 1), flat.numel())).values)
 
 
-def fit(known: FitData, *, percent: float = 90.0) -> ReAct:
-    """The bound is that percentile of all training features together."""
-    number("percent", percent, 0, 100)
-    return ReAct(known.head, percentile(known.features, percent))
+@register("react", score=react, percent=(0, 100))
+def fit(data: FitData, percent: float = 90.0) -> dict[str, Any]:
+    """Bound all features by one percentile of the training features."""
+    return {"bound": percentile(data.features, percent)}

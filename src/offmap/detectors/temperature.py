@@ -1,20 +1,21 @@
-"""Temperature scaling (Guo et al., 2017): the maximum softmax probability of logits that validation data have calibrated."""
+"""Temperature scaling (Guo et al., 2017): the maximum softmax probability of logits that are calibrated on validation rows."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 
-from offmap.detectors.known import FitData
-from offmap.detectors.msp import MSP
+from offmap.detectors.base import FitData, register
+from offmap.detectors.msp import msp
 
 BOUNDS = (1e-3, 1e3)
-"""Inverse temperatures that are looked at: a net without errors would have no temperature at all."""
+"""Range of the inverse temperature: a model without errors would have no temperature at all."""
 
 
 def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
-    r"""The T that minimises the mean of −log softmax(z / T)_y: (n, C), (n,) -> number.
+    r"""Find the T that minimises the mean of −log softmax(z / T)_y: (n, C), (n,) -> number.
 
     In β = 1/T it is convex, with slope mean(Σ_c p_c z_c − z_y): β is where that changes sign, found by halving log β.
 
@@ -23,15 +24,16 @@ def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
     3.64
     """
     z = logits.double()
-    own = z.gather(1, labels[:, None]).squeeze(1)
+    true_logits = z.gather(1, labels[:, None]).squeeze(1)
     low, high = (math.log(bound) for bound in BOUNDS)
     for _ in range(steps):
         middle = (low + high) / 2
-        slope = (((z * math.exp(middle)).softmax(1) * z).sum(1) - own).mean()
+        slope = (((z * math.exp(middle)).softmax(1) * z).sum(1) - true_logits).mean()
         low, high = (low, middle) if slope > 0 else (middle, high)
     return math.exp(-(low + high) / 2)
 
 
-def fit(known: FitData) -> MSP:
-    """The temperature that suits the validation data: training data, which the net knows by heart, would say too little."""
-    return MSP(best_temperature(known.valid.logits, known.valid_labels))
+@register("temperature", score=msp)
+def fit(data: FitData) -> dict[str, Any]:
+    """Calibrate on validation rows: on training rows, which the model has learnt by heart, T would be too low."""
+    return {"temperature": best_temperature(data.valid.logits, data.valid_labels)}

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from offmap.detectors.catalog import DETECTORS, kind
-from offmap.detectors.posthoc import Sight, look
+from offmap.detectors.base import DETECTORS, FitData, find_method
+from offmap.detectors.posthoc import fit_detector as fit_posthoc
+from offmap.detectors.posthoc import prepare_fit_data
 from offmap.ensemble import combine
 from offmap.errors import ConfigError, nearest
 from offmap.fit import fit
@@ -67,14 +68,17 @@ class Looking:
     """The last look of a model at a task, and the seconds it took: detectors that come one after another share it."""
 
     key: tuple[Task, str] | None = None
-    found: tuple[Sight, float] | None = None
+    found: tuple[FitData, float] | None = None
 
-    def at(self, ground: FitContext, model: dict[str, Any]) -> tuple[Sight, float]:
+    def at(self, ground: FitContext, model: dict[str, Any]) -> tuple[FitData, float]:
         """The look at this task, with models trained so."""
         key = ground.task, repr((ground.seed, sorted(model.items())))
         if self.found is None or self.key is None or self.key[0] is not key[0] or self.key[1] != key[1]:
             net = learned(ground.task, "plain", model, ground.seed)[0].net
-            self.key, self.found = key, timed(lambda: look(net, ground.task.train, ground.task.valid, seed=ground.seed))
+            self.key, self.found = (
+                key,
+                timed(lambda: prepare_fit_data(net, ground.task.train, ground.task.valid, seed=ground.seed)),
+            )
         return self.found
 
 
@@ -83,17 +87,17 @@ LOOKING = Looking()
 
 def fit_detector(ground: FitContext, settings: Settings) -> Fitted:
     """One of the classic detectors; its seconds are those of the look, which others share, and its own."""
-    seen, looking = LOOKING.at(ground, host_of(settings))
+    data, looking = LOOKING.at(ground, host_of(settings))
     options = {key: value for key, value in settings.items() if key not in HOST and key != "method"}
-    made, own = timed(lambda: seen.detector(settings["method"], **options))
-    fresh = replace(made, classifier=replace(made.classifier, memory=None))
+    made, own = timed(lambda: fit_posthoc(settings["method"], data, **options))
+    fresh = replace(made, classifier=replace(made.classifier, cache=None))
     return replace(judged(fresh, ground.task, looking + own), scorer=made)
 
 
 def detector_settings(settings: Settings) -> dict[str, Any]:
     """A config of a detector with the defaults of its model filled in, refused if it is impossible."""
     options = {key: value for key, value in settings.items() if key not in HOST and key != "method"}
-    kind(str(settings.get("method")), options)
+    find_method(str(settings.get("method")), options)
     return {**SCHOOLS, **settings}
 
 

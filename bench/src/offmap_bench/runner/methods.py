@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from offmap.detectors.mahalanobis import hidden_mahalanobis, mahalanobis
-from offmap.detectors.nearest import hidden_nearest, nearest
+from offmap.detectors.mahalanobis import mahalanobis
+from offmap.detectors.nearest import nearest
 from offmap.maxwent import solve as maxwent
 from offmap.posterior.protocol import Scorer
 from offmap_bench.detectors.gaussian_process import gaussian_process
+from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
 from offmap_bench.detectors.isolation_forest import isolation_forest
 from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mean_field, swag
 from offmap_bench.runner import ensembles

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offmap.detectors import hidden as module
-from offmap.detectors.hidden import hidden_layers
-from offmap.detectors.mahalanobis import hidden_mahalanobis, shrunk_covariance
-from offmap.detectors.nearest import hidden_nearest
+from offmap.detectors.mahalanobis import shrunk_covariance
 from offmap.errors import ConfigError, DataError, ModelError
 from offmap.integrations.mlp import mlp
 from offmap.posterior.protocol import Scorer
+from offmap_bench.detectors import hidden as module
+from offmap_bench.detectors.hidden import hidden_layers, hidden_mahalanobis, hidden_nearest
 from trained import inputs
 
 NET = mlp(3, 2, hidden=[8, 5], seed=1)

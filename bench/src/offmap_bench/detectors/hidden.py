@@ -1,4 +1,4 @@
-"""What a trained model makes of its inputs in hidden layers, as rows that a distance can be measured on."""
+"""Distances to the training rows in the hidden layers of a trained model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from offmap._types import Inputs
 from offmap.data import check_finite
 from offmap.data.inputs import rows_of, take_rows
+from offmap.detectors.mahalanobis import mahalanobis
+from offmap.detectors.nearest import nearest as nearest_rows
 from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.model.features import features
 from offmap.model.forward import OutputFn, first_tensor
@@ -76,6 +78,30 @@ def hidden_layers(
         )
     total = {name: float(h.double().var(0, correction=0).sum().sqrt()) for name, h in met.items()}
     return Layers(twin, {name: spread if spread > 0 else 1.0 for name, spread in total.items()}, output_fn)
+
+
+def hidden_nearest(
+    net: nn.Module, inputs: Inputs, *, k: int = 1, names: Sequence[str] | None = None, output_fn: OutputFn = first_tensor
+) -> Hidden:
+    """Score by the distance to the k-th nearest training row in all hidden layers side by side, or in those of `names`."""
+    layers = hidden_layers(net, inputs, names, output_fn)
+    rows = layers(inputs)
+    if not 1 <= k <= len(rows):
+        raise ConfigError(f"Expected `k` from 1 to the number of rows, {len(rows)}, but got {k}.")
+    return Hidden(layers, nearest_rows(rows, k=k, standardise=False).score)
+
+
+def hidden_mahalanobis(
+    net: nn.Module,
+    inputs: Inputs,
+    *,
+    shrinkage: float | None = None,
+    names: Sequence[str] | None = None,
+    output_fn: OutputFn = first_tensor,
+) -> Hidden:
+    """Score by the distance from the training rows' mean in all hidden layers side by side, or in those of `names`."""
+    layers = hidden_layers(net, inputs, names, output_fn)
+    return Hidden(layers, mahalanobis(layers(inputs), shrinkage=shrinkage).score)
 
 
 def read(net: nn.Module, x: Inputs, names: Sequence[str] | None, output_fn: OutputFn) -> dict[str, Tensor]:

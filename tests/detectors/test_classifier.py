@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import offmap
-from offmap.detectors import catalog
-from offmap.detectors.penultimate import ENDINGS, classifier
+from offmap.detectors.base import DETECTORS, check_needs
+from offmap.detectors.classifier import OUTPUT_MAPS, find_features
 from offmap.errors import ConfigError, ModelError
 from offmap.model.cache import LRUCache
 from offmap_bench.nets.lenet import lenet
@@ -65,22 +65,22 @@ def ending(*last: nn.Module) -> nn.Sequential:
     ],
 )
 def test_the_last_matrix_is_found_and_makes_the_logits(net: nn.Module, x: Tensor, weight: str, width: int) -> None:
-    found = classifier(net, x)
-    assert found.source is not None
-    assert found.source.head is not None
-    assert found.source.weight == weight
-    seen = found.look(x)
+    found = find_features(net, x)
+    assert found.layer is not None
+    assert found.layer.head is not None
+    assert found.layer.weight == weight
+    seen = found.extract_features(x)
     assert seen.features.shape == (len(x), width)
     net.eval()
-    torch.testing.assert_close(found.source.head(seen.features), seen.logits)
+    torch.testing.assert_close(found.layer.head(seen.features), seen.logits)
     output = net(x).detach()
-    assert any(torch.allclose(way(seen.logits), output, atol=1e-5) for way in ENDINGS)
+    assert any(torch.allclose(way(seen.logits), output, atol=1e-5) for way in OUTPUT_MAPS)
 
 
 def test_logits_and_features_do_not_depend_on_the_batch() -> None:
     net = cifar_resnet(8, width=4)
-    whole = classifier(net, IMAGES).look(IMAGES)
-    parts = classifier(net, IMAGES, batch_size=2).look(IMAGES)  # the last batch is one image
+    whole = find_features(net, IMAGES).extract_features(IMAGES)
+    parts = find_features(net, IMAGES, batch_size=2).extract_features(IMAGES)  # the last batch is one image
     torch.testing.assert_close(parts.features, whole.features)
     torch.testing.assert_close(parts.logits, whole.logits)
 
@@ -90,7 +90,7 @@ def test_hosts_of_other_precision_work_with_every_rule(dtype: torch.dtype) -> No
     (x, y), net = classes(90), trained_net().to(dtype)
     x = x.to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    for name, detector in offmap.detect_all(net, (x, y), (x, y), methods=[n for n in catalog.DETECTORS if n != "knn"]).items():
+    for name, detector in offmap.detect_all(net, (x, y), (x, y), methods=[n for n in DETECTORS if n != "knn"]).items():
         scores = detector.score(x)
         assert scores.dtype in (wide, torch.float32), name
         assert bool(scores.isfinite().all()), name
@@ -107,54 +107,56 @@ def test_a_softmax_at_the_end_changes_no_score() -> None:
 def test_the_users_net_is_left_as_it_was() -> None:
     net = ending(nn.Dropout(0.5)).train()
     before = {n: w.clone() for n, w in net.state_dict().items()}
-    found = classifier(net, ROWS)
-    scores = found.look(ROWS).logits
+    found = find_features(net, ROWS)
+    scores = found.extract_features(ROWS).logits
     assert net.training
     with torch.no_grad():
         net[2].weight.zero_()
-    torch.testing.assert_close(found.look(ROWS).logits, scores, rtol=0, atol=0)
+    torch.testing.assert_close(found.extract_features(ROWS).logits, scores, rtol=0, atol=0)
     assert all(torch.equal(w, before[n]) for n, w in net.state_dict().items() if n != "2.weight")
     assert not net[2]._forward_hooks
 
 
 @pytest.mark.parametrize("name", ["1", "2"])
 def test_naming_the_features_or_the_last_layer_finds_the_same(name: str) -> None:
-    found = classifier(ending(), ROWS, features=name)
-    assert found.source is not None
-    assert found.source.weight == "2.weight"
-    torch.testing.assert_close(found.look(ROWS).features, classifier(ending(), ROWS).look(ROWS).features)
+    found = find_features(ending(), ROWS, features=name)
+    assert found.layer is not None
+    assert found.layer.weight == "2.weight"
+    torch.testing.assert_close(
+        found.extract_features(ROWS).features, find_features(ending(), ROWS).extract_features(ROWS).features
+    )
 
 
 def test_an_earlier_layer_gives_features_without_a_matrix_to_the_logits() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 2))
-    found = classifier(net, IMAGES, features="1")
-    torch.testing.assert_close(found.look(IMAGES).features, net[:3](IMAGES).detach())
-    catalog.check("knn", found)
+    found = find_features(net, IMAGES, features="1")
+    torch.testing.assert_close(found.extract_features(IMAGES).features, net[:3](IMAGES).detach())
+    check_needs(DETECTORS["knn"], found)
     with pytest.raises(ModelError, match="makes the logits for 'vim', but those of `1` are none.*or take one of .*'knn'"):
-        catalog.check("vim", found)
+        check_needs(DETECTORS["vim"], found)
 
 
 def test_a_net_that_ends_in_no_matrix_lists_candidates_for_whom_features_matter() -> None:
-    found = classifier(TwoHeads(), ROWS)
-    assert found.source is None
-    assert found.look(ROWS).features.shape == (6, 0)
-    catalog.check("energy", found)
+    found = find_features(TwoHeads(), ROWS)
+    assert found.layer is None
+    assert found.extract_features(ROWS).features.shape == (6, 0)
+    check_needs(DETECTORS["energy"], found)
     with pytest.raises(ModelError, match=r"for 'knn', but no matrix of TwoHeads.*candidates are \['body', 'one', 'two'\]"):
-        catalog.check("knn", found)
-    named = classifier(TwoHeads(), ROWS, features="body")
-    catalog.check("knn", named)
-    assert named.look(ROWS).features.shape == (6, 7)
+        check_needs(DETECTORS["knn"], found)
+    named = find_features(TwoHeads(), ROWS, features="body")
+    check_needs(DETECTORS["knn"], named)
+    assert named.extract_features(ROWS).features.shape == (6, 7)
 
 
 def test_bad_nets_and_names_are_refused_in_words() -> None:
     with pytest.raises(ConfigError, match="the name of a layer, one of .*'0'.*but got 'fc'"):
-        classifier(ending(), ROWS, features="fc")
+        find_features(ending(), ROWS, features="fc")
     with pytest.raises(ModelError, match=r"logits of two or more classes, but Linear gives \(6, 1\)"):
-        classifier(nn.Linear(4, 1), ROWS)
+        find_features(nn.Linear(4, 1), ROWS)
     with pytest.raises(ModelError, match=r"Conv2d gives \(5, 2, 6, 6\)"):
-        classifier(nn.Conv2d(3, 2, 3), IMAGES)
+        find_features(nn.Conv2d(3, 2, 3), IMAGES)
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(5, 3, 8, 8\)"):
-        classifier(ending(), IMAGES)
+        find_features(ending(), IMAGES)
 
 
 def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
@@ -169,14 +171,14 @@ def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
             calls.append(len(x))
             return self.fc(F.relu(x))
 
-    found = classifier(Counted(), ROWS, memory=LRUCache())
-    first, before = found.look(ROWS), len(calls)
-    again = found.look(ROWS.clone())
+    found = find_features(Counted(), ROWS, cache=LRUCache())
+    first, before = found.extract_features(ROWS), len(calls)
+    again = found.extract_features(ROWS.clone())
     assert len(calls) == before
     torch.testing.assert_close(again.logits, first.logits, rtol=0, atol=0)
     other = ROWS.clone()
     other[0, 0] += 5
-    assert not torch.equal(found.look(other).logits, first.logits)
+    assert not torch.equal(found.extract_features(other).logits, first.logits)
     assert len(calls) == before + 1
 
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
 
-from offmap.detectors import catalog
-from offmap.detectors.gram import Gram, correlations
-from offmap.detectors.known import FitData
+from offmap.data.image_spec import ImageSpec
+from offmap.detectors.base import DETECTORS, FitData, fit_score
+from offmap.detectors.classifier import Features, find_features
+from offmap.detectors.gram import correlations
 from offmap.detectors.msp import msp
-from offmap.detectors.openmax import OpenMax, weibull
-from offmap.detectors.penultimate import Seen, classifier
+from offmap.detectors.openmax import fit_weibull
 from offmap.detectors.react import percentile
 from offmap.detectors.temperature import best_temperature
 from offmap.errors import ConfigError, DataError
@@ -25,20 +25,29 @@ from trained import classifier as trained_net
 
 
 @cache
-def known() -> FitData:
-    found = classifier(trained_net(), classes(8)[0])
+def fit_data() -> FitData:
+    found = find_features(trained_net(), classes(8)[0])
     (x, y), (other, other_y) = classes(300), classes(100, 1)
-    seen = found.look(x)
-    return FitData(found, seen.features, seen.logits, y, found.look(other), other_y, lambda: x.split(64), 2.0)
+    seen = found.extract_features(x)
+    return FitData(
+        found,
+        seen.features,
+        seen.logits,
+        y,
+        found.extract_features(other),
+        other_y,
+        lambda: x.split(64),
+        ImageSpec(None, -1.0, 1.0, False),
+    )
 
 
 @cache
-def strange() -> Seen:
-    return known().classifier.look(3 * classes(40, 2)[0] + 1)
+def ood() -> Features:
+    return fit_data().classifier.extract_features(3 * classes(40, 2)[0] + 1)
 
 
 def scores(method: str, **options: float) -> Tensor:
-    return catalog.fit(method, known(), **options)(strange())
+    return fit_score(method, fit_data(), **options)(ood())
 
 
 def per_row(function, *columns: Tensor) -> Tensor:
@@ -55,7 +64,7 @@ def test_msp_and_energy_are_their_sums_of_exponentials(temperature: float) -> No
         powers = [math.exp(float(v) / temperature) for v in z]
         return (sum(powers) - max(powers)) / sum(powers)
 
-    z = strange().logits
+    z = ood().logits
     torch.testing.assert_close(scores("msp", temperature=temperature), per_row(one_minus_most, z))
     slow = per_row(lambda z: temperature * energy_of(z / temperature), z)
     torch.testing.assert_close(scores("energy", temperature=temperature), slow)
@@ -66,7 +75,7 @@ def test_a_confident_net_still_ranks_its_predictions() -> None:
 
 
 def test_mls_and_entropy_are_theirs() -> None:
-    z = strange().logits
+    z = ood().logits
     torch.testing.assert_close(scores("mls"), per_row(lambda z: -max(z.tolist()), z))
     slow = per_row(lambda z: sum(-p * math.log(p) for p in z.softmax(0).tolist() if p > 0), z)
     torch.testing.assert_close(scores("entropy"), slow, rtol=1e-4, atol=1e-7)
@@ -78,11 +87,11 @@ def test_gen_sums_powers_of_the_largest_probabilities(top: int) -> None:
         p = sorted(z.softmax(0).tolist(), reverse=True)
         return sum((q * (sum(p) - q)) ** 0.1 for q in p[:top])
 
-    torch.testing.assert_close(scores("gen", top=top), per_row(slow, strange().logits), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(scores("gen", top=top), per_row(slow, ood().logits), rtol=1e-3, atol=1e-5)
 
 
 def test_the_temperature_has_the_lowest_validation_loss_of_a_fine_grid() -> None:
-    z, y = known().valid.logits.double(), known().valid_labels
+    z, y = fit_data().valid.logits.double(), fit_data().valid_labels
     grid = [math.exp(i / 200) for i in range(-800, 800)]
     best = min(grid, key=lambda t: float(F.cross_entropy(z / t, y)))
     assert best_temperature(z, y) == pytest.approx(best, rel=0.006)
@@ -90,56 +99,55 @@ def test_the_temperature_has_the_lowest_validation_loss_of_a_fine_grid() -> None
 
 
 def test_kl_matching_is_the_least_divergence_to_a_mean_prediction() -> None:
-    k, p = known(), known().logits.double().softmax(1)
+    k, p = fit_data(), fit_data().logits.double().softmax(1)
     means = [p[k.logits.argmax(1) == c].mean(0) for c in range(3)]
 
     def slow(z: Tensor) -> float:
         q = z.softmax(0)
         return min(sum(float(a * (a / b).log()) for a, b in zip(q, m, strict=True) if a > 0) for m in means)
 
-    torch.testing.assert_close(scores("kl_matching"), per_row(slow, strange().logits), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(scores("kl_matching"), per_row(slow, ood().logits), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0, 4.0], [5.0, 5.1, 5.2, 9.0, 5.3], [1e-3, 2e-3, 1e-2]])
 def test_the_weibull_law_is_that_of_highest_likelihood(values: list[float]) -> None:
     shape, _, scale = stats.weibull_min.fit(values, floc=0)
-    found = weibull(torch.tensor(values))
+    found = fit_weibull(torch.tensor(values))
     assert float(found[0]) == pytest.approx(shape, rel=1e-3)
     assert float(found[1]) == pytest.approx(scale, rel=1e-3)
 
 
 def test_openmax_hands_evidence_of_the_best_classes_to_an_unknown_one() -> None:
-    k, rule = known(), catalog.fit("openmax", known(), tail=10, alpha=2)
-    assert isinstance(rule, OpenMax)
+    k, rule = fit_data(), fit_score("openmax", fit_data(), tail=10, alpha=2)
     right = k.logits.argmax(1) == k.labels
     for c in range(3):
         rows = k.logits[right & (k.labels == c)].double()
-        torch.testing.assert_close(rule.means[c], rows.mean(0))
+        torch.testing.assert_close(rule.state["means"][c], rows.mean(0))
         far = sorted((row - rows.mean(0)).norm().item() for row in rows)[-10:]
-        assert float(rule.shape[c]) == pytest.approx(stats.weibull_min.fit(far, floc=0)[0], rel=1e-2)
+        assert float(rule.state["shape"][c]) == pytest.approx(stats.weibull_min.fit(far, floc=0)[0], rel=1e-2)
 
     def slow(z: Tensor) -> float:
         new, unknown = z.clone(), 0.0
         for rank, c in enumerate(z.argsort(descending=True).tolist()[:2]):
-            far = float((z - rule.means[c]).norm())
-            outside = 1 - math.exp(-((far / float(rule.scale[c])) ** float(rule.shape[c])))
+            far = float((z - rule.state["means"][c]).norm())
+            outside = 1 - math.exp(-((far / float(rule.state["scale"][c])) ** float(rule.state["shape"][c])))
             share = 1 - (2 - rank) / 2 * outside
             new[c], unknown = z[c] * share, unknown + float(z[c]) * (1 - share)
         return math.exp(unknown) / (math.exp(unknown) + sum(math.exp(v) for v in new.tolist()))
 
-    torch.testing.assert_close(rule(strange()), per_row(slow, strange().logits), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(rule(ood()), per_row(slow, ood().logits), rtol=1e-4, atol=1e-7)
 
 
 def test_gradnorm_is_the_norm_of_a_gradient() -> None:
     def slow(h: Tensor) -> float:
-        layer = nn.Linear(*known().head.weight.mT.shape, dtype=torch.float64)
-        layer.load_state_dict({"weight": known().head.weight.double(), "bias": known().head.bias.double()})
+        layer = nn.Linear(*fit_data().head.weight.mT.shape, dtype=torch.float64)
+        layer.load_state_dict({"weight": fit_data().head.weight.double(), "bias": fit_data().head.bias.double()})
         uniform = torch.full((3,), 1 / 3, dtype=torch.float64)
         F.kl_div(layer(h).log_softmax(0), uniform, reduction="sum").backward()
         assert layer.weight.grad is not None
         return -float(layer.weight.grad.abs().sum())
 
-    torch.testing.assert_close(scores("gradnorm"), per_row(slow, strange().features), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(scores("gradnorm"), per_row(slow, ood().features), rtol=1e-4, atol=1e-6)
 
 
 def test_the_percentile_is_an_order_statistic() -> None:
@@ -150,14 +158,14 @@ def test_the_percentile_is_an_order_statistic() -> None:
 
 
 def test_react_bounds_features_and_dice_thins_the_head() -> None:
-    head, h = known().head, strange().features
-    every = sorted(known().features.flatten().tolist())
+    head, h = fit_data().head, ood().features
+    every = sorted(fit_data().features.flatten().tolist())
     bound = every[math.ceil(0.8 * len(every)) - 1]
     react = [energy_of(head(torch.tensor([[min(float(v), bound) for v in row]]))[0]) for row in h]
     torch.testing.assert_close(scores("react", percent=80), torch.tensor(react))
     assert float(h.max()) > bound
 
-    mean = known().features.mean(0)
+    mean = fit_data().features.mean(0)
     shares = sorted(float(head.weight[c, d] * mean[d]) for c in range(3) for d in range(len(mean)))
     least = shares[math.ceil(0.7 * len(shares)) - 1]
     thin = torch.tensor(
@@ -169,7 +177,7 @@ def test_react_bounds_features_and_dice_thins_the_head() -> None:
 
 
 def test_ash_and_scale_lengthen_features_by_the_share_of_the_largest() -> None:
-    head = known().head
+    head = fit_data().head
 
     def slow(h: Tensor, prune: bool) -> float:
         largest = h.argsort(descending=True)[:3].tolist()  # 25 % of 12
@@ -178,21 +186,20 @@ def test_ash_and_scale_lengthen_features_by_the_share_of_the_largest() -> None:
         return energy_of(head(longer * torch.tensor([kept]))[0])
 
     for method, prune in (("ash", True), ("scale", False)):
-        wanted = per_row(lambda h, prune=prune: slow(h, prune), strange().features)
+        wanted = per_row(lambda h, prune=prune: slow(h, prune), ood().features)
         torch.testing.assert_close(scores(method, percent=75), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_features_that_are_all_zero_get_a_finite_score() -> None:
-    dead = Seen(None, torch.zeros(2, 12), known().head.bias.expand(2, 3))
-    for method, kind in catalog.DETECTORS.items():
-        if method not in ("odin", "gram"):
-            assert bool(kind.fit(known())(dead).isfinite().all()), method
+    dead = Features(None, torch.zeros(2, 12), fit_data().head.bias.expand(2, 3))
+    for method in DETECTORS.keys() - {"odin", "gram"}:
+        assert bool(fit_score(method, fit_data())(dead).isfinite().all()), method
 
 
 def test_mds_is_the_quadratic_form_of_the_nearest_class() -> None:
-    k = known()
+    k = fit_data()
     alive = k.features.std(0) > 0
-    h, x = k.features[:, alive].double(), strange().features[:, alive]
+    h, x = k.features[:, alive].double(), ood().features[:, alive]
     means = torch.stack([h[k.labels == c].mean(0) for c in range(3)])
     left = h - means[k.labels]
     inverse = torch.linalg.pinv(left.mT @ left / len(left), hermitian=True, rtol=1e-6)
@@ -201,14 +208,14 @@ def test_mds_is_the_quadratic_form_of_the_nearest_class() -> None:
 
 
 def test_knn_is_a_full_search_among_rows_of_length_one() -> None:
-    rows = [row / row.norm() for row in known().features.double() if row.norm() > 0]
-    rows += [row for row in known().features.double() if row.norm() == 0]
-    slow = per_row(lambda h: sorted(float((h / h.norm() - row).norm()) for row in rows)[4], strange().features)
+    rows = [row / row.norm() for row in fit_data().features.double() if row.norm() > 0]
+    rows += [row for row in fit_data().features.double() if row.norm() == 0]
+    slow = per_row(lambda h: sorted(float((h / h.norm() - row).norm()) for row in rows)[4], ood().features)
     torch.testing.assert_close(scores("knn", k=5), slow, rtol=1e-4, atol=1e-5)
 
 
 def test_vim_adds_the_norm_outside_the_principal_space_as_a_logit() -> None:
-    k = known()
+    k = fit_data()
     w, b = k.head.weight.double(), k.head.bias.double()
     origin = -torch.linalg.lstsq(w, b, driver="gelsd").solution
     _, _, directions = torch.linalg.svd(k.features.double() - origin, full_matrices=True)
@@ -218,19 +225,19 @@ def test_vim_adds_the_norm_outside_the_principal_space_as_a_logit() -> None:
         return math.sqrt(sum(float(d @ (h - origin)) ** 2 for d in rest))
 
     alpha = float(k.logits.double().amax(1).mean() / per_row(residual, k.features).double().mean())
-    slow = per_row(lambda h, z: alpha * residual(h) + energy_of(z), strange().features, strange().logits)
+    slow = per_row(lambda h, z: alpha * residual(h) + energy_of(z), ood().features, ood().logits)
     torch.testing.assert_close(scores("vim", dimensions=4), slow, rtol=1e-4, atol=1e-4)
 
 
 def test_fdbd_averages_distances_to_decision_boundaries() -> None:
-    w, mean = known().head.weight.double(), known().features.double().mean(0)
+    w, mean = fit_data().head.weight.double(), fit_data().features.double().mean(0)
 
     def slow(h: Tensor, z: Tensor) -> float:
         best = int(z.argmax())
         apart = [float(z[best] - z[c]) / float((w[best] - w[c]).norm()) for c in range(3) if c != best]
         return -sum(apart) / 2 / float((h - mean).norm())
 
-    torch.testing.assert_close(scores("fdbd"), per_row(slow, strange().features, strange().logits), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(scores("fdbd"), per_row(slow, ood().features, ood().logits), rtol=1e-4, atol=1e-6)
 
 
 def test_odin_moves_each_input_towards_confidence() -> None:
@@ -243,7 +250,7 @@ def test_odin_moves_each_input_towards_confidence() -> None:
         moved = x.detach() + 0.02 * 2.0 * x.grad.sign()  # the training range is said to be 2
         return 1 - float((net(moved).detach().double() / 50).softmax(0).max())
 
-    torch.testing.assert_close(scores("odin", temperature=50, noise=0.02), per_row(slow, strange().inputs), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(scores("odin", temperature=50, noise=0.02), per_row(slow, ood().inputs), rtol=1e-4, atol=1e-6)
 
 
 @torch.no_grad()
@@ -251,13 +258,18 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(18, 2)).eval()
     x, other, new = torch.randn(3, 30, 1, 6, 6).unbind(0)
-    found = classifier(net, x)
-    seen = found.look(x)
+    found = find_features(net, x)
+    seen = found.extract_features(x)
     k = FitData(
-        found, seen.features, seen.logits, seen.logits.argmax(1), found.look(other), torch.zeros(30).long(), lambda: x.split(8)
+        found,
+        seen.features,
+        seen.logits,
+        seen.logits.argmax(1),
+        found.extract_features(other),
+        torch.zeros(30).long(),
+        lambda: x.split(8),
     )
-    rule = catalog.fit("gram", k, powers=2)
-    assert isinstance(rule, Gram)
+    rule = fit_score("gram", k, powers=2)
 
     def statistics(row: Tensor) -> list[list[float]]:
         met = [net[:2](row[None])[0].flatten(1), net[:4](row[None])[0][:, None]]
@@ -281,7 +293,7 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
 
     usual = torch.tensor([deviations(row) for row in other]).mean(0)
     slow = torch.stack([(torch.tensor(deviations(row)) / usual).sum() for row in new])
-    torch.testing.assert_close(rule(found.look(new)), slow, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(rule(found.extract_features(new)), slow, rtol=1e-3, atol=1e-3)
 
 
 class ParamUse(nn.Module):
@@ -300,12 +312,12 @@ def test_gram_takes_sequences_of_any_length_and_layers_that_never_deviate() -> N
     net, x = ParamUse(), torch.randn(40, 6, 3)
     with torch.no_grad():
         net.out.bias -= net(x).mean(0)  # both classes are met
-    found = classifier(net, x)
-    seen = found.look(x)
+    found = find_features(net, x)
+    seen = found.extract_features(x)
     best = seen.logits.argmax(1)
-    rule = catalog.fit("gram", FitData(found, seen.features, seen.logits, best, seen, best, lambda: [x]))
+    rule = fit_score("gram", FitData(found, seen.features, seen.logits, best, seen, best, lambda: [x]))
     assert float(rule(seen).abs().max()) == 0  # validation data are the training data
-    assert bool(rule(found.look(50 * torch.randn(4, 9, 3))).isfinite().all())
+    assert bool(rule(found.extract_features(50 * torch.randn(4, 9, 3))).isfinite().all())
 
 
 def test_powers_of_large_activations_do_not_overflow() -> None:
@@ -313,7 +325,7 @@ def test_powers_of_large_activations_do_not_overflow() -> None:
 
 
 def test_a_class_without_rows_is_named_by_those_that_need_it() -> None:
-    k = known()
+    k = fit_data()
     kept = (k.labels != 1) & (k.logits.argmax(1) != 1)
     x = classes(300)[0][kept]
     poor = FitData(
@@ -321,9 +333,9 @@ def test_a_class_without_rows_is_named_by_those_that_need_it() -> None:
     )  # fmt: skip
     for method in ("mds", "kl_matching", "openmax", "gram"):
         with pytest.raises(DataError, match=r"of each of the 3 classes, but classes \[1\] have none.*such as 'energy' or 'knn'"):
-            catalog.fit(method, poor)
+            fit_score(method, poor)
     for method in ("knn", "vim", "fdbd", "react", "temperature"):
-        assert bool(catalog.fit(method, poor)(strange()).isfinite().all())
+        assert bool(fit_score(method, poor)(ood()).isfinite().all())
 
 
 @pytest.mark.parametrize(
@@ -341,12 +353,12 @@ def test_a_class_without_rows_is_named_by_those_that_need_it() -> None:
 )
 def test_impossible_options_are_refused_in_words(method: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        catalog.fit(method, known(), **options)
+        fit_score(method, fit_data(), **options)
 
 
 def test_inputs_that_cannot_be_moved_are_refused_by_odin() -> None:
-    rule = catalog.fit("odin", known())
+    rule = fit_score("odin", fit_data())
     with pytest.raises(
         DataError, match=r"one tensor of floating-point numbers for 'odin', which moves them, but got torch.int64"
     ):
-        rule(Seen(torch.zeros(2, 3).long(), torch.zeros(2, 12), torch.zeros(2, 3)))
+        rule(Features(torch.zeros(2, 3).long(), torch.zeros(2, 12), torch.zeros(2, 3)))

@@ -1,0 +1,293 @@
+"""What every detector reads of a classifier: its logits, the features h that its last matrix multiplies, and that matrix.
+
+For a model that ends in one matrix, logits = h Wᵀ + b (perhaps followed by a softmax, which is undone), `find_features` finds h
+in a forward pass. Otherwise the user names a layer. One pass gives all that detectors of logits and features need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from offmap._types import Inputs
+from offmap.data import Place
+from offmap.data.inputs import rows_of, take_rows
+from offmap.errors import ConfigError, ModelError, nearest
+from offmap.model.cache import LRUCache
+from offmap.model.capture import CaptureMode, ParamUse, open_attention
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed
+from offmap.model.params import copy_model, floating
+
+PROBE_ROWS = 8
+"""Rows of the pass that finds the features."""
+
+OUTPUT_MAPS: tuple[Callable[[Tensor], Tensor], ...] = (lambda z: z, lambda z: z.log_softmax(1), lambda z: z.softmax(1))
+"""What a model may apply to its logits before it returns them."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last matrix: logits = h Wᵀ + b with W (C, D) and b (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(B, D) -> (B, C)."""
+        return features @ self.weight.mT + self.bias
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a classifier computes for B inputs: `features` (B, D), no column if none were found, and `logits` (B, C)."""
+
+    inputs: Inputs
+    features: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class FeatureLayer:
+    """Where features are: the rows that parameter `weight` multiplies, or the input or output (`side`) of a named `module`."""
+
+    head: Head | None
+    weight: str | None = None
+    module: str = ""
+    side: Literal["input", "output"] = "output"
+    probabilities: bool = False  # the model ends in a softmax
+
+
+class LayerRecord(NamedTuple):
+    """The input or output of a module in one pass."""
+
+    name: str
+    side: Literal["input", "output"]
+    value: Any
+
+
+_RECORDS: ContextVar[list[LayerRecord] | None] = ContextVar("records", default=None)
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    """Hooks of one module; they record nothing outside of `record_layers`."""
+
+    name: str
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and (records := _RECORDS.get()) is not None:
+            records.append(LayerRecord(self.name, "input", args[0]))
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if (records := _RECORDS.get()) is not None:
+            records.append(LayerRecord(self.name, "output", output))
+
+
+def add_recorders(model: nn.Module, names: Iterable[str]) -> nn.Module:
+    """Hook modules of a private model once and for all, so that threads that share it need not add and remove hooks."""
+    for name in names:
+        module, hooks = model.get_submodule(name), _Hooks(name)
+        module.register_forward_pre_hook(hooks.before)
+        module.register_forward_hook(hooks.after)
+    return model
+
+
+@contextmanager
+def record_layers() -> Generator[list[LayerRecord]]:
+    """Collect inputs and outputs of hooked modules, in order of execution, in the running thread alone."""
+    records: list[LayerRecord] = []
+    token = _RECORDS.set(records)
+    try:
+        yield records
+    finally:
+        _RECORDS.reset(token)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A private copy of the user's model, and where its features are; `remedy` says what to do if there are none."""
+
+    model: nn.Module
+    output_fn: OutputFn
+    layer: FeatureLayer | None
+    remedy: str = ""
+    batch_size: int = 128
+    cache: LRUCache | None = None
+
+    @property
+    def place(self) -> Place:
+        """Device and dtype of the inputs."""
+        return Place.of(self.model)
+
+    @property
+    def head(self) -> Head | None:
+        """The last matrix, if it maps the features to the logits."""
+        return self.layer and self.layer.head
+
+    @torch.no_grad()
+    def extract_features(self, inputs: Inputs) -> Features:
+        """Compute features and logits of all rows, in batches."""
+        parts: list[tuple[Tensor, Tensor]] = []
+        for rows in self.blocks(inputs):
+            block = take_rows(inputs, rows)
+            parts.append(self._extract(block) if self.cache is None else self.cache.find(block, lambda x=block: self._extract(x)))
+        return Features(inputs, torch.cat([h for h, _ in parts]), torch.cat([z for _, z in parts]))
+
+    def blocks(self, inputs: Inputs) -> Iterator[slice]:
+        """Cut the rows into batches."""
+        return (slice(start, start + self.batch_size) for start in range(0, rows_of(inputs), self.batch_size))
+
+    def logits(self, inputs: Inputs) -> Tensor:
+        """Compute logits of a few rows, (B, C), with gradients to the inputs."""
+        try:
+            output = call(self.model, {}, inputs, self.output_fn)
+        except MODEL_ERRORS as error:
+            raise model_failed(self.model, inputs, error) from error
+        if self.layer is not None and self.layer.probabilities:
+            output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
+        return output.to(torch.promote_types(output.dtype, torch.float32))
+
+    def _extract(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Features and logits of one batch."""
+        if rows_of(inputs) == 1:  # as two rows: of one, some operators make a vector
+            features, logits = self._extract(take_rows(inputs, [0, 0]))
+            return features[:1], logits[:1]
+        if self.layer is None:
+            logits = self.logits(inputs)
+            return logits.new_empty(len(logits), 0), logits
+        if self.layer.weight is not None:
+            logits, uses = capture_matrix_inputs(self.model, inputs, self.output_fn, self.layer.weight)
+            features = uses[-1][1]
+        else:
+            with record_layers() as records:
+                logits = self.logits(inputs)
+            features = find_vectors(records, self.layer)[-1]
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        return features, logits if self.head is None else self.head(features)
+
+
+def find_features(
+    model: nn.Module,
+    x: Inputs,
+    *,
+    features: str | None = None,
+    output_fn: OutputFn | None = None,
+    batch_size: int = 128,
+    cache: LRUCache | None = None,
+) -> Classifier:
+    """Run a few rows of `x` through a private copy of the model and find its features, or those at the layer of that name.
+
+    A layer that returns the logits stands for its input; any other for its output, flattened to one vector per example.
+
+    >>> classifier = find_features(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.ones(4, 2))
+    >>> classifier.layer.weight, classifier.extract_features(torch.ones(4, 2)).features.shape
+    ('2.weight', torch.Size([4, 3]))
+    """
+    twin, output_fn = copy_model(model), output_fn or first_tensor
+    probe = take_rows(x, slice(0, PROBE_ROWS))
+    probe = take_rows(probe, [0, 0]) if rows_of(probe) == 1 else probe
+    logits, uses = capture_matrix_inputs(twin, probe, output_fn)
+    check_rows(twin, logits, probe)
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ModelError(
+            f"Expected a classifier that gives (B, C) logits of two or more classes, but {type(model).__name__} gives "
+            f"{tuple(logits.shape)}. Pass `output_fn=` to pick the right tensor."
+        )
+    layer, rows = find_last_matrix(twin, logits, uses)
+    if features is None and layer is not None:
+        return Classifier(twin, output_fn, layer, "", batch_size, cache)
+    modules = [name for name, _ in twin.named_modules() if name]
+    with torch.no_grad(), record_layers() as records:
+        call(add_recorders(copy_model(twin, share=True), modules), {}, probe, output_fn)
+    remedy = _suggest_layers(records, rows_of(probe))
+    if features is not None:
+        if not isinstance(features, str) or features not in modules:
+            raise ConfigError(
+                f"Expected `features` to be the name of a layer, {nearest(str(features), modules)}, but got {features!r}."
+            )
+        named, vectors = _find_named_layer(records, features, logits, remedy)
+        if layer is None or rows is None or vectors.shape != rows.shape or not _close(vectors, rows):
+            layer = named  # other features than the last matrix multiplies
+            add_recorders(twin, [features])
+    return Classifier(twin, output_fn, layer, "" if layer else remedy, batch_size, cache)
+
+
+@torch.no_grad()
+def capture_matrix_inputs(
+    model: nn.Module, x: Inputs, output_fn: OutputFn, name: str | None = None
+) -> tuple[Tensor, list[tuple[ParamUse, Tensor]]]:
+    """Run the model; return its output, and the rows (B, D) that each matrix (or that of a name) multiplies once per example."""
+    batch, uses = rows_of(x), list[tuple[ParamUse, Tensor]]()
+
+    def visit(use: ParamUse) -> None:
+        inputs = use.meeting
+        if inputs is not None and inputs.count == batch and inputs.groups == 1 and name in (None, use.name):
+            uses.append((use, torch.cat([block[0] for block in inputs.rows(None)])))
+
+    # in inference mode products are not taken apart, so that their operands cannot be seen
+    with torch.inference_mode(False), open_attention(), CaptureMode(floating(model), visit):
+        try:
+            return call(model, {}, x, output_fn), uses
+        except MODEL_ERRORS as error:
+            raise model_failed(model, x, error) from error
+
+
+def find_last_matrix(
+    model: nn.Module, logits: Tensor, uses: list[tuple[ParamUse, Tensor]]
+) -> tuple[FeatureLayer | None, Tensor | None]:
+    """Find the last matrix whose product is the model's output, up to a softmax; return it with the rows that it multiplies."""
+    weights = floating(model)
+    for use, rows in reversed(uses):
+        assert use.meeting is not None
+        view, weight = use.meeting.frame, weights[use.name]
+        if weight.numel() != view.outputs * view.fan_in or (view.outputs, view.fan_in) != (logits.shape[1], rows.shape[1]):
+            continue
+        matrix = view.rows(weight[None])[0].clone()
+        added = [w for w in weights.values() if w.numel() == len(matrix) and w.ndim == 1]  # perhaps after the product
+        for bias in [weights[use.bias]] if use.bias else [weight.new_zeros(len(matrix)), *added]:
+            dtype = torch.promote_types(matrix.dtype, torch.float32)
+            head = Head(matrix.to(dtype), bias.reshape(-1).clone().to(dtype))
+            equal = [_close(output_map(head(rows.to(dtype))), logits) for output_map in OUTPUT_MAPS]
+            if any(equal):
+                return FeatureLayer(head, use.name, probabilities=equal[2]), rows
+    return None, None
+
+
+def find_vectors(records: Iterable[LayerRecord], layer: FeatureLayer) -> list[Tensor]:
+    """Pick what was recorded of a layer, flattened to (B, D)."""
+    values = [r.value for r in records if (r.name, r.side) == (layer.module, layer.side)]
+    values = [value[0] if isinstance(value, tuple | list) and value else value for value in values]
+    return [v.flatten(1) for v in values if isinstance(v, Tensor) and v.ndim >= 2 and v.is_floating_point()]
+
+
+def _find_named_layer(records: list[LayerRecord], name: str, logits: Tensor, remedy: str) -> tuple[FeatureLayer, Tensor]:
+    """The features that a user means by the name of a module."""
+    layer = FeatureLayer(None, module=name)
+    vectors = find_vectors(records, layer)
+    if vectors and vectors[-1].shape == logits.shape and any(_close(f(vectors[-1]), logits) for f in OUTPUT_MAPS):
+        before = FeatureLayer(None, module=name, side="input")
+        inputs = find_vectors(records, before)
+        layer, vectors = (before, inputs) if inputs else (layer, vectors)
+    if not vectors or len(vectors[-1]) != len(logits):
+        raise ModelError(f"Expected a layer that gives one vector per example for `features`, but `{name}` does not. {remedy}")
+    return layer, vectors[-1]
+
+
+def _suggest_layers(records: list[LayerRecord], batch: int) -> str:
+    """Name the layers that return one vector per example."""
+    tensors = [(r.name, r.value) for r in records if r.side == "output" and isinstance(r.value, Tensor) and r.value.ndim >= 2]
+    names = list(dict.fromkeys(name for name, t in tensors if len(t) == batch and t[0].numel() == t.shape[1]))
+    candidates = f"candidates are {names}" if names else "no layer gives one vector per example"
+    return f"Name the layer that gives the penultimate features with `features=`: {candidates}."
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two results of one model are equal up to the rounding of its numbers."""
+    loose = max(1.0, 16 * torch.finfo(b.dtype).eps / 1e-3)
+    return torch.allclose(a.double(), b.double(), rtol=1e-3 * loose, atol=1e-4 * loose * float(b.abs().max()) + 1e-6)
