@@ -1,4 +1,4 @@
-"""What mkdocs does besides: examples become pages and notebooks, and a page that asks other models for anything is refused."""
+"""What mkdocs does besides: examples become pages and notebooks, and a page that asks other servers for anything is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKS = re.compile(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\ssrc
 
 
 def asked(html: str) -> list[str]:
-    """Addresses on other models that a browser would fetch to show this page. Links that a reader may follow do not count."""
+    """Addresses on other servers that a browser would fetch to show this page. Links that a reader may follow do not count."""
     return ["".join(found) for found in ASKS.findall(html)]
 
 
@@ -38,5 +38,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that cannot be read offline."""
     if foreign := asked(output):
-        raise PluginError(f"{page.file.src_uri} asks other models for {foreign}: put a copy into docs/assets.")
+        raise PluginError(f"{page.file.src_uri} asks other servers for {foreign}: put a copy into docs/assets.")
     return output
