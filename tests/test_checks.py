@@ -29,41 +29,41 @@ LOOKING: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5)])
 def test_shares_of_any_library_are_plain_numbers(value: Any) -> None:
-    assert checks.share("level", value) == checks.alarms(value) == 0.5
-    assert type(checks.share("level", value)) is float
+    assert checks.fraction("level", value) == checks.fraction("false_alarms", value, example=0.05) == 0.5
+    assert type(checks.fraction("level", value)) is float
 
 
 @pytest.mark.parametrize("value", [0, 1, -0.5, float("nan"), "0.5", None, True, torch.tensor(0.5), [0.5], 1j, object])
 def test_what_is_no_share_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="Expected `level` strictly between 0 and 1, such as 0.95, but got"):
-        checks.share("level", value)
-    with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1, but got"):
-        checks.alarms(value)
+        checks.fraction("level", value)
+    with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got"):
+        checks.fraction("false_alarms", value, example=0.05)
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), torch.tensor(3)])
 def test_whole_numbers_of_any_library_are_plain_ones(value: Any) -> None:
-    assert checks.whole("draws", value, 2, 3) == 3
-    assert type(checks.whole("draws", value)) is int
+    assert checks.integer("draws", value, 2, 3) == 3
+    assert type(checks.integer("draws", value)) is int
 
 
 @pytest.mark.parametrize("value", [1, 4, 2.0, "3", None, True, torch.tensor([3, 3]), np.array([3])])
 def test_what_is_no_whole_number_in_range_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="Expected `draws` to be a whole number from 2 to 3, but got"):
-        checks.whole("draws", value, 2, 3)
+        checks.integer("draws", value, 2, 3)
 
 
 @pytest.mark.parametrize("value", ["idd", 3, None, ["id"], np.array(["id", "ood"]), torch.ones(2)])
 def test_other_words_are_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"Expected `positive` to be one of \['id', 'ood'\].*, but got"):
-        checks.word("positive", value, ("id", "ood"))
+        checks.one_of("positive", value, ("id", "ood"))
 
 
 @pytest.mark.parametrize("value", ["", 3, None, ".", b"", ["a"]])
 def test_what_names_no_file_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="Expected `checkpoint` to be the path of a file, but got"):
-        checks.file("checkpoint", value)
-    assert checks.file("checkpoint", "a/b") == checks.file("checkpoint", Path("a/b")) == Path("a/b")
+        checks.path("checkpoint", value)
+    assert checks.path("checkpoint", "a/b") == checks.path("checkpoint", Path("a/b")) == Path("a/b")
 
 
 @pytest.mark.parametrize("value", [V.tolist(), V.numpy(), 3.0, None, "x", V.to(torch.complex64), V.to_sparse()])

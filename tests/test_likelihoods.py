@@ -424,7 +424,7 @@ def test_unknown_names_and_objects_are_refused() -> None:
         resolve("categoric", outputs, y)
     with pytest.raises(ConfigError, match="a subclass of `offmap.Likelihood`, but got object"):
         resolve(object(), outputs, y)
-    with pytest.raises(ConfigError, match="a subclass of `offmap.Likelihood`, but got ABCMeta"):
+    with pytest.raises(ConfigError, match="a subclass of `offmap.Likelihood`, but got the class Categorical"):
         resolve(Categorical, outputs, y)
 
 

@@ -16,7 +16,7 @@ from offmap.fit import fit, guard
 from offmap.guard import Guard
 from offmap.io.guard_file import load
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
-from offmap.maxwent.solve import Config
+from offmap.maxwent.config import Config
 from offmap.posterior.distribution import Parameterization, WeightDistribution
 from offmap.posterior.protocol import Predictive, Scorer
 from offmap.report.evaluated import write_page

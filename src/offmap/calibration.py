@@ -78,7 +78,7 @@ def choose_clip(made: Guard, held: Rows, group: Group = SINGLE_PROCESS) -> float
 
 def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool, group: Group = SINGLE_PROCESS) -> Calibration:
     """Scores and residuals of the guard on in-distribution rows, each process of a `group` on some of them."""
-    false_alarms = checks.alarms(false_alarms)
+    false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     guard.check_targets(rows)
     missed = guard.likelihood.residual(predicted(guard, rows.inputs, group), rows.targets)
     calibration = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)

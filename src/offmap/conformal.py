@@ -25,7 +25,7 @@ def rank(n: int, level: float) -> int:
     >>> rank(99, 0.55), rank(19, 0.95), rank(18, 0.95)
     (55, 19, 19)
     """
-    level = checks.share("level", level)
+    level = checks.fraction("level", level)
     if n < 1:
         raise DataError(f"Expected at least one calibration score, but got {n}; pass calibration data.")
     return math.ceil(level * (n + 1) * (1 - 1e-12))

@@ -221,7 +221,7 @@ class Detector(ABC):
             valid: In-distribution rows on which no choice was made.
             false_alarms: Share of in-distribution rows that may be called OOD.
         """
-        false_alarms = checks.alarms(false_alarms)
+        false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
         with own_order(self.seed):
             rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
         residuals = self._residuals(rows)

@@ -106,7 +106,7 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = FLOOR) -
         raise ConfigError(f"Expected a guard over a weight distribution, but got one over {type(predictive).__name__}.")
     if not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ConfigError(f"Expected `floor` to be at least 0 and below 1, but got {eps!r}.")
-    draws = checks.whole("draws", draws, 0)
+    draws = checks.integer("draws", draws, 0)
     data = batches(train, guard.place, name="train", target=guard.target)
     seen = _seen(predictive, data, None if draws == 0 else 0, guard.seed)
     squares = {name: basis.amplitude.square() / max(1, draws) for name, basis in seen.bases.items()}

@@ -105,11 +105,11 @@ def distill(
     """
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
-    rows, seed = checks.whole("rows", rows, 100), checks.whole("seed", seed)
+    rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
     data = batches(train, guard.place, name="train", target=guard.target)
     with own_order(guard.seed):
         valid = gather(batches(valid, guard.place, name="valid", target=guard.target), least=2)
-    false_alarms = checks.alarms(false_alarms)
+    false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with own_order(guard.seed):
         known = sample(data, ROWS, guard.seed)
     if len(known) != 1 or rows_of(known[0]) < LEAST:

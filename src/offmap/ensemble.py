@@ -74,7 +74,7 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
     if len(places) > 1:
         raise ConfigError(f"Expected guards on one device and of one precision, but got {sorted(map(str, places))}. Move them "
                           "with `guard.to(device)`.")  # fmt: skip
-    false_alarms = checks.alarms(false_alarms)
+    false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with own_order(first.seed):
         rows = gather(batches(valid, first.place, name="valid", target=first.target), least=2)
     check_alike(members, rows)

@@ -274,4 +274,4 @@ def _check(scorers: Mapping[str, Any], ood: Any, positive: str) -> None:
         raise DataError("Expected at least one scorer and one OOD data set in `ood`, but got none.")
     if "test" in ood:
         raise DataError("Expected names of OOD data sets other than 'test', which is the in-distribution one's. Rename it.")
-    checks.word("positive", positive, ("id", "ood"))
+    checks.one_of("positive", positive, ("id", "ood"))

@@ -28,6 +28,7 @@ from offmap.io.identity import identity, same_on_all, take_from_rank_0
 from offmap.likelihoods import Likelihood, resolve
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint
+from offmap.maxwent.config import CONFIGS, Config
 from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.inspect import UNREACHED, Findings, examine
 from offmap.model.members import as_models, same_function
@@ -61,7 +62,7 @@ def fit(
     draws: int = 50,
     chunk_size: int | Literal["auto"] = "auto",
     batch_size: int = 128,
-    config: maxwent.Config | str = "default",
+    config: Config | str = "default",
     seed: int = 0,
     checkpoint: str | Path | None = None,
     ranks: Literal["same", "sharded", "alone"] = "same",
@@ -98,7 +99,7 @@ def fit(
     """
     settings = _settings(config, {"basis": basis, "solver": solver, "params": params}, options)
     draws, seed = _check_options(score, draws, seed)
-    checks.word("ranks", ranks, RANKS)
+    checks.one_of("ranks", ranks, RANKS)
     if output_fn is not None:
         checks.function("output_fn", output_fn, ["output"])
     runtime = Runtime(first_tensor if output_fn is None else output_fn, chunk_size, batch_size, progress)
@@ -207,7 +208,7 @@ def _checkpoint(path: str | Path | None, words: Callable[[], dict[str, str]], gr
         return Checkpoint()
     told = words()
     same_on_all(told, group)
-    return Checkpoint(None if path is None else checks.file("checkpoint", path), told, group)
+    return Checkpoint(None if path is None else checks.path("checkpoint", path), told, group)
 
 
 def _examined(at: StackedModel, held: Rows, runtime: Runtime) -> Findings:
@@ -243,20 +244,18 @@ def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str |
     return law
 
 
-def _settings(config: maxwent.Config | str, named: dict[str, Any], options: dict[str, Any]) -> maxwent.Config:
+def _settings(config: Config | str, named: dict[str, Any], options: dict[str, Any]) -> Config:
     if isinstance(config, str):
-        if config not in maxwent.CONFIGS:
-            raise ConfigError(f"Expected `config` to be {nearest(config, maxwent.CONFIGS)}, but got {config!r}.")
-        config = maxwent.CONFIGS[config]
-    if not isinstance(config, maxwent.Config):
+        if config not in CONFIGS:
+            raise ConfigError(f"Expected `config` to be {nearest(config, CONFIGS)}, but got {config!r}.")
+        config = CONFIGS[config]
+    if not isinstance(config, Config):
         raise ConfigError(
-            f"Expected `config` to be one of {sorted(maxwent.CONFIGS)} or an offmap.Config, but got {type(config).__name__}. "
+            f"Expected `config` to be one of {sorted(CONFIGS)} or an offmap.Config, but got {type(config).__name__}. "
             "Pass single settings as keywords, such as `steps=500`."
         )
     given = {name: value for name, value in named.items() if value is not None}
-    settings = override(config, given | options, also=_keywords(fit))
-    maxwent.check(settings)
-    return settings
+    return override(config, given | options, also=_keywords(fit))
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:

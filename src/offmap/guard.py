@@ -118,7 +118,7 @@ class Guard(Detector):
 
     def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
         """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
-        draws = checks.whole("draws", draws, 1)
+        draws = checks.integer("draws", draws, 1)
         if draws > MOST_DRAWS:
             raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {draws}.")
         bound = checked_clip(clip)

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 import offmap
 from offmap.data import Rows
 from offmap.maxwent import solve as maxwent
+from offmap.maxwent.config import Config
 from offmap.maxwent.risk import Validation
-from offmap.maxwent.solve import Config
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Runtime
 from zoo import Case

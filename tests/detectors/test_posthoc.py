@@ -171,7 +171,7 @@ def test_bad_input_is_refused_in_words() -> None:
         offmap.detect(classifier(), train, valid, method="enregy")
     with pytest.raises(ConfigError, match=r"Expected options of 'knn' to be one of \['k'\].*, but got 'kk'"):
         offmap.detect(classifier(), train, valid, method="knn", kk=3)
-    with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1, but got 5"):
+    with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got 5"):
         offmap.detect(classifier(), train, valid, false_alarms=5)
     with pytest.raises(ModelError, match="Expected one trained torch.nn.Module, but got list"):
         offmap.detect([classifier()], train, valid)  # pyright: ignore[reportArgumentType]

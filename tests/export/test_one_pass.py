@@ -169,7 +169,7 @@ def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -
         offmap.distill(guard, TRAIN, VALID, rows=5)
     with pytest.raises(DataError, match="at least 20 training rows"):
         offmap.distill(guard, regression(10), VALID)
-    with pytest.raises(ConfigError, match="`false_alarms` between 0 and 1"):
+    with pytest.raises(ConfigError, match="`false_alarms` strictly between 0 and 1"):
         offmap.distill(guard, TRAIN, VALID, rows=100, false_alarms=2)
     ids = torch.arange(60).reshape(30, 2) % 9, torch.linspace(0, 1, 30)
     with pytest.raises(DataError, match="one floating-point tensor.*but got a tensor of torch.int64.*last-layer"):

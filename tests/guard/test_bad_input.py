@@ -304,7 +304,7 @@ HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
     "NaN weights": (_with_nan, "Expected a trained model with finite weights, but `2.bias` holds NaN or infinite values"),
     "NaN buffer": (_nan_in_a_buffer, "a trained model with finite outputs, but it gives NaN or infinite values on `valid`"),
     "other inputs": (lambda: nn.Linear(4, 1), r"Linear failed on inputs of shape \(2, 3\): .*the form the model was trained on"),
-    "a dict": (lambda: Returns(lambda out: {"y": out}), "Expected a model that returns a tensor, .*but got dict. Pass `select="),
+    "a dict": (lambda: Returns(lambda out: {"y": out}), "Expected a model that returns a tensor, .*but got dict. Pass `output_fn="),
     "a number": (lambda: Returns(lambda out: out.mean()), r"one output row per input row, but Returns made \(\) of 2 rows"),
     "one row": (lambda: Returns(lambda out: out[:1]), r"one output row per input row, but Returns made \(1, 1\) of 2 rows"),
     "other architecture": (
@@ -344,7 +344,7 @@ def test_a_failed_fit_leaves_the_host_as_it_was() -> None:
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"stpes": 3}, r"did you mean 'steps'\?\), but got 'stpes'"),
-    ({"trade_off": 3}, r"did you mean 'tradeoff'\?\), but got 'trade_off'"),
+    ({"entropy_weigth": 3}, r"did you mean 'entropy_weight'\?\), but got 'entropy_weigth'"),
     ({"batchsize": 3}, r"did you mean 'batch_size'\?\), but got 'batchsize'"),
     ({"calibrate": 3}, r"did you mean 'calibration'\?\), but got 'calibrate'"),
     ({"num_draws": 3}, r"\?\), but got 'num_draws'"),
@@ -360,10 +360,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"noise": "nomal"}, r"did you mean 'normal'\?\), but got 'nomal'"),
     ({"noise": 3}, "Expected `noise` to be a name or an object with `sample` and `entropy`, but got 3"),
     ({"likelihood": "gausian"}, r"Expected `likelihood` to be one of .*did you mean 'gaussian'\?\) or an object"),
-    ({"likelihood": object()}, "an object with nll, predictive and score, but got object"),
-    ({"likelihood": offmap.Gaussian}, "an object with nll, predictive and score, but got type"),
-    ({"entropy": "logg"}, r"Expected `entropy` to be one of .*did you mean 'log'\?\) or a function of φ², but got 'logg'"),
-    ({"entropy": 3}, "or a function of φ², but got 3"),
+    ({"likelihood": object()}, "a subclass of `offmap.Likelihood`, but got object"),
+    ({"likelihood": offmap.Gaussian}, "a subclass of `offmap.Likelihood`, but got the class Gaussian"),
+    ({"regularizer": "logg"}, r"Expected `regularizer` to be one of .*did you mean 'log'\?\) or a function of φ², but got 'logg'"),
+    ({"regularizer": 3}, "or a function of φ², but got 3"),
     ({"risk": "zero_one"}, r"Expected `risk` to be one of .*did you mean 'zero-one'\?\) or a function, but got 'zero_one'"),
     ({"risk": 3}, "or a function, but got 3"),
     ({"tolerance": "papre"}, r"Expected `tolerance` to be one of .*did you mean 'paper'\?\), but got 'papre'"),
@@ -390,9 +390,9 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"entropy_weight": []}, "Expected `entropy_weight` to be a number above 0, but got"),
     ({"entropy_weight": None}, "Expected `entropy_weight` to be a number above 0, but got None"),
     ({"eps": 0.0}, "Expected `eps` to be a number above 0, but got 0.0"),
-    ({"start": 0.0}, "Expected `init_fraction` to be a number above 0, but got 0.0"),
-    ({"threshold": "low"}, "Expected `threshold` to be a finite number or None, but got 'low'"),
-    ({"threshold": NAN}, "Expected `threshold` to be a finite number or None, but got nan"),
+    ({"init_fraction": 0.0}, "Expected `init_fraction` to be a number above 0, but got 0.0"),
+    ({"max_risk": "low"}, "Expected `max_risk` to be a finite number or None, but got 'low'"),
+    ({"max_risk": NAN}, "Expected `max_risk` to be a finite number or None, but got nan"),
     ({"initial_raw_scale": "small"}, "Expected `initial_raw_scale` to be a finite number or None, but got 'small'"),
     ({"params": "3.*"}, "Expected `params` to pick at least one parameter, but '3..' fits none of .'0.weight'"),
     ({"params": 3}, "Expected `params` to be a pattern, a list of them, a function or None, but got 3"),
@@ -499,7 +499,7 @@ def _asked(made: list[offmap.Guard] = []) -> offmap.Guard:  # noqa: B006
 @given(
     options=st.dictionaries(
         st.sampled_from(["steps", "lr", "entropy_weight", "draws", "risk_draws", "chunk_size", "batch_size", "eps", "seed", "noise",
-                         "basis", "score", "likelihood", "params", "tolerance", "risk", "entropy", "threshold", "config", "output_fn"]),
+                         "basis", "score", "likelihood", "params", "tolerance", "risk", "regularizer", "max_risk", "config", "output_fn"]),
         st.one_of(st.none(), st.integers(-2, 3), st.floats(-2, 2), st.text(max_size=4), st.lists(st.integers(), max_size=2)),
         max_size=2,
     )

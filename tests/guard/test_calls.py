@@ -106,7 +106,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"output_fn": 3}, r"Expected `output_fn` to be a function of \(output\), but got 3"),
     ({"risk": len}, r"Expected `risk` to be a function of \(likelihood, outputs, targets\), but got <built-in function len>"),
     ({"risk": dict}, "Expected `risk` to be a function of"),
-    ({"entropy": lambda a, b: a}, r"Expected `entropy` to be a function of \(φ²\), but got"),
+    ({"regularizer": lambda a, b: a}, r"Expected `regularizer` to be a function of \(φ²\), but got"),
     ({"output_fn": torch.ones(2)}, "Expected `output_fn` to be a function"),
     ({"checkpoint": 3}, "Expected `checkpoint` to be the path of a file, but got 3"),
     ({"checkpoint": ""}, "Expected `checkpoint` to be the path of a file, but got ''"),
@@ -114,7 +114,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"solver": np.array([1, 2])}, "Expected `solver` to be one of"),
     ({"draws": 10**30}, "Expected `draws` to be at most 1000000, but got"),
     ({"entropy_weight": 1e300}, r"Expected `entropy_weight` to be at most 3e\+38, but got"),
-    ({"threshold": 1e300}, "Expected `threshold` to be a finite number or None, but got"),
+    ({"max_risk": 1e300}, "Expected `max_risk` to be a finite number or None, but got"),
 ]
 
 
@@ -130,7 +130,7 @@ def test_large_whole_numbers_are_numbers() -> None:
 
 
 REFUSED: list[tuple[Callable[[offmap.Guard], Any], str]] = [
-    (lambda g: g.calibrate(VALID, "few"), "Expected `false_alarms` between 0 and 1, but got 'few'"),
+    (lambda g: g.calibrate(VALID, "few"), "Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got 'few'"),
     (lambda g: g.score(inputs(3), reduce=np.array(["mean", "max"])), "Expected `reduce` to be 'mean', 'max' or None"),
     (lambda g: g.predict(inputs(3), clip=np.array([1.0, 2.0])), "Expected `clip` to be a number ≥ 0 or None"),
     (lambda g: g.samples(inputs(3), 10**30), "Expected `draws` to be at most 1000000"),
@@ -189,7 +189,7 @@ def test_bad_validation_data_are_told_before_the_head_is_trained(guard: offmap.G
     monkeypatch.setattr(sys.modules["offmap.distill"], "distil", begun)
     with pytest.raises(DataError, match="Expected finite inputs, but row 0 of `valid`"):
         offmap.distill(guard, TRAIN, (VALID[0] * torch.nan, VALID[1]), rows=100)
-    with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1"):
+    with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1"):
         offmap.distill(guard, TRAIN, VALID, rows=100, false_alarms=None)
 
 

@@ -557,7 +557,7 @@ def test_impossible_numbers_of_samples_are_refused(guard: offmap.Guard, draws: A
 
 @pytest.mark.parametrize("lr", [0, 1, -0.1, 2])
 def test_impossible_rates_of_false_alarms_are_refused(guard: offmap.Guard, lr: float) -> None:
-    with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1, but got"):
+    with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got"):
         guard.calibrate(regression(30, 0), lr)
-    with pytest.raises(ConfigError, match="Expected `false_alarms` between 0 and 1, but got"):
+    with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got"):
         closed(30, false_alarms=lr)

@@ -78,7 +78,7 @@ def test_growths_by_name_and_by_function_are_the_same():
 
 
 def test_an_unknown_growth_is_refused_and_the_nearest_named():
-    with pytest.raises(ConfigError, match=r"Expected `entropy` to be .*\(did you mean 'log'\?\) or a function of φ², but"):
+    with pytest.raises(ConfigError, match=r"Expected `regularizer` to be .*\(did you mean 'log'\?\) or a function of φ², but"):
         as_growth("logs")
 
 

@@ -18,8 +18,8 @@ from offmap.data import Rows
 from offmap.errors import ConfigError
 from offmap.likelihoods import Categorical, Gaussian, Likelihood, Prediction
 from offmap.maxwent import solve as maxwent
+from offmap.maxwent.config import Config
 from offmap.maxwent.risk import Validation, as_risk
-from offmap.maxwent.solve import Config
 from offmap.posterior.distribution import Parameterization
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Runtime

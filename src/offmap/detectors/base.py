@@ -149,7 +149,7 @@ class FittedScore:
 
 def find_method(name: str, options: Mapping[str, Any]) -> Method:
     """Return the method of that name; refuse unknown names and bad options."""
-    method = DETECTORS[checks.word("method", name, DETECTORS)]
+    method = DETECTORS[checks.one_of("method", name, DETECTORS)]
     method.check(options)
     return method
 

@@ -168,7 +168,7 @@ def fit_detector(method: str, data: FitData, *, false_alarms: float = 0.05, **op
         false_alarms: Share of in-distribution rows that may be called OOD.
         options: Options of the method.
     """
-    false_alarms = checks.alarms(false_alarms)
+    false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with torch.inference_mode(False), own_order(data.seed):
         score_fn = fit_score(method, data, **options)
         calibration = Calibration(count_nan_as_ood(score_fn(data.valid)), false_alarms=false_alarms)
@@ -195,7 +195,7 @@ def prepare_fit_data(
     """Run training and validation rows through the classifier once, for any number of detectors; arguments are `detect_all`'s."""
     check_number("rows", rows, 1, 1e12, integer=True)
     check_number("batch_size", batch_size, 1, 1e12, integer=True)
-    seed = checks.whole("seed", seed)
+    seed = checks.integer("seed", seed)
     if not isinstance(model, nn.Module):
         raise ModelError(f"Expected one trained torch.nn.Module, but got {type(model).__name__}.")
     with torch.inference_mode(False), own_order(seed):

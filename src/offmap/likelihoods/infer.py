@@ -59,8 +59,9 @@ def resolve(likelihood: str | Likelihood | None, outputs: Tensor, y: Tensor) -> 
     """
     if likelihood is not None and not isinstance(likelihood, str):
         if not isinstance(likelihood, Likelihood):
+            got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else type(likelihood).__name__
             raise ConfigError(f"Expected `likelihood` to be one of {list(LIKELIHOODS)} or an object of a subclass of "
-                              f"`offmap.Likelihood`, but got {type(likelihood).__name__}.")  # fmt: skip
+                              f"`offmap.Likelihood`, but got {got}.")  # fmt: skip
         check_likelihood(likelihood, outputs, y)
         return likelihood
     chosen = infer(outputs[0], y, likelihood)

@@ -27,10 +27,12 @@ GROWTHS: dict[str, Growth] = {"abs": lambda scale: scale, "log": lambda scale: 2
 def as_growth(growth: str | Growth) -> Growth:
     """The growth of that name; a function of the user's is g of φ²."""
     if callable(growth):
-        checks.function("entropy", growth, ["φ²"])
+        checks.function("regularizer", growth, ["φ²"])
         return lambda scale: growth(scale.square())
     if not isinstance(growth, str) or growth not in GROWTHS:
-        raise ConfigError(f"Expected `entropy` to be {nearest(str(growth), GROWTHS)} or a function of φ², but got {growth!r}.")
+        raise ConfigError(
+            f"Expected `regularizer` to be {nearest(str(growth), GROWTHS)} or a function of φ², but got {growth!r}."
+        )
     return GROWTHS[growth]
 
 

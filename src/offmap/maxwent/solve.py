@@ -7,90 +7,34 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from offmap import checks
 from offmap._types import Weights
 from offmap.data import Batches, Rows, Share
-from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import closed_form, search
 from offmap.maxwent import objective as objectives
 from offmap.maxwent.checkpoint import Part
+from offmap.maxwent.config import CONFIGS, Config
 from offmap.maxwent.feeding import feed_of, sharded_among
 from offmap.maxwent.monitors import History, RiskThreshold
 from offmap.maxwent.resume import Descent, seen_once
-from offmap.maxwent.risk import RiskFn, Validation, as_risk
+from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.select import highest_entropy
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.last_layer import find_last_layer
-from offmap.model.params import ParamSelection
 from offmap.model.select_params import choose
 from offmap.posterior.construct import Observed, StackedModel, centre, observe
-from offmap.posterior.distribution import Parameterization, WeightDistribution
-from offmap.posterior.noise import Noise, Uniform, as_noise
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.noise import as_noise
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Runtime
 from offmap.progress import bar
 
 logger = logging.getLogger("offmap")
-
-BASES = ("svd", "identity")
-SLACKS = ("paper", "reference", "smoothed")
-
-LARGEST = 3e38
-"""Settings beyond it are infinite in single precision."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a distribution is fitted. The defaults suit most models; PAPER and REFERENCE are the paper's and its authors'."""
-
-    basis: Literal["svd", "identity"] = "svd"
-    solver: Literal["refine", "closed-form", "sgd"] = "refine"
-    params: ParamSelection = None  # all: hidden layers see OOD-ness first, and what stays fixed cannot disagree
-    noise: str | Noise = "uniform"
-    parameterization: Parameterization | None = None  # a user's own ω(z, φ)
-    entropy_weight: float | Sequence[float] = (
-        30.0  # λ on the mean of g(φ²): 10/d on the paper's sum. Several: highest entropy below τ
-    )
-    regularizer: str | objectives.Growth = "abs"  # g: "abs", "log", or a growing function of φ²
-    steps: int = 500
-    lr: float = 0.02
-    draws_per_step: int = 1
-    adam_epsilon: float = 1e-8
-    initial_raw_scale: float | None = None  # sgd: u at the start; None: −5 for identity, −10 for svd
-    init_fraction: float = 0.1  # refine: the share of the closed form's φ to start from
-    fan_in_limit: int = 4096  # svd: one basis up to this fan-in, several smaller ones above
-    # ε: amplitudes below this share of the largest count as that share. Several: highest entropy below τ
-    eps: float | Sequence[float] = (1e-4, 1e-3)
-    risk: str | RiskFn = "nll"
-    max_risk: float | None = None  # τ; None: the base model's risk plus twice its standard error
-    tolerance: Literal["paper", "reference", "smoothed"] = "paper"  # 2·std/√n, 2·std/n, or 2·std/√n with one more row at chance
-    clip_loss: bool = True  # no validation row costs more than chance would pay for the worst one
-    check_every: int = 50
-    patience: int | None = 4  # stop when every member has been above τ for so many checks; None: never
-    rescale: bool = True  # at the end, multiply φ by what the risk still allows
-    risk_draws: int = 50
-
-
-PAPER = Config(
-    solver="sgd",
-    entropy_weight=10.0,
-    steps=50_000,
-    lr=1e-3,
-    eps=1e-4,
-    clip_loss=False,
-    check_every=100,
-    patience=None,
-    rescale=False,
-)
-REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", tolerance="reference")
-CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
 
 
 @dataclass(frozen=True)
@@ -139,7 +83,6 @@ def fit(
 
     A Centre is taken as it is, with its random parameters already chosen; nets are copied, and `config.where` chooses.
     """
-    check(config)
     at = nets if isinstance(nets, StackedModel) else choose(centre(nets), valid.inputs, config.params, runtime.output_fn)
     model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
     model = replace(model, last_layer=find_last_layer(at.net, at.mean, at.weights(0), valid.inputs, runtime.output_fn))
@@ -297,33 +240,3 @@ def _filled(task: Task, q: WeightDistribution, max_risk: Tensor, seen: tuple[Ten
 SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
     "refine": solve_refine, "closed-form": solve_closed_form, "sgd": solve_sgd,
 }  # fmt: skip
-
-
-def check(config: Config) -> None:
-    """Refuse impossible settings before any work."""
-    choices = (("basis", config.basis, BASES), ("solver", config.solver, tuple(SOLVERS)), ("tolerance", config.tolerance, SLACKS))
-    for field, value, valid in choices:
-        checks.word(field, value, valid)
-    as_noise(config.noise)
-    as_risk(config.risk)
-    objectives.as_growth(config.regularizer)
-    for name in ("steps", "draws_per_step", "check_every", "risk_draws", "fan_in_limit"):
-        value = getattr(config, name)
-        if not (isinstance(value, int) and value > 0):
-            raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
-    if config.patience is not None and not (isinstance(config.patience, int) and config.patience > 0):
-        raise ConfigError(f"Expected `patience` to be a whole number above 0 or None, but got {config.patience!r}.")
-    for name in ("lr", "adam_epsilon", "init_fraction", "eps", "entropy_weight"):
-        value = getattr(config, name)
-        grid = list(value) if name in ("eps", "entropy_weight") and isinstance(value, list | tuple) and value else [value]
-        for each in grid:
-            if not (isinstance(each, int | float) and 0 < each < math.inf):
-                raise ConfigError(f"Expected `{name}` to be a number above 0, but got {each!r}.")
-            if each > LARGEST:
-                raise ConfigError(f"Expected `{name}` to be at most {LARGEST:g}, but got {each!r}.")
-    for name in ("max_risk", "initial_raw_scale"):
-        value = getattr(config, name)
-        if value is not None and not (isinstance(value, int | float) and abs(value) <= LARGEST):
-            raise ConfigError(f"Expected `{name}` to be a finite number or None, but got {value!r}.")
-    if config.parameterization is not None and config.solver != "sgd":
-        raise ConfigError("A parameterization of your own has no closed form: pass `solver='sgd'`.")

@@ -53,7 +53,7 @@ def fpr_at(id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positiv
     """
     rate = share("rate", rate, one=True)
     ids, oods = vector("id_scores", id_scores), vector("ood_scores", ood_scores)
-    checks.word("positive", positive, ("id", "ood"))
+    checks.one_of("positive", positive, ("id", "ood"))
     kept, others = (ids, oods) if positive == "id" else (-oods, -ids)
     k = math.ceil(rate * kept.numel() * (1 - 1e-12))  # 0.55 · 100 is 55.00000000000001
     threshold = kept.kthvalue(k).values

@@ -23,7 +23,7 @@ from offmap.data import Batches, Rows
 from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
 from offmap.data.inputs import rows_of, take_rows
 from offmap.likelihoods import Categorical, Likelihood
-from offmap.maxwent import solve as maxwent
+from offmap.maxwent.config import Config
 from offmap.model.params import LAST_LAYER, floating
 from offmap.posterior.protocol import Predictive
 from offmap.scores.combine import JUDGED, CombinedScore
@@ -57,7 +57,7 @@ def floating_images(x: Inputs) -> bool:
     return isinstance(x, Tensor) and is_image(x) and x.is_floating_point()
 
 
-def for_images(settings: maxwent.Config, *, trained: bool) -> maxwent.Config:
+def for_images(settings: Config, *, trained: bool) -> Config:
     """What is random in a classifier of images unless said otherwise: its last layer, by the closed form unless to be `trained`.
 
     Draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest.

@@ -24,7 +24,7 @@ def mixture_variance(means: Tensor, variances: Tensor) -> Tensor:
     >>> mixture_variance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[0.5]], [[1.5]]]))
     tensor([[2.]])
     """
-    means, variances = checks.tensor("means", means, seen=False), checks.tensor("variances", variances, seen=False)
+    means, variances = checks.tensor("means", means, meta=True), checks.tensor("variances", variances, meta=True)
     if means.shape != variances.shape:
         raise ShapeError(
             f"Expected `means` and `variances` of one shape, but got {tuple(means.shape)} and {tuple(variances.shape)};"
@@ -109,7 +109,7 @@ def mutual_information(probs: Tensor) -> Tensor:
 
 
 def _require_draws(name: str, stack: Tensor, expected: str, *, least: int) -> None:
-    if not checks.tensor(name, stack, seen=False).is_floating_point():
+    if not checks.tensor(name, stack, meta=True).is_floating_point():
         raise DataError(f"Expected `{name}` in floating-point numbers, but got {stack.dtype}; pass `{name}.float()`.")
     if stack.ndim < least or stack.shape[0] == 0:
         raise ShapeError(

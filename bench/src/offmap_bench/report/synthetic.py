@@ -10,7 +10,7 @@ import numpy as np
 
 from offmap.diagnosis import diagnose
 from offmap.errors import ConfigError
-from offmap.maxwent import solve as maxwent
+from offmap.maxwent import config as maxwent
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import override
 from offmap.report.diagnosis import amplitude_panels

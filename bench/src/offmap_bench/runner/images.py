@@ -17,7 +17,7 @@ from offmap.ensemble import combine
 from offmap.errors import ConfigError, nearest
 from offmap.fit import fit
 from offmap.guard import Guard
-from offmap.maxwent import solve as maxwent
+from offmap.maxwent import config as maxwent
 from offmap.posterior.protocol import Scorer, override
 from offmap_bench.classifiers.catalog import WAYS
 from offmap_bench.classifiers.ensemble import Ensemble

@@ -9,7 +9,7 @@ from typing import Any
 
 from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest
-from offmap.maxwent import solve as maxwent
+from offmap.maxwent import config as maxwent
 from offmap.posterior.protocol import Scorer
 from offmap_bench.detectors.gaussian_process import gaussian_process
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest

@@ -60,8 +60,8 @@ class Own:
     shares: tuple[float, float] = (0.2, 0.2)
 
     def __post_init__(self) -> None:
-        checks.word("kind", KINDS[0] if self.kind is None else self.kind, KINDS)
-        checks.word("missing", self.missing, RULES)
+        checks.one_of("kind", KINDS[0] if self.kind is None else self.kind, KINDS)
+        checks.one_of("missing", self.missing, RULES)
         for name, names in (("target", [self.target]), ("drop", self.drop), ("words", self.words)):
             if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
                 raise ConfigError(f"Expected `{name}` to name columns, but got {names if name != 'target' else self.target!r}.")

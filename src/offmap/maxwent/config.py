@@ -1,0 +1,83 @@
+"""The options of MaxWEnt, each documented and bounded where it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from offmap.checks import option, validate
+from offmap.errors import ConfigError
+from offmap.maxwent.objective import Growth, as_growth
+from offmap.maxwent.risk import RiskFn, as_risk
+from offmap.model.params import ParamSelection
+from offmap.posterior.distribution import Parameterization
+from offmap.posterior.noise import Noise, Uniform, as_noise
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the fit of a weight distribution, checked when it is made; PAPER and REFERENCE are the paper's and its authors'.
+
+    >>> Config(steps=100).lr
+    0.02
+    """
+
+    basis: Literal["svd", "identity"] = option(
+        "svd", 'Directions in which weights are random: "svd" of the layer inputs, or the weights\' own, "identity".'
+    )
+    solver: Literal["refine", "closed-form", "sgd"] = option(
+        "refine",
+        'How φ is found: "closed-form" has no gradient steps, "refine" starts from it, "sgd" is the paper\'s algorithm 1.',
+    )
+    params: ParamSelection = option(
+        None, 'Which parameters are random: "all" (the default), "matrices", "last-layer", patterns of names, or a function.'
+    )
+    noise: str | Noise = option("uniform", "The distribution of z, by name or as an object.", check=as_noise)
+    parameterization: Parameterization | None = option(None, "Your own function ω(z, φ) instead of w̄ + V(φ ⊙ z).")
+    entropy_weight: float | Sequence[float] = option(
+        30.0, "λ on the mean of g(φ²): 10/d on the paper's sum. Of several, the one of highest entropy below τ is kept.", above=0
+    )
+    regularizer: str | Growth = option(
+        "abs", 'The growing function g of φ² that stands for the entropy: "abs", "log", or your own.', check=as_growth
+    )
+    steps: int = option(500, "Gradient steps.", above=0)
+    lr: float = option(0.02, "Adam's learning rate while φ is refined.", above=0)
+    draws_per_step: int = option(1, "Draws of the weights per gradient step.", above=0)
+    adam_epsilon: float = option(1e-8, "Adam's ε.", above=0)
+    initial_raw_scale: float | None = option(
+        None, 'Solver "sgd": softplus⁻¹(φ) at the start; None: −5 for "identity", −10 for "svd".'
+    )
+    init_fraction: float = option(0.1, 'Solver "refine": the fraction of the closed form\'s φ to start from.', above=0)
+    fan_in_limit: int = option(4096, 'Basis "svd": one basis up to this fan-in, several smaller ones above it.', above=0)
+    eps: float | Sequence[float] = option(
+        (1e-4, 1e-3),
+        "Amplitudes of layer inputs below this fraction of the largest count as that fraction. Of several, the one of highest "
+        "entropy below τ is kept.",
+        above=0,
+    )
+    risk: str | RiskFn = option(
+        "nll", 'The validation risk: "nll", "expected-nll", "averaged-nll", "zero-one", or your own function.', check=as_risk
+    )
+    max_risk: float | None = option(None, "τ, the largest validation risk; None: the base model's plus twice its standard error.")
+    tolerance: Literal["paper", "reference", "smoothed"] = option(
+        "paper",
+        'Twice the standard error: 2·std/√n ("paper"), 2·std/n ("reference"), or with one more row at chance ("smoothed").',
+    )
+    clip_loss: bool = option(True, "Bound the loss of every validation row by what chance would pay for the worst one.")
+    check_every: int = option(50, "Steps between two checks of the validation risk.", above=0)
+    patience: int | None = option(4, "Stop when every member has been above τ for so many checks; None: never.", above=0)
+    rescale: bool = option(True, "At the end, multiply φ by what the risk still allows.")
+    risk_draws: int = option(50, "Draws per member for the validation risk.", above=0)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.parameterization is not None and self.solver != "sgd":
+            raise ConfigError("A parameterization of your own has no closed form: pass `solver='sgd'`.")
+
+
+PAPER = Config(
+    solver="sgd", entropy_weight=10.0, steps=50_000, lr=1e-3, eps=1e-4, clip_loss=False, check_every=100, patience=None, rescale=False
+)  # fmt: skip
+REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", tolerance="reference")
+CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
