@@ -19,7 +19,7 @@ from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Pre
 from offmap.maxwent.config import Config
 from offmap.posterior.distribution import Parameterization, WeightDistribution
 from offmap.posterior.protocol import Predictive, Scorer
-from offmap.report.evaluated import write_page
+from offmap.report.evaluation import write_page
 
 __all__ = [
     "Bernoulli",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import offmap
 from browsing import browser, opened, overlapping, skipped_levels
-from offmap.report.clips import CLIPS
+from offmap.report.curves import CLIPS
 from trained import model
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>\"'&\u2028"

@@ -13,7 +13,7 @@ import trained
 from offmap.diagnosis import Diagnosis
 from offmap.errors import FileError
 from offmap.maxwent.monitors import History
-from offmap.report.diagnosis import MOST_PANELS, risk_limits, shown, trace_panels, write_diagnosis
+from offmap.report.diagnosis import MOST_PANELS, risk_limits, select_layers, trace_panels, write_diagnosis
 from pages import check_page
 
 
@@ -47,10 +47,10 @@ def test_a_closed_form_has_one_check_and_a_history_may_be_missing(diagnosis: Dia
 
 def test_of_many_layers_some_are_drawn_the_first_and_the_last_among_them(diagnosis: Diagnosis):
     first, last = diagnosis.layers
-    drawn = shown([first, *[last] * 60, first])
+    drawn = select_layers([first, *[last] * 60, first])
     assert len(drawn) == MOST_PANELS
     assert drawn[0] is drawn[-1] is first
-    assert shown([]) == []
+    assert select_layers([]) == []
 
 
 def test_risks_far_above_the_threshold_are_cut_and_nothing_finite_has_no_limits():

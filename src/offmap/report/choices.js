@@ -23,15 +23,15 @@ if (byId("scorer")) byId("scorer").addEventListener("change", (event) => choose(
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (document.documentElement.dataset.theme || (dark.matches ? "dark" : "light")) === "dark";
-function tellTheme() {
+function showTheme() {
   byId("theme").setAttribute("aria-pressed", String(isDark()));
 }
 byId("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  tellTheme();
+  showTheme();
 });
-dark.addEventListener("change", tellTheme);
-tellTheme();
+dark.addEventListener("change", showTheme);
+showTheme();
 
 let width = document.documentElement.clientWidth, waiting = 0;
 addEventListener("resize", () => {

@@ -3,8 +3,8 @@
 const mapColours = data.map.map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
 let clipFrame = null;
 
-// One byte per point, row 0 at the bottom, as the address of a small picture.
-function picture(bytes, side) {
+// One byte per point, row 0 at the bottom, as the address of a small image.
+function encodeImage(bytes, side) {
   const sheet = document.createElement("canvas");
   sheet.width = sheet.height = side;
   const pen = sheet.getContext("2d"), pixels = pen.createImageData(side, side), levels = atob(bytes);
@@ -23,12 +23,12 @@ function picture(bytes, side) {
 function drawClips() {
   const { clips } = study();
   if (!byId("plot-clips") || !missing("clips", clips)) return;
-  const model = byId("plot-clips"), flat = clips.kind === "map", [low, high] = [clips.low, clips.high];
-  model.closest("section").classList.toggle("narrow", flat);
-  const width = Math.max(220, model.clientWidth);
+  const panel = byId("plot-clips"), flat = clips.kind === "map", [low, high] = [clips.low, clips.high];
+  panel.closest("section").classList.toggle("narrow", flat);
+  const width = Math.max(220, panel.clientWidth);
   const tall = (width - 58) * Math.min(1, (high[1] - low[1]) / (high[0] - low[0])) + 62;
   const height = flat ? Math.min(640, Math.max(280, tall)) : 320;
-  clipFrame = axes(model, {
+  clipFrame = axes(panel, {
     height, alt: "",
     x: { low: low[0], high: high[0], ticks: clips.ticks[0], title: flat ? "first input" : "input" },
     y: flat
@@ -50,10 +50,10 @@ function drawClips() {
     const square = { x: spot.cx - 2.7, y: spot.cy - 2.7, width: 5.4, height: 5.4 };
     if (second) shape(inside, "rect", { ...square, style: `fill: #ffc24d; ${edge}` });
     else if (flat) shape(inside, "circle", { ...spot, r: 2.9, style: `fill: #fff; ${edge}` });
-    else shape(inside, "circle", { ...spot, r: 2.4, style: "fill: var(--in-distribution)" });
+    else shape(inside, "circle", { ...spot, r: 2.4, style: "fill: var(--id)" });
   });
-  strangePlaces(clips, flat);
-  clipLegend(model, clips, flat);
+  drawOodRows(clips, flat);
+  clipLegend(panel, clips, flat);
   const slider = byId("clip");
   slider.max = clips.clips.length - 1;
   const sets = Object.keys(clips.points);
@@ -65,7 +65,7 @@ function drawClips() {
 }
 
 // OOD rows along a line are short strokes above it, one height for every set.
-function strangePlaces(clips, flat) {
+function drawOodRows(clips, flat) {
   const { X, box, inside } = clipFrame;
   if (flat) return;
   Object.entries(clips.points).filter(([name]) => name !== "test").forEach(([, points], place) => {
@@ -74,23 +74,23 @@ function strangePlaces(clips, flat) {
   });
 }
 
-function clipLegend(model, clips, flat) {
-  const OOD = Object.keys(clips.points).filter((name) => name !== "test");
-  const marked = OOD.map((name, place) => [`where ${name} lies`, colour(place + 1), ""]);
+function clipLegend(panel, clips, flat) {
+  const sets = Object.keys(clips.points).filter((name) => name !== "test");
+  const marked = sets.map((name, place) => [`where ${name} lies`, colour(place + 1), ""]);
   if (clips.kind === "band") {
     const band = [["mean ± 2 standard deviations", "var(--band)", "area"], ["mean", "var(--series4)", ""]];
-    legend(model, [...band, ["test rows", "var(--in-distribution)", "dot"], ...marked]);
+    legend(panel, [...band, ["test rows", "var(--id)", "dot"], ...marked]);
   } else if (clips.kind === "area") {
-    legend(model, [[clips.unit, "var(--band)", "area"], ["test rows", "var(--in-distribution)", "dot"], ...marked]);
+    legend(panel, [[clips.unit, "var(--band)", "area"], ["test rows", "var(--id)", "dot"], ...marked]);
   }
   if (!flat) return;
-  const key = node(model, "p", { class: "scale" });
+  const key = node(panel, "p", { class: "scale" });
   node(key, "span", {}, `${clips.unit}: ${number(clips.ends[0])}`);
   node(key, "i", { style: `background: linear-gradient(90deg, ${data.map.join(", ")})` });
   node(key, "span", {}, number(clips.ends[1]));
   const other = data.classes.length === 2 ? data.classes[1] : "others";
   const classes = [[`test rows of ${data.classes[0] || "class 0"}`, "#fff", "dot"], [`and of ${other}`, "#ffc24d", "square"]];
-  legend(model, clips.unit === "predictive entropy" ? classes : [["test rows", "#fff", "dot"]]);
+  legend(panel, clips.unit === "predictive entropy" ? classes : [["test rows", "#fff", "dot"]]);
 }
 
 function clipTo(place) {
@@ -105,7 +105,7 @@ function clipTo(place) {
   byId("clip").setAttribute("aria-valuetext", clips.clips[place] === "∞" ? "no clip" : `${clips.clips[place]}${own}`);
   clipFrame.svg.setAttribute("aria-label", `Predictions over the inputs. ${text}`);
   if (clips.kind === "map") {
-    clipFrame.image.setAttribute("href", picture(frame, clips.side));
+    clipFrame.image.setAttribute("href", encodeImage(frame, clips.side));
     return;
   }
   const values = frame.mean || frame.area, count = values.length - 1;

@@ -1,13 +1,16 @@
-"""Single panels as inline SVG: confidence bands, uncertainty maps, score histograms, ROC curves, small pictures.
+"""What all figures share: colours, axes, number formats, and single panels drawn by matplotlib as inline SVG.
 
-Every panel of a kind has the same size and axes, so that a row of them can be read across.
+Figures are drawn in the light colours; `themed` swaps each for the page's variable of that name, so that one drawing follows the
+reader's screen. The series colours are Okabe and Ito's, which colour-blind readers can tell apart.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +18,67 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap.extras import require
-from offmap.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = NDArray[np.floating[Any]]
-Draw = Callable[["Axes"], None]
 
-DECADES = 50
-"""Scores that span more than this factor are drawn on a log axis."""
+COLOURS = {
+    # name: (on light, on dark); every light colour occurs once, it is the key by which `themed` finds it
+    "ink": ("#1f2430", "#e7e9ee"),
+    "soft": ("#5d6675", "#a3abb9"),
+    "line": ("#d5dae1", "#3a4250"),
+    "paper": ("#fdfdfc", "#14171c"),
+    "card": ("#f5f6f8", "#1c2027"),
+    "link": ("#0b62a8", "#7cc0ff"),
+    "id": ("#2f6fb5", "#6aa9e9"),
+    "ood": ("#d1541b", "#f08a4b"),
+    "band": ("#b9d7ef", "#2b4d6d"),
+    "series0": ("#7b8491", "#97a1af"),
+    "series1": ("#e69f00", "#f0b429"),
+    "series2": ("#cc79a7", "#dd93bb"),
+    "series3": ("#56b4e9", "#8fd0f7"),
+    "series4": ("#0072b2", "#3f9fe0"),
+    "series5": ("#009e73", "#2cc295"),
+    "series6": ("#d55e00", "#ff8a3d"),
+    "series7": ("#8a7a00", "#d6c64a"),
+}
+DASHES = ((5, 2), (3, 1.5), (1, 1.2), (6, 1.5, 1, 1.5), (), (), (1, 2), (4, 1, 1, 1, 1, 1))
+"""Of each series, in points; colour is never the only difference."""
+
+SERIES = len(DASHES)
+MAP = ("#f7fafd", "#d3e3f3", "#94bfe0", "#4a90c6", "#1c5f9f", "#0a2f63")
+"""Colours of an uncertainty map, from certain to uncertain; the same on every screen."""
+
+RC = {
+    "svg.fonttype": "none", "svg.hashsalt": "offmap", "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
+    "axes.edgecolor": COLOURS["line"][0], "text.color": COLOURS["ink"][0], "axes.labelcolor": COLOURS["soft"][0],
+    "xtick.color": COLOURS["line"][0], "ytick.color": COLOURS["line"][0],
+    "xtick.labelcolor": COLOURS["soft"][0], "ytick.labelcolor": COLOURS["soft"][0],
+    "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "none", "axes.facecolor": "none",
+    "savefig.facecolor": "none", "axes.labelpad": 2,
+}  # fmt: skip
+
+TAIL, TICK_DISTANCE, DECADES = 0.002, 0.11, 50
+"""The share of every set drawn at either end of an axis instead of beyond it; the least distance between two ticks, as a share of
+the axis; the ratio from which scores get a log axis."""
+
+
+def colour(name: str) -> str:
+    """Return the light colour of that name."""
+    return COLOURS[name][0]
+
+
+def series(position: int) -> tuple[str, tuple[float, ...]]:
+    """Return colour and dashes of a series by its position."""
+    return colour(f"series{position % SERIES}"), DASHES[position % SERIES]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing: SVG for a page, a title above it, and what it shows in words for those who cannot see it."""
+    """One drawing: its SVG, a title above it, and a description for those who cannot see it."""
 
     svg: str
     title: str
@@ -37,12 +86,12 @@ class Panel:
     subtitle: str = ""
 
 
-def drawn(draw: Draw, *, width: float, height: float, margins: tuple[float, float, float, float]) -> str:
-    """The SVG of what `draw(axes)` does; sizes and margins (left, bottom, right, top) in inches, so that panels align."""
-    matplotlib, figures = require("matplotlib"), require("matplotlib.figure")
+def draw_svg(draw: Callable[[Axes], None], *, width: float, height: float, margins: tuple[float, float, float, float]) -> str:
+    """Return the SVG that `draw(axes)` makes; sizes and margins (left, bottom, right, top) in inches, so that panels align."""
+    matplotlib, figures = require("matplotlib", "figures"), require("matplotlib.figure", "figures")
     left, bottom, right, top = margins
     box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
-    with matplotlib.rc_context(style.RC):
+    with matplotlib.rc_context(RC):
         figure = figures.Figure(figsize=(width, height))
         draw(figure.add_axes(box))
         buffer = io.StringIO()
@@ -50,118 +99,133 @@ def drawn(draw: Draw, *, width: float, height: float, margins: tuple[float, floa
     return buffer.getvalue()
 
 
-def band_panel(
-    x: Array, mean: Array, std: Array, *, points: tuple[Array, Array], truth: Array, limits: tuple[float, float]
-) -> str:
-    """Mean ± 2 standard deviations over x, the true curve and the training points; cut at the limits of y."""
-    frame = 3 * np.array(limits)
-    low, high, middle = (np.clip(mean + side * 2 * std, *frame) for side in (-1, 1, 0))
-
-    def draw(axes: Axes) -> None:
-        axes.fill_between(x, low, high, color=style.colour("band"), linewidth=0)
-        axes.plot(x, truth, color=style.colour("ink"), linewidth=1, linestyle=(0, (4, 2)))
-        axes.plot(x, middle, color=style.colour("series4"), linewidth=1.4)
-        axes.plot(*points, "o", markersize=2.6, color=style.colour("OOD"), markeredgewidth=0, alpha=0.75)
-        axes.set(xlim=(x[0], x[-1]), ylim=limits, xticks=(-1, 0, 1), yticks=(-2, -1, 0, 1, 2), xlabel="x", ylabel="y")
-
-    return drawn(draw, width=3.1, height=2.3, margins=(0.38, 0.36, 0.06, 0.08))
-
-
-def map_panel(values: Array, *, half: float, points: Sequence[Array], top: float) -> str:
-    """Uncertainty on the square [−half, half]², (n, n) with y upwards, from 0 (light) to `top` (dark), and points by class."""
-    colours = require("matplotlib.colors")
-    cmap = colours.LinearSegmentedColormap.from_list("calm to uncertain", style.MAP)
-
-    def draw(axes: Axes) -> None:
-        extent = (-half, half, -half, half)
-        # "none" stores the values as they are, for the browser to scale
-        axes.imshow(values, extent=extent, origin="lower", vmin=0, vmax=top, cmap=cmap, interpolation="none")
-        for group, fill in zip(points, style.CLASSES, strict=False):
-            axes.plot(*group.T, "o", markersize=2.6, color=fill, markeredgecolor="#10203a", markeredgewidth=0.35)
-        axes.set(xlim=(-half, half), ylim=(-half, half), xticks=(-2, 0, 2), yticks=(-2, 0, 2))
-
-    crisp = drawn(draw, width=2.6, height=2.6, margins=(0.24, 0.24, 0.04, 0.04))
-    return re.sub(r"image-rendering:[\w-]+;?", "", crisp)  # smoothly
+def themed(svg: str, name: str) -> str:
+    """Make a matplotlib SVG fit for a page: no prolog, the page's colours and font, ids that depend on `name`."""
+    prefix = "f" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"| version="[^"]*"', "", svg, count=3)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # matplotlib's names of parts: nothing refers to them
+    svg = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"font-family: [^;\"]+", "font-family: var(--font)", svg)
+    # round coordinates, which stand inside tags, but no text between them
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
+    for variable, (light, _) in COLOURS.items():
+        svg = svg.replace(light, f"var(--{variable})")
+    return svg
 
 
-def histogram_panel(sets: Mapping[str, Array], *, bins: Array, threshold: float | None = None, label: str = "score") -> str:
-    """Shares of examples by score, the first set in-distribution and the others OOD; a vertical line marks the alarm threshold."""
-    log = bins[0] > 0 and bins[-1] / bins[0] > DECADES
-    shades = [style.colour(name) for name in style.SETS]
+@dataclass(frozen=True)
+class Axis:
+    """An axis from `low` to `high`: f(x) is x ("linear"), log x ("log") or asinh((x − centre) / unit) ("asinh")."""
 
-    def draw(axes: Axes) -> None:
-        for values, shade in zip(sets.values(), shades, strict=False):
-            inside = np.clip(np.nan_to_num(values, nan=np.inf), bins[0], bins[-1])
-            shares = np.histogram(inside, bins)[0] / len(inside)
-            axes.stairs(shares, bins, fill=True, color=shade, alpha=0.45, linewidth=0)
-            axes.stairs(shares, bins, color=shade, linewidth=1)
-        if threshold is not None and bins[0] <= threshold <= bins[-1]:
-            axes.axvline(threshold, color=style.colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
-        if log:
-            axes.set_xscale("log")
-            axes.minorticks_off()
-        axes.set(xlim=(bins[0], bins[-1]), ylim=(0, None), xlabel=label, yticks=())
-        axes.spines["left"].set_visible(False)
+    kind: str
+    low: float
+    high: float
+    centre: float = 0.0
+    unit: float = 1.0
 
-    return drawn(draw, width=3.1, height=1.6, margins=(0.08, 0.36, 0.08, 0.06))
+    @staticmethod
+    def of(id_scores: Array, ood_scores: Sequence[Array], threshold: float | None = None) -> Axis:
+        """Choose an axis on which ID scores, OOD scores and the threshold can all be seen.
+
+        >>> Axis.of(np.array([1.0, 2.0]), [np.array([3.0])]).kind, Axis.of(np.array([1.0, 2.0]), [np.array([3e5])]).kind
+        ('linear', 'log')
+        """
+        sets = [finite for values in (id_scores, *ood_scores) if len(finite := values[np.isfinite(values)])]
+        if not sets:
+            return Axis("linear", 0.0, 1.0)
+        ends = [np.quantile(values, (TAIL, 1 - TAIL)) for values in sets]
+        marks = [threshold] if threshold is not None and math.isfinite(threshold) else []
+        low, high = (float(pick([end[i] for end in ends] + marks)) for i, pick in enumerate((min, max)))
+        if not high > low:
+            return Axis("linear", low - 0.5, low + 0.5)
+        inner, centre, outer = (float(v) for v in np.quantile(sets[0], (0.05, 0.5, 0.95)))
+        if low > 0 and high > DECADES * low:
+            return Axis("log", low, high)
+        if high - low > DECADES * (outer - inner):
+            return Axis("asinh", low, high, centre, (outer - inner) / 2 or (high - low) / 1000)
+        return Axis("linear", low, high)
+
+    def place(self, x: Array) -> Array:
+        """Map values to shares of the axis, from 0 at its low end to 1 at its high end."""
+        low, high = self._f(np.array([self.low, self.high]))
+        return np.clip((self._f(np.asarray(x, np.float64)) - low) / (high - low), 0.0, 1.0)
+
+    def at(self, share: Array) -> Array:
+        """Map shares of the axis to values.
+
+        >>> Axis("log", 1.0, 100.0).at(np.array([0.0, 0.5, 1.0])).round(6)
+        array([  1.,  10., 100.])
+        """
+        low, high = self._f(np.array([self.low, self.high]))
+        f = low + share * (high - low)
+        if self.kind == "linear":
+            return f
+        return np.exp(f) if self.kind == "log" else self.centre + self.unit * np.sinh(f)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return shares and labels of ticks, far enough apart to be read."""
+        if self.kind == "linear":
+            values = round_numbers(self.low, self.high)
+        else:
+            decades = [10.0**k for k in range(math.ceil(_log10(self.low)), math.floor(_log10(self.high)) + 1)]
+            few = self.kind != "log" or len(decades) < 3
+            values = [float(f"{v:.1g}") for v in self.at(np.linspace(0, 1, 33))] if few else decades[:: -(-len(decades) // 6)]
+        chosen: list[tuple[float, float]] = []
+        for value in dict.fromkeys(values):
+            share = float(self.place(np.array(value)))
+            if self.low <= value <= self.high and (not chosen or share - chosen[-1][0] >= TICK_DISTANCE):
+                chosen.append((round(share, 4), value))
+        labels = [[format_number(v, digits) for _, v in chosen] for digits in range(3, 18)]
+        distinct = next((words for words in labels if len(set(words)) == len(chosen)), labels[-1])
+        return [(share, label) for (share, _), label in zip(chosen, distinct, strict=True)]
+
+    def _f(self, x: Array) -> Array:
+        if self.kind == "linear":
+            return x
+        return np.log(np.maximum(x, self.low)) if self.kind == "log" else np.arcsinh((x - self.centre) / self.unit)
 
 
-def score_bins(scores: Sequence[Array], *, least: float = 0.0, count: int = 44) -> Array:
-    """Bins that hold all finite scores from `least` on; evenly spaced on a log axis when they span decades.
+def _log10(x: float) -> float:
+    return math.log10(x) if x > 0 else 0.0
 
-    >>> score_bins([np.array([1.0, 2.0]), np.array([4.0])], count=3)
-    array([1., 2., 3., 4.])
+
+def round_numbers(low: float, high: float, count: int = 5) -> list[float]:
+    """Return about `count` multiples of 1, 2 or 5 times a power of ten between two numbers.
+
+    >>> round_numbers(0.0, 1.03)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
-    values = np.concatenate([np.ravel(s) for s in scores]).astype(np.float64)
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return np.linspace(0, 1, count + 1)
-    low, high = max(float(values.min()), least), float(values.max())
-    if high <= low:
-        return np.linspace(low - 0.5, low + 0.5, count + 1)
-    if low <= 0 or high / low <= DECADES:
-        return np.linspace(low, high, count + 1)
-    return np.geomspace(low, high, count + 1)
+    if not (math.isfinite(high - low) and high > low):
+        return [low]
+    rough = (high - low) / count
+    ten = 10.0 ** math.floor(math.log10(rough))
+    step = min((m * ten for m in (1, 2, 5, 10)), key=lambda s: abs(math.log(s / rough)))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
 
-def roc(familiar: Array, strange: Array) -> tuple[Array, Array]:
-    """False alarms (share of in-distribution data) and catches (share of OOD data) as the threshold falls.
+def format_number(value: float, digits: int = 3) -> str:
+    """Format a number in few characters.
 
-    >>> [curve.tolist() for curve in roc(np.array([0.1, 0.6]), np.array([0.5, 0.9]))]
-    [[0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0]]
+    >>> format_number(0.0), format_number(0.25), format_number(1000), format_number(1e6), format_number(-3e-5)
+    ('0', '0.25', '1000', '1e6', '−3e−5')
     """
-    thresholds = np.unique(np.concatenate([familiar, strange]))
-    alarms, catches = (1 - np.searchsorted(np.sort(s), thresholds) / len(s) for s in (familiar, strange))
-    return np.append(alarms, 0.0)[::-1], np.append(catches, 0.0)[::-1]
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        text = f"{value:.{max(digits, 4) if abs(value) >= 1000 else digits}g}"
+    elif math.isfinite(value):
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        text = f"{float(mantissa):.{digits}g}e{int(exponent)}"
+    else:
+        text = str(value).replace("inf", "∞")
+    return text.replace("-", "−")
 
 
-def roc_panel(curves: Sequence[tuple[Array, Array]]) -> str:
-    """ROC curves of several scorers in the colours of their order; a thin line marks 5 % false alarms."""
+def to_json(value: float, digits: int = 4) -> float | None:
+    """Round a number to some digits, or return None for what JSON cannot hold.
 
-    def draw(axes: Axes) -> None:
-        axes.axvline(0.05, color=style.colour("line"), linewidth=0.8)
-        for position, (alarms, catches) in enumerate(curves):
-            shade, dashes = style.series(position)
-            axes.plot(alarms, catches, color=shade, linestyle=(0, dashes) if dashes else "-", linewidth=1.6)
-        ticks = (0, 0.25, 0.5, 0.75, 1)
-        axes.set(xlim=(-0.015, 1.015), ylim=(-0.015, 1.015), xticks=ticks, yticks=ticks)
-        axes.set(xlabel="in-distribution data flagged", ylabel="OOD data caught")
-
-    return drawn(draw, width=3.6, height=2.9, margins=(0.5, 0.38, 0.08, 0.06))
-
-
-def picture_panel(images: Array, captions: Sequence[str]) -> str:
-    """Small grey pictures (n, h, w) in one row, dark on light, a word below each."""
-    count, height, width = images.shape
-    sheet = np.full((height, count * (width + 1) - 1), np.nan)
-    for position, image in enumerate(images):
-        sheet[:, position * (width + 1) : position * (width + 1) + width] = image
-
-    def draw(axes: Axes) -> None:
-        axes.imshow(sheet, cmap="gray_r", interpolation="none", vmin=0, vmax=1, aspect="auto")
-        for position, caption in enumerate(captions):
-            middle = (position + 0.5) * (width + 1) - 1
-            axes.text(middle, height + 1.2, caption, ha="center", va="center", color=style.colour("soft"))
-        axes.set_axis_off()
-
-    return drawn(draw, width=0.45 * count, height=0.7, margins=(0.02, 0.26, 0.02, 0.02))
+    >>> to_json(1 / 3), to_json(math.inf)
+    (0.3333, None)
+    """
+    return float(f"{float(value):.{digits}g}") if math.isfinite(value) else None

@@ -43,22 +43,22 @@ function fit(element, room) {
 }
 
 // The in-distribution set is blue, OOD ones follow in colours that colour-blind readers can tell apart; dashes differ as well.
-const COLOURS = ["var(--in-distribution)", "var(--OOD)", "var(--series5)", "var(--series2)", "var(--series1)", "var(--series7)"];
+const COLOURS = ["var(--id)", "var(--ood)", "var(--series5)", "var(--series2)", "var(--series1)", "var(--series7)"];
 const DASHES = ["", "", "7 3", "2 3", "9 3 2 3", "5 2 1 2 1 2"];
 const colour = (place) => COLOURS[place === 0 ? 0 : 1 + ((place - 1) % (COLOURS.length - 1))];
 // when the colours begin anew, the dashes are one further: 25 sets can be told apart
 const dashes = (place) => DASHES[place === 0 ? 0 : 1 + ((place - 1 + Math.floor((place - 1) / 5)) % (DASHES.length - 1))];
 
-function canvas(model, height, alt) {
-  model.replaceChildren();
-  const width = Math.max(220, model.clientWidth);
-  const svg = shape(model, "svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": alt });
+function canvas(panel, height, alt) {
+  panel.replaceChildren();
+  const width = Math.max(220, panel.clientWidth);
+  const svg = shape(panel, "svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": alt });
   return { svg, width, height };
 }
 
 // Axes from `low` to `high` with ticks [value, label?]; the title of y stands above it, where it can be read.
-function axes(model, { height, x, y, alt, left = 46 }) {
-  const { svg, width } = canvas(model, height, alt);
+function axes(panel, { height, x, y, alt, left = 46 }) {
+  const { svg, width } = canvas(panel, height, alt);
   const box = { left, right: width - 12, top: 26, bottom: height - 36 };
   const X = (v) => box.left + ((v - x.low) / (x.high - x.low)) * (box.right - box.left);
   const Y = (v) => box.bottom - ((v - y.low) / (y.high - y.low)) * (box.bottom - box.top);
@@ -73,7 +73,7 @@ function axes(model, { height, x, y, alt, left = 46 }) {
   }
   shape(svg, "text", { x: box.right, y: height - 4, class: "title end" }, x.title);
   shape(svg, "text", { x: 2, y: 13, class: "title" }, y.title);
-  const id = `${model.id}-box`;
+  const id = `${panel.id}-box`;
   const clip = shape(shape(svg, "defs"), "clipPath", { id });
   shape(clip, "rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top });
   const inside = shape(svg, "g", { "clip-path": `url(#${id})` });
@@ -106,8 +106,8 @@ function at(mark, x, y) {
 }
 
 // [words, colour, dashes | "dot" | "area" | "square"]
-function legend(model, entries) {
-  const list = node(model, "ul", { class: "key" });
+function legend(panel, entries) {
+  const list = node(panel, "ul", { class: "key" });
   for (const [words, look, kind] of entries) {
     const item = node(list, "li");
     const svg = shape(item, "svg", { width: 26, height: 12, "aria-hidden": "true" });

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from offmap.report.figures import Array, Panel, band_panel, map_panel, picture_panel
-from offmap.report.page import Section, gallery, legend, paragraphs, roc_gallery, score_panels, table
-from offmap.report.style import CLASSES, MAP, SETS
+from offmap.report.figures import MAP, Array, Panel
+from offmap.report.page import Section, gallery, legend, paragraphs, table
 from offmap.table import Table
 from offmap_bench.demo.plans import ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5
 from offmap_bench.demo.run import Result
+from offmap_bench.report.panels import CLASSES, SETS, band_panel, image_panel, map_panel, roc_gallery, score_panels
 from offmap_bench.runner.views import grid
 from offmap_bench.tasks.synthetic import SQUARE, truth
 
@@ -108,7 +108,7 @@ def regression(result: Result) -> str:
         panels.append(Panel(svg, name, f"{name}: mean prediction and a band of two standard deviations. {widths(line, std)}"))
     key = legend([
         ("area", "var(--band)", "mean ± 2 standard deviations"), ("line", "var(--series4)", "mean prediction"),
-        ("line 5 3", "var(--ink)", "the truth"), ("dot", "var(--OOD)", "training points"),
+        ("line 5 3", "var(--ink)", "the truth"), ("dot", "var(--ood)", "training points"),
     ])  # fmt: skip
     scored = result.evaluation.scores
     svd, plain = ({s: float(v.sqrt().median()) for s, v in scored[name].items()} for name in (SVD, PLAIN))
@@ -201,5 +201,5 @@ def digits(result: Result) -> str:
 def pictures(images: Tensor, labels: Tensor, title: str) -> Panel:
     """A row of digits, with what the guard would call each."""
     taken = [f"{int(label)}?" for label in labels]
-    svg = picture_panel(images.reshape(-1, 8, 8).numpy(), taken)
+    svg = image_panel(images.reshape(-1, 8, 8).numpy(), taken)
     return Panel(svg, title, f"{title}: {len(taken)} images, which it calls {', '.join(taken)}.", "and what it calls them")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offmap.report import style
-from offmap.report.figures import Array, drawn
+from offmap.report.figures import Array, colour, draw_svg, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,22 +37,22 @@ def dots_panel(lines: Sequence[Dots], *, label: str) -> str:
 
     def draw(axes: Axes) -> None:
         for place, line in enumerate(lines):
-            axes.plot([0, 100], [place, place], color=style.colour("line"), linewidth=0.5, zorder=0)
+            axes.plot([0, 100], [place, place], color=colour("line"), linewidth=0.5, zorder=0)
             if line.values:
-                shade, level = style.colour("in-distribution"), [place] * len(line.values)
+                shade, level = colour("id"), [place] * len(line.values)
                 axes.plot(line.values, level, "o", markersize=3, alpha=0.55, color=shade, markeredgewidth=0)
                 mean = fmean(line.values)
-                axes.plot([mean, mean], [place - 0.34, place + 0.34], color=style.colour("ink"), linewidth=1.8)
+                axes.plot([mean, mean], [place - 0.34, place + 0.34], color=colour("ink"), linewidth=1.8)
             if line.printed is not None:
-                axes.plot(line.printed, place, "D", markersize=4, color="none", markeredgecolor=style.colour("OOD"))
+                axes.plot(line.printed, place, "D", markersize=4, color="none", markeredgecolor=colour("ood"))
         values = [v for line in lines for v in (*line.values, *([] if line.printed is None else [line.printed]))]
         low = 10 * math.floor(min(values, default=0) / 10)
         axes.set(xlim=(low - 1, 101), ylim=(len(lines) - 0.4, -0.6), xlabel=label)
         axes.set_yticks(range(len(lines)), [line.label for line in lines])
-        axes.tick_params(axis="y", length=0, labelcolor=style.colour("ink"))
+        axes.tick_params(axis="y", length=0, labelcolor=colour("ink"))
         axes.spines["left"].set_visible(False)
 
-    return drawn(draw, width=left + 4.2, height=0.5 + ROW * max(1, len(lines)), margins=(left, 0.38, 0.1, 0.06))
+    return draw_svg(draw, width=left + 4.2, height=0.5 + ROW * max(1, len(lines)), margins=(left, 0.38, 0.1, 0.06))
 
 
 @dataclass(frozen=True)
@@ -71,19 +70,19 @@ def steps_panel(lines: Mapping[str, Line], *, label: str, bound: float | None = 
     def draw(axes: Axes) -> None:
         for place, line in enumerate(lines.values()):
             seen = [(s, v) for s, v in zip(line.steps, line.values, strict=True) if v is not None and math.isfinite(v)]
-            shade, dashes = style.series(place)
+            shade, dashes = series(place)
             if seen:
                 axes.plot(*zip(*seen, strict=True), color=shade, linestyle=(0, dashes) if dashes else "-", linewidth=1.2)
             if line.kept is not None:
                 axes.axvline(line.kept, color=shade, linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set(xlabel="step", ylabel=label)
         if bound is not None:
-            axes.axhline(bound, color=style.colour("ink"), linewidth=0.9, linestyle=(0, (4, 2)))
+            axes.axhline(bound, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 2)))
         limits = shown_range([v for line in lines.values() for v in line.values], bound)
         if limits is not None:
             axes.set_ylim(*limits)
 
-    return drawn(draw, width=3.0, height=2.1, margins=(0.6, 0.38, 0.1, 0.08))
+    return draw_svg(draw, width=3.0, height=2.1, margins=(0.6, 0.38, 0.1, 0.08))
 
 
 def shown_range(values: Sequence[float | None], bound: float | None = None) -> tuple[float, float] | None:
@@ -112,9 +111,9 @@ def day_panel(hours: Array, truth: Array, mean: Array, std: Array, *, limits: tu
 
     def draw(axes: Axes) -> None:
         low, high = np.clip(middle - radius, *limits), np.clip(middle + radius, *limits)
-        axes.fill_between(x, low, high, color=style.colour("band"), linewidth=0)
-        axes.plot(x, np.clip(middle, *limits), color=style.colour("series4"), linewidth=1)
-        axes.plot(x, y, "o", markersize=1.8, color=style.colour("OOD"), markeredgewidth=0, alpha=0.7)
+        axes.fill_between(x, low, high, color=colour("band"), linewidth=0)
+        axes.plot(x, np.clip(middle, *limits), color=colour("series4"), linewidth=1)
+        axes.plot(x, y, "o", markersize=1.8, color=colour("ood"), markeredgewidth=0, alpha=0.7)
         axes.set(ylim=limits, xlabel="hour", ylabel="vehicles")
 
-    return drawn(draw, width=4.6, height=2.1, margins=(0.45, 0.36, 0.08, 0.08))
+    return draw_svg(draw, width=4.6, height=2.1, margins=(0.45, 0.36, 0.08, 0.08))

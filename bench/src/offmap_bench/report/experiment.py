@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 
-from offmap.report import sheet
 from offmap.report.figures import Panel
-from offmap.report.page import Section, check_path, gallery, paragraphs, render, series_legend, table, write
+from offmap.report.page import Section, check_path, gallery, paragraphs, render, table, write
 from offmap.table import Table
 from offmap_bench.report import citycam, synthetic
 from offmap_bench.report.curves import Dots, Line, dots_panel, steps_panel
+from offmap_bench.report.panels import series_legend, write_sheet
 from offmap_bench.runner import table as tables
 from offmap_bench.runner.compare import Comparison, answers, comparisons, far, header, legend, texts
 from offmap_bench.runner.printed import Number, Printed, Sheet, sheets
@@ -63,7 +63,7 @@ def figures(experiment: Experiment, say: Say = lambda doing: None) -> Figures:
 def write_figures(experiment: Experiment, folder: Path, say: Say = lambda doing: None) -> list[Path]:
     """One SVG file for each figure."""
     made = figures(experiment, say)
-    return [sheet.write(folder / f"{name}.svg", panels, columns(name)) for name, panels in made.items()]
+    return [write_sheet(folder / f"{name}.svg", panels, columns(name)) for name, panels in made.items()]
 
 
 def columns(name: str) -> int:

@@ -14,7 +14,8 @@ from offmap.maxwent import config as maxwent
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import override
 from offmap.report.diagnosis import amplitude_panels
-from offmap.report.figures import Panel, band_panel, map_panel
+from offmap.report.figures import Panel
+from offmap_bench.report.panels import band_panel, map_panel
 from offmap_bench.runner.context import BATCH, FitContext, likelihood_of
 from offmap_bench.runner.plan import Cell
 from offmap_bench.runner.pretrained import maxwent_settings

@@ -22,7 +22,7 @@ from offmap.data import Place, batches, gather
 from offmap.guard import Guard
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
-from offmap.report.style import COLOURS, RC, colour
+from offmap.report.figures import COLOURS, RC, colour
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.paths import DOCS
 from offmap_bench.tasks.synthetic import regression, truth
@@ -81,7 +81,7 @@ DARK = {pair[0]: pair[1] for pair in COLOURS.values()}
 def frame(axes: Axes, task: Task, x: Tensor, **more: Any) -> None:
     """Points, the true curve, and the same axes everywhere."""
     axes.plot(x[:, 0], truth(x[:, 0].double().numpy()), color=colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
-    axes.plot(*(t.flatten() for t in task.train), "o", markersize=2.4, color=colour("OOD"), markeredgewidth=0, alpha=0.8)
+    axes.plot(*(t.flatten() for t in task.train), "o", markersize=2.4, color=colour("ood"), markeredgewidth=0, alpha=0.8)
     axes.set(xlim=(-1.5, 1.5), ylim=(-TALL, TALL), xticks=(-1, 0, 1), yticks=(-1, 0, 1), **more)
 
 
@@ -117,9 +117,9 @@ def guarded(guard: Guard, task: Task, x: Tensor) -> Draw:
         frame(axes, task, x)
         edges = np.flatnonzero(np.diff(strange)) + 1
         for part in np.split(np.arange(len(x)), edges):
-            name = "OOD" if strange[part[0]] else "in-distribution"
+            name = "ood" if strange[part[0]] else "id"
             axes.axvspan(float(x[part[0]]), float(x[min(part[-1] + 1, len(x) - 1)]), 0, 0.05, color=colour(name), linewidth=0)
-        for at, words, name in ((0.2, "off the map", "OOD"), (-0.5, "on the map", "in-distribution")):
+        for at, words, name in ((0.2, "off the map", "ood"), (-0.5, "on the map", "id")):
             axes.text(at, -1.38, words, fontsize=7, color=colour(name), horizontalalignment="center")
 
     return draw
@@ -143,11 +143,11 @@ def scored(guard: Guard, task: Task, x: Tensor) -> Draw:
 
     def draw(axes: Axes) -> None:
         over = score > guard.threshold
-        axes.plot(x[:, 0], torch.where(over, score, torch.nan), color=colour("OOD"), linewidth=1.6)
-        axes.plot(x[:, 0], torch.where(over, torch.nan, score), color=colour("in-distribution"), linewidth=1.6)
+        axes.plot(x[:, 0], torch.where(over, score, torch.nan), color=colour("ood"), linewidth=1.6)
+        axes.plot(x[:, 0], torch.where(over, torch.nan, score), color=colour("id"), linewidth=1.6)
         axes.axhline(guard.threshold, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
         axes.plot(task.train[0][:, 0], torch.full((len(task.train[0]),), float(score.min()) - 0.6), "|", markersize=4,
-                  color=colour("OOD"), alpha=0.6)  # fmt: skip
+                  color=colour("ood"), alpha=0.6)  # fmt: skip
         axes.set(xlim=(-1.5, 1.5), xticks=(-1, 0, 1))
 
     return draw

@@ -20,13 +20,13 @@ from offmap.diagnosis import Diagnosis, diagnose
 from offmap.evaluation import detection
 from offmap.fit import fit
 from offmap.guard import Guard
-from offmap.report import sheet
 from offmap.report.diagnosis import amplitude_panels, trace_panels
-from offmap.report.figures import Panel, map_panel
+from offmap.report.figures import Panel
 from offmap_bench.demo.plans import MOONS
 from offmap_bench.demo.run import SILENT, Bench
 from offmap_bench.methods import bnn
 from offmap_bench.paths import DOCS, RECORDS
+from offmap_bench.report.panels import map_panel, write_sheet
 from offmap_bench.runner.views import grid, view
 from offmap_bench.tasks.synthetic import SQUARE
 
@@ -143,14 +143,14 @@ def draw(diagnoses: dict[str, Diagnosis], maps: list[Panel]) -> None:
         for title in (MAXWENT, MAXWENT_SVD, usual)
         for panel in amplitude_panels(diagnoses[title])[1:]
     ]
-    sheet.write(FIGURES / "amplitude.svg", rows, 3)
-    sheet.write(FIGURES / "moons-ablation.svg", maps, 3)
+    write_sheet(FIGURES / "amplitude.svg", rows, 3)
+    write_sheet(FIGURES / "moons-ablation.svg", maps, 3)
     traces = [
         replace(p, title=f"{title}: {p.title.lower()}")
         for title in (MAXWENT, MAXWENT_SVD)
         for p in trace_panels(diagnoses[title].history)
     ]
-    sheet.write(FIGURES / "traces.svg", traces, 3)
+    write_sheet(FIGURES / "traces.svg", traces, 3)
 
 
 TEXT = """# Theory, seen

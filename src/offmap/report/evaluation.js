@@ -10,9 +10,9 @@ let marks = { rows: [], roc: [], risk: null };
 
 function drawScores() {
   const { sets, ticks, start, own } = study();
-  const model = byId("plot-scores"), row = 68, side = 12, foot = 38;
+  const panel = byId("plot-scores"), row = 68, side = 12, foot = 38;
   const height = sets.length * row + foot;
-  const { svg, width } = canvas(model, height, `Histograms of the scores of ${sets.map((s) => s.name).join(", ")}.`);
+  const { svg, width } = canvas(panel, height, `Histograms of the scores of ${sets.map((s) => s.name).join(", ")}.`);
   const X = (share) => side + share * (width - 2 * side);
   const right = shape(shape(shape(svg, "defs"), "clipPath", { id: "flagged-side" }), "rect", { y: 0, height, width });
   const paths = shape(svg, "g");
@@ -89,9 +89,9 @@ function move(step) {
 }
 
 function drawRoc() {
-  const { roc, sets } = study(), model = byId("plot-roc");
+  const { roc, sets } = study(), panel = byId("plot-roc");
   const words = roc.map((r) => `${r.name} ${number(100 * r.auroc, 4)}`).join(", ");
-  const frame = axes(model, {
+  const frame = axes(panel, {
     height: 300, alt: `ROC curves; area under them in percent: ${words}.`,
     x: { low: 0, high: 1, ticks: UNIT, label: percents, title: "in-distribution rows flagged, %" },
     y: { low: 0, high: 1, ticks: UNIT, label: percents, title: "OOD rows caught, %" },
@@ -99,7 +99,7 @@ function drawRoc() {
   line(frame.svg, [0, 1], [0, 1], frame, "var(--line)", "", 1);
   roc.forEach((curve, i) => line(frame.svg, curve.x, curve.y, frame, colour(i + 1), dashes(i + 1)));
   marks.roc = roc.map((_, i) => ({ ...frame, ring: ring(frame.svg, colour(i + 1)) }));
-  legend(model, roc.map((r, i) => [`${r.name}, AUROC ${percent(r.auroc)}`, colour(i + 1), dashes(i + 1)]));
+  legend(panel, roc.map((r, i) => [`${r.name}, AUROC ${percent(r.auroc)}`, colour(i + 1), dashes(i + 1)]));
   const near = (xs, ys, value) => xs[ys.findIndex((y) => y >= value)];
   const levels = [0.5, 0.8, 0.9, 0.95, 0.99];
   const rows = roc.map((r) => [r.name, percent(r.auroc), ...levels.map((v) => percent(near(r.x, r.y, v) ?? 1))]);
@@ -110,37 +110,37 @@ function drawRoc() {
 const riskWords = (risk) => (risk.share ? percent : number);
 
 function drawRisk() {
-  const { risk } = study(), model = byId("plot-risk");
+  const { risk } = study(), panel = byId("plot-risk");
   marks.risk = null;
   if (!missing("risk", risk)) return;
-  const last = risk.y[risk.y.length - 1], tell = riskWords(risk);
-  const frame = axes(model, {
-    height: 300, alt: `${risk.label} of the rows that are answered, over their share; ${tell(last)} when all are.`,
+  const last = risk.y[risk.y.length - 1], words = riskWords(risk);
+  const frame = axes(panel, {
+    height: 300, alt: `${risk.label} of the rows that are answered, over their share; ${words(last)} when all are.`,
     x: { low: 0, high: 1, ticks: UNIT, label: percents, title: "rows answered, %" },
     y: {
       low: 0, high: 1.04 * risk.top, ticks: risk.ticks, title: risk.share ? `${risk.label}, %` : risk.label,
       label: risk.share ? (v) => number(100 * v) : null,
     },
   });
-  line(frame.svg, risk.x, risk.y, frame, "var(--in-distribution)");
-  marks.risk = { ...frame, ring: ring(frame.svg, "var(--in-distribution)"), words: node(model, "p", { class: "note" }) };
+  line(frame.svg, risk.x, risk.y, frame, "var(--id)");
+  marks.risk = { ...frame, ring: ring(frame.svg, "var(--id)"), words: node(panel, "p", { class: "note" }) };
   const levels = [1, 0.95, 0.9, 0.8, 0.7, 0.5, 0.25];
   const near = (share) => risk.y[risk.x.findIndex((x) => x >= share - 1e-9)];
-  fill(byId("table-risk"), ["rows answered", risk.label], levels.map((v) => [percent(v), tell(near(v))]));
+  fill(byId("table-risk"), ["rows answered", risk.label], levels.map((v) => [percent(v), words(near(v))]));
 }
 
 function drawReliability() {
-  const { reliability, kind } = study(), model = byId("plot-reliability");
+  const { reliability, kind } = study(), panel = byId("plot-reliability");
   if (!missing("reliability", reliability.own)) return;
   const names = kind === "regression" ? ["level of the interval", "truths inside"] : ["confidence", "right"];
   const pairs = reliability.own.map((r) => `${number(100 * r[0])}: ${number(100 * r[1])}`).join("; ");
-  const frame = axes(model, {
+  const frame = axes(panel, {
     height: 300, alt: `Reliability: ${names[1]} over ${names[0]}, in percent, ${pairs}.`,
     x: { low: 0, high: 1, ticks: UNIT, label: percents, title: `${names[0]}, %` },
     y: { low: 0, high: 1, ticks: UNIT, label: percents, title: `${names[1]}, %` },
   });
   line(frame.svg, [0, 1], [0, 1], frame, "var(--soft)", "1 4", 1.5);
-  const looks = { wide: ["var(--series0)", "6 3"], own: ["var(--in-distribution)", ""] };
+  const looks = { wide: ["var(--series0)", "6 3"], own: ["var(--id)", ""] };
   const classes = kind !== "regression";
   for (const [key, [look, dash]] of Object.entries(looks)) {
     const curve = reliability[key], most = Math.max(...curve.map((r) => r[2]));
@@ -154,8 +154,8 @@ function drawReliability() {
     }
   }
   const size = classes ? "; larger dots hold more rows" : "", dot = classes ? "dot" : "";
-  legend(model, [
-    [`its own predictions${size}`, "var(--in-distribution)", dot],
+  legend(panel, [
+    [`its own predictions${size}`, "var(--id)", dot],
     ["unclipped draws", classes ? "none" : "var(--series0)", dot || "6 3"], ["as stated", "var(--soft)", "1 4"],
   ]);
   const rows = reliability.own.map((r) => [percent(r[0]), percent(r[1]), String(r[2])]);
@@ -163,11 +163,11 @@ function drawReliability() {
 }
 
 function drawHistory() {
-  const { history } = study(), model = byId("plot-history");
+  const { history } = study(), panel = byId("plot-history");
   if (!missing("history", history)) return;
-  model.replaceChildren();
+  panel.replaceChildren();
   const { step, ends, ticks, threshold, kept, members } = history, last = Math.max(1, step[step.length - 1]);
-  const pair = node(model, "div", { class: "pair" });
+  const pair = node(panel, "div", { class: "pair" });
   const titles = { risk: "validation risk", entropy: "entropy, (1/d) Σ log φ²" };
   // both first: one alone would be as wide as the page
   const boxes = Object.keys(titles).map((key) => node(pair, "div", { id: `history-${key}` }));
@@ -189,7 +189,7 @@ function drawHistory() {
     });
   }
   const some = history.risk.length;
-  if (members > some) node(model, "p", { class: "note" }, `The first ${some} of ${members} members.`);
+  if (members > some) node(panel, "p", { class: "note" }, `The first ${some} of ${members} members.`);
   const few = step.map((s, i) => i).filter((i) => i % Math.ceil(step.length / 12) === 0 || i === step.length - 1);
   const columns = [(i) => history.risk[0][i], () => threshold[0], (i) => history.entropy[0][i]];
   const rows = few.map((i) => [String(step[i]), ...columns.map((value) => number(value(i), 4))]);

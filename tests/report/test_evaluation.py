@@ -16,10 +16,9 @@ from torch import Tensor
 
 import offmap
 from offmap.errors import FileError
-from offmap.report.axis import Axis
-from offmap.report.evaluated import embedded, write_page
-from offmap.report.measured import measured, risk, thinned
-from offmap.report.verdict import headline, verdict
+from offmap.report.curves import curves, risk_curve, thin
+from offmap.report.evaluation import embed_json, headline, verdict, write_page
+from offmap.report.figures import Axis
 from pages import check_page
 from trained import classes, classifier, inputs, quick, regression, regressor
 
@@ -46,12 +45,12 @@ class Backwards(First):
 class LookedUp(First):
     """Scores by row."""
 
-    def __init__(self, threshold: float | None, known: Tensor) -> None:
+    def __init__(self, threshold: float | None, scores: Tensor) -> None:
         super().__init__(threshold)
-        self.known = known
+        self.scores = scores
 
     def score(self, x: Tensor) -> Tensor:
-        return self.known[x[:, 0].long()]
+        return self.scores[x[:, 0].long()]
 
 
 def column(*values: float) -> Tensor:
@@ -85,7 +84,7 @@ def test_the_page_is_self_contained_and_whole(evaluation, tmp_path):
     assert page.tags["script"] == 2
     assert "<title>A &amp; B</title>" in text
     assert "Clipping the weights is left out: the inputs are more than two numbers" in text
-    assert {"scores-and-threshold", "risk-and-coverage", "reliability", "the-host-summarised"} <= set(page.ids)
+    assert {"scores-and-threshold", "risk-and-coverage", "reliability", "the-model-summarised"} <= set(page.ids)
     assert "<td>gaussian</td>" not in text
     assert '<th scope="row">0.weight</th>' in text
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
@@ -109,7 +108,7 @@ def test_hostile_words_do_not_leave_their_place(tmp_path):
 
 @given(st.text())
 def test_embedded_words_are_read_back(word):
-    text = embedded({"word": word})
+    text = embed_json({"word": word})
     assert json.loads(text) == {"word": word}
     assert text.isascii()
     assert not set("<>&") & set(text)
@@ -117,11 +116,11 @@ def test_embedded_words_are_read_back(word):
 
 def test_what_json_has_no_word_for_is_refused():
     with pytest.raises(ValueError, match="not JSON compliant"):
-        embedded([math.nan])
+        embed_json([math.nan])
 
 
 @pytest.mark.parametrize(
-    ("in-distribution", "OOD", "threshold"),
+    ("id_scores", "ood_scores", "threshold"),
     [
         ((1, 1, 1), (1, 1), None),
         ((1, 2, math.inf), (math.inf, math.inf), 1.5),
@@ -132,14 +131,14 @@ def test_what_json_has_no_word_for_is_refused():
         ((5,), (7,), -20.0),
     ],
 )
-def test_scores_of_any_kind_make_a_page(familiar, strange, threshold, tmp_path):
+def test_scores_of_any_kind_make_a_page(id_scores, ood_scores, threshold, tmp_path):
     # inputs must be finite, scores need not be: they are looked up
-    known, cut = torch.tensor([*familiar, *strange], dtype=torch.float32), len(familiar)
-    places = torch.arange(float(len(known)))[:, None]
-    made = offmap.evaluate(LookedUp(threshold, known), (places[:cut], torch.zeros(cut)), {"far": places[cut:]})
+    scores, cut = torch.tensor([*id_scores, *ood_scores], dtype=torch.float32), len(id_scores)
+    places = torch.arange(float(len(scores)))[:, None]
+    made = offmap.evaluate(LookedUp(threshold, scores), (places[:cut], torch.zeros(cut)), {"far": places[cut:]})
     text = write_page(made, tmp_path / "page.html").read_text(encoding="utf-8")
     (study,) = numbers(text)["scorers"]
-    for found, values in zip(study["sets"], (familiar, strange), strict=True):
+    for found, values in zip(study["sets"], (id_scores, ood_scores), strict=True):
         assert sum(found["bins"]) == pytest.approx(1, abs=1e-3)
         assert found["over"] == sorted(found["over"], reverse=True)
         assert found["rows"] == len(values)
@@ -147,7 +146,7 @@ def test_scores_of_any_kind_make_a_page(familiar, strange, threshold, tmp_path):
     assert all(0 <= place <= 1 for place, _ in study["ticks"])
     if threshold is not None and math.isfinite(threshold):
         assert study["own"]
-        assert study["sets"][0]["over"][study["start"]] == sum(np.float32(v) > threshold for v in familiar)
+        assert study["sets"][0]["over"][study["start"]] == sum(np.float32(v) > threshold for v in id_scores)
 
 
 def test_a_million_rows_make_a_small_page(tmp_path):
@@ -173,7 +172,7 @@ class _Flat:
 
 
 def test_thresholds_count_what_lies_above_them(evaluation):
-    study = measured(evaluation, "guard")
+    study = curves(evaluation, "guard")
     assert study["thresholds"] == sorted(study["thresholds"])
     for found in study["sets"]:
         scores = evaluation.scores["guard"][found["name"]].tolist()
@@ -185,16 +184,16 @@ def test_thresholds_count_what_lies_above_them(evaluation):
 
 def test_risk_at_a_threshold_is_the_error_of_what_is_answered():
     scores, losses = np.array([3.0, 1.0, 2.0, 4.0]), np.array([1.0, 0.0, math.nan, 9.0])
-    found = risk(scores, losses, np.array([0.0, 1.0, 3.5, 9.0]), "regression")
+    found = risk_curve(scores, losses, np.array([0.0, 1.0, 3.5, 9.0]), "regression")
     assert found["at"] == [None, 0.0, pytest.approx(math.sqrt(0.5), abs=1e-4), pytest.approx(math.sqrt(10 / 3), abs=1e-3)]
     assert found["answered"] == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=1e-6)
     assert found["y"][-1] == found["at"][-1]
-    assert risk(scores, np.full(4, math.nan), scores, "regression") is None
+    assert risk_curve(scores, np.full(4, math.nan), scores, "regression") is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=400).map(sorted), st.integers(2, 50))
 def test_thinned_curves_are_short_and_keep_their_ends(along, count):
-    places = thinned(np.array(along), count)
+    places = thin(np.array(along), count)
     assert places[0] == 0
     assert places[-1] == len(along) - 1
     assert len(places) <= max(count, 1) + 2
@@ -205,8 +204,8 @@ def test_thinned_curves_are_short_and_keep_their_ends(along, count):
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=40),
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40),
 )
-def test_an_axis_goes_there_and_back(familiar, strange):
-    axis = Axis.of(np.array(familiar), [np.array(strange)])
+def test_an_axis_goes_there_and_back(id_scores, ood_scores):
+    axis = Axis.of(np.array(id_scores), [np.array(ood_scores)])
     shares = np.linspace(0, 1, 11)
     np.testing.assert_allclose(axis.place(axis.at(shares)), shares, atol=1e-6)
     places = [place for place, _ in axis.ticks()]
@@ -218,8 +217,8 @@ def test_a_verdict_says_what_was_seen(evaluation, guard):
     words = verdict(evaluation, "guard")
     scores = evaluation.scores["guard"]
     shares = {name: 100 * float((s > guard.threshold).double().mean()) for name, s in scores.items()}
-    told = {name: float(value) for value, name in re.findall(r"\*\*([\d.]+)\s%\sof “?(far|near|in-distribution)", words)}
-    assert told == {"far": pytest.approx(shares["far"], abs=0.5), "near": pytest.approx(shares["near"], abs=0.5),
+    stated = {name: float(value) for value, name in re.findall(r"\*\*([\d.]+)\s%\sof “?(far|near|in-distribution)", words)}
+    assert stated == {"far": pytest.approx(shares["far"], abs=0.5), "near": pytest.approx(shares["near"], abs=0.5),
                     "in-distribution": pytest.approx(shares["test"], abs=0.5)}  # fmt: skip
     assert "The hardest to tell apart is “near”." in words
     assert f"an RMSE of {evaluation.rows[0]['rmse']:.3g}" in words
@@ -260,10 +259,10 @@ def test_a_pickled_evaluation_leaves_its_scorers_behind_and_still_makes_a_page(e
     assert again.rows == evaluation.rows
     text = write_page(again, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "nothing in a model was made random" in text
-    assert numbers(text)["scorers"][0]["risk"] == numbers(embedded_page(evaluation, tmp_path))["scorers"][0]["risk"]
+    assert numbers(text)["scorers"][0]["risk"] == numbers(page_text(evaluation, tmp_path))["scorers"][0]["risk"]
 
 
-def embedded_page(evaluation, folder) -> str:
+def page_text(evaluation, folder) -> str:
     return write_page(evaluation, folder / "other.html").read_text(encoding="utf-8")
 
 
