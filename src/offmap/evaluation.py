@@ -20,10 +20,18 @@ from offmap.ensemble import GuardEnsemble, mixture_nll
 from offmap.errors import ConfigError, DataError
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction, align_targets
-from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
-from offmap.metrics.calibration import expected_calibration_error, quantile_ece
-from offmap.metrics.curves import confidence_curve, coverage_curve
-from offmap.metrics.intervals import coverage, mean_width
+from offmap.metrics import (
+    aupr_in,
+    aupr_out,
+    auroc,
+    confidence_curve,
+    coverage,
+    coverage_curve,
+    expected_calibration_error,
+    fpr_at,
+    mean_width,
+    quantile_ece,
+)
 from offmap.posterior.protocol import Scorer
 from offmap.random import permutation
 from offmap.table import Table

@@ -18,7 +18,7 @@ from offmap.errors import ConfigError, FileError, ModelError
 from offmap.export.checksum import check_seal
 from offmap.export.draws import draws_of, own
 from offmap.export.guard_graph import graph_of
-from offmap.metrics.ood import auroc
+from offmap.metrics import auroc
 from offmap.model.forward import forward
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import resnet

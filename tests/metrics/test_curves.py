@@ -10,8 +10,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from offmap.errors import ConfigError
-from offmap.metrics import expected_calibration_error
-from offmap.metrics.curves import confidence_curve, coverage_curve
+from offmap.metrics import confidence_curve, coverage_curve, expected_calibration_error
 
 
 def classified(seed: int, rows: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:

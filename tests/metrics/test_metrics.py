@@ -44,7 +44,7 @@ def test_the_best_method_has_the_lowest_mean_rank() -> None:
 
 
 def test_every_metric_says_which_way_is_better() -> None:
-    curves = {"risk_coverage", "HIGHER_IS_BETTER"}
+    curves = {"risk_coverage", "confidence_curve", "coverage_curve", "HIGHER_IS_BETTER"}
     assert set(HIGHER_IS_BETTER) == set(metrics.__all__) - curves
     between = {name for name, higher in HIGHER_IS_BETTER.items() if higher is None}
     assert between == {"coverage", "rank_correlation"} == set(HIGHER_IS_BETTER) - set(BETTER_AND_WORSE) - {"mean_ranks"}

@@ -1,8 +1,7 @@
-"""What every metric asks of its tensors before it counts, and the precision it counts in."""
-
-from __future__ import annotations
+"""Checks of the arguments of metrics, and the precision of results."""
 
 import numbers
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from offmap.errors import ConfigError, DataError, ShapeError
 
 
 def vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
-    """`values` in float64, refused unless 1-D, non-empty and without NaN (and, if asked, without infinities).
+    """Return `values` in float64; refuse all but 1-D, non-empty tensors without NaN (and, if asked, without infinities).
 
     >>> vector("scores", torch.tensor([1, 2]))
     tensor([1., 2.], dtype=torch.float64)
@@ -24,12 +23,11 @@ def vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
         raise DataError(f"Expected `{name}` to hold at least one value, but it is empty.")
     bad = ~values.isfinite() if finite else values.isnan()
     if bad.any():
-        wanted, found = ("finite", "are not") if finite else ("free of NaN", "are NaN")
+        expected, got = ("finite", "are not") if finite else ("free of NaN", "are NaN")
         raise DataError(
-            f"Expected `{name}` to be {wanted}, but {int(bad.sum())} of {values.numel()} values {found}; "
-            "drop or repair them first."
+            f"Expected `{name}` to be {expected}, but {int(bad.sum())} of {values.numel()} values {got}; drop or repair them first."
         )
-    return values.double().contiguous()  # searchsorted copies, and warns, when it meets strides
+    return values.double().contiguous()  # searchsorted copies strided tensors, and warns
 
 
 def same_length(**vectors: Tensor) -> None:
@@ -40,8 +38,8 @@ def same_length(**vectors: Tensor) -> None:
         raise ShapeError(f"Expected {names} of one length, but got {lengths}; they must describe the same examples.")
 
 
-def share(name: str, value: float, *, one: bool = False) -> float:
-    """`value`, refused unless strictly between 0 and 1 (or, if asked, equal to 1)."""
+def fraction(name: str, value: float, *, one: bool = False) -> float:
+    """Return `value` if it lies strictly between 0 and 1 (or, if allowed, is 1)."""
     if not isinstance(value, numbers.Real) or not (0 < float(value) < 1 or (one and value == 1)):
         bounds = "above 0 and at most 1" if one else "strictly between 0 and 1"
         raise ConfigError(f"Expected `{name}` to be {bounds}, such as 0.95, but got {value!r}.")
@@ -49,21 +47,18 @@ def share(name: str, value: float, *, one: bool = False) -> float:
 
 
 def count(name: str, value: int, most: int | None = None) -> int:
-    """`value`, refused unless at least 1 and, if given, at most `most`."""
-    fits = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
-    if not fits or (most is not None and value > most):
+    """Return `value` if it is an integer from 1 to `most`."""
+    valid = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+    if not valid or (most is not None and value > most):
         bounds = "at least 1" if most is None else f"between 1 and {most}, the number of examples"
         raise ConfigError(f"Expected `{name}` to be {bounds}, but got {value!r}.")
     return int(value)
 
 
 def like(result: Tensor, *inputs: Tensor) -> Tensor:
-    """A float64 result in the common dtype of the inputs, float32 at the least.
+    """Convert a float64 result to the common dtype of the inputs, at least float32.
 
     >>> like(torch.tensor(0.5, dtype=torch.float64), torch.tensor([1, 2]))
     tensor(0.5000)
     """
-    dtype = torch.float32
-    for values in inputs:
-        dtype = torch.promote_types(dtype, values.dtype)
-    return result.to(dtype)
+    return result.to(reduce(torch.promote_types, (values.dtype for values in inputs), torch.float32))

@@ -1,13 +1,11 @@
-"""Whether stated confidence matches what happens: for class probabilities, and for Gaussian predictions."""
-
-from __future__ import annotations
+"""Whether stated confidence matches outcomes: of class probabilities, Gaussian predictions and intervals (bounds may be infinite)."""
 
 import torch
 from torch import Tensor
 
 from offmap import checks
 from offmap.errors import DataError, ShapeError
-from offmap.metrics._checks import count, like, same_length, vector
+from offmap.metrics._checks import count, fraction, like, same_length, vector
 
 
 def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
@@ -16,18 +14,34 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
     .. math:: \mathrm{ECE} = \sum_b \frac{|B_b|}{n} \left| \mathrm{acc}(B_b) - \mathrm{conf}(B_b) \right|,
               \qquad B_b = \left( \tfrac{b - 1}{\mathrm{bins}}, \tfrac{b}{\mathrm{bins}} \right]
 
-    Shapes: `probs` (B, C), `labels` (B,) integers -> ().
+    Args:
+        probs: (B, C), rows sum to 1.
+        labels: (B,) integers.
+        bins: Number of bins of the confidence.
 
     >>> expected_calibration_error(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
     tensor(0.4000)
     """
-    p, y = check_classes(probs, labels)
-    count("bins", bins)
-    confidence, predicted = p.max(1)
-    # an edge belongs to the bin below, also after float32 has made 0.60000002 of 0.6
-    index = ((confidence * bins - 1e-6).ceil() - 1).clamp(0, bins - 1).long()
-    surplus = torch.bincount(index, weights=(predicted == y).double() - confidence, minlength=bins)
-    return like(surplus.abs().sum() / y.numel(), probs)
+    index, confidence, correct = _bin_confidence(probs, labels, bins)
+    surplus = torch.bincount(index, weights=correct - confidence, minlength=bins)
+    return like(surplus.abs().sum() / len(index), probs)
+
+
+def confidence_curve(probs: Tensor, labels: Tensor, bins: int = 10) -> Tensor:
+    r"""Mean confidence, accuracy and number of examples in the bins of `expected_calibration_error` that are not empty: (k, 3).
+
+    Args:
+        probs: (B, C), rows sum to 1.
+        labels: (B,) integers.
+        bins: Number of bins of the confidence.
+
+    >>> confidence_curve(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
+    tensor([[0.9000, 0.5000, 2.0000]], dtype=torch.float64)
+    """
+    index, confidence, correct = _bin_confidence(probs, labels, bins)
+    size = torch.bincount(index, minlength=bins).double()
+    means = [torch.bincount(index, weights=values, minlength=bins) / size for values in (confidence, correct)]
+    return torch.stack([*means, size], 1)[size > 0]
 
 
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
@@ -35,24 +49,30 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
 
     .. math:: \frac1n \sum_i \sum_c (p_{ic} - 1[y_i = c])^2
 
-    Brier's own sum; the binary score in [0, 1] is half of it. Shapes: `probs` (B, C), `labels` (B,) integers -> ().
+    Brier's own sum; the binary score in [0, 1] is half of it.
+
+    Args:
+        probs: (B, C), rows sum to 1.
+        labels: (B,) integers.
 
     >>> brier(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     tensor(0.3700)
     """
     p, y = check_classes(probs, labels)
-    truth = torch.nn.functional.one_hot(y, p.shape[1]).double()
-    return like((p - truth).square().sum(1).mean(), probs)
+    return like((p - torch.nn.functional.one_hot(y, p.shape[1]).double()).square().sum(1).mean(), probs)
 
 
 def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
-    r"""Expected normalised calibration error: relative gap between stated and seen error size (Levi et al., 2022).
+    r"""Expected normalised calibration error: relative gap between stated and observed error size (Levi et al., 2022).
 
     .. math:: \mathrm{ENCE} = \frac1N \sum_b \frac{|\mathrm{RMV}_b - \mathrm{RMSE}_b|}{\mathrm{RMV}_b}, \qquad
               \mathrm{RMV}_b^2 = \frac{1}{|B_b|} \sum_{i \in B_b} \sigma_i^2
 
-    over N = `bins` groups of (nearly) equal size of the examples sorted by σ; equal σ stay in the order given.
-    Shapes: `mean`, `std`, `y` (B,) -> ().
+    Args:
+        mean: (B,).
+        std: (B,), positive and finite.
+        y: (B,).
+        bins: Number N of groups of (nearly) equal size of the examples sorted by σ; equal σ stay in order.
 
     >>> ence(torch.zeros(4), torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, -1.0, 3.0, 3.0]), bins=2)
     tensor(0.2500)
@@ -63,8 +83,8 @@ def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
     order = scale.argsort(stable=True)
     groups = count("bins", bins, most=scale.numel())
     gaps = [
-        (seen.square().mean().sqrt() / stated.square().mean().sqrt() - 1).abs()
-        for seen, stated in zip(error[order].tensor_split(groups), scale[order].tensor_split(groups), strict=True)
+        (errors.square().mean().sqrt() / stated.square().mean().sqrt() - 1).abs()
+        for errors, stated in zip(error[order].tensor_split(groups), scale[order].tensor_split(groups), strict=True)
     ]
     return like(torch.stack(gaps).mean(), mean, std, y)
 
@@ -75,40 +95,105 @@ def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tens
     .. math:: \frac1L \sum_{k=1}^{L} \left| \ell_k - \hat c_k \right|, \qquad \ell_k = \frac{k}{L + 1}, \qquad
               \hat c_k = \frac1n \#\{i : |y_i - \mu_i| \le z_{(1 + \ell_k)/2}\, \sigma_i\}
 
-    Shapes: `mean`, `std`, `y` (B,) -> ().
+    Args:
+        mean: (B,).
+        std: (B,), may be infinite.
+        y: (B,).
+        levels: Number L of levels.
 
     >>> quantile_ece(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor(0.)
     """
-    error, scale = check_gaussian(mean, std, y, scale_name="std")
-    return like(_coverage_gap(error, scale, count("levels", levels)), mean, std, y)
+    return like(_coverage_gap(*check_gaussian(mean, std, y, scale_name="std"), levels), mean, std, y)
 
 
 def reference_ece(mean: Tensor, variance: Tensor, y: Tensor, levels: int = 10) -> Tensor:
     r"""The ECE of the paper's tables, as its authors' code has it: `quantile_ece` with the *variance* as the scale.
 
-    .. math:: \frac1L \sum_{k=1}^{L} \left| \ell_k - \hat c_k \right|, \qquad \ell_k = \frac{k}{L + 1}, \qquad
-              \hat c_k = \frac1n \#\{i : |y_i - \mu_i| \le z_{(1 + \ell_k)/2}\, \sigma_i^2\}
-
     It depends on the unit of y; use it to reproduce the paper, and `quantile_ece` to judge calibration.
-    Shapes: `mean`, `variance`, `y` (B,) -> ().
+
+    Args:
+        mean: (B,).
+        variance: (B,), may be infinite.
+        y: (B,).
+        levels: Number of levels.
 
     >>> reference_ece(torch.zeros(2), torch.full((2,), 0.25), torch.tensor([0.1, 0.3]), levels=1)
     tensor(0.)
     """
-    error, scale = check_gaussian(mean, variance, y, scale_name="variance")
-    return like(_coverage_gap(error, scale, count("levels", levels)), mean, variance, y)
+    return like(_coverage_gap(*check_gaussian(mean, variance, y, scale_name="variance"), levels), mean, variance, y)
 
 
-def _coverage_gap(error: Tensor, scale: Tensor, levels: int) -> Tensor:
-    nominal = torch.arange(1, levels + 1, dtype=error.dtype, device=error.device) / (levels + 1)
-    radius = torch.special.ndtri((1 + nominal) / 2)[:, None] * scale  # (L, B)
-    empirical = (error <= radius).double().mean(1)
-    return (nominal - empirical).abs().mean()
+def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Tensor:
+    r"""Level, empirical coverage of the central Gaussian interval at that level, and number of examples: (L, 3).
+
+    Args:
+        mean: (B,).
+        std: (B,), may be infinite.
+        y: (B,).
+        levels: Number L of levels k / (L + 1).
+
+    >>> coverage_curve(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
+    tensor([[0.5000, 0.5000, 2.0000]], dtype=torch.float64)
+    """
+    error, scale = check_gaussian(mean, std, y, scale_name="std")
+    nominal, radii = _central_radii(error, levels)
+    covered = torch.stack([(error <= radius * scale).double().mean() for radius in radii])
+    return torch.stack([nominal, covered, torch.full_like(covered, error.numel())], 1)
+
+
+def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
+    r"""Share of targets inside their closed interval; best when it equals the level of the intervals.
+
+    Args:
+        lower: (B,).
+        upper: (B,).
+        y: (B,).
+
+    >>> coverage(torch.zeros(4), torch.ones(4), torch.tensor([0.0, 0.5, 1.0, 1.5]))
+    tensor(0.7500)
+    """
+    low, high, target = _check_intervals(lower, upper, y)
+    return like(((low <= target) & (target <= high)).double().mean(), lower, upper, y)
+
+
+def mean_width(lower: Tensor, upper: Tensor) -> Tensor:
+    r"""Mean length of the intervals, in the unit of the targets; infinite as soon as one of them is.
+
+    Args:
+        lower: (B,).
+        upper: (B,).
+
+    >>> mean_width(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 4.0]))
+    tensor(2.)
+    """
+    low, high = _check_bounds(lower, upper)
+    return like((high - low).mean(), lower, upper)
+
+
+def interval_score(lower: Tensor, upper: Tensor, y: Tensor, level: float = 0.95) -> Tensor:
+    r"""Width plus a penalty for every miss, smallest for the true quantiles (Gneiting & Raftery, 2007).
+
+    .. math:: \frac1n \sum_i (u_i - l_i) + \frac2\alpha (l_i - y_i)_+ + \frac2\alpha (y_i - u_i)_+,
+              \qquad \alpha = 1 - \mathrm{level}
+
+    Args:
+        lower: (B,).
+        upper: (B,).
+        y: (B,).
+        level: Level of the intervals.
+
+    >>> interval_score(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 1.5]), level=0.5)
+    tensor(2.)
+    """
+    alpha = 1 - fraction("level", level)
+    low, high, target = _check_intervals(lower, upper, y)
+    miss = (low - target).clamp_min(0) + (target - high).clamp_min(0)
+    return like((high - low + 2 / alpha * miss).mean(), lower, upper, y)
 
 
 def check_gaussian(mean: Tensor, scale: Tensor, y: Tensor, *, scale_name: str) -> tuple[Tensor, Tensor]:
-    """|y − mean| and the scale, in float64; an infinite scale is allowed."""
+    """Return |y − mean| and the scale, which may be infinite, in float64."""
     m, s, t = vector("mean", mean, finite=True), vector(scale_name, scale), vector("y", y, finite=True)
     same_length(**{"mean": m, scale_name: s, "y": t})
     if (s < 0).any():
@@ -117,7 +202,7 @@ def check_gaussian(mean: Tensor, scale: Tensor, y: Tensor, *, scale_name: str) -
 
 
 def check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities in float64 and labels in int64, refused unless they are what they are called."""
+    """Return probabilities in float64 and labels in int64; refuse what is not that."""
     probs, labels = checks.tensor("probs", probs), checks.tensor("labels", labels)
     if probs.ndim != 2 or labels.shape != probs.shape[:1]:
         raise ShapeError(
@@ -138,3 +223,42 @@ def check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             f"{int(labels.min())} to {int(labels.max())}; drop ignored positions first."
         )
     return p, labels.long()
+
+
+def _bin_confidence(probs: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Bin, confidence and correctness (0 or 1) of every prediction: (B,) each."""
+    p, y = check_classes(probs, labels)
+    confidence, predicted = p.max(1)
+    # an edge belongs to the bin below, also after float32 has made 0.60000002 of 0.6
+    index = ((confidence * count("bins", bins) - 1e-6).ceil() - 1).clamp(0, bins - 1).long()
+    return index, confidence, (predicted == y).double()
+
+
+def _central_radii(like: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """Evenly spaced levels and the radii, in standard deviations, of the central intervals of a Gaussian: (L,) each."""
+    nominal = torch.arange(1, count("levels", levels) + 1, dtype=like.dtype, device=like.device) / (levels + 1)
+    return nominal, torch.special.ndtri((1 + nominal) / 2)
+
+
+def _coverage_gap(error: Tensor, scale: Tensor, levels: int) -> Tensor:
+    nominal, radii = _central_radii(error, levels)
+    return (nominal - (error <= radii[:, None] * scale).double().mean(1)).abs().mean()
+
+
+def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = vector("lower", lower), vector("upper", upper)
+    same_length(lower=low, upper=high)
+    empty = (low > high) | (low == torch.inf) | (high == -torch.inf)
+    if empty.any():
+        raise DataError(
+            f"Expected `lower` to be at most `upper`, with real numbers between them, but {int(empty.sum())} of "
+            f"{low.numel()} intervals are not so; swap the bounds."
+        )
+    return low, high
+
+
+def _check_intervals(lower: Tensor, upper: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    low, high = _check_bounds(lower, upper)
+    target = vector("y", y, finite=True)
+    same_length(lower=low, upper=high, y=target)
+    return low, high, target
