@@ -87,10 +87,10 @@ def test_scores_are_made_of_floating_point_numbers() -> None:
 
 @pytest.mark.parametrize("value", ["0.95", None, [0.5], 0, 2])
 def test_rates_and_counts_of_metrics_are_checked(value: Any) -> None:
-    with pytest.raises(ConfigError, match="Expected `rate` to be above 0 and at most 1"):
+    with pytest.raises(ConfigError, match="Expected `rate` to be a number above 0 and at most 1"):
         metrics.fpr_at(V, V, value)
     probs, labels = torch.full((3, 2), 0.5), torch.tensor([0, 1, 0])
-    with pytest.raises(ConfigError, match="Expected `bins` to be at least 1, but got"):
+    with pytest.raises(ConfigError, match="Expected `bins` to be a whole number ≥ 1, but got"):
         metrics.expected_calibration_error(probs, labels, -3 if value == 2 else value)
 
 

@@ -105,7 +105,8 @@ def _describe(kind: str, at_least: float | None, at_most: float | None, above: f
     """Return "a whole number ≥ 2 or None" and the like."""
     both = at_least is not None and at_most is not None
     low = f" above {above:g}" if above is not None else "" if at_least is None else f" ≥ {at_least:g}"
-    bound = f" from {at_least:g} to {at_most:g}" if both else low
+    high = f" and at most {at_most:g}" if above is not None and at_most is not None else ""
+    bound = f" from {at_least:g} to {at_most:g}" if both else low + high
     return f"{kind}{bound}{' or None' if optional else ''}"
 
 

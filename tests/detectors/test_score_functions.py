@@ -341,7 +341,7 @@ def test_a_class_without_rows_is_named_by_those_that_need_it() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("knn", {"k": 300}, "Expected `k` to be a whole number from 1 to 299, one less than the training rows, but got 300"),
+        ("knn", {"k": 300}, "Expected `k` to be a whole number from 1 to 299, but got 300"),
         ("knn", {"k": 0}, "Expected `k` to be a whole number from 1 to 299"),
         ("react", {"percent": 101}, "Expected `percent` to be a number from 0 to 100, but got 101"),
         ("vim", {"dimensions": 12}, "Expected `dimensions` to be a whole number from 0 to 11, but got 12"),

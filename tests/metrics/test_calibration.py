@@ -233,13 +233,13 @@ def test_ence_refuses_std_that_it_cannot_divide_by(std: float) -> None:
 
 @pytest.mark.parametrize("bins", [0, -3, 13])
 def test_ence_refuses_empty_groups(bins: int) -> None:
-    with pytest.raises(ConfigError, match=rf"`bins` to be between 1 and 12, the number of examples, but got {bins}"):
+    with pytest.raises(ConfigError, match=rf"`bins` to be a whole number from 1 to 12, but got {bins}"):
         ence(torch.zeros(12), torch.ones(12), torch.zeros(12), bins)
 
 
 def test_no_bins_and_no_levels_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`bins` to be at least 1, but got 0"):
+    with pytest.raises(ConfigError, match=r"`bins` to be a whole number ≥ 1, but got 0"):
         expected_calibration_error(torch.ones(1, 1), torch.tensor([0]), bins=0)
     for metric in (quantile_ece, reference_ece):
-        with pytest.raises(ConfigError, match=r"`levels` to be at least 1, but got 0"):
+        with pytest.raises(ConfigError, match=r"`levels` to be a whole number ≥ 1, but got 0"):
             metric(torch.zeros(2), torch.ones(2), torch.zeros(2), levels=0)

@@ -74,7 +74,7 @@ def test_nineteen_levels_are_the_default():
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])
 def test_bins_and_levels_are_counts(bad: int):
-    with pytest.raises(ConfigError, match="Expected `bins` to be at least 1, but got"):
+    with pytest.raises(ConfigError, match="Expected `bins` to be a whole number ≥ 1, but got"):
         confidence_curve(*classified(0), bins=bad)
-    with pytest.raises(ConfigError, match="Expected `levels` to be at least 1, but got"):
+    with pytest.raises(ConfigError, match="Expected `levels` to be a whole number ≥ 1, but got"):
         coverage_curve(torch.zeros(2), torch.ones(2), torch.zeros(2), levels=bad)

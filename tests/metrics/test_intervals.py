@@ -113,5 +113,5 @@ def test_bad_targets_are_refused_by_name(metric: Callable[..., Tensor]) -> None:
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 95, float("nan")])
 def test_impossible_levels_are_refused(level: float) -> None:
-    with pytest.raises(ConfigError, match=r"`level` to be strictly between 0 and 1, such as 0\.95, but got"):
+    with pytest.raises(ConfigError, match=r"`level` strictly between 0 and 1, such as 0\.95, but got"):
         interval_score(torch.zeros(2), torch.ones(2), torch.zeros(2), level)

@@ -1,7 +1,5 @@
 """ASH-S (Djurisic et al., 2023): all but the largest features are removed and the rest made longer, then the energy."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

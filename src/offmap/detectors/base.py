@@ -90,7 +90,8 @@ class Method:
                 raise ConfigError(f"Expected options of {self.name!r} to be {nearest(name, defaults)}, but got {name!r}.")
         values = defaults | dict(options)
         for name, (low, high) in self.ranges.items():
-            check_number(name, values[name], low, high, integer=isinstance(defaults[name], int))
+            check = checks.integer if isinstance(defaults[name], int) else checks.number
+            check(name, values[name], low, high)
         return values
 
 
@@ -202,11 +203,3 @@ def class_means(rows: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
     """Average the rows of each class in float64: (n, D), (n,), (C,) -> (C, D)."""
     sums = rows.new_zeros(len(counts), rows.shape[1], dtype=torch.float64)
     return sums.index_add_(0, labels, rows.double()) / counts[:, None]
-
-
-def check_number(name: str, value: Any, low: float, high: float, *, integer: bool = False) -> None:
-    """Refuse an option that is no (whole) number from `low` to `high`."""
-    kind = "a whole number" if integer else "a number"
-    valid = isinstance(value, int if integer else int | float) and not isinstance(value, bool) and low <= value <= high
-    if not valid:
-        raise ConfigError(f"Expected `{name}` to be {kind} from {low:g} to {high:g}, but got {value!r}.")

@@ -1,7 +1,5 @@
 """DICE (Sun & Li, 2022): only the weights that matter most for training data are kept in the head, then the energy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The energy of the logits (Liu et al., 2020): a smooth maximum, which falls where all evidence is weak."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The entropy of the model's prediction."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from offmap.detectors.base import register

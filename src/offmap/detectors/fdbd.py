@@ -1,7 +1,5 @@
 """fDBD (Liu & Qin, 2024): the mean distance of the features to the decision boundaries, relative to that to the training mean."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

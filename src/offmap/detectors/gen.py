@@ -1,7 +1,5 @@
 """Generalised entropy (Liu et al., 2023): a power of each probability, so that small ones count almost as much as large ones."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

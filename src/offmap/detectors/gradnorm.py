@@ -1,7 +1,5 @@
 """GradNorm (Huang et al., 2021): how far a uniform prediction would move the last matrix; in-distribution inputs move it more."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from offmap.detectors.base import register

@@ -1,7 +1,5 @@
 """KL matching (Hendrycks et al., 2022): the divergence of a prediction from the mean prediction of the nearest class."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

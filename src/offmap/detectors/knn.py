@@ -1,7 +1,5 @@
 """Deep nearest neighbours (Sun et al., 2022): the distance to the k-th nearest training row, in features of length one."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
@@ -9,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offmap import checks
 from offmap.detectors.base import FitData, register
-from offmap.errors import ConfigError
 from offmap.scores.distance import nearest
 
 logger = logging.getLogger("offmap")
@@ -29,11 +27,7 @@ def knn(features: Tensor, rows: Tensor, k: int = 50) -> Tensor:
 @register("knn", score=knn)
 def fit(data: FitData, k: int = 50) -> dict[str, Any]:
     """Keep the training features, at length one."""
-    rows = len(data.features)
-    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k < rows:
-        raise ConfigError(
-            f"Expected `k` to be a whole number from 1 to {rows - 1}, one less than the training rows, but got {k!r}."
-        )
+    checks.integer("k", k, 1, len(data.features) - 1)  # fewer than the training rows, of which an input may be one
     fewest = int(torch.bincount(data.labels, minlength=data.classes).min())
     if k > fewest:
         logger.warning(

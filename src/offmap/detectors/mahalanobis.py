@@ -1,7 +1,5 @@
 """Distance to the training data's mean in units of their covariance: the oldest baseline, one ellipsoid for all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

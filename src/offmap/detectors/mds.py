@@ -3,8 +3,6 @@
 `mahalanobis.py` is the older baseline: one ellipsoid for all rows, around the inputs themselves.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

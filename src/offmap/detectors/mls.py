@@ -1,7 +1,5 @@
 """The maximum logit (Hendrycks et al., 2022): unlike a softmax, logits still tell how much evidence there is."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from offmap.detectors.base import register

@@ -1,7 +1,5 @@
 """The maximum softmax probability (Hendrycks & Gimpel, 2017): a model that is unsure of its best class is off the map."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from offmap.detectors.base import register

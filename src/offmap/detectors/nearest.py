@@ -1,7 +1,5 @@
 """Distance of inputs to the nearest training row: no model at all, and the baseline for every claim."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """ODIN (Liang et al., 2018): a small step of the input towards more confidence helps in-distribution inputs more than OOD ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """OpenMax (Bendale & Boult, 2016): logits far from the usual ones of their class hand evidence over to an unknown class."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -17,7 +17,7 @@ from offmap.data import Batches, Place, Rows, batches, gather, own_order, split
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.data.inputs import take_rows
 from offmap.detector import Calibration, Detector
-from offmap.detectors.base import DETECTORS, FitData, ScoreFn, check_needs, check_number, find_method, fit_score
+from offmap.detectors.base import DETECTORS, FitData, ScoreFn, check_needs, find_method, fit_score
 from offmap.detectors.classifier import Classifier, Features, find_features
 from offmap.errors import DataError, ModelError
 from offmap.fit import VALID_SHARE
@@ -193,8 +193,7 @@ def prepare_fit_data(
     cache: bool = True,
 ) -> FitData:
     """Run training and validation rows through the classifier once, for any number of detectors; arguments are `detect_all`'s."""
-    check_number("rows", rows, 1, 1e12, integer=True)
-    check_number("batch_size", batch_size, 1, 1e12, integer=True)
+    rows, batch_size = checks.integer("rows", rows, 1), checks.integer("batch_size", batch_size, 1)
     seed = checks.integer("seed", seed)
     if not isinstance(model, nn.Module):
         raise ModelError(f"Expected one trained torch.nn.Module, but got {type(model).__name__}.")

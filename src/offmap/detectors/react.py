@@ -1,7 +1,5 @@
 """ReAct (Sun et al., 2021): features are clamped at a percentile of the training features, then the energy of the new logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

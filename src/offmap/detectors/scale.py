@@ -1,7 +1,5 @@
 """SCALE (Xu et al., 2024): features whose strength lies in few units are made longer, then the energy."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Temperature scaling (Guo et al., 2017): the maximum softmax probability of logits that are calibrated on validation rows."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,13 +1,12 @@
 """ViM (Wang et al., 2022): the part of the features outside the space that training data span, as one more, virtual logit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import FitData, check_number, register
+from offmap import checks
+from offmap.detectors.base import FitData, register
 from offmap.detectors.energy import energy
 
 DIMENSIONS = {2048: 1000, 768: 512}
@@ -32,7 +31,7 @@ def fit(data: FitData, dimensions: int | None = None) -> dict[str, Any]:
     width = data.features.shape[1]
     if dimensions is None:
         dimensions = next((size for least, size in DIMENSIONS.items() if width >= least), width // 2)
-    check_number("dimensions", dimensions, 0, width - 1, integer=True)
+    dimensions = checks.integer("dimensions", dimensions, 0, width - 1)
     origin = -torch.linalg.pinv(data.head.weight.double()) @ data.head.bias.double()
     z = data.features.double() - origin
     _, vectors = torch.linalg.eigh(z.mT @ z / len(z))  # in rising order

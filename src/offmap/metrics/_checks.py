@@ -1,13 +1,12 @@
 """Checks of the arguments of metrics, and the precision of results."""
 
-import numbers
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from offmap import checks
-from offmap.errors import ConfigError, DataError, ShapeError
+from offmap.errors import DataError, ShapeError
 
 
 def vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
@@ -36,23 +35,6 @@ def same_length(**vectors: Tensor) -> None:
     if len(set(lengths)) > 1:
         names = ", ".join(f"`{name}`" for name in vectors)
         raise ShapeError(f"Expected {names} of one length, but got {lengths}; they must describe the same examples.")
-
-
-def fraction(name: str, value: float, *, one: bool = False) -> float:
-    """Return `value` if it lies strictly between 0 and 1 (or, if allowed, is 1)."""
-    if not isinstance(value, numbers.Real) or not (0 < float(value) < 1 or (one and value == 1)):
-        bounds = "above 0 and at most 1" if one else "strictly between 0 and 1"
-        raise ConfigError(f"Expected `{name}` to be {bounds}, such as 0.95, but got {value!r}.")
-    return float(value)
-
-
-def count(name: str, value: int, most: int | None = None) -> int:
-    """Return `value` if it is an integer from 1 to `most`."""
-    valid = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
-    if not valid or (most is not None and value > most):
-        bounds = "at least 1" if most is None else f"between 1 and {most}, the number of examples"
-        raise ConfigError(f"Expected `{name}` to be {bounds}, but got {value!r}.")
-    return int(value)
 
 
 def like(result: Tensor, *inputs: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from offmap import checks
 from offmap.errors import DataError, ShapeError
-from offmap.metrics._checks import count, fraction, like, same_length, vector
+from offmap.metrics._checks import like, same_length, vector
 
 
 def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
@@ -81,7 +81,7 @@ def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
     if (scale == 0).any() or scale.isinf().any():
         raise DataError("Expected `std` to be positive and finite, since errors are divided by it; clamp it first.")
     order = scale.argsort(stable=True)
-    groups = count("bins", bins, most=scale.numel())
+    groups = checks.integer("bins", bins, 1, scale.numel())
     gaps = [
         (errors.square().mean().sqrt() / stated.square().mean().sqrt() - 1).abs()
         for errors, stated in zip(error[order].tensor_split(groups), scale[order].tensor_split(groups), strict=True)
@@ -186,7 +186,7 @@ def interval_score(lower: Tensor, upper: Tensor, y: Tensor, level: float = 0.95)
     >>> interval_score(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 1.5]), level=0.5)
     tensor(2.)
     """
-    alpha = 1 - fraction("level", level)
+    alpha = 1 - checks.fraction("level", level)
     low, high, target = _check_intervals(lower, upper, y)
     miss = (low - target).clamp_min(0) + (target - high).clamp_min(0)
     return like((high - low + 2 / alpha * miss).mean(), lower, upper, y)
@@ -230,13 +230,13 @@ def _bin_confidence(probs: Tensor, labels: Tensor, bins: int) -> tuple[Tensor, T
     p, y = check_classes(probs, labels)
     confidence, predicted = p.max(1)
     # an edge belongs to the bin below, also after float32 has made 0.60000002 of 0.6
-    index = ((confidence * count("bins", bins) - 1e-6).ceil() - 1).clamp(0, bins - 1).long()
+    index = ((confidence * checks.integer("bins", bins, 1) - 1e-6).ceil() - 1).clamp(0, bins - 1).long()
     return index, confidence, (predicted == y).double()
 
 
 def _central_radii(like: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Evenly spaced levels and the radii, in standard deviations, of the central intervals of a Gaussian: (L,) each."""
-    nominal = torch.arange(1, count("levels", levels) + 1, dtype=like.dtype, device=like.device) / (levels + 1)
+    nominal = torch.arange(1, checks.integer("levels", levels, 1) + 1, dtype=like.dtype, device=like.device) / (levels + 1)
     return nominal, torch.special.ndtri((1 + nominal) / 2)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offmap import checks
 from offmap.errors import DataError, ShapeError
-from offmap.metrics._checks import fraction, like, same_length, vector
+from offmap.metrics._checks import like, same_length, vector
 
 
 def auroc(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def fpr_at(id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positiv
     >>> fpr_at(ids, oods, 0.75), fpr_at(ids, oods, 0.75, positive="ood")
     (tensor(0.6667), tensor(0.5000))
     """
-    rate = fraction("rate", rate, one=True)
+    rate = checks.number("rate", rate, above=0, at_most=1)
     ids, oods = vector("id_scores", id_scores), vector("ood_scores", ood_scores)
     checks.one_of("positive", positive, ("id", "ood"))
     positives, negatives = (ids, oods) if positive == "id" else (-oods, -ids)
