@@ -66,7 +66,7 @@ fuzz: $(VENV)/fuzz.stamp  ## fuzz whatever parses bytes, five minutes each; ARGS
 
 coverage mutants: export OMP_NUM_THREADS := 1
 coverage: $(VENV)/mutants.stamp  ## which lines and branches the tests reach, and in which test
-	$(PY) -m offmap_bench.checks.covered -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PY) -m offmap_bench.checks.coverage -n $(WORKERS) --dist loadgroup $(ARGS)
 
 mutants: $(VENV)/mutants.stamp  ## small changes to the code, and whether a test notices; after `make coverage`
 	$(PY) -m offmap_bench.checks.mutants run $(ARGS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,8 @@ from torch import nn
 import offmap
 from citycams import Brightness, to_tensor, write_copy
 from offmap_bench.runner.reading import parse
-from offmap_bench.studies import blocks, options
+from offmap_bench.studies import blocks
+from offmap_bench.studies.__main__ import STUDIES, study
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
@@ -114,7 +114,7 @@ def test_a_plan_on_a_page_can_be_read(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", blocks.pages(), ids=lambda path: path.name)
 def test_quoted_numbers_are_those_of_the_pages_they_come_from(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert blocks.filled(text, path) == text, "run `python -m offmap_bench.studies.blocks`"
+    assert blocks.fill_blocks(text, path) == text, "run `python -m offmap_bench.studies pages`"
 
 
 def test_every_block_is_quoted_somewhere() -> None:
@@ -123,17 +123,17 @@ def test_every_block_is_quoted_somewhere() -> None:
 
 
 def test_a_block_is_filled_with_links_that_fit_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCKS", {"one": lambda: "1.5 ([UCI](uci.md))"})
+    monkeypatch.setattr(blocks, "BLOCKS", ("one",))
+    monkeypatch.setattr(blocks, "render", lambda name: "1.5 ([UCI](uci.md))")
     text = "a\n<!-- one -->\nold\n<!-- /one -->\nb"
-    shown = {name: blocks.filled(text, path).splitlines()[2] for name, path in (
+    shown = {name: blocks.fill_blocks(text, path).splitlines()[2] for name, path in (
         ("docs", blocks.DOCS / "a.md"), ("root", ROOT / "README.md"), ("changelog", ROOT / "CHANGELOG.md"))}  # fmt: skip
     assert shown == {"docs": "1.5 ([UCI](uci.md))", "root": "1.5 ([UCI](docs/uci.md))", "changelog": "1.5 (UCI (`docs/uci.md`))"}
 
 
-def test_the_page_about_options_is_that_of_its_record() -> None:
-    tasks = json.loads(options.RECORD.read_text(encoding="utf-8"))["tasks"]
-    assert len(tasks) == len(options.TABLES) * len(options.MODES)
-    assert options.page(tasks) == options.PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_page_of_a_study_is_that_of_its_record(name: str) -> None:
+    assert study(name).text() == study(name).page.read_text(encoding="utf-8"), "run `python -m offmap_bench.studies pages`"
 
 
 # ------------------------------------------------------------------------------------------------------- the site
@@ -168,7 +168,7 @@ def test_docstrings_are_shown_with_their_doctests_as_code() -> None:
     ("html", "foreign"),
     [
         ('<script src="https://cdn.example/x.js"></script>', ["https://cdn.example/x.js"]),
-        ("<img alt='a' src='//model.example/a.png'>", ["//host.example/a.png"]),
+        ("<img alt='a' src='//host.example/a.png'>", ["//host.example/a.png"]),
         ('<link rel="stylesheet" href="https://fonts.example/css">', ["https://fonts.example/css"]),
         ("<style>@import 'https://a.example/b.css'; p { background: url(//c.example/d.png) }</style>",
          ["https://a.example/b.css", "//c.example/d.png"]),

@@ -18,32 +18,32 @@ def packages() -> dict[str, Distribution]:
     return installed()
 
 
-def made(folder: Path, version: str = "1.0", told: str = "License-Expression: MIT\n") -> Distribution:
+def make_package(folder: Path, version: str = "1.0", about: str = "License-Expression: MIT\n") -> Distribution:
     """A package of one file, as installers leave it."""
     inside = folder / "small-1.dist-info"
     inside.mkdir()
     (folder / "small.py").write_bytes(b"x = 1\n")
     sum_ = base64.urlsafe_b64encode(hashlib.sha256(b"x = 1\n").digest()).rstrip(b"=").decode()
     (inside / "RECORD").write_text(f"small.py,sha256={sum_},6\nsmall-1.dist-info/RECORD,,\n", encoding="utf-8")
-    (inside / "METADATA").write_text(f"Metadata-Version: 2.4\nName: small\nVersion: {version}\n{told}", encoding="utf-8")
+    (inside / "METADATA").write_text(f"Metadata-Version: 2.4\nName: small\nVersion: {version}\n{about}", encoding="utf-8")
     return PathDistribution(inside)
 
 
 def test_the_bill_names_every_package_with_its_version(packages: dict[str, Distribution]) -> None:
-    told = bill(packages)
-    assert (told["bomFormat"], told["specVersion"], told["metadata"]["component"]["name"]) == ("CycloneDX", "1.5", "offmap")
+    fields = bill(packages)
+    assert (fields["bomFormat"], fields["specVersion"], fields["metadata"]["component"]["name"]) == ("CycloneDX", "1.5", "offmap")
     assert {"torch", "numpy", "safetensors", "rich", "typer", "scikit-learn", "pyarrow"} <= {
-        c["name"] for c in told["components"]
+        c["name"] for c in fields["components"]
     }
-    assert all(re.fullmatch(r"pkg:pypi/[a-z0-9-]+@\S+", c["purl"]) for c in told["components"])
-    assert all(re.fullmatch("[0-9a-f]{64}", c["hashes"][0]["content"]) for c in told["components"])
+    assert all(re.fullmatch(r"pkg:pypi/[a-z0-9-]+@\S+", c["purl"]) for c in fields["components"])
+    assert all(re.fullmatch("[0-9a-f]{64}", c["hashes"][0]["content"]) for c in fields["components"])
 
 
 def test_what_the_bill_refers_to_is_there_once(packages: dict[str, Distribution]) -> None:
-    told = bill(packages)
-    refs = [told["metadata"]["component"]["bom-ref"], *(c["bom-ref"] for c in told["components"])]
-    assert len(refs) == len(set(refs)) == len(told["dependencies"])
-    graph = {each["ref"]: each["dependsOn"] for each in told["dependencies"]}
+    fields = bill(packages)
+    refs = [fields["metadata"]["component"]["bom-ref"], *(c["bom-ref"] for c in fields["components"])]
+    assert len(refs) == len(set(refs)) == len(fields["dependencies"])
+    graph = {each["ref"]: each["dependsOn"] for each in fields["dependencies"]}
     assert {ref for needed in graph.values() for ref in needed} <= set(refs)
     assert any(ref.startswith("pkg:pypi/torch@") for ref in graph[refs[0]])
 
@@ -60,13 +60,13 @@ def test_what_users_install_is_pinned(packages: dict[str, Distribution]) -> None
 
 
 def test_a_package_as_it_was_installed_passes(tmp_path: Path) -> None:
-    package = made(tmp_path)
+    package = make_package(tmp_path)
     assert licence(package) == "MIT"
     assert audit({"small": package}, {"small": "1.0"}) == []
 
 
 def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
-    package = made(tmp_path)
+    package = make_package(tmp_path)
     (tmp_path / "small.py").write_bytes(b"x = 2\n")
     assert changed(package) == ["small.py"]
     assert audit({"small": package}, {"small": "1.0"}) == ["small 1.0: small.py is not the file that was installed"]
@@ -75,7 +75,7 @@ def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told", "pinned", "said"),
+    ("version", "about", "pinned", "wrong"),
     [
         ("2.0", "License-Expression: MIT\n", {"small": "1.0"}, "small is 2.0, but constraints.txt has 1.0"),
         ("1.0", "License-Expression: MIT\n", {}, "small 1.0 is not in constraints.txt"),
@@ -83,7 +83,7 @@ def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
         ("1.0", "", {"small": "1.0"}, "small 1.0 names no licence"),
     ],
 )
-def test_other_versions_pre_releases_and_lacking_licences_are_said(
-    tmp_path: Path, version: str, told: str, pinned: dict[str, str], said: str
+def test_other_versions_pre_releases_and_lacking_licences_are_reported(
+    tmp_path: Path, version: str, about: str, pinned: dict[str, str], wrong: str
 ) -> None:
-    assert audit({"small": made(tmp_path, version, told)}, pinned) == [said]
+    assert audit({"small": make_package(tmp_path, version, about)}, pinned) == [wrong]

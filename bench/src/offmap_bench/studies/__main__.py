@@ -1,0 +1,42 @@
+"""`python -m offmap_bench.studies NAME ...` measures what the records of studies lack, and writes their pages.
+
+`python -m offmap_bench.studies pages` measures nothing: it writes every page that comes from records, and what pages quote of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+
+from offmap_bench.studies.study import Study
+
+STUDIES = {
+    name: f"offmap_bench.studies.{name}"
+    for name in ("choice", "choice_images", "distill", "laplace", "options", "quality", "theory")
+}
+STUDIES["scale"] = "offmap_bench.speed.scale"
+
+
+def study(name: str) -> Study:
+    """Import a study."""
+    return import_module(STUDIES[name]).STUDY
+
+
+def main() -> None:
+    """Run studies, or write all pages."""
+    parser = argparse.ArgumentParser(prog="python -m offmap_bench.studies", description=__doc__)
+    parser.add_argument("names", nargs="+", choices=[*STUDIES, "pages"])
+    names = parser.parse_args().names
+    for name in STUDIES:
+        if name in names:
+            study(name).run()
+        if name in names or "pages" in names:
+            print(f"The page is {study(name).write()}")
+    if "pages" in names:
+        import_module("offmap_bench.speed.page").write()
+        import_module("offmap_bench.checks.trust").write_page()
+    import_module("offmap_bench.studies.blocks").write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Figures of README and of the documentation: `python -m offmap_bench.studies.figures drawings` or `... screenshots`.
+
+Drawings show the paper's one-dimensional task, one net and its guard, for light and for dark screens. Screenshots, which need
+chromium, show evaluation pages of three small tasks.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import offmap
+from offmap.data import Place, batches, gather
+from offmap.guard import Guard
+from offmap.integrations.mlp import mlp
+from offmap.likelihoods import Gaussian
+from offmap.report.figures import COLOURS, RC, colour
+from offmap_bench.demo.plans import DIGITS, MOONS, REGRESSION
+from offmap_bench.demo.run import Bench
+from offmap_bench.methods import deep_ensemble
+from offmap_bench.paths import DOCS
+from offmap_bench.tasks.synthetic import regression, truth
+from offmap_bench.tasks.task import Task
+
+FOLDER = DOCS / "figures"
+
+# --------------------------------------------------------------------------------------------------------------- drawings
+
+TALL, CLIP = 1.6, 0.1
+"""Half of the height, and the clip of the middle panel; the guard's own may be 0, which would show the net alone."""
+
+Draw = Callable[[Axes], None]
+
+
+def draw_all() -> None:
+    """Write `hero` and `how`."""
+    task, place = regression(), Place(torch.device("cpu"), torch.float32)
+    train, valid = batches(task.train, place, name="train", batch_size=100), gather(batches(task.valid, place, name="valid"))
+    config = deep_ensemble.Config(steps=2000, lr=2e-3)
+    (net,) = deep_ensemble.fit(mlp(1, 2), train, valid, likelihood=Gaussian(), config=config).nets()
+    guard, x = offmap.fit(net, task.train, task.valid, progress=False), torch.linspace(-1.5, 1.5, 151)[:, None]
+    write("hero", [
+        ("A plain net is sure everywhere", lambda axes: draw_band(axes, guard, task, x, clip=0.0)),
+        ("With a guard, it knows where it does not know", lambda axes: draw_verdicts(axes, guard, task, x)),
+    ])  # fmt: skip
+    write("how", [
+        ("Draws without a clip detect", lambda axes: draw_samples(axes, guard, task, x, None)),
+        (f"Draws with a clip of {CLIP:g} predict", lambda axes: draw_samples(axes, guard, task, x, CLIP)),
+        ("The score, and its threshold", lambda axes: draw_score(axes, guard, task, x)),
+    ])  # fmt: skip
+
+
+def write(name: str, panels: list[tuple[str, Draw]]) -> None:
+    """Write one row of panels, for light and for dark screens."""
+    with matplotlib.rc_context(RC | {"font.family": "sans-serif", "axes.titlesize": 9, "axes.titlecolor": colour("ink")}):
+        figure = Figure(figsize=(7.6, 2.35), layout="constrained")
+        for axes, (title, draw) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+            draw(axes)
+            axes.set_title(title, loc="left", fontsize=8.5 if len(panels) < 3 else 8)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    light = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    light = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), light)
+    light = re.sub(r"font: ([\d.]+px) [^\";]+", r"font: \1 system-ui, 'DejaVu Sans', Arial, sans-serif", light)
+    to_dark = {pair[0]: pair[1] for pair in COLOURS.values()}
+    dark = re.sub("|".join(to_dark), lambda code: to_dark[code[0]], light)
+    for kind, svg in (("light", light), ("dark", dark)):
+        (FOLDER / f"{name}-{kind}.svg").write_text("\n".join(map(str.rstrip, svg.splitlines())) + "\n", encoding="utf-8")
+
+
+def draw_data(axes: Axes, task: Task, x: Tensor) -> None:
+    """Points and the true curve."""
+    axes.plot(x[:, 0], truth(x[:, 0].double().numpy()), color=colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.plot(*(t.flatten() for t in task.train), "o", markersize=2.4, color=colour("ood"), markeredgewidth=0, alpha=0.8)
+    axes.set(xlim=(-1.5, 1.5), ylim=(-TALL, TALL), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+
+
+def draw_band(axes: Axes, guard: Guard, task: Task, x: Tensor, clip: float | None) -> None:
+    """Mean ± 2 standard deviations, and the net's own mean."""
+    wide, net = guard.predict(x, clip=clip), guard.predict(x, clip=0.0)
+    assert wide.mean is not None
+    assert wide.std is not None
+    assert net.mean is not None
+    low, high = ((wide.mean + side * 2 * wide.std).clamp(-3 * TALL, 3 * TALL) for side in (-1, 1))
+    axes.fill_between(x[:, 0], low, high, color=colour("band"), linewidth=0)
+    axes.plot(x[:, 0], net.mean, color=colour("series4"), linewidth=1.4)
+    draw_data(axes, task, x)
+
+
+def draw_verdicts(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
+    """The wide distribution, and the verdicts as a strip below."""
+    draw_band(axes, guard, task, x, clip=None)
+    ood = guard(x).ood.numpy()
+    for part in np.split(np.arange(len(x)), np.flatnonzero(np.diff(ood)) + 1):
+        name = "ood" if ood[part[0]] else "id"
+        axes.axvspan(float(x[part[0]]), float(x[min(part[-1] + 1, len(x) - 1)]), 0, 0.05, color=colour(name), linewidth=0)
+    for at, words, name in ((0.2, "off the map", "ood"), (-0.5, "on the map", "id")):
+        axes.text(at, -1.38, words, fontsize=7, color=colour(name), horizontalalignment="center")
+
+
+def draw_samples(axes: Axes, guard: Guard, task: Task, x: Tensor, clip: float | None) -> None:
+    """The means of ten draws."""
+    for line in guard.samples(x, 10, clip=clip)[..., 0].clamp(-3 * TALL, 3 * TALL):
+        axes.plot(x[:, 0], line, color=colour("series4"), linewidth=0.8, alpha=0.7)
+    draw_data(axes, task, x)
+
+
+def draw_score(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
+    """The default score along x."""
+    score, rows = guard.score(x), task.train[0][:, 0]
+    over = score > guard.threshold
+    axes.plot(x[:, 0], torch.where(over, score, torch.nan), color=colour("ood"), linewidth=1.6)
+    axes.plot(x[:, 0], torch.where(over, torch.nan, score), color=colour("id"), linewidth=1.6)
+    axes.axhline(guard.threshold, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.plot(rows, torch.full_like(rows, float(score.min()) - 0.6), "|", markersize=4, color=colour("ood"), alpha=0.6)
+    axes.set(xlim=(-1.5, 1.5), xticks=(-1, 0, 1))
+
+
+# ------------------------------------------------------------------------------------------------------------ screenshots
+
+SHOTS = (
+    ("page-light", REGRESSION, "A guard on a line", (1180, 1120), "light", "header", None),
+    ("page-dark", MOONS, "Guards on two moons", (1180, 960), "dark", "#clipping-the-weights", None),
+    ("page-phone", DIGITS, "A guard of handwritten digits", (390, 1400), "light", "header", (8, 8)),
+)
+"""Name, plan, title, width and height of the screen, colours, what stands at the top, and the shape of images."""
+
+SCROLL = "top => { document.documentElement.style.scrollBehavior = 'auto'; document.querySelector(top).scrollIntoView(); }"
+
+
+def take_screenshots() -> None:
+    """Fit guards, write their pages, and take pictures of them."""
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, plan, title, (width, height), colours, top, shape in SHOTS:
+            task = plan.task()
+            bench = Bench(plan, task, 0, lambda doing: None)
+            guard = bench.maxwent(bench.plain(range(1)), "svd")
+            guards = {"MaxWEnt-SVD": guard, "with distances": bench.joined(guard.predictive)} if plan is MOONS else guard
+            evaluation = offmap.evaluate(guards, task.test, task.ood)
+            path = offmap.write_page(evaluation, Path(folder, f"{name}.html"), title=title, image_shape=shape)
+            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
+            page.goto(path.as_uri())
+            page.wait_for_selector("html[data-ready]")
+            page.evaluate(SCROLL, top)
+            Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(FOLDER / f"{name}.webp", quality=82, method=6)
+        browser.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"drawings": draw_all, "screenshots": take_screenshots}[sys.argv[1]]()
