@@ -24,7 +24,8 @@ from offmap.data import Place, batches
 from offmap.distributed.torchrun import together
 from offmap.errors import ModelError, OffmapError
 from offmap.maxwent.feeding import feed_of, sharded_among
-from offmap.posterior.construct import centre, observe
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe
 
 Tensors = dict[str, Tensor]
 RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -80,7 +81,7 @@ def fitted(net: nn.Module, train: Any, valid: Any, **options: Any) -> Tensors:
 
 def moments() -> Tensors:
     """Σ h hᵀ by way of its bases: s, and V·diag(s²)·Vᵀ; more rows than are all counted, in several batches."""
-    at, data = centre(convolutions()), batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
+    at, data = stack_models(convolutions()), batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with together() as group:
         dealt = sharded_among(data, group, sharded=False)
         seen = observe(at, feed_of(data), rotated=True, dealt=dealt)

@@ -19,7 +19,8 @@ from offmap.integrations.mlp import mlp
 from offmap.maxwent.closed_form import unit_scale
 from offmap.model.forward import BatchedModel
 from offmap.model.params import copy_model
-from offmap.posterior.construct import centre, observe, scaling, svd
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe, scaling, svd
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Stochastic
 from offmap_bench.methods import bnn
@@ -116,7 +117,7 @@ def as_guard(case: Case, q: WeightDistribution) -> offmap.Guard:
 def test_every_host_of_the_zoo_is_diagnosed(case: Case, basis: str):
     nets = [case.build(member) for member in range(2)]
     q = (svd(nets, [case.inputs()]) if basis == "svd" else scaling(nets)).requires_grad_(False)
-    seen = observe(centre(nets), lambda rows: [case.inputs()], rotated=basis == "svd", pick=case.output_fn)
+    seen = observe(stack_models(nets), lambda rows: [case.inputs()], rotated=basis == "svd", pick=case.output_fn)
     unit = unit_scale(dict(q.mean.items()), seen.bases, eps=1e-4)
     q.set_scale({n: unit(n) for n in q.mean})
     diagnosis = offmap.diagnose(as_guard(case, q), case.data())
@@ -145,7 +146,7 @@ def test_other_blocks_than_at_fit_time_are_left_out_and_said():
     x, y = trained.regression(60)
     guard = trained.quick(net, (x, y))
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
-    seen = observe(centre(net), lambda rows: [x], rotated=False, along={"2.weight": q.rotation["2.weight"][..., :3, :3]})
+    seen = observe(stack_models(net), lambda rows: [x], rotated=False, along={"2.weight": q.rotation["2.weight"][..., :3, :3]})
     assert seen.why["2.weight"] == "met its inputs in other blocks than at fit time"
 
 

@@ -11,7 +11,8 @@ import torch
 from offmap.errors import ModelError
 from offmap.model.forward import forward
 from offmap.model.params import copy_model
-from offmap.posterior.construct import centre, observe, scaling
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe, scaling
 from zoo import ZOO, Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "hosts.md"
@@ -42,7 +43,7 @@ def in_one_go(case: Case) -> bool:
 
 def row(case: Case) -> str:
     """One line of the table, by asking the library."""
-    held = centre(case.build())
+    held = stack_models(case.build())
     seen = observe(held, lambda rows: [case.inputs()], rotated=True, pick=case.output_fn)
     turned = seen.rotation()
     blocks = {name: len(turned.frames[name].blocks) for name in held.mean if name in turned.matrices}

@@ -4,7 +4,7 @@
 * `TorchDispatchMode`: the documented way to watch operators lives in an underscored module.
 * `tensor_tables`, `child_table`: `functional_call` swaps tensors by the same tables, but is slower and leaves a module that is
   reachable by two paths with the weights of the last call (pytorch issue 164759).
-* `has_forward_hooks`: torch can add hooks and remove them, but not tell whether there are any.
+* `forward_hooks`, `hook_ids`: torch can add hooks and remove them, but not list them.
 * `strict_vmap`: operators that `vmap` would run one by one, with a warning, count as operators that it cannot run.
 * `change_count`: what autograd counts in-place writes with.
 * `NO_TORCH_FUNCTION`: the documented way to make a Tensor subclass whose results are plain tensors.
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "NO_TORCH_FUNCTION", "TorchDispatchMode", "change_count", "child_table", "forward_hooks", "has_forward_hooks", "strict_vmap",
+    "NO_TORCH_FUNCTION", "TorchDispatchMode", "change_count", "child_table", "forward_hooks", "hook_ids", "strict_vmap",
     "tensor_tables", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
@@ -46,9 +46,9 @@ def forward_hooks(module: nn.Module) -> list[Any]:
     return list(vars(module)["_forward_hooks"].values())
 
 
-def has_forward_hooks(module: nn.Module) -> bool:
-    """Tell whether calling `module` runs more than its `forward`."""
-    return bool(vars(module)["_forward_hooks"] or vars(module)["_forward_pre_hooks"])
+def hook_ids(module: nn.Module) -> tuple[int, ...]:
+    """Return the ids of what a call of `module` runs beside its `forward`; empty if nothing."""
+    return (*vars(module)["_forward_pre_hooks"], *vars(module)["_forward_hooks"])
 
 
 def change_count(tensor: Tensor) -> int:

@@ -24,8 +24,9 @@ from offmap.errors import ConfigError
 from offmap.guard import Guard
 from offmap.maxwent.monitors import History
 from offmap.metrics import rank_correlation
+from offmap.model.select import StackedModel
 from offmap.posterior.basis import LIMIT, Basis
-from offmap.posterior.construct import Observed, StackedModel, observe
+from offmap.posterior.construct import Observed, observe
 from offmap.posterior.predictive import Stochastic
 from offmap.table import Table
 

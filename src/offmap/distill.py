@@ -22,7 +22,7 @@ from offmap.export.onnx import ExportInfo, Sheet, check_path, export
 from offmap.export.passes import CONVOLUTIONS, Passed, Passes
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
-from offmap.model.features import features
+from offmap.model.capture import features
 from offmap.model.params import all_params
 from offmap.scores.combine import LAYERS, ROWS
 from offmap.scores.features import NARROW, STEP, WIDEST, blocks, directions, spread_out

@@ -30,12 +30,9 @@ from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint
 from offmap.maxwent.config import CONFIGS, Config
 from offmap.model.forward import OutputFn, first_tensor
-from offmap.model.inspect import UNREACHED, Findings, examine
-from offmap.model.members import as_models, same_function
+from offmap.model.inspect import UNREACHED, Findings, examine, restore_state
 from offmap.model.params import ParamSelection
-from offmap.model.select_params import choose
-from offmap.model.state import restore_state
-from offmap.posterior.construct import StackedModel, centre
+from offmap.model.select import StackedModel, as_models, check_same_function, choose, stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Predictive, Runtime, override
 from offmap.scores.images import are_images, for_images, image_spec
@@ -111,7 +108,7 @@ def fit(
         rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
         held = pooled(held, group) if (sharded if valid is None else apart(valid)) else held
-        at = centre(models)
+        at = stack_models(models)
         take_from_rank_0(at, group)
         same = partial(
             identity, at, settings=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, output_fn=output_fn
@@ -120,7 +117,7 @@ def fit(
         runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
         findings = _examined(at, held, runtime)
         plain = Sampled(runtime.model(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
-        same_function(models, plain, held)
+        check_same_function(models, plain.model, plain.weights, held.inputs)
         law = likelihood_of(plain, rows, held, likelihood)
         measure(law, score)
         rows = _checked(rows, law, plain)

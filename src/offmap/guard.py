@@ -23,7 +23,6 @@ from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.export.onnx import ExportInfo
 from offmap.likelihoods import Likelihood, Prediction, check_counted
 from offmap.maxwent.monitors import History
-from offmap.model.last_layer import LastLayer
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Predictive
 from offmap.scores.combine import CombinedScore, log_uncertainty
@@ -161,9 +160,7 @@ class Guard(Detector):
         model, q = self.predictive.model, self.predictive.q
         moved = replace(
             self.predictive,
-            model=replace(
-                model, net=copy.deepcopy(model.net).to(device), last_layer=model.last_layer and LastLayer(model.last_layer.layer)
-            ),
+            model=replace(model, net=copy.deepcopy(model.net).to(device)),
             q=copy.deepcopy(q).to(device),
         )
         calibration = self.calibration.to(device)

@@ -12,8 +12,9 @@ import oracle_moments
 from offmap.data.inputs import take_rows
 from offmap.model.forward import call
 from offmap.model.params import copy_model
+from offmap.model.select import stack_models
 from offmap.posterior.basis import Moment, eigenbasis, second_moments
-from offmap.posterior.construct import centre, observe, svd
+from offmap.posterior.construct import observe, svd
 from oracles import run_once
 from zoo import ZOO, Case, Through
 from zoo.case import weight
@@ -21,7 +22,7 @@ from zoo.ways import HOSTS
 
 
 def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:
-    held = centre(case.build())
+    held = stack_models(case.build())
     run = second_moments(held.net, [held.weights(0)], batches, lambda n, w, x: call(n, w, x, case.output_fn), limit=limit)
     return run[0]
 
@@ -133,7 +134,7 @@ def sizes_of_outputs(case: Case) -> dict[str, Tensor]:
 @HOSTS
 def test_reach_is_the_size_of_what_each_unit_gives(case: Case):
     # this ties moments, frames and blocks to the layers' own arithmetic
-    seen = observe(centre(case.build()), lambda rows: [case.inputs()], rotated=True, pick=case.output_fn)
+    seen = observe(stack_models(case.build()), lambda rows: [case.inputs()], rotated=True, pick=case.output_fn)
     for name, size in sizes_of_outputs(case).items():
         if name in case.rotated():
             case.assert_close(seen.bases[name].reach[0], size, rtol=1e-4, atol=1e-5 * float(size.max()))

@@ -10,8 +10,9 @@ from torch.utils._pytree import tree_map
 
 import offmap
 from offmap.model.forward import call
+from offmap.model.select import stack_models
 from offmap.posterior.basis import Moment, second_moments
-from offmap.posterior.construct import centre, svd
+from offmap.posterior.construct import svd
 from zoo import ZOO, Case
 
 NAMES = (
@@ -47,7 +48,7 @@ def test_a_fit_and_its_scores_work_under_autocast_in_float32(case: Case):
 
 
 def moments(case: Case) -> dict[str, Moment]:
-    held = centre(case.build())
+    held = stack_models(case.build())
     return second_moments(held.net, [held.weights(0)], [case.inputs()], lambda n, w, x: call(n, w, x, case.output_fn))[0]
 
 

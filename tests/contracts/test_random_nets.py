@@ -17,8 +17,9 @@ import oracle_moments
 import oracles
 from offmap.model.forward import call, forward
 from offmap.model.params import copy_model
+from offmap.model.select import stack_models
 from offmap.posterior.basis import second_moments
-from offmap.posterior.construct import centre, svd
+from offmap.posterior.construct import svd
 
 ROWS = 4
 FEW = st.integers(1, 3)
@@ -176,7 +177,7 @@ def property_of_nets(test: Callable[[Net], None]) -> Callable[[], None]:
 
 @property_of_nets
 def test_moments_of_random_nets_are_those_of_the_slow_oracle(net: Net):
-    held, x = centre(net.layers), inputs(net)
+    held, x = stack_models(net.layers), inputs(net)
     fast = second_moments(held.net, [held.weights(0)], [x], call)[0]
     slow = oracle_moments.second_moments(net.layers, [x])
     assert {n for n, m in fast.items() if m.frame} == slow.keys()

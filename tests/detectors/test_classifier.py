@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import offmap
+from offmap.cache import LRUCache
 from offmap.detectors.base import DETECTORS, check_needs
 from offmap.detectors.classifier import OUTPUT_MAPS, find_features
 from offmap.errors import ConfigError, ModelError
-from offmap.model.cache import LRUCache
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from trained import classes
@@ -180,12 +180,3 @@ def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
     other[0, 0] += 5
     assert not torch.equal(found.extract_features(other).logits, first.logits)
     assert len(calls) == before + 1
-
-
-def test_a_memory_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offmap.model.cache.CACHE_BYTES", 100)
-    memory = LRUCache()
-    for value in range(10):
-        memory.find(torch.full((2,), float(value)), lambda: (torch.zeros(10), torch.zeros(20)))
-    assert len(memory.kept) == 3
-    assert memory.numbers == 90

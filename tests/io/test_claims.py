@@ -18,7 +18,7 @@ import offmap
 from offmap.errors import ConfigError, FileError
 from offmap.io.atomic import HEADER
 from offmap.io.guard_file import about
-from offmap.model.digest import checksum
+from offmap.model.params import checksum
 from trained import inputs, quick, regression, regressor
 
 

@@ -22,7 +22,7 @@ from torch import nn
 import offmap
 from offmap.errors import ConfigError, FileError, ModelError
 from offmap.io.guard_file import about
-from offmap.model.digest import checksum
+from offmap.model.params import checksum
 from offmap.posterior.noise import Uniform
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 from zoo import Through

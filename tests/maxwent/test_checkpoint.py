@@ -13,7 +13,7 @@ from safetensors.torch import save
 from offmap.errors import FileError
 from offmap.io.atomic import HEADER
 from offmap.maxwent.checkpoint import FORMAT, Checkpoint, Part
-from offmap.model.digest import sealed
+from offmap.model.params import sealed
 from threads import Thread, in_ranks
 
 IDENTITY = {"seed": "1"}

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 import oracles
 from offmap.maxwent.closed_form import FLOOR, unit_scale
 from offmap.model.matrix_view import MatrixView
+from offmap.model.select import stack_models
 from offmap.posterior.basis import Basis
-from offmap.posterior.construct import centre, observe
+from offmap.posterior.construct import observe
 from offmap.posterior.distribution import WeightDistribution
 from zoo import ZOO, Through
 
 
 def unit(net: nn.Module, x: Tensor, *, rotated: bool = True, eps: float = 1e-4) -> dict[str, Tensor]:
-    at = centre(net)
+    at = stack_models(net)
     scale = unit_scale(at.mean, observe(at, lambda rows: [x], rotated=rotated).bases, eps=eps)
     return {name: scale(name) for name in at.mean}
 
@@ -57,7 +58,7 @@ def test_scales_of_a_convolution_follow_its_patches(name: str, rotated: bool):
 def test_at_factor_one_every_pre_activation_gets_noise_of_its_own_size(rotated: bool):
     x = torch.randn(100, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
     net = nn.Linear(3, 5, bias=False).double()
-    at = centre(net)
+    at = stack_models(net)
     seen = observe(at, lambda rows: [x], rotated=rotated)
     q = WeightDistribution(at.mean, initial_scale=unit_scale(at.mean, seen.bases, eps=1e-6), rotation=seen.rotation())
     noise = (q.draw(range(4000))["weight"].detach() - net.weight.detach()) @ x.mT  # (P, 5, 100)

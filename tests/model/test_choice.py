@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from offmap.errors import ConfigError
 from offmap.model.forward import call, first_tensor
 from offmap.model.params import chooser, copy_model, floating
-from offmap.model.select_params import choose, last_layer
-from offmap.posterior.construct import centre
+from offmap.model.select import choose, last_layer, stack_models
 from zoo import ZOO, Case, Through
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -85,7 +84,7 @@ def test_the_last_layer_is_the_last_product_on_the_way_to_the_output(case: str):
     net = copy_model(build())
     before = {n: w.clone() for n, w in floating(net).items()}
     assert last_layer(net, x, output_fn) == expected
-    assert list(choose(centre(net), x, "last-layer", output_fn).mean) == expected
+    assert list(choose(stack_models(net), x, "last-layer", output_fn).mean) == expected
     assert all(torch.equal(w, before[n]) for n, w in floating(net).items())
 
 
@@ -125,7 +124,7 @@ def test_a_host_without_a_product_has_no_last_layer():
 @pytest.mark.parametrize("members", [1, 2])
 def test_words_patterns_and_predicates_choose(params: Any, names: list[str], members: int):
     nets = [ZOO["mlp"].build(m) for m in range(members)]
-    at = choose(centre(nets), ZOO["mlp"].inputs(), params)
+    at = choose(stack_models(nets), ZOO["mlp"].inputs(), params)
     assert list(at.mean) == names
     for m, net in enumerate(nets):  # what is not random is still there
         own = dict(net.named_parameters())
@@ -134,19 +133,19 @@ def test_words_patterns_and_predicates_choose(params: Any, names: list[str], mem
 
 def test_words_win_over_parameters_of_the_same_name():
     net = Through(lambda s, x: s.b(x) * s.all, b=nn.Linear(3, 2), all=nn.Parameter(torch.ones(2)))
-    assert list(choose(centre(net), X, "all").mean) == ["all", "b.weight", "b.bias"]
-    assert list(choose(centre(net), X, "al[l]").mean) == ["all"]
+    assert list(choose(stack_models(net), X, "all").mean) == ["all", "b.weight", "b.bias"]
+    assert list(choose(stack_models(net), X, "al[l]").mean) == ["all"]
 
 
 def test_patterns_that_fit_nothing_are_refused_as_ever():
     with pytest.raises(
         ConfigError, match=r"Expected `params` to pick at least one parameter, but 'lastlayer' fits none of \['weight'"
     ):
-        choose(centre(nn.Linear(3, 2)), X, "lastlayer")
+        choose(stack_models(nn.Linear(3, 2)), X, "lastlayer")
     with pytest.raises(
         ConfigError, match=r"a function or None, but got 3. The words \['all', 'matrices', 'last-layer'\] are patterns"
     ):
-        choose(centre(nn.Linear(3, 2)), X, 3)  # pyright: ignore[reportArgumentType]
+        choose(stack_models(nn.Linear(3, 2)), X, 3)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_last_layer_takes_a_forward_pass():
@@ -158,14 +157,14 @@ def test_the_last_layer_takes_a_forward_pass():
 
 def test_what_no_input_reaches_stays_fixed():
     net = two_heads()
-    at = choose(centre(net), X, unreached=["c.weight", "c.bias"])
+    at = choose(stack_models(net), X, unreached=["c.weight", "c.bias"])
     assert list(at.mean) == ["a.weight", "a.bias", "b.weight", "b.bias"]
     message = (
         r"Expected `params` to pick a parameter that some input reaches, but 'c.\*' picks `c.weight`, `c.bias` alone. Check `out"
     )
     with pytest.raises(ConfigError, match=message):
-        choose(centre(net), X, "c.*", unreached=["c.weight", "c.bias"])
+        choose(stack_models(net), X, "c.*", unreached=["c.weight", "c.bias"])
 
 
 def test_one_row_tells_the_last_layer():
-    assert list(choose(centre(ZOO["mlp"].build()), ZOO["mlp"].inputs(1), "last-layer").mean) == ["4.weight", "4.bias"]
+    assert list(choose(stack_models(ZOO["mlp"].build()), ZOO["mlp"].inputs(1), "last-layer").mean) == ["4.weight", "4.bias"]

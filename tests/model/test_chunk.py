@@ -12,7 +12,8 @@ from offmap.model import chunk as module
 from offmap.model.chunk import CHUNK_NUMBERS, SECONDS, choose_chunk
 from offmap.model.forward import BatchedModel, first_tensor
 from offmap.model.params import copy_model
-from offmap.posterior.construct import centre, scaling
+from offmap.model.select import stack_models
+from offmap.posterior.construct import scaling
 from zoo import ZOO, Through
 
 
@@ -28,7 +29,7 @@ def test_the_chunk_chosen_for_a_host_is_one_that_it_can_run(name: str):
 
 def chunk_of(name: str, rows: int = 12, members: int = 1) -> int:
     case = ZOO[name]
-    at = centre([case.build(m) for m in range(members)])
+    at = stack_models([case.build(m) for m in range(members)])
     return choose_chunk(at.net, at.mean | at.fixed, case.inputs(rows))
 
 
@@ -94,7 +95,7 @@ def test_a_choice_is_made_once_for_a_form_of_host_and_rows(monkeypatch: pytest.M
 def test_a_host_of_a_known_form_that_vmap_cannot_run_is_looped_over(monkeypatch: pytest.MonkeyPatch):
     clock(monkeypatch, QUICK)
     plain = Through(lambda s, x: s.b(s.a(x)), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
-    at = centre(plain)
+    at = stack_models(plain)
     assert choose_chunk(at.net, at.mean, torch.zeros(12, 3)) == 64
     assert chunk_of("branching") == 1  # of the same modules and shapes
 

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oracles
-from offmap.model import dense
-from offmap.model.forward import BatchedModel
+from offmap.model.forward import ELEMENTWISE, BatchedModel, plan_layers, run_layers
 from offmap.model.params import copy_model
 from offmap.posterior.construct import scaling
 from zoo import ZOO
 
-ACTIVATIONS = sorted(dense.ELEMENTWISE, key=lambda a: a.__name__)
+ACTIVATIONS = sorted(ELEMENTWISE, key=lambda a: a.__name__)
 
 
 class Doubled(nn.Linear):
@@ -48,7 +47,7 @@ def check(net: nn.Module, x: Tensor, draws: int = 3) -> None:
     net = copy_model(net)
     q = scaling(net, initial_scale=0.3)
     weights = q.draw(range(draws))
-    chunk = 16 if dense.plan(net) else 1  # some of these `vmap` cannot run
+    chunk = 16 if plan_layers(net) else 1  # some of these `vmap` cannot run
     torch.testing.assert_close(
         BatchedModel(net, chunk_size=chunk).outputs(q.draw, draws, x), oracles.run(net, weights, x), rtol=1e-5, atol=1e-6
     )
@@ -61,7 +60,7 @@ def check(net: nn.Module, x: Tensor, draws: int = 3) -> None:
     ids=["subclass", "sequential with a forward of its own", "hook", "pre-hook", "parametrized", "tied", "repeated"],
 )  # fmt: skip
 def test_hosts_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn.Module):
-    assert dense.plan(copy_model(net)) is None
+    assert plan_layers(copy_model(net)) is None
     check(net, torch.randn(5, 3))
 
 
@@ -70,12 +69,12 @@ def test_hosts_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn
 )
 def test_plain_hosts_are_planned_and_run_right(name: str):
     net, x = ZOO[name].build(), ZOO[name].inputs()
-    assert dense.plan(copy_model(net))
+    assert plan_layers(copy_model(net))
     check(net, x)
 
 
 def test_a_host_in_training_mode_is_not_planned():
-    assert dense.plan(ZOO["dropout"].build().train()) is None
+    assert plan_layers(ZOO["dropout"].build().train()) is None
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -123,7 +122,7 @@ def test_gradients_flow_through_products_in_place():
     net = copy_model(ZOO["mlp"].build().double())
     q, twin = scaling(net, initial_scale=0.3), scaling(net, initial_scale=0.3)
     x = ZOO["mlp"].inputs().double()
-    dense.forward(dense.plan(net) or [], q.draw(range(3)), x, 3).square().sum().backward()
+    run_layers(plan_layers(net) or [], q.draw(range(3)), x, 3).square().sum().backward()
     slow = [torch.func.functional_call(net, {n: w[i] for n, w in twin.draw(range(3)).items()}, (x,)) for i in range(3)]
     torch.stack(slow).square().sum().backward()
     for name, raw in q.raw_scale.items():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offmap.errors import ModelError
 from offmap.integrations.mlp import mlp
-from offmap.model.features import features
+from offmap.model.capture import features
 from offmap_bench.nets.resnet import resnet
 from trained import inputs
 

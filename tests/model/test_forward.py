@@ -19,8 +19,7 @@ import oracles
 from offmap.data.inputs import mark_shared, rows_of, shared, take_rows
 from offmap.errors import ModelError
 from offmap.model import forward as module
-from offmap.model.calls import replaced
-from offmap.model.forward import OUTPUT_NUMBERS, BatchedModel, call, first_tensor, forward
+from offmap.model.forward import OUTPUT_NUMBERS, BatchedModel, call, first_tensor, forward, swap_weights
 from offmap.model.params import copy_model
 from offmap.posterior.construct import scaling
 from zoo import ZOO, Through
@@ -124,7 +123,7 @@ def test_a_host_without_one_output_per_row_is_refused():
 def test_a_tied_weight_is_replaced_in_all_its_places_and_given_back(given: str):
     net = copy_model(ZOO["tied"].build())
     own, other = net[0].weight, torch.randn(3, 3)
-    with suppress(KeyError), replaced(net, {given: other}):
+    with suppress(KeyError), swap_weights(net, {given: other}):
         assert net[0].weight is other
         assert net[2].weight is other
         raise KeyError

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from offmap.maxwent.closed_form import unit_scale
-from offmap.posterior.construct import centre, observe
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe
 from zoo import Through
 
 HOSTS = {
@@ -22,7 +23,7 @@ HOSTS = {
 @pytest.mark.parametrize("rotated", [True, False])
 def test_amplitude_is_the_root_of_the_frequency_with_half_a_count_more(name: str, rotated: bool):
     batches = [torch.tensor([[0, 1], [1, 1]]), torch.tensor([[4, 0], [1, 1]])]
-    at = centre(HOSTS[name])
+    at = stack_models(HOSTS[name])
     seen = observe(at, lambda rows: batches, rotated=rotated)
     basis = seen.bases["table.weight"]
     shares = torch.tensor([2.5, 5.5, 0.5, 0.5, 1.5, 0.5], dtype=torch.float64) / 11
@@ -36,7 +37,7 @@ def test_amplitude_is_the_root_of_the_frequency_with_half_a_count_more(name: str
 
 def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over_the_data_is_that_of_the_table():
     x = torch.tensor([[0, 1], [1, 1], [4, 0], [1, 1]])
-    at = centre(HOSTS["embedding"])
+    at = stack_models(HOSTS["embedding"])
     bases = observe(at, lambda rows: [x], rotated=True).bases
     scale = unit_scale(at.mean, bases, eps=1e-4)("table.weight")[0].double()
     assert bool((scale[[2, 3, 5]] > 1.5 * scale[[0, 1, 4]].amax(0)).all())
@@ -47,6 +48,6 @@ def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over
 
 def test_a_table_that_a_product_reads_in_parts_has_no_amplitude_although_it_is_looked_up():
     net = Through(lambda s, x: s.table(x).mean(1)[:, :2] @ s.table.weight[:, :2].mT, table=nn.Embedding(6, 3))
-    seen = observe(centre(net), lambda rows: [torch.tensor([[0, 1], [4, 1]])], rotated=True)
+    seen = observe(stack_models(net), lambda rows: [torch.tensor([[0, 1], [4, 1]])], rotated=True)
     assert seen.bases == {}
     assert seen.why == {"table.weight": "read in parts of its fan-in"}

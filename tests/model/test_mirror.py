@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 
-from offmap.model.named_tensors import NamedTensors
-from offmap.model.params import select_params
+from offmap.model.params import NamedTensors, select_params
 from zoo import ZOO
 
 

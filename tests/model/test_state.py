@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from offmap.model.forward import call
-from offmap.model.state import changed, restore_state, same
+from offmap.model.inspect import changed, restore_state, same
 
 
 class Memo(nn.Module):

@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from offmap.model.param_views import AliasTable, Place
+from offmap.model.matrix_view import AliasTable, ParamView
 
 W = torch.arange(24.0).reshape(4, 6)
 
-PLAIN: dict[str, tuple[Callable[[Tensor], Tensor], Place]] = {
-    "itself": (lambda w: w, Place("w", ((0,), (1,)), (1, 1))),
-    "transposed": (lambda w: w.mT, Place("w", ((1,), (0,)), (1, 1))),
-    "with an axis more": (lambda w: w[None], Place("w", ((), (0,), (1,)), (1, 1, 1))),
-    "repeated": (lambda w: w.expand(3, 4, 6), Place("w", ((), (0,), (1,)), (3, 1, 1))),
-    "repeated inside": (lambda w: w[:, None].expand(4, 5, 6), Place("w", ((0,), (), (1,)), (1, 5, 1))),
-    "flat": (lambda w: w.flatten(), Place("w", ((0, 1),), (1,))),
-    "some rows": (lambda w: w[1:3], Place("w", ((0,), (1,)), (1, 1), (0, 1, 3))),
-    "the first rows": (lambda w: w[:3], Place("w", ((0,), (1,)), (1, 1), (0, 0, 3))),
-    "some columns": (lambda w: w[:, 2:5], Place("w", ((0,), (1,)), (1, 1), (1, 2, 5))),
-    "one row": (lambda w: w[2], Place("w", ((1,),), (1,), (0, 2, 3))),
-    "one column": (lambda w: w[:, 5], Place("w", ((0,),), (1,), (1, 5, 6))),
-    "some rows, flat": (lambda w: w[1:3].flatten(), Place("w", ((0, 1),), (1,), (0, 1, 3))),
+PLAIN: dict[str, tuple[Callable[[Tensor], Tensor], ParamView]] = {
+    "itself": (lambda w: w, ParamView("w", ((0,), (1,)), (1, 1))),
+    "transposed": (lambda w: w.mT, ParamView("w", ((1,), (0,)), (1, 1))),
+    "with an axis more": (lambda w: w[None], ParamView("w", ((), (0,), (1,)), (1, 1, 1))),
+    "repeated": (lambda w: w.expand(3, 4, 6), ParamView("w", ((), (0,), (1,)), (3, 1, 1))),
+    "repeated inside": (lambda w: w[:, None].expand(4, 5, 6), ParamView("w", ((0,), (), (1,)), (1, 5, 1))),
+    "flat": (lambda w: w.flatten(), ParamView("w", ((0, 1),), (1,))),
+    "some rows": (lambda w: w[1:3], ParamView("w", ((0,), (1,)), (1, 1), (0, 1, 3))),
+    "the first rows": (lambda w: w[:3], ParamView("w", ((0,), (1,)), (1, 1), (0, 0, 3))),
+    "some columns": (lambda w: w[:, 2:5], ParamView("w", ((0,), (1,)), (1, 1), (1, 2, 5))),
+    "one row": (lambda w: w[2], ParamView("w", ((1,),), (1,), (0, 2, 3))),
+    "one column": (lambda w: w[:, 5], ParamView("w", ((0,),), (1,), (1, 5, 6))),
+    "some rows, flat": (lambda w: w[1:3].flatten(), ParamView("w", ((0, 1),), (1,), (0, 1, 3))),
 }
 
 NOT_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -43,38 +43,38 @@ NOT_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 def test_a_plain_view_is_located(how: str):
     view, place = PLAIN[how]
     owners = AliasTable({"other": torch.zeros(3), "w": W})
-    assert owners.owns(view(W)) == "w"
+    assert owners.owner(view(W)) == "w"
     assert owners.locate(view(W)) == place
 
 
 @pytest.mark.parametrize("how", NOT_PLAIN)
 def test_what_is_no_plain_cut_is_owned_but_has_no_place(how: str):
     owners = AliasTable({"w": W})
-    assert owners.owns(NOT_PLAIN[how](W)) == "w"
+    assert owners.owner(NOT_PLAIN[how](W)) == "w"
     assert owners.locate(NOT_PLAIN[how](W)) is None
 
 
 def test_whole_is_the_parameter_itself_axis_by_axis():
-    whole = {how: place.whole for how, (_, place) in PLAIN.items()}
+    whole = {how: place.complete for how, (_, place) in PLAIN.items()}
     assert [how for how, it_is in whole.items() if it_is] == ["itself"]
     column = torch.zeros(5, 1)
     place = AliasTable({"w": column}).locate(column)
-    assert place == Place("w", ((0,), ()), (1, 1))
-    assert place.whole
+    assert place == ParamView("w", ((0,), ()), (1, 1))
+    assert place.complete
 
 
 def test_nobody_owns_other_tensors_nothing_and_no_numbers():
     owners = AliasTable({"w": W})
-    assert owners.owns(None) is None
-    assert owners.owns(W[:0]) is None
-    assert owners.owns(torch.zeros(4, 6)) is None
+    assert owners.owner(None) is None
+    assert owners.owner(W[:0]) is None
+    assert owners.owner(torch.zeros(4, 6)) is None
     assert owners.locate(torch.zeros(4, 6)) is None
 
 
 def test_parameters_that_share_a_storage_are_told_apart():
     both = torch.arange(10.0)
     owners = AliasTable({"a": both[:4], "b": both[4:]})
-    assert [owners.owns(both[i:]) for i in (0, 3, 4, 9)] == ["a", "a", "b", "b"]
+    assert [owners.owner(both[i:]) for i in (0, 3, 4, 9)] == ["a", "a", "b", "b"]
 
 
 def followed(view: Callable[[Tensor], Tensor]) -> tuple[AliasTable, Tensor]:
@@ -82,7 +82,7 @@ def followed(view: Callable[[Tensor], Tensor]) -> tuple[AliasTable, Tensor]:
     owners, copy = AliasTable({"w": W}), view(W).clone(memory_format=torch.contiguous_format)
     place = owners.locate(view(W))
     assert place is not None
-    owners.follow(copy, place)
+    owners.add(copy, place)
     return owners, copy
 
 
@@ -94,12 +94,12 @@ def test_a_copy_stands_where_its_source_does(how: str):
 
 def test_views_of_copies_are_located_in_the_parameter():
     owners, copy = followed(lambda w: w.mT)
-    assert owners.locate(copy[2:5]) == Place("w", ((1,), (0,)), (1, 1), (1, 2, 5))
+    assert owners.locate(copy[2:5]) == ParamView("w", ((1,), (0,)), (1, 1), (1, 2, 5))
     owners, copy = followed(lambda w: w.expand(3, 4, 6))
-    assert owners.locate(copy.flatten(0, 1)) == Place("w", ((0,), (1,)), (3, 1))
-    assert owners.locate(copy[:, 1:3]) == Place("w", ((), (0,), (1,)), (3, 1, 1), (0, 1, 3))
+    assert owners.locate(copy.flatten(0, 1)) == ParamView("w", ((0,), (1,)), (3, 1))
+    assert owners.locate(copy[:, 1:3]) == ParamView("w", ((), (0,), (1,)), (3, 1, 1), (0, 1, 3))
     owners, copy = followed(lambda w: w[1:3])
-    assert owners.locate(copy.mT) == Place("w", ((1,), (0,)), (1, 1), (0, 1, 3))
+    assert owners.locate(copy.mT) == ParamView("w", ((1,), (0,)), (1, 1), (0, 1, 3))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_views_of_copies_are_located_in_the_parameter():
 )
 def test_other_views_of_copies_have_no_place(view: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor]):
     owners, copy = followed(view)
-    assert owners.owns(again(copy)) == "w"
+    assert owners.owner(again(copy)) == "w"
     assert owners.locate(again(copy)) is None
 
 
@@ -122,6 +122,6 @@ def test_some_of_the_rows_of_repeats_one_after_another_have_no_place():
     flat = copy.flatten(0, 1).clone()
     place = owners.locate(copy.flatten(0, 1))
     assert place is not None
-    owners.follow(flat, place)
+    owners.add(flat, place)
     assert owners.locate(flat) == place
     assert owners.locate(flat[:2]) is None

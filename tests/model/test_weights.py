@@ -10,8 +10,8 @@ from torch import nn
 
 from offmap.errors import ConfigError, ModelError
 from offmap.model.forward import forward
-from offmap.model.params import at, copy_model, count, remainder, same_architecture, select_params, stack, with_ties
-from offmap.posterior.construct import centre
+from offmap.model.params import at, copy_model, count, remainder, same_architecture, select_params, stack
+from offmap.model.select import stack_models
 from zoo import ZOO
 
 
@@ -103,7 +103,7 @@ def test_a_sharing_copy_reads_the_hosts_parameters_and_has_all_else_to_itself(na
 
 def test_members_are_held_in_one_stack_apart_from_the_users_hosts():
     nets = [ZOO["partly_frozen"].build(m) for m in range(2)]
-    held = centre(nets, "*weight")
+    held = stack_models(nets, "*weight")
     stacked = held.mean | held.fixed
     assert all(p.data_ptr() == stacked[n].data_ptr() for n, p in held.net.named_parameters())
     assert not {p.data_ptr() for net in nets for p in net.parameters()} & {t.data_ptr() for t in stacked.values()}
@@ -179,20 +179,11 @@ def test_buffers_outside_the_state_dict_are_compared_too():
 @pytest.mark.parametrize("name", ["buffers", "batchnorm", "tied"])
 def test_what_differs_between_members_is_kept_for_each(name: str):
     nets = [ZOO[name].build(m) for m in range(2)]
-    held = centre(nets, "*weight")
+    held = stack_models(nets, "*weight")
     for m, net in enumerate(nets):
         own = dict(net.named_parameters()) | dict(net.named_buffers())
         assert held.weights(m).keys() == own.keys()
         assert all(torch.equal(t, own[n]) for n, t in held.weights(m).items())
-
-
-def test_ties_give_every_place_in_the_host_its_weight_once():
-    for name, alias in (("tied", ["2.weight"]), ("repeated", []), ("mlp", [])):
-        net = ZOO[name].build()
-        weights = select_params(net)
-        full = with_ties(net, weights)
-        assert sorted(full.keys() - weights.keys()) == alias
-        assert all(full[a] is weights["0.weight"] for a in alias)
 
 
 @pytest.mark.parametrize("name", ["tied", "repeated"])

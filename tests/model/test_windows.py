@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from offmap.model import windows
-from offmap.model.windows import Windows
+from offmap.model import matrix_view as windows
+from offmap.model.matrix_view import Windows
 
 PAIR = {
     "kernel": st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from offmap.model.capture import LayerInput
 from offmap.model.matrix_view import MatrixView
+from offmap.model.select import stack_models
 from offmap.posterior import basis as module
 from offmap.posterior.basis import Basis, eigenbasis
-from offmap.posterior.construct import centre
 from offmap.posterior.construct import observe as observe_feed
 from zoo import ZOO
 
@@ -72,7 +72,7 @@ def test_rounding_does_not_choose_between_entries_of_one_size(seed: int):
 
 
 def observe(nets: nn.Module | Sequence[nn.Module], x: Any, *, rotated: bool = True) -> dict[str, Basis]:
-    return observe_feed(centre(nets), lambda rows: [x], rotated=rotated).bases
+    return observe_feed(stack_models(nets), lambda rows: [x], rotated=rotated).bases
 
 
 @pytest.mark.parametrize("rotated", [True, False])

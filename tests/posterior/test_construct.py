@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from offmap.model.calls import call, first_tensor
+from offmap.model.forward import call, first_tensor
+from offmap.model.select import stack_models
 from offmap.posterior import construct
-from offmap.posterior.construct import centre
 
 NET = nn.Sequential(
     nn.Conv2d(4, 4, 2, groups=2, bias=False), nn.Flatten(), nn.Linear(36, 10, bias=False), nn.Linear(10, 3, bias=False)
@@ -23,7 +23,7 @@ SIZES = {
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("limit", SIZES)
 def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, members: int, monkeypatch: pytest.MonkeyPatch):
-    at = centre([NET] * members)
+    at = stack_models([NET] * members)
     weights = [at.weights(m) for m in range(members)]
     wide, conv, narrow = (members * SIZES[limit][name] for name in ("2.weight", "0.weight", "3.weight"))
 
@@ -41,7 +41,7 @@ def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, membe
 
 
 def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch):
-    at = centre(NET)
+    at = stack_models(NET)
 
     def plan() -> construct.Plan:
         return construct._plan(at, [at.weights(0)], torch.ones(50, 4, 4, 4), lambda *args: call(*args, first_tensor), 4096)
@@ -55,7 +55,7 @@ def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch
 
 def test_the_centre_of_one_host_is_its_own():
     net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
-    at = centre(net)
+    at = stack_models(net)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     with torch.no_grad():
         for p in net.parameters():

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from offmap.model.capture import TWICE
 from offmap.model.matrix_view import MatrixView
+from offmap.model.select import stack_models
 from offmap.posterior.basis import Moment, Total, build
-from offmap.posterior.construct import Observed, centre, observe
+from offmap.posterior.construct import Observed, observe
 from offmap.posterior.merge_moments import Dealt, pool
 from threads import Thread, in_ranks
 from zoo import Through
@@ -51,7 +52,7 @@ def seen_by(group: Thread | None, net: nn.Module, data: list[Tensor], *, rotated
         assert group is not None
         return [(x, 0) for x in data[group.rank :: group.size]]
 
-    return observe(centre(net), lambda rows: data, rotated=rotated, dealt=group and Dealt(group, feed))
+    return observe(stack_models(net), lambda rows: data, rotated=rotated, dealt=group and Dealt(group, feed))
 
 
 @pytest.mark.parametrize("rotated", [True, False])

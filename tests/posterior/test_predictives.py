@@ -13,7 +13,8 @@ import offmap
 from offmap.errors import ConfigError, ModelError
 from offmap.integrations.mlp import mlp
 from offmap.model.forward import BatchedModel
-from offmap.posterior.construct import centre, scaling
+from offmap.model.select import stack_models
+from offmap.posterior.construct import scaling
 from offmap.posterior.predictive import Member, Sampled, Stochastic
 from offmap.posterior.protocol import Runtime, override
 from trained import classifier, inputs, regressor
@@ -23,11 +24,11 @@ X = inputs(9, 5)
 
 def stochastic(members: int = 1, chunk_size: int = 16) -> Stochastic:
     q = scaling([regressor(s) for s in range(members)], initial_scale=0.1)
-    return Stochastic(BatchedModel(centre([regressor(s) for s in range(members)]).net, chunk_size=chunk_size), q)
+    return Stochastic(BatchedModel(stack_models([regressor(s) for s in range(members)]).net, chunk_size=chunk_size), q)
 
 
 def sampled(members: int = 2) -> Sampled:
-    at = centre([regressor(s) for s in range(members)])
+    at = stack_models([regressor(s) for s in range(members)])
     return Sampled(BatchedModel(at.net), at.mean | at.fixed)
 
 
@@ -81,7 +82,7 @@ def test_members_come_back_as_plain_modules() -> None:
 
 
 def test_runtime_measures_the_host() -> None:
-    at = centre(classifier())
+    at = stack_models(classifier())
     model = Runtime().model(at.net, at.mean, X)
     assert (model.output_numbers, model.output_axes) == (3, 1)
     assert model.chunk_size > 1
@@ -89,7 +90,7 @@ def test_runtime_measures_the_host() -> None:
 
 
 def test_runtime_refuses_what_it_cannot_run() -> None:
-    at = centre(classifier())
+    at = stack_models(classifier())
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(2, 4\)"):
         Runtime().model(at.net, at.mean, inputs(9, features=4))
     with pytest.raises(ModelError, match=r"one output row per input row, but Sequential made \(1, 3\) of 2 rows"):

@@ -26,7 +26,7 @@ from offmap.data.tables.formats import opened
 from offmap.data.tables.images import pixels
 from offmap.errors import OffmapError
 from offmap.maxwent.checkpoint import Checkpoint, Part
-from offmap.model.digest import checksum
+from offmap.model.params import checksum
 from offmap.serve.body import Refused, arrays_of
 from offmap.serve.model import Wanted
 from offmap_bench.runner.plan import digest

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import offmap
+from offmap.model.select import stack_models
 from offmap.posterior.basis import Basis
-from offmap.posterior.construct import centre, observe
+from offmap.posterior.construct import observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.checks.trust import Check
 from zoo import ZOO, Case
@@ -114,7 +115,7 @@ def _fitted(case: Case, basis: str, dtype: torch.dtype) -> Fitted:
         net, train, cast(case.data(30)), output_fn=case.output_fn, chunk_size=3 if case.vmap else 1,
         basis=basis, solver="closed-form", draws=DRAWS, risk_draws=DRAWS, progress=False,  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
-    seen = observe(centre(net), lambda rows: [train[0]], rotated=basis == "svd", pick=case.output_fn)
+    seen = observe(stack_models(net), lambda rows: [train[0]], rotated=basis == "svd", pick=case.output_fn)
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     return Fitted(guard, q, seen.bases, cast(case.inputs(8)))
 

@@ -5,7 +5,8 @@ import torch
 
 from faults.single_precision import law, leaves_open
 from offmap.model.matrix_view import MatrixView
-from offmap.posterior.construct import centre, observe
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from zoo import ZOO
 
@@ -16,12 +17,12 @@ from zoo import ZOO
 )
 def test_directions_of_one_amplitude_are_seen_in_the_data(name: str, expected: bool):
     x = ZOO[name].data(40)[0]
-    assert leaves_open(observe(centre(ZOO[name].build()), lambda rows: [x], rotated=True).bases) is expected
+    assert leaves_open(observe(stack_models(ZOO[name].build()), lambda rows: [x], rotated=True).bases) is expected
 
 
 def test_axes_have_no_directions_to_leave_open():
     x = ZOO["unet"].data(40)[0]
-    assert not leaves_open(observe(centre(ZOO["unet"].build()), lambda rows: [x], rotated=False).bases)
+    assert not leaves_open(observe(stack_models(ZOO["unet"].build()), lambda rows: [x], rotated=False).bases)
 
 
 def turned(phi: list[list[float]], v: torch.Tensor) -> WeightDistribution:

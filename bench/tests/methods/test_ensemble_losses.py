@@ -19,8 +19,8 @@ from offmap.integrations.stack_training import Losses, Stack, maximum_likelihood
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.maxwent.train import adam, minimize
 from offmap.model.params import copy_model
-from offmap.posterior.noise import generator
 from offmap.posterior.protocol import Runtime
+from offmap.random import generator
 from offmap_bench.methods.anchored import anchored
 from offmap_bench.methods.dare import anti_regularised
 from offmap_bench.methods.negative_correlation import negative_correlation

@@ -14,8 +14,8 @@ import offmap
 import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError, ShapeError
-from offmap.posterior.noise import generator
 from offmap.posterior.protocol import Predictive
+from offmap.random import generator
 from offmap_bench.methods.laplace import Approximated, Config, Draw, Means, fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # laplace-torch's own, when the tests call it

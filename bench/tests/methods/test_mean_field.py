@@ -17,11 +17,11 @@ import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
 from offmap.integrations.mlp import mlp
-from offmap.posterior.construct import centre
+from offmap.model.select import stack_models
 from offmap.posterior.noise import Normal as NormalNoise
-from offmap.posterior.noise import generator
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Predictive, Runtime
+from offmap.random import generator
 from offmap_bench.methods.mean_field import GRID, Config, Posteriors, fit, fit_grid, start
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -52,7 +52,7 @@ def test_the_grid_is_the_papers() -> None:
 def test_the_objective_is_the_weighted_bound_written_out() -> None:
     """Per row: mean NLL of one drawn net + (λ/n)·KL(N(μ, σ²) ‖ N(0, 1)), summed over settings and members."""
     config = replace(QUICK, initial_raw_scale=-1.0, draws_per_step=2)
-    at, (x, y) = centre(nets()), trained.regression(16)
+    at, (x, y) = stack_models(nets()), trained.regression(16)
     q = start(at, 2, config)
     model = Runtime().model(at.net, at.mean, x)
     weight = torch.tensor([0.1, 3.0]) / 60

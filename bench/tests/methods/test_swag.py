@@ -14,9 +14,10 @@ import offmap
 import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
-from offmap.posterior.noise import Normal, generator
+from offmap.posterior.noise import Normal
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Predictive
+from offmap.random import generator
 from offmap_bench.methods.swag import COLUMNS, Config, Draw, Moments, fit
 
 PLACE = Place(torch.device("cpu"), torch.float32)

@@ -15,7 +15,8 @@ from offmap.data import Rows
 from offmap.export.guard_graph import graph_of
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
-from offmap.posterior.construct import centre, observe
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.speed import growth, measure, page
@@ -108,7 +109,7 @@ def test_flops_of_training_are_those_of_a_pass_forwards_and_of_two_backwards():
 
 
 def test_flops_of_a_basis_pass_are_those_of_a_pass_and_of_the_moments():
-    at = centre(small())
+    at = stack_models(small())
     short, long = (count_flops(lambda n=n: observe(at, lambda _: rows(n)[0].split(10), rotated=True)) for n in (40, 60))
     assert long - short == 2 * 20 * (PRODUCTS + 3 * 3 + 5 * 5 + 7 * 7)
 

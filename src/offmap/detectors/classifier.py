@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
+from offmap.cache import LRUCache, content_key
 from offmap.data import Place
 from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, nearest
-from offmap.model.cache import LRUCache
-from offmap.model.capture import CaptureMode, ParamUse, open_attention
-from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed
+from offmap.model.capture import CaptureMode, ParamUse
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed, no_fast_path
 from offmap.model.params import copy_model, floating
 
 PROBE_ROWS = 8
@@ -136,7 +136,11 @@ class Classifier:
         parts: list[tuple[Tensor, Tensor]] = []
         for rows in self.blocks(inputs):
             block = take_rows(inputs, rows)
-            parts.append(self._extract(block) if self.cache is None else self.cache.find(block, lambda x=block: self._extract(x)))
+            parts.append(
+                self._extract(block)
+                if self.cache is None
+                else self.cache.get(content_key(block), lambda x=block: self._extract(x))
+            )
         return Features(inputs, torch.cat([h for h, _ in parts]), torch.cat([z for _, z in parts]))
 
     def blocks(self, inputs: Inputs) -> Iterator[slice]:
@@ -226,12 +230,12 @@ def capture_matrix_inputs(
     batch, uses = rows_of(x), list[tuple[ParamUse, Tensor]]()
 
     def visit(use: ParamUse) -> None:
-        inputs = use.meeting
+        inputs = use.input
         if inputs is not None and inputs.count == batch and inputs.groups == 1 and name in (None, use.name):
             uses.append((use, torch.cat([block[0] for block in inputs.rows(None)])))
 
     # in inference mode products are not taken apart, so that their operands cannot be seen
-    with torch.inference_mode(False), open_attention(), CaptureMode(floating(model), visit):
+    with torch.inference_mode(False), no_fast_path, CaptureMode(floating(model), visit):
         try:
             return call(model, {}, x, output_fn), uses
         except MODEL_ERRORS as error:
@@ -244,8 +248,8 @@ def find_last_matrix(
     """Find the last matrix whose product is the model's output, up to a softmax; return it with the rows that it multiplies."""
     weights = floating(model)
     for use, rows in reversed(uses):
-        assert use.meeting is not None
-        view, weight = use.meeting.frame, weights[use.name]
+        assert use.input is not None
+        view, weight = use.input.view, weights[use.name]
         if weight.numel() != view.outputs * view.fan_in or (view.outputs, view.fan_in) != (logits.shape[1], rows.shape[1]):
             continue
         matrix = view.rows(weight[None])[0].clone()

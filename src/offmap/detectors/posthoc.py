@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
+from offmap.cache import LRUCache
 from offmap.data import Batches, Place, Rows, batches, gather, own_order, split
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.data.inputs import take_rows
@@ -22,9 +23,8 @@ from offmap.detectors.classifier import Classifier, Features, find_features
 from offmap.errors import DataError, ModelError
 from offmap.fit import VALID_SHARE
 from offmap.likelihoods import Categorical, Prediction
-from offmap.model.cache import LRUCache
 from offmap.model.forward import OutputFn
-from offmap.model.members import as_models
+from offmap.model.select import as_models
 
 logger = logging.getLogger("offmap")
 
@@ -203,7 +203,12 @@ def prepare_fit_data(
         first, _ = next(iter(batched))
         spec = ImageSpec.of(first)
         classifier = find_features(
-            model, first, features=features, output_fn=output_fn, batch_size=batch_size, cache=LRUCache() if cache else None
+            model,
+            first,
+            features=features,
+            output_fn=output_fn,
+            batch_size=batch_size,
+            cache=LRUCache(1 << 24) if cache else None,
         )
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for x, y in _take_batches(batched, rows, seed):

@@ -9,12 +9,8 @@ from offmap._types import Inputs, Weights
 from offmap.data.inputs import is_table
 from offmap.errors import ConfigError
 from offmap.export.passes import Passed
-from offmap.model import dense
-from offmap.model.calls import call
-from offmap.model.forward import BatchedModel
-from offmap.model.last_layer import LastLayer
-from offmap.model.named_tensors import NamedTensors
-from offmap.model.params import at, copy_model
+from offmap.model.forward import BatchedModel, apply_last_layer, call, plan_layers, run_layers
+from offmap.model.params import NamedTensors, at, copy_model
 from offmap.posterior.predictive import CachedPredictive, Sampled, Stochastic
 from offmap.posterior.protocol import Predictive
 
@@ -35,7 +31,7 @@ def own(predictive: Predictive) -> Own:
 
 def together(model: BatchedModel) -> bool:
     """Whether a few products run any number of draws: then a graph stays small."""
-    return bool(model.layers or model.last_layer)
+    return bool(model.layers) or model.last_layer is not None
 
 
 class Draws(nn.Module):
@@ -52,14 +48,14 @@ class Draws(nn.Module):
         self.model = [(copy_model(model.net), model.output_fn)]
         self.members, self.sets = members, len(next(iter(drawn.values())))
         self.dtypes = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
-        self.last_layer = model.last_layer and LastLayer(model.last_layer.layer)
-        self.layers = dense.plan(self.model[0][0]) if model.layers and not self.last_layer else None
+        self.last_layer = model.last_layer
+        self.layers = plan_layers(self.model[0][0]) if model.layers and self.last_layer is None else None
         small = {name: w.half() if half and w.dtype == torch.float32 else w for name, w in {**drawn, **fixed}.items()}
         stacked = {n: small[n] for n in drawn}
-        apart = not (self.last_layer or self.layers)
+        apart = self.last_layer is None and not self.layers
         self.stack = None if apart else NamedTensors(_own(stacked))
         self.each = nn.ModuleList(NamedTensors(_own(at(stacked, i))) for i in range(self.sets if apart else 0))
-        kept = {} if self.last_layer else {n: small[n] for n in fixed}
+        kept = {} if self.last_layer is not None else {n: small[n] for n in fixed}
         self.fixed = nn.ModuleList(NamedTensors(_own(at(kept, m))) for m in range(members))
 
     def forward(self, inputs: Inputs, passed: Passed | None = None) -> Tensor:
@@ -67,7 +63,7 @@ class Draws(nn.Module):
         net, output_fn = self.model[0]
         if self.last_layer is not None:
             assert passed is not None
-            outputs = self.last_layer.outputs(net, tuple(passed.ends), self._stacked())
+            outputs = apply_last_layer(self.last_layer, tuple(passed.ends), self._stacked())
         elif self.layers is not None and is_table(inputs):
             outputs = self._batched(inputs)
         else:
@@ -91,7 +87,7 @@ class Draws(nn.Module):
             every = [f[name].to(self.dtypes[name]) for f in self.fixed]  # pyright: ignore
             weights[name] = torch.stack(every).repeat_interleave(times, 0)
         with torch.enable_grad():  # in one piece: tiles would fix the number of rows
-            return dense.forward(self.layers, weights, x, self.sets)
+            return run_layers(self.layers, weights, x, self.sets)
 
 
 def _own(weights: Weights) -> Weights:

@@ -23,7 +23,7 @@ from offmap.errors import ConfigError, FileError, ModelError
 from offmap.export.checksum import sealed
 from offmap.extras import require
 from offmap.io.atomic import write_whole
-from offmap.model.capture import open_attention
+from offmap.model.forward import no_fast_path
 
 TOLERANCE = 1e-4
 """Of a number, in units of 1 plus its size: what the file may differ by from the guard, beside what rounding does to both."""
@@ -126,7 +126,7 @@ def _traced(sheet: Sheet) -> torch.export.ExportedProgram:
     """The module as a graph with any number of rows."""
     rows = torch.export.Dim("rows", min=1)
     shapes = tuple({0: rows} if row else None for row in sheet.rows)
-    with quiet(), open_attention():
+    with quiet(), no_fast_path:
         try:
             return torch.export.export(sheet.module, sheet.tensors, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
 from offmap.errors import ModelError
-from offmap.model.calls import call
-from offmap.model.features import pooled
-from offmap.model.forward import BatchedModel
-from offmap.model.named_tensors import NamedTensors
-from offmap.model.params import copy_model
+from offmap.model.capture import pool_map
+from offmap.model.forward import BatchedModel, call
+from offmap.model.params import NamedTensors, copy_model
 
 REMEDY = "Fit with score='epistemic', which compares no layers."
 
@@ -52,7 +50,7 @@ class Passes(nn.Module):
         )
         net, _ = self.model[0]
         self.owners = {name: _owners(net, name, pictures) for name in names}
-        self.last = [net.get_submodule(model.last_layer.layer)] if model.last_layer else []
+        self.last = [net.get_submodule(model.last_layer)] if model.last_layer is not None else []
 
     def forward(self, inputs: Inputs) -> Passed:
         """All members, one after another."""
@@ -67,7 +65,7 @@ class Passes(nn.Module):
         def watch(name: str) -> Callable[[nn.Module, Any], None]:
             def keep(module: nn.Module, args: Any) -> None:
                 if name not in found:
-                    found[name] = pooled(args[0]) if isinstance(module, CONVOLUTIONS) else args[0].flatten(0, -2)
+                    found[name] = pool_map(args[0]) if isinstance(module, CONVOLUTIONS) else args[0].flatten(0, -2)
 
             return keep
 

@@ -19,7 +19,7 @@ from offmap.likelihoods import Likelihood
 from offmap.maxwent.monitors import BestValidation
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.posterior.construct import centre
+from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Runtime
 from offmap.progress import bar
@@ -62,7 +62,7 @@ class Stack:
     @staticmethod
     def build(nets: nn.Module | Sequence[nn.Module], inputs: Inputs, runtime: Runtime, *, settings: int = 1) -> Stack:
         """Private copies of the members, once for every setting of a grid, ready to be trained together."""
-        at = centre(nets)
+        at = stack_models(nets)
         return Stack.of(runtime.model(at.net, at.mean | at.fixed, inputs), at.mean, at.fixed, settings=settings)
 
     @property

@@ -23,13 +23,11 @@ from offmap.io.atomic import HEADER, write_whole
 from offmap.io.schema import check_header, check_tensors
 from offmap.likelihoods import LIKELIHOODS, Likelihood
 from offmap.maxwent.monitors import History
-from offmap.model.digest import checksum, digest, sealed
 from offmap.model.forward import BatchedModel, OutputFn, first_tensor
-from offmap.model.last_layer import LastLayer
+from offmap.model.inspect import forgotten, restore_state
 from offmap.model.matrix_view import MatrixView
-from offmap.model.members import as_models
-from offmap.model.state import forgotten, restore_state
-from offmap.posterior.construct import centre
+from offmap.model.params import checksum, digest, sealed
+from offmap.model.select import as_models, stack_models
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from offmap.posterior.noise import NOISES, Noise, Uniform
 from offmap.posterior.predictive import Stochastic
@@ -66,7 +64,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "noise": _noise_state(q.noise),
         "likelihood": law,
         "model": {"chunk_size": model.chunk_size, "batch_size": model.batch_size, "output_numbers": model.output_numbers,
-                 "output_axes": model.output_axes, "last_layer": model.last_layer and model.last_layer.layer},
+                 "output_axes": model.output_axes, "last_layer": model.last_layer},
         "guard": {"clip": guard.clip, "score_with": guard.score_with, "draws": guard.draws, "seed": guard.seed,
                   "target": guard.target, "notes": guard.notes},
         "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
@@ -114,7 +112,7 @@ def _built(
     if header["own_select"] and output_fn is None:
         raise ConfigError(f"{path} was fitted with a `output_fn` of your own: pass the same function to `load`.")
     raw = _part(tensors, "raw_scale.")
-    at = centre(models, lambda name, tensor: name in raw)
+    at = stack_models(models, lambda name, tensor: name in raw)
     frames = _frames(header["frames"])
     check_tensors(tensors, at.mean, frames, path)
     restore_state(at.net, header["restore_state"])
@@ -131,10 +129,7 @@ def _built(
         for name, tensor in q.raw_scale.items():
             tensor.copy_(raw[name])
     q.requires_grad_(False)
-    last_layer = header["model"].pop("last_layer")
-    model = BatchedModel(
-        at.net, output_fn or first_tensor, **header["model"], last_layer=None if last_layer is None else LastLayer(last_layer)
-    )
+    model = BatchedModel(at.net, output_fn or first_tensor, **header["model"])
     calibration = Calibration(
         tensors["calibration.scores"].to(place.device),
         tensors["calibration.misses"].to(place.device),

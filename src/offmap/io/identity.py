@@ -19,8 +19,8 @@ from offmap.data import Batches, Rows
 from offmap.distributed.group import Group
 from offmap.errors import ConfigError, DataError, ModelError, OffmapError
 from offmap.maxwent.train import generators_of
-from offmap.model.digest import digest
-from offmap.posterior.construct import StackedModel
+from offmap.model.params import digest
+from offmap.model.select import StackedModel
 
 HOSTS = "the model"
 REMEDIES: dict[str, tuple[type[OffmapError], str]] = {

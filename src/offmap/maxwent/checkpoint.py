@@ -22,7 +22,7 @@ from offmap._types import Weights
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import FileError
 from offmap.io.atomic import HEADER, write_whole
-from offmap.model.digest import checksum, sealed
+from offmap.model.params import checksum, sealed
 
 FORMAT = "offmap-checkpoint-2"
 REMEDY = "Delete the file to start anew, or pass another `checkpoint=`."

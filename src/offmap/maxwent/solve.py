@@ -25,9 +25,8 @@ from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.select import highest_entropy
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.model.last_layer import find_last_layer
-from offmap.model.select_params import choose
-from offmap.posterior.construct import Observed, StackedModel, centre, observe
+from offmap.model.select import StackedModel, choose, find_last_layer, stack_models
+from offmap.posterior.construct import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import as_noise
 from offmap.posterior.predictive import Stochastic
@@ -83,7 +82,7 @@ def fit(
 
     A Centre is taken as it is, with its random parameters already chosen; nets are copied, and `config.where` chooses.
     """
-    at = nets if isinstance(nets, StackedModel) else choose(centre(nets), valid.inputs, config.params, runtime.output_fn)
+    at = nets if isinstance(nets, StackedModel) else choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
     model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
     model = replace(model, last_layer=find_last_layer(at.net, at.mean, at.weights(0), valid.inputs, runtime.output_fn))
     needed = config.basis == "svd" or config.solver != "sgd"

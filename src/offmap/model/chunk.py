@@ -12,8 +12,7 @@ from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
 from offmap.data.inputs import is_table, take_rows
 from offmap.errors import ModelError
-from offmap.model import dense
-from offmap.model.forward import OutputFn, first_tensor, forward
+from offmap.model.forward import OutputFn, first_tensor, forward, plan_layers
 
 CHUNK_NUMBERS = 1 << 25
 """Weights drawn at once when the chunk is chosen here (128 MB in float32)."""
@@ -43,7 +42,7 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
     rounding alone; where another process must repeat them to the bit, give it the chunk that was chosen here.
     """
     most = min(CHUNKS[-1], CHUNK_NUMBERS // max(1, sum(w.numel() for w in weights.values())))
-    if output_fn is first_tensor and is_table(inputs) and dense.plan(net):
+    if output_fn is first_tensor and is_table(inputs) and plan_layers(net):
         return max(1, most)
     chunks = [c for c in CHUNKS if c <= most]
     if not chunks:

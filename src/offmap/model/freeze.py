@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from offmap._types import Weights
-from offmap.model.forward import OutputFn, first_tensor
-from offmap.model.named_tensors import NamedTensors
-from offmap.model.params import copy_model, with_ties
+from offmap.model.forward import OutputFn, first_tensor, swap_weights
+from offmap.model.params import NamedTensors, at, copy_model
 
 
 class Frozen(nn.Module):
@@ -26,9 +24,12 @@ class Frozen(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Outputs of every weight set, unrolled: a loop exports with a dynamic batch where `vmap` does not."""
-        sets = [{n: w[i] for n, w in self.weights.items()} for i in range(self.size)]
-        outputs = [functional_call(self.net, with_ties(self.net, w), args, kwargs, tie_weights=False) for w in sets]
-        return torch.stack([self.output_fn(output) for output in outputs])
+        weights = dict(self.weights.items())
+        outputs: list[Tensor] = []
+        for i in range(self.size):
+            with swap_weights(self.net, at(weights, i)):
+                outputs.append(self.output_fn(self.net(*args, **kwargs)))
+        return torch.stack(outputs)
 
 
 def freeze(net: nn.Module, weights: Weights, *, output_fn: OutputFn = first_tensor) -> Frozen:

@@ -5,21 +5,29 @@ Everything runs on copies that share the model's parameters and nothing else, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from offmap._torch_private import TorchDispatchMode
+from offmap._torch_private import TorchDispatchMode, forward_hooks, tensor_tables, tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ModelError
-from offmap.model.capture import slow_attention
-from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed
+from offmap.model.forward import (
+    MODEL_ERRORS,
+    OutputFn,
+    call,
+    check_rows,
+    first_tensor,
+    model_failed,
+    no_fast_path,
+    no_fused_attention,
+)
 from offmap.model.params import copy_model, floating, listed, one_device
-from offmap.model.state import changed, same
 from offmap.random import generator
 
 ROWS = 8
@@ -59,7 +67,7 @@ class Findings:
 
 @torch.no_grad()
 def examine(net: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> Findings:
-    """Look at a private model in evaluation mode; raise a HostError for what would make every result wrong.
+    """Look at a private model in evaluation mode; raise a ModelError for what would make every result wrong.
 
     Costs about seven calls on at most 8 rows, and one copy of the weights at a time.
 
@@ -113,7 +121,7 @@ class Look:
         """Parameters that the graph of the output does not lead to; nothing is differentiated, so nothing is held."""
         leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         try:
-            with torch.enable_grad(), slow_attention():
+            with torch.enable_grad(), no_fast_path, no_fused_attention:
                 output = call(self.fresh(), leaves, self.x, self.output_fn)
         except MODEL_ERRORS:  # runs without gradients only
             return list(leaves)
@@ -235,7 +243,7 @@ def random_operators(look: Look) -> list[str]:
         module.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
         module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True)
     seen: dict[str, None] = {}
-    with slow_attention(), _Spy(lambda operator: seen.setdefault(f"`{operator}` in {inside[-1]}")):
+    with no_fast_path, no_fused_attention, _Spy(lambda operator: seen.setdefault(f"`{operator}` in {inside[-1]}")):
         look.run(twin)
     return list(seen)
 
@@ -252,3 +260,97 @@ def _leaves_of(output: Tensor) -> set[int]:
             found.add(id(getattr(node, "variable", None)))
             stack.extend(parent for parent, _ in node.next_functions)
     return found
+
+
+# ------------------------------------------------------------------------------------------ state beside parameters
+
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""What another order of summation can do to an output, as a share of the largest one."""
+
+OWN_TO_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
+"""Attributes of modules that are no state of the user's."""
+
+ABSENT: Any = ...
+"""An attribute that was not there."""
+
+
+def same(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:
+    """Equal up to what another order of summation can do, or to the bit; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point() or exact:
+        return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+    tolerance = TOLERANCE[a.dtype]
+    size = b.abs().nan_to_num(0.0, 0.0, 0.0).max() if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(size), equal_nan=True)
+
+
+def _state(net: nn.Module) -> dict[str, list[Any]]:
+    """Tensors and plain numbers in every buffer and attribute of every module, by dotted name."""
+    found: dict[str, list[Any]] = {}
+    for path, module in net.named_modules():
+        kept = {name: value for name, value in vars(module).items() if name not in OWN_TO_TORCH}
+        for name, value in (tensor_tables(module)[1] | kept).items():
+            leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | bool | int | float | str | None)]
+            found[f"{path}.{name}".lstrip(".")] = leaves
+    return found
+
+
+def changed(before: nn.Module, after: nn.Module) -> list[str]:
+    """Names of buffers and attributes that differ between two copies of one model."""
+    old, new = _state(before), _state(after)
+
+    def equal(a: Any, b: Any) -> bool:
+        return same(a, b, exact=True) if isinstance(a, Tensor) and isinstance(b, Tensor) else type(a) is type(b) and a == b
+
+    def alike(name: str) -> bool:
+        a, b = old.get(name, []), new.get(name, [])
+        return len(a) == len(b) and all(map(equal, a, b))
+
+    return [name for name in old | new if not alike(name)]
+
+
+@dataclass(frozen=True)
+class Forget:
+    """A forward hook that puts buffers and attributes back as they were: (path of the module, name, value)."""
+
+    kept: tuple[tuple[str, str, Any], ...]
+
+    def __call__(self, net: nn.Module, *_: Any) -> None:
+        """Put copies back, so that the next call cannot reach the originals."""
+        for path, name, value in self.kept:
+            store = _store(net.get_submodule(path), name)
+            if value is ABSENT:
+                store.pop(name, None)
+            else:
+                store[name] = value.clone() if isinstance(value, Tensor) else copy.copy(value)
+
+
+def restore_state(net: nn.Module, names: Iterable[str]) -> None:
+    """Make a private model forget what its calls leave under these names.
+
+    Under `vmap` they would be tensors that are dead afterwards, which nothing can copy; and they would keep memory.
+    """
+    places = [(path, name) for path, _, name in (name.rpartition(".") for name in names)]
+    kept = ((path, name, _store(net.get_submodule(path), name).get(name, ABSENT)) for path, name in places)
+    hook = Forget(tuple((path, name, copy.deepcopy(value)) for path, name, value in kept))
+    if hook.kept:
+        net.register_forward_hook(hook, always_call=True)
+
+
+def attributes(net: nn.Module) -> list[str]:
+    """Tensors that are neither parameters nor buffers; hooks make some of them anew in every call, as pruning does."""
+    found = ((path, *pair) for path, module in net.named_modules() for pair in vars(module).items())
+    return [f"{path}.{name}".lstrip(".") for path, name, value in found if isinstance(value, Tensor)]
+
+
+def forgotten(net: nn.Module) -> list[str]:
+    """The names that a private model was made to forget."""
+    hooks = [hook for hook in forward_hooks(net) if isinstance(hook, Forget)]
+    return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.kept]
+
+
+def _store(module: nn.Module, name: str) -> dict[str, Any]:
+    buffers = tensor_tables(module)[1]
+    return buffers if name in buffers else vars(module)

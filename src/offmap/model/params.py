@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from offmap._torch_private import child_table, tensor_tables
 from offmap._types import Weights
 from offmap.errors import ConfigError, ModelError
 
@@ -28,10 +31,19 @@ WORDS: dict[str, Callable[[str, Tensor], bool]] = {
 
 
 def copy_model(net: nn.Module, *, share: bool = False) -> nn.Module:
-    """A private copy of the model in evaluation mode, without gradients: what is done to the model later cannot reach it.
+    """Copy the model in evaluation mode, without gradients: what is done to the model later cannot reach the copy.
 
     With `share` the copy reads the model's own parameters, and only buffers and attributes are its own: no memory to speak of.
     """
+    return _copy(net, share=share).eval().requires_grad_(False)
+
+
+def share_model(net: nn.Module) -> nn.Module:
+    """Copy a model as it is, mode and hooks included, with parameters that share the model's memory."""
+    return _copy(net, share=True)
+
+
+def _copy(net: nn.Module, *, share: bool) -> nn.Module:
     # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
     leftovers = [t for m in net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in leftovers}
@@ -39,13 +51,12 @@ def copy_model(net: nn.Module, *, share: bool = False) -> nn.Module:
         if share or p.is_inference():  # which deepcopy would keep from gradients for good
             memo[id(p)] = nn.Parameter(p.detach() if share else p.detach().clone(), requires_grad=False)
     try:
-        twin = copy.deepcopy(net, memo)
+        return copy.deepcopy(net, memo)
     except Exception as error:
         raise ModelError(
             f"Expected a model that `copy.deepcopy` can copy, but {type(net).__name__} raised: {error}. "
             "Detach what the module keeps from its last call, or give it a `__deepcopy__`."
         ) from error
-    return twin.eval().requires_grad_(False)
 
 
 def chooser(params: ParamSelection) -> Callable[[str, Tensor], bool]:
@@ -85,7 +96,7 @@ def _fits(pattern: str, name: str, tensor: Tensor) -> bool:
 def select_params(net: nn.Module, params: ParamSelection = None) -> Weights:
     """Detached floating-point parameters of `net` that `params` picks, by name.
 
-    >>> list(select(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False)), params="*.weight"))
+    >>> list(select_params(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False)), params="*.weight"))
     ['0.weight', '1.weight']
     """
     known = floating(net)
@@ -113,23 +124,6 @@ def all_params(net: nn.Module) -> Weights:
     return dict(net.named_parameters()) | dict(net.named_buffers())
 
 
-def with_ties(net: nn.Module, weights: Mapping[str, Tensor]) -> Weights:
-    """The same weights under every name of a tied tensor, every place in the model once.
-
-    `functional_call` can do this itself, but leaves a module that is reachable by two paths with the weights of the last call
-    (pytorch issue 164759); so it is called with all names and `tie_weights=False`.
-    """
-    places: dict[int, list[str]] = {}
-    for path, module in net.named_modules():
-        for leaf, tensor in (*vars(module)["_parameters"].items(), *vars(module)["_buffers"].items()):
-            places.setdefault(id(tensor), []).append(f"{path}.{leaf}" if path else leaf)
-    result = dict(weights)
-    for names in places.values():
-        given = [name for name in names if name in weights]
-        result.update({name: weights[given[0]] for name in names if given and name not in weights})
-    return result
-
-
 def stack(weights: Sequence[Mapping[str, Tensor]]) -> Weights:
     """Weights of several models of one architecture with a leading axis: M × {name: (...)} -> {name: (M, ...)}."""
     return {name: torch.stack([w[name] for w in weights]) for name in weights[0]}
@@ -150,7 +144,7 @@ def count(weights: Mapping[str, Tensor]) -> int:
 
 
 def same_architecture(nets: Sequence[nn.Module]) -> None:
-    """Raise a HostError that names the first difference unless all models have the same names, shapes, dtypes and devices."""
+    """Raise a ModelError that names the first difference unless all models have the same names, shapes, dtypes and devices."""
     for what, says, remedy in _ASPECTS:
         first = {n: says(t) for n, t in all_params(nets[0]).items()}
         for position, net in enumerate(nets[1:], start=1):
@@ -176,7 +170,7 @@ _ASPECTS: tuple[tuple[str, Callable[[Tensor], str], str], ...] = (
 
 
 def one_device(net: nn.Module) -> torch.device:
-    """The device on which all parameters and buffers live; raise a HostError that names those elsewhere."""
+    """The device on which all parameters and buffers live; raise a ModelError that names those elsewhere."""
     places = {n: t.device for n, t in all_params(net).items()}
     first, *others = dict.fromkeys(places.values())
     if others:
@@ -197,3 +191,92 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     """
     each = [f"`{name}`" for name in names]
     return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")
+
+
+class NamedTensors(nn.Module):
+    """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping.
+
+    >>> named = NamedTensors({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)
+    >>> sorted(named.state_dict()), named["fc.weight"].shape
+    (['fc.weight', 'scale'], torch.Size([2, 3]))
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, trainable: bool = False) -> None:
+        super().__init__()
+        self.names = tuple(tensors)
+        for name, tensor in tensors.items():
+            *path, leaf = name.split(".")
+            module: nn.Module = self
+            for step in path:
+                # filed by hand: a model may have a layer called `values`, which `add_module` would refuse here
+                module = child_table(module).setdefault(step, nn.Module())
+            if trainable:
+                tensor_tables(module)[0][leaf] = nn.Parameter(tensor.detach())
+            else:
+                tensor_tables(module)[1][leaf] = tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        *path, leaf = name.split(".")
+        module: nn.Module = self
+        for step in path:
+            module = child_table(module)[step]
+        parameters, buffers = tensor_tables(module)
+        return parameters[leaf] if leaf in parameters else buffers[leaf]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Pairs of name and tensor, in the model's order."""
+        return ((name, self[name]) for name in self.names)
+
+    def values(self) -> Iterator[Tensor]:
+        """The tensors, in the model's order."""
+        return (self[name] for name in self.names)
+
+
+def digest(tensor: Tensor) -> list[Any]:
+    """Shape, dtype and SHA-256 of the numbers.
+
+    >>> digest(torch.zeros(2))[:2]
+    [[2], 'torch.float32']
+    """
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
+
+
+def sealed(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """A text behind the checksum of it and of tensors by name.
+
+    >>> unsealed(sealed("{}", {"w": torch.zeros(2)}), {"w": torch.zeros(2)})
+    '{}'
+    """
+    return f"{checksum(header, tensors)} {header}"
+
+
+def unsealed(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """What was sealed together with these tensors. Of JSON that never was, as in older files, nothing can be said.
+
+    Raises:
+        ValueError: The text or the tensors are others.
+    """
+    expected, _, header = text.partition(" ")
+    if text.startswith("{"):
+        return text
+    if expected != checksum(header, tensors):
+        raise ValueError("its checksum does not fit")
+    return header
+
+
+def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a text and of tensors by name."""
+    total = hashlib.sha256(header.encode())
+    for name in sorted(tensors):
+        total.update(json.dumps([name, *digest(tensors[name])]).encode())
+    return total.hexdigest()

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.model.capture import TWICE, CaptureMode, LayerInput, ParamUse, open_attention
+from offmap.model.capture import TWICE, CaptureMode, LayerInput, ParamUse
+from offmap.model.forward import no_fast_path
 from offmap.model.matrix_view import MatrixView, in_pieces
 from offmap.random import sample
 
@@ -54,8 +55,8 @@ class Moment:
 
     def add(self, read: ParamUse, others: int = 0) -> None:
         """Count the inputs of one read, after so many of `others`; a parameter met along two sets of axes cannot be rotated."""
-        met = read.meeting
-        clash = met is not None and self.frame is not None and self.frame != met.frame
+        met = read.input
+        clash = met is not None and self.frame is not None and self.frame != met.view
         if clash or read.final:
             self.frame, self.why, self.final = None, TWICE if clash else read.why, True
             self.totals.clear()
@@ -66,11 +67,11 @@ class Moment:
                 seen = read.index.flatten().bincount(minlength=0 if self.counts is None else len(self.counts))
                 self.counts = seen if self.counts is None else seen + F.pad(self.counts, (0, len(seen) - len(self.counts)))
             return
-        self.frame, self.why = met.frame, ""
+        self.frame, self.why = met.view, ""
         self._count(met, read.name, others)
 
     def _count(self, met: LayerInput, name: str, others: int) -> None:
-        pieces = -(-met.frame.fan_in // self.limit)
+        pieces = -(-met.view.fan_in // self.limit)
         key = (met.start, met.stop, met.groups)
         total = self.totals.get(key)
         chosen = _sample(met, name, others + (0 if total is None else total.rows))
@@ -113,7 +114,7 @@ def _sample(met: LayerInput, name: str, before: int) -> Tensor | None:
 
     Beyond the exact ones, their products cost about a thirtieth of what the forward pass itself spends on this parameter.
     """
-    fan_in = met.frame.fan_in
+    fan_in = met.view.fan_in
     exact = max(EXACT_ROWS, 2 * fan_in, EXACT_PRODUCTS // fan_in**2) - before
     size = max(16, exact, met.count * (met.stop - met.start) // met.groups // (64 * fan_in))
     if size >= met.count:
@@ -155,7 +156,7 @@ def second_moments(
     are random, None for all. `others` tells how many rows other processes met before, in batches of their own.
     """
     moments: list[dict[str, Moment]] = [{} for _ in members]
-    with open_attention():
+    with no_fast_path:
         for x in inputs:
             for weights, found in zip(members, moments, strict=True):
 

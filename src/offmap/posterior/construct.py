@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from offmap._types import Weights
 from offmap.data.inputs import rows_of
 from offmap.distributed.group import SINGLE_PROCESS
-from offmap.model.capture import CaptureMode, ParamUse, open_attention
-from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed
-from offmap.model.params import ParamSelection, at, copy_model, remainder, same_architecture, select_params, stack
-from offmap.model.state import attributes, restore_state
+from offmap.model.capture import CaptureMode, ParamUse
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed, no_fast_path
+from offmap.model.params import ParamSelection
+from offmap.model.select import StackedModel, stack_models
 from offmap.posterior.basis import BIAS, LIMIT, Basis, second_moments
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from offmap.posterior.merge_moments import Dealt, build_together, pool
@@ -34,45 +34,6 @@ ACTIVATIONS, MOST_ROWS = 1 << 20, 1 << 12
 
 Feed: TypeAlias = Callable[[int], Iterable[Any]]
 """The data's inputs in batches, of about so many rows where that can be chosen; may be asked several times."""
-
-
-@dataclass(frozen=True)
-class StackedModel:
-    """Where a distribution is centred: a private model, the members' random weights, and what else differs between them."""
-
-    net: nn.Module
-    mean: Weights
-    fixed: Weights
-
-    @property
-    def members(self) -> int:
-        """M."""
-        return next(iter(self.mean.values())).shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the members live."""
-        return next(iter(self.mean.values())).device
-
-    def weights(self, member: int) -> Weights:
-        """All that one member needs to be called through the private model."""
-        return at(self.mean, member) | at(self.fixed, member)
-
-
-def centre(nets: nn.Module | Sequence[nn.Module], params: ParamSelection = None) -> StackedModel:
-    """A private copy of the models; the users' own are never touched."""
-    models = [nets] if isinstance(nets, nn.Module) else list(nets)
-    same_architecture(models)
-    net = copy_model(models[0], share=len(models) > 1)
-    restore_state(net, attributes(net))
-    chosen = [select_params(model, params) for model in [net, *models[1:]]]
-    mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(models) == 1 else stack(chosen)
-    fixed: Weights = {}
-    if len(models) > 1:
-        fixed = stack([remainder(model, c) for model, c in zip(models, chosen, strict=True)])
-        for name, p in net.named_parameters():  # the private model reads the stack, which is all that is held
-            p.data = (mean if name in mean else fixed)[name][0]
-    return StackedModel(net, mean, fixed)
 
 
 @dataclass(frozen=True)
@@ -149,13 +110,13 @@ def _plan(at: StackedModel, members: Sequence[Weights], first: Any, run: Callabl
     met: Counter[tuple[str, int, int, int]] = Counter()
 
     def visit(read: ParamUse) -> None:
-        if read.meeting is not None and read.name in sizes:
-            frame = read.meeting.frame
-            blocks = read.meeting.groups * -(-frame.fan_in // limit)
+        if read.input is not None and read.name in sizes:
+            frame = read.input.view
+            blocks = read.input.groups * -(-frame.fan_in // limit)
             sizes[read.name] = max(sizes[read.name], blocks * min(frame.fan_in, limit) ** 2 * len(members))
-            met[_place(read)] += read.meeting.count
+            met[_place(read)] += read.input.count
 
-    with torch.no_grad(), open_attention(), CaptureMode({n: members[0][n] for n in at.mean}, visit) as watch:
+    with torch.no_grad(), no_fast_path, CaptureMode({n: members[0][n] for n in at.mean}, visit) as watch:
         run(at.net, members[0], first)
     groups: list[list[str]] = [[]]
     room = MOMENT_NUMBERS
@@ -171,8 +132,8 @@ def _plan(at: StackedModel, members: Sequence[Weights], first: Any, run: Callabl
 
 def _place(read: ParamUse) -> tuple[str, int, int, int]:
     """The part of a parameter that a read met."""
-    assert read.meeting is not None
-    return (read.name, read.meeting.start, read.meeting.stop, read.meeting.groups)
+    assert read.input is not None
+    return (read.name, read.input.start, read.input.stop, read.input.groups)
 
 
 def _own(dealt: Dealt, plan: Plan) -> tuple[Iterator[Any], Callable[[ParamUse], int]]:
@@ -184,7 +145,7 @@ def _own(dealt: Dealt, plan: Plan) -> tuple[Iterator[Any], Callable[[ParamUse], 
         for x, before in dealt.feed(plan.rows):  # noqa: B007
             yield x
 
-    return inputs(), lambda read: round(before * plan.rates.get(_place(read), 0.0)) if read.meeting else 0
+    return inputs(), lambda read: round(before * plan.rates.get(_place(read), 0.0)) if read.input else 0
 
 
 def _report(seen: Observed, limit: int) -> None:
@@ -209,7 +170,7 @@ def scaling(
     >>> scaling(nn.Linear(3, 2)).dimension
     8
     """
-    at_hosts = centre(nets, params)
+    at_hosts = stack_models(nets, params)
     return WeightDistribution(at_hosts.mean, fixed=at_hosts.fixed, noise=as_noise(noise), initial_scale=initial_scale)
 
 
@@ -223,7 +184,7 @@ def svd(
     limit: int = LIMIT,
 ) -> WeightDistribution:
     """V from the second moments of what each matrix meets when the model sees `inputs` (an iterable of batches)."""
-    at_hosts = centre(nets, params)
+    at_hosts = stack_models(nets, params)
     batches = list(inputs)
     observed = observe(at_hosts, lambda rows: batches, rotated=True, limit=limit)
     return WeightDistribution(

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from offmap._types import Weights
 from offmap.errors import ConfigError
 from offmap.model.matrix_view import MatrixView, rotate
-from offmap.model.named_tensors import NamedTensors
-from offmap.model.params import count
+from offmap.model.params import NamedTensors, count
 from offmap.posterior.noise import Noise, Stream, Uniform, draw_noise
 
 CACHE_BYTES = 1 << 23

@@ -12,7 +12,7 @@ from torch import Tensor
 from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
 from offmap.data.inputs import Shared, is_table, rows_of, take_rows
-from offmap.model.features import features
+from offmap.model.capture import features
 from offmap.model.params import floating
 from offmap.posterior.noise import Normal
 from offmap.posterior.protocol import Predictive

@@ -18,7 +18,7 @@ from offmap.fit import fit, guard
 from offmap.guard import Guard
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from offmap.posterior.construct import centre
+from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Predictive, Runtime, Scorer
 from offmap_bench.demo.plans import DROPOUT, ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Plan
@@ -150,7 +150,7 @@ def timed(bench: Bench, label: str, work: Callable[[], Value]) -> Value:
 
 def fixed(nets: list[nn.Module], valid: Rows) -> Sampled:
     """Trained nets as they are, nothing random."""
-    at = centre(nets)
+    at = stack_models(nets)
     weights = at.mean | at.fixed
     return Sampled(SILENT.model(at.net, weights, valid.inputs), weights)
 

@@ -14,7 +14,7 @@ from offmap.data.inputs import rows_of, take_rows
 from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest as nearest_rows
 from offmap.errors import ConfigError, DataError, ModelError, nearest
-from offmap.model.features import features
+from offmap.model.capture import features
 from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.params import copy_model
 

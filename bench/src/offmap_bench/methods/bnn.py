@@ -21,8 +21,8 @@ from offmap.maxwent.monitors import History, RiskThreshold
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
 from offmap.maxwent.train import adam, minimize
 from offmap.model.params import ParamSelection
-from offmap.model.select_params import choose
-from offmap.posterior.construct import Observed, StackedModel, centre, observe
+from offmap.model.select import StackedModel, choose, stack_models
+from offmap.posterior.construct import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Noise, as_noise
 from offmap.posterior.predictive import Stochastic
@@ -81,7 +81,7 @@ def fit(nets: Nets | StackedModel, problem: Problem, config: Config) -> Stochast
     """
     check(config)
     train, valid, likelihood, seed, runtime = as_settings(problem).values()
-    at = nets if isinstance(nets, StackedModel) else choose(centre(nets), valid.inputs, config.params, runtime.output_fn)
+    at = nets if isinstance(nets, StackedModel) else choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
     model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
     observed = Observed()
     if config.basis == "svd":

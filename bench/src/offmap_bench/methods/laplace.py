@@ -29,7 +29,7 @@ from offmap.extras import require
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.model.forward import BatchedModel, OutputFn
 from offmap.model.params import ParamSelection, at, copy_model
-from offmap.posterior.construct import StackedModel, centre
+from offmap.model.select import StackedModel, stack_models
 from offmap.posterior.distribution import CACHE_BYTES
 from offmap.random import generator
 from offmap_bench.methods.base import Nets, Problem, check_fields, check_words, fitter
@@ -164,7 +164,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own use of torch and numpy
         library = require("laplace", "laplace")
-    rows, around = gather(problem.train), centre(nets, config.params)
+    rows, around = gather(problem.train), stack_models(nets, config.params)
     model = runtime.model(around.net, around.mean | around.fixed, problem.valid.inputs)
     if not isinstance(rows.inputs, Tensor) or model.output_axes not in (0, 1):
         raise ShapeError("Expected inputs that are one tensor and one row of outputs for each: laplace-torch knows no others.")

@@ -16,7 +16,7 @@ from offmap.data.inputs import arguments, rows_of, take_rows
 from offmap.errors import ModelError
 from offmap.integrations.stack_training import Stack, Training, shared, train_stack
 from offmap.model.params import copy_model
-from offmap.posterior.construct import centre
+from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
 from offmap_bench.methods.base import Nets, Problem, check_fields, grid_fitters
@@ -116,7 +116,7 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
     for config in configs:
         check_fields(config)
     training = shared(configs)
-    at = centre([masked(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
+    at = stack_models([masked(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
     shapes = mask_shapes(at.net, valid.inputs)
     fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
     stack = Stack.of(runtime.model(at.net, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))

@@ -22,7 +22,7 @@ from offmap.likelihoods import Likelihood
 from offmap.maxwent.monitors import History
 from offmap.maxwent.objective import kl
 from offmap.model.forward import BatchedModel
-from offmap.posterior.construct import StackedModel, centre
+from offmap.model.select import StackedModel, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Normal, Stream, draw_noise
 from offmap.posterior.predictive import Stochastic
@@ -108,7 +108,7 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[St
 
     Settings differ in `tradeoff` alone, and see the same batches and noise, so that one is what it would be alone, up to rounding.
     """
-    config, at, valid = _shared(configs), centre(nets), problem.valid
+    config, at, valid = _shared(configs), stack_models(nets), problem.valid
     model = problem.runtime.model(at.net, at.mean | at.fixed, valid.inputs)
     posterior = Posteriors(start(at, len(configs), config), model, problem.likelihood, config, at.members, problem.seed)
     weight = torch.tensor([c.tradeoff / problem.train.rows for c in configs], device=valid.targets.device)

@@ -14,7 +14,7 @@ from offmap._types import Weights
 from offmap.data import Batch
 from offmap.errors import ConfigError
 from offmap.maxwent.train import minimize
-from offmap.posterior.construct import centre
+from offmap.model.select import stack_models
 from offmap.posterior.noise import Normal, draw_noise
 from offmap.posterior.predictive import Sampled
 from offmap.progress import bar
@@ -99,7 +99,7 @@ class Draw:
 def fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
     """Let copies of the trained nets wander, all on the same batches, and collect their states; `valid` teaches nothing."""
     check(config)
-    at = centre(nets)
+    at = stack_models(nets)
     model = problem.runtime.model(at.net, at.mean | at.fixed, problem.valid.inputs)
 
     def wander(lr: float) -> Moments | None:

@@ -20,9 +20,8 @@ from offmap.data import Batches, Place, Rows, batches, gather
 from offmap.integrations.mlp import mlp
 from offmap.io.atomic import cache_folder, write_whole
 from offmap.likelihoods import Likelihood, infer
-from offmap.model.digest import sealed, unsealed
-from offmap.model.params import at
-from offmap.posterior.construct import centre
+from offmap.model.params import at, sealed, unsealed
+from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import deep_ensemble
@@ -81,7 +80,7 @@ def trained(
     name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe, way)}.safetensors"
     path = Path(folder or cache_folder()) / "models" / name
     nets = starts(task, seed, recipe)
-    found = _read(path, centre(nets).mean)
+    found = _read(path, stack_models(nets).mean)
     if found is None:
         begin = time.perf_counter()
         weights, chosen = (train(nets, task, seed, recipe), dict[str, Any]()) if way is None else way.train(nets)
@@ -122,7 +121,7 @@ def material(nets: Sequence[nn.Module], task: Task, recipe: Recipe) -> tuple[Bat
 
 def plain(nets: Sequence[nn.Module], task: Task) -> Sampled:
     """Trained nets as they are, nothing random."""
-    centred = centre(nets)
+    centred = stack_models(nets)
     weights = centred.mean | centred.fixed
     return Sampled(Runtime(progress=False).model(centred.net, weights, task.valid[0]), weights)
 

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from offmap.io.atomic import cache_folder, write_whole
-from offmap.model.digest import sealed, unsealed
+from offmap.model.params import sealed, unsealed
 from offmap_bench.classifiers.catalog import WAYS
 from offmap_bench.classifiers.training import Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet

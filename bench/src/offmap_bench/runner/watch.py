@@ -18,8 +18,8 @@ from offmap.io.atomic import write_whole
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.risk import Validation, as_risk
-from offmap.model.select_params import choose
-from offmap.posterior.construct import Observed, centre, observe
+from offmap.model.select import choose, stack_models
+from offmap.posterior.construct import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Runtime, override
@@ -72,7 +72,7 @@ def course(
     train = batches(task.train, place, name="train", batch_size=batch_size)
     held = gather(batches(task.valid, place, name="valid"))
     law = likelihood_of(task, nets[0])
-    at = choose(centre(nets), held.inputs, config.params, runtime.output_fn)
+    at = choose(stack_models(nets), held.inputs, config.params, runtime.output_fn)
     model = runtime.model(at.net, at.mean | at.fixed, held.inputs)
     needed, rotated = config.basis == "svd" or config.solver != "sgd", config.basis == "svd"
     seen = observe(at, lambda rows: (x for x, _ in train), rotated=rotated) if needed else Observed()

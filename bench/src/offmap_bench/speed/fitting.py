@@ -18,7 +18,8 @@ from offmap.data import Rows
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.objective import maxwent
 from offmap.maxwent.train import adam, minimize
-from offmap.posterior.construct import centre, observe, scaling, svd
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe, scaling, svd
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import anchored, negative_correlation
 from offmap_bench.runner.base_models import models
@@ -115,7 +116,7 @@ def descent(members: int, basis: str = "svd", steps: int = 100) -> Callable[[], 
     """A hundred steps of the MaxWEnt objective for so many nets."""
     nets = [trained_net(seed) for seed in range(members)]
     rows = Rows(*table()["train"], BATCH, "train")
-    at = centre(nets)
+    at = stack_models(nets)
     model = Runtime().model(at.net, at.mean | at.fixed, rows.inputs)
     q = svd(nets, (x for x, _ in rows)) if basis == "svd" else scaling(nets)
     objective = maxwent(q, model, Gaussian(), entropy_weight=30.0)
@@ -194,7 +195,7 @@ def basis(rounds: int = 3) -> Record:
 def _basis_passes(subject: Subject, rounds: int) -> dict[str, Timing]:
     """The forward pass, the basis pass without `eigh`, `eigh`, both, the bound, and the authors' package."""
     net, x = subject.net(), subject.inputs(subject.rows)
-    at, eigh = centre(net), Timing()
+    at, eigh = stack_models(net), Timing()
 
     def find_basis() -> None:
         with _clock_eigh(eigh):

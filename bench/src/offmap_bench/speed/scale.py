@@ -32,7 +32,8 @@ from offmap.maxwent.feeding import feed_of, sharded_among
 from offmap.maxwent.risk import Validation
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.posterior.construct import centre, observe
+from offmap.model.select import stack_models
+from offmap.posterior.construct import observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.speed.measure import Timing, describe_machine, race
 from offmap_bench.studies.study import Runs, Study, fill, markdown, significant
@@ -64,7 +65,7 @@ def make_net() -> torch.nn.Module:
 
 def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], object]]:
     """A pass over the data, the validation risk, and gradient steps, as a fit makes them."""
-    at, train = centre(make_net()), make_data(rows["pass"])
+    at, train = stack_models(make_net()), make_data(rows["pass"])
     model, law = BatchedModel(at.net, chunk_size=DRAWS), Gaussian()
     step = replace(make_data(rows["step"]), batch_size=rows["step"])
     q = WeightDistribution(at.mean, rotation=observe(at, feed_of(make_data(512)), rotated=True).rotation(), initial_scale=1e-3)

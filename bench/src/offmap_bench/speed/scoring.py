@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from offmap.posterior.construct import centre, svd
+from offmap.model.select import stack_models
+from offmap.posterior.construct import svd
 from offmap.posterior.predictive import Stochastic
 from offmap.posterior.protocol import Runtime
 from offmap_bench.speed import peers
@@ -97,7 +98,7 @@ class Case:
     def contestants(self) -> tuple[int, dict[str, Work]]:
         """The chunk size that was chosen, plain calls, and ours."""
         net, x = self.subject.net(), self.subject.inputs(self.subject.rows if self.all_rows else self.batch)
-        at = centre(net)
+        at = stack_models(net)
         model = Runtime(batch_size=self.batch).model(at.net, at.mean, x)
         predictive, seeds = Stochastic(model, svd(net, [self.subject.inputs(64)])), iter(range(10**6))
         return model.chunk_size, {

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
 from offmap.io.atomic import write_whole
-from offmap.model.digest import sealed, unsealed
+from offmap.model.params import sealed, unsealed
 
 logger = logging.getLogger("offmap")
 
