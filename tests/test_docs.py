@@ -20,7 +20,6 @@ import offmap
 from citycams import Brightness, to_tensor, write_copy
 from offmap_bench.runner.reading import parse
 from offmap_bench.studies import blocks
-from offmap_bench.studies.__main__ import STUDIES, study
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
@@ -129,11 +128,6 @@ def test_a_block_is_filled_with_links_that_fit_its_place(monkeypatch: pytest.Mon
     shown = {name: blocks.fill_blocks(text, path).splitlines()[2] for name, path in (
         ("docs", blocks.DOCS / "a.md"), ("root", ROOT / "README.md"), ("changelog", ROOT / "CHANGELOG.md"))}  # fmt: skip
     assert shown == {"docs": "1.5 ([UCI](uci.md))", "root": "1.5 ([UCI](docs/uci.md))", "changelog": "1.5 (UCI (`docs/uci.md`))"}
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_the_page_of_a_study_is_that_of_its_record(name: str) -> None:
-    assert study(name).text() == study(name).page.read_text(encoding="utf-8"), "run `python -m offmap_bench.studies pages`"
 
 
 # ------------------------------------------------------------------------------------------------------- the site

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from offmap.export.onnx import opened
 from offmap.metrics import auroc
 from offmap.model.params import all_params
 from offmap_bench.nets.lenet import lenet
-from offmap_bench.studies import distill as distill
 from trained import classes, classifier, inputs, quick, regression, regressor
 
 TRAIN, VALID = regression(200, 0), regression(100, 1)
@@ -174,9 +172,3 @@ def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -
     ids = torch.arange(60).reshape(30, 2) % 9, torch.linspace(0, 1, 30)
     with pytest.raises(DataError, match="one floating-point tensor.*but got a tensor of torch.int64.*last-layer"):
         offmap.distill(quick(IDS, ids, ids), ids, ids)
-
-
-def test_the_page_tells_what_the_record_holds() -> None:
-    kept = json.loads(distill.RECORD.read_text(encoding="utf-8"))
-    assert {key.partition(",")[0] for key in kept["runs"]} == set(distill.TASKS)
-    assert distill.PAGE.read_text(encoding="utf-8") == distill.page(kept["runs"])

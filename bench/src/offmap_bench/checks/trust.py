@@ -16,9 +16,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -95,60 +96,36 @@ def write(outcomes: Outcomes) -> None:
 
 def try_seeds(name: str, seeds: list[int], patience: float = 1.0) -> Iterator[tuple[int, str, str | None, float]]:
     """Yield (seed, ending, failure or None, seconds) of each, from a process that is replaced when it hangs or dies."""
-    check, worker = check_of(name), None
-    for seed in seeds:
-        worker = worker or _Worker(name)
-        start = time.monotonic()
-        ending, failure = worker.run(seed, patience * check.limit)
-        if failure is not None and failure.startswith(("hang", "crash")):
-            worker.stop()
-            worker = None
-        yield seed, ending, failure, time.monotonic() - start
-    if worker:
-        worker.stop()
+    limit, pool = patience * check_of(name).limit, None
+    try:
+        for seed in seeds:
+            if pool is None:
+                pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=check_of, initargs=(name,))
+                pool.submit(abs, 0).result()  # imports are no part of a trial
+            start = time.monotonic()
+            try:
+                ending, failure = pool.submit(try_seed, name, seed).result(limit)
+            except (TimeoutError, BrokenProcessPool) as error:
+                ending, failure = "", f"hang: over {limit:g} s" if isinstance(error, TimeoutError) else "crash: the process ended"
+                for child in multiprocessing.active_children():
+                    child.kill()
+                pool = pool.shutdown()
+            yield seed, ending, failure, time.monotonic() - start
+    finally:
+        if pool:
+            pool.shutdown()
 
 
-class _Worker:
-    def __init__(self, name: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(name, theirs))
-        self.process.start()
-        theirs.close()
-        self.pipe.recv()  # imports are no part of a trial
-
-    def run(self, seed: int, limit: float) -> tuple[str, str | None]:
-        try:
-            self.pipe.send(seed)
-            if self.pipe.poll(limit):
-                return self.pipe.recv()
-        except (EOFError, ConnectionError):
-            self.process.join()
-            return "", f"crash: exit code {self.process.exitcode}"
-        return "", f"hang: over {limit:g} s"
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-
-def _work(name: str, pipe: Connection) -> None:
+def try_seed(name: str, seed: int) -> tuple[str, str | None]:
+    """In a process of its own: how a trial ended, or the last line of its error."""
     import torch
 
     torch.set_num_threads(1)
-    check = check_of(name)
-    pipe.send("ready")
-    while True:
-        try:
-            seed = pipe.recv()
-        except EOFError:  # the parent is gone
-            return
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                result = check.trial(seed, Path(folder)), None
-        except BaseException as error:
-            result = "", "".join(traceback.format_exception_only(error)).strip()[-2000:]
-        pipe.send(result)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return check_of(name).trial(seed, Path(folder)), None
+    except BaseException as error:
+        return "", "".join(traceback.format_exception_only(error)).strip()[-2000:]
 
 
 # --------------------------------------------------------------------------------------------------------------- commands

@@ -10,16 +10,12 @@ from importlib import import_module
 
 from offmap_bench.studies.study import Study
 
-STUDIES = {
-    name: f"offmap_bench.studies.{name}"
-    for name in ("choice", "choice_images", "distill", "laplace", "options", "quality", "theory")
-}
-STUDIES["scale"] = "offmap_bench.speed.scale"
+STUDIES = ("choice", "choice_images", "distill", "laplace", "options", "quality", "theory", "scale")
 
 
-def study(name: str) -> Study:
+def load(name: str) -> Study:
     """Import a study."""
-    return import_module(STUDIES[name]).STUDY
+    return import_module(f"offmap_bench.{'speed' if name == 'scale' else 'studies'}.{name}").STUDY
 
 
 def main() -> None:
@@ -27,11 +23,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.studies", description=__doc__)
     parser.add_argument("names", nargs="+", choices=[*STUDIES, "pages"])
     names = parser.parse_args().names
-    for name in STUDIES:
+    for name in STUDIES if "pages" in names else names:
+        study = load(name)
         if name in names:
-            study(name).run()
-        if name in names or "pages" in names:
-            print(f"The page is {study(name).write()}")
+            study.run()
+        print(f"The page is {study.write()}")
     if "pages" in names:
         import_module("offmap_bench.speed.page").write()
         import_module("offmap_bench.checks.trust").write_page()

@@ -1,0 +1,29 @@
+"""Pages of studies are those of their records, and records are complete."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offmap_bench.studies import distill, options, study
+from offmap_bench.studies.__main__ import STUDIES, load
+from offmap_bench.studies.study import Study
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_page_of_a_study_is_that_of_its_record(name: str):
+    assert load(name).text() == load(name).page.read_text(encoding="utf-8"), "run `python -m offmap_bench.studies pages`"
+
+
+def test_records_have_all_tasks():
+    assert {cell.partition(",")[0] for cell in distill.STUDY.read()["runs"]} == set(distill.TASKS)
+    assert set(options.STUDY.read()["runs"]) == set(options.STUDY.cells())
+
+
+def test_a_study_measures_the_cells_that_its_record_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(study, "RECORDS", tmp_path)
+    (tmp_path / "small.json").write_text(json.dumps({"runs": {"a": 1}, "versions": {}}), encoding="utf-8")
+    small = Study("small", lambda: {"a": lambda: 2, "b": lambda: 3}, lambda runs: runs, ("offmap",))
+    small.run()
+    assert small.read()["runs"] == {"a": 1, "b": 3}
+    assert set(small.read()["versions"]) == {"offmap"}
