@@ -10,7 +10,7 @@ import os
 import torch
 
 import offmap
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
 from offmap_bench.methods import deep_ensemble
@@ -26,7 +26,7 @@ task = regression()
 # %%
 starts = [mlp(1, 2, hidden=(64, 64), seed=seed) for seed in range(5)]
 place = Place(torch.device("cpu"), torch.float32)
-train, valid = batches(task.train, place, name="train"), gather(batches(task.valid, place, name="valid"))
+train, valid = as_batches(task.train, place, name="train"), load_rows(as_batches(task.valid, place, name="valid"))
 config = deep_ensemble.Config(steps=100 if SMOKE else 1500, lr=2e-3)
 ensemble = deep_ensemble.fit(starts, train, valid, likelihood=Gaussian(), config=config)
 nets = ensemble.nets()

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import offmap
-from offmap.data import Place, batches
-from offmap.distributed.torchrun import together
+from offmap.data import Place, as_batches
+from offmap.distributed.process_group import join_group
 from offmap.errors import ModelError, OffmapError
 from offmap.maxwent.feeding import feed_of, sharded_among
 from offmap.model.select import stack_models
@@ -81,8 +81,8 @@ def fitted(net: nn.Module, train: Any, valid: Any, **options: Any) -> Tensors:
 
 def moments() -> Tensors:
     """Σ h hᵀ by way of its bases: s, and V·diag(s²)·Vᵀ; more rows than are all counted, in several batches."""
-    at, data = stack_models(convolutions()), batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
-    with together() as group:
+    at, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
+    with join_group() as group:
         dealt = sharded_among(data, group, sharded=False)
         seen = observe(at, feed_of(data), rotated=True, dealt=dealt)
     found: Tensors = {}

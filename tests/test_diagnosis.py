@@ -13,7 +13,7 @@ from torch import nn
 import offmap
 import trained
 from offmap.calibration import EMPTY
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.errors import ConfigError
 from offmap.integrations.mlp import mlp
 from offmap.maxwent.closed_form import unit_scale
@@ -36,7 +36,7 @@ PLACE = Place(torch.device("cpu"), torch.float32)
 @pytest.fixture(scope="module")
 def moon_nets() -> list[nn.Module]:
     task = moons(test=2, strange=2)
-    train, valid = (gather(batches(d, PLACE, name="data", batch_size=64)) for d in (task.train, task.valid))
+    train, valid = (load_rows(as_batches(d, PLACE, name="data", batch_size=64)) for d in (task.train, task.valid))
     nets = [mlp(2, 1, hidden=[40, 40], seed=seed) for seed in range(2)]
     config = PlainConfig(steps=400, lr=5e-3, check_every=100)
     return fit_plain(nets, train, valid, likelihood=offmap.Bernoulli(), config=config).nets()
@@ -164,7 +164,7 @@ def test_the_table_tells_entropy_risk_and_uncertainty(moon_nets: list[nn.Module]
 
 
 def test_a_bayesian_net_with_a_trained_mean_is_diagnosed_around_it():
-    train, valid = (gather(batches(trained.regression(60, s), PLACE, name="data", batch_size=32)) for s in (0, 1))
+    train, valid = (load_rows(as_batches(trained.regression(60, s), PLACE, name="data", batch_size=32)) for s in (0, 1))
     options = {"steps": 20, "check_every": 10, "risk_draws": 4, "lr": 0.01}
     config = replace(bnn.ABLATION["nosvd_unfrozen_small"], **options)
     made = bnn.fit(trained.regressor(log_variance=True), train, valid, likelihood=offmap.Gaussian(), config=config)
@@ -175,7 +175,7 @@ def test_a_bayesian_net_with_a_trained_mean_is_diagnosed_around_it():
 
 def test_a_guard_without_a_weight_distribution_and_a_bad_floor_are_refused(moon_nets: list[nn.Module]):
     task = moons(test=2, strange=2)
-    train, valid = (gather(batches(d, PLACE, name="data")) for d in (task.train, task.valid))
+    train, valid = (load_rows(as_batches(d, PLACE, name="data")) for d in (task.train, task.valid))
     plain = fit_plain(moon_nets, train, valid, likelihood=offmap.Bernoulli(), config=PlainConfig(steps=1, check_every=1))
     with pytest.raises(ConfigError, match="Expected a guard over a weight distribution, but got one over Sampled"):
         offmap.diagnose(offmap.guard(plain, task.valid), task.train)

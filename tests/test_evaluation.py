@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.errors import ConfigError, DataError, ModelError, ShapeError
 from offmap_bench.methods import deep_ensemble
 from trained import binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
@@ -205,7 +205,7 @@ def test_deep_ensembles_and_maxwent_stand_in_one_table() -> None:
     train, valid, test = regression(60, 0), regression(60, 1), regression(50, 3)
     nets = [regressor(s) for s in range(3)]
     place = Place(torch.device("cpu"), torch.float32)
-    rows, held = batches(train, place, name="train"), gather(batches(valid, place, name="valid"))
+    rows, held = as_batches(train, place, name="train"), load_rows(as_batches(valid, place, name="valid"))
     law = offmap.Gaussian(noise=torch.tensor([0.1]))
     trained = deep_ensemble.fit(nets, rows, held, likelihood=law, config=deep_ensemble.Config(steps=20, check_every=10))
     scorers = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import offmap
-from offmap.data import Place, Rows, batches
+from offmap.data import Place, Rows, as_batches
 from offmap.likelihoods import Categorical
 from offmap.metrics import auroc
 from trained import quick
@@ -175,7 +175,7 @@ def test_nets_that_vmap_cannot_run_are_looped_over() -> None:
 def test_labels_of_a_language_model_are_those_of_its_own_loss() -> None:
     net = build("gpt2")
     batch = encoded([counted(7, seed=i) for i in range(6)], "next")
-    rows = batches(batch, Place.of(net), name="valid")
+    rows = as_batches(batch, Place.of(net), name="valid")
     assert isinstance(rows, Rows)
     ours = Categorical(-1).nll(net(**rows.inputs).logits[None], rows.targets).mean()
     torch.testing.assert_close(ours, net(**batch).loss)

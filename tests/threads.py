@@ -34,18 +34,18 @@ class Thread:
         self.gate.wait()
         return found
 
-    def sum(self, *tensors: Tensor) -> None:
+    def all_reduce(self, *tensors: Tensor) -> None:
         everyone = self._all([t.clone() for t in tensors])
         for tensor, *parts in zip(tensors, *everyone, strict=True):
             with torch.no_grad():
                 tensor.copy_(torch.stack(parts).sum(0))
 
-    def copy(self, *tensors: Tensor) -> None:
+    def broadcast(self, *tensors: Tensor) -> None:
         for tensor, first in zip(tensors, self._all([t.clone() for t in tensors])[0], strict=True):
             with torch.no_grad():
                 tensor.copy_(first)
 
-    def tell(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         return [json.loads(text) for text in self._all(json.dumps(value))]
 
     def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -9,13 +10,13 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Inputs
-from offmap.data import Batches, Rows, sample_together
+from offmap.data import Batches, Rows, map_rows, sample_rows
 from offmap.data.inputs import rows_of, take_rows
 from offmap.detector import Calibration
-from offmap.distributed.group import SINGLE_PROCESS, Group, joined, part
-from offmap.distributed.rows import predicted, spread
+from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ConfigError
 from offmap.guard import COMPARING, Guard, checked_clip
+from offmap.likelihoods import Prediction
 from offmap.maxwent.select import CLIPS, lowest
 from offmap.posterior.distribution import CACHE_BYTES
 from offmap.posterior.predictive import CachedPredictive
@@ -40,8 +41,8 @@ def compared(made: Guard, train: Batches, held: Rows, group: Group = SINGLE_PROC
     def plain_energy(x: Inputs) -> Tensor:
         return torch.cat([made.energy(block) for block in made.blocks(x)])
 
-    uncertain, energy = spread(log_u, group), spread(plain_energy, group)
-    rows, found = sample_together(train, ROWS, made.seed, group, apart=sharded), None
+    uncertain, energy = over_ranks(log_u, group), over_ranks(plain_energy, group)
+    rows, found = sample_rows(train, ROWS, made.seed, group, sharded=sharded), None
     if are_images(made.likelihood, held) and hasattr(made.predictive, "plain"):
         found = pictured(made.predictive, rows, held.inputs, uncertain, energy)
     found = found or fit_combined(made.predictive, rows, uncertain)
@@ -49,6 +50,11 @@ def compared(made: Guard, train: Batches, held: Rows, group: Group = SINGLE_PROC
         raise ConfigError("Expected three or more training rows whose inputs or layers are one vector per example, and not all "
                           "the same, for score='distance', but there are none. Pass score='paper'.")  # fmt: skip
     return replace(made, familiar=found)
+
+
+def over_ranks(work: Callable[[Inputs], Tensor], group: Group) -> Callable[[Inputs], Tensor]:
+    """Return the same function of rows, each process of a `group` computing its shard of them."""
+    return lambda x: map_rows(lambda shard: {"values": work(shard)}, x, group)["values"]
 
 
 def calibrated(
@@ -66,11 +72,11 @@ def calibrated(
 def choose_clip(made: Guard, held: Rows, group: Group = SINGLE_PROCESS) -> float | None:
     """The clip of the paper's grid with the lowest validation NLL; None stands for no clip. ENOUGH nets in all tell."""
     few = replace(made, draws=min(made.draws, -(-ENOUGH // made.predictive.members)))
-    own = part(group, held.rows)
+    own = shard_slice(group, held.rows)
     mine = replace(held, inputs=take_rows(held.inputs, own), targets=held.targets[own])
 
     def risk(clip: float) -> float:
-        return float(joined(group, nll(few, mine, clip=clip) if mine.rows else None).mean())
+        return float(all_gather_concat(group, nll(few, mine, clip=clip) if mine.rows else None).mean())
 
     best, _ = lowest(CLIPS, risk)
     return None if best == float("inf") else best
@@ -80,8 +86,9 @@ def calibration_of(guard: Guard, rows: Rows, false_alarms: float, *, exact: bool
     """Scores and residuals of the guard on in-distribution rows, each process of a `group` on some of them."""
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     guard.check_targets(rows)
-    missed = guard.likelihood.residual(predicted(guard, rows.inputs, group), rows.targets)
-    calibration = Calibration(spread(guard.score, group)(rows.inputs), missed, false_alarms, exact)
+    fields = map_rows(lambda x: {n: t for n, t in vars(guard.predict(x)).items() if t is not None}, rows.inputs, group)
+    missed = guard.likelihood.residual(Prediction(**fields), rows.targets)
+    calibration = Calibration(over_ranks(guard.score, group)(rows.inputs), missed, false_alarms, exact)
     calibration.warn_if_infinite(rows.rows, rows.name)
     return calibration
 

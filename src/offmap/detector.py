@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self, TypeVar
@@ -16,8 +16,20 @@ from torch.utils.data import DataLoader
 
 from offmap import checks, conformal
 from offmap._torch_private import tree_map
-from offmap._types import IGNORED, Data, Inputs
-from offmap.data import Place, Rows, batches, check_finite, check_inputs, gather, given, is_mapping, lay, own_order, unlabelled
+from offmap._types import Data, Inputs
+from offmap.data import (
+    Place,
+    Rows,
+    as_batches,
+    check_finite,
+    check_inputs,
+    concat_padded,
+    drop_targets,
+    fork_rng,
+    is_mapping,
+    iter_batches,
+    load_rows,
+)
 from offmap.data.image_spec import ImageSpec
 from offmap.data.inputs import mark_shared, rows_of, take_rows
 from offmap.errors import ConfigError, DataError, NotFittedError
@@ -222,8 +234,8 @@ class Detector(ABC):
             false_alarms: Share of in-distribution rows that may be called OOD.
         """
         false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
-        with own_order(self.seed):
-            rows = gather(batches(valid, self.place, name="valid", target=self.target), least=2)
+        with fork_rng(self.seed):
+            rows = load_rows(as_batches(valid, self.place, name="valid", target=self.target), at_least=2)
         residuals = self._residuals(rows)
         calibration = Calibration(self.score(rows.inputs), residuals, false_alarms)
         calibration.warn_if_infinite(rows.rows, rows.name)
@@ -248,10 +260,10 @@ class Detector(ABC):
     def _sources(self, x: Any) -> Iterator[Inputs]:
         """Yield the inputs themselves, or those of every batch of a DataLoader, without targets."""
         if not isinstance(x, DataLoader):
-            yield unlabelled(x, self.target) if is_mapping(x) else x
+            yield drop_targets(x, self.target) if is_mapping(x) else x
             return
-        for batch in given(x, "the inputs"):
-            yield unlabelled(batch, self.target)
+        for batch in iter_batches(x, "the inputs"):
+            yield drop_targets(batch, self.target)
 
     def _judge(self, features: Any) -> Result:
         prediction, score_map = self._predict(features), self._score(features)
@@ -315,17 +327,6 @@ def concat_results(parts: list[Record]) -> Record:
         values = [getattr(part, f.name) for part in parts]
         columns[f.name] = None if values[0] is None else concat_padded(values)
     return type(parts[0])(**columns)  # pyright: ignore[reportArgumentType]
-
-
-def concat_padded(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate rows; where positions differ in number, the missing ones are NaN, −100 or False by type.
-
-    >>> concat_padded([torch.tensor([[0.5, 1.0]]), torch.tensor([[2.0]])])
-    tensor([[0.5000, 1.0000],
-            [2.0000,    nan]])
-    """
-    kind = parts[0].dtype
-    return lay(parts, torch.nan if kind.is_floating_point else False if kind == torch.bool else IGNORED, dim)
 
 
 def merge_parts(parts: Iterable[Part], concat: Callable[[list[Part]], Part]) -> Part:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Data
-from offmap.data import Batches, batches, own_order
+from offmap.data import Batches, as_batches, fork_rng
 from offmap.errors import ConfigError
 from offmap.guard import Guard
 from offmap.maxwent.monitors import History
@@ -108,7 +108,7 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = FLOOR) -
     if not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ConfigError(f"Expected `floor` to be at least 0 and below 1, but got {eps!r}.")
     draws = checks.integer("draws", draws, 0)
-    data = batches(train, guard.place, name="train", target=guard.target)
+    data = as_batches(train, guard.place, name="train", target=guard.target)
     seen = _seen(predictive, data, None if draws == 0 else 0, guard.seed)
     squares = {name: basis.amplitude.square() / max(1, draws) for name, basis in seen.bases.items()}
     for draw in range(1, draws):
@@ -129,7 +129,7 @@ def _seen(predictive: Stochastic, data: Batches, draw: int | None, seed: int) ->
     at = StackedModel(model.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
     along = dict(q.rotation.items())
     limit = max((v.shape[-1] for v in along.values()), default=LIMIT)  # pieces as wide as those at fit time
-    with own_order(seed):
+    with fork_rng(seed):
         return observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=model.output_fn, limit=limit)
 
 

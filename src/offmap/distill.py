@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offmap import checks
 from offmap._types import Data, Inputs
-from offmap.data import batches, gather, own_order, sample
+from offmap.data import as_batches, fork_rng, load_rows, sample_rows
 from offmap.data.inputs import rows_of, take_rows
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
@@ -106,12 +106,12 @@ def distill(
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
     rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
-    data = batches(train, guard.place, name="train", target=guard.target)
-    with own_order(guard.seed):
-        valid = gather(batches(valid, guard.place, name="valid", target=guard.target), least=2)
+    data = as_batches(train, guard.place, name="train", target=guard.target)
+    with fork_rng(guard.seed):
+        valid = load_rows(as_batches(valid, guard.place, name="valid", target=guard.target), at_least=2)
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
-    with own_order(guard.seed):
-        known = sample(data, ROWS, guard.seed)
+    with fork_rng(guard.seed):
+        known = sample_rows(data, ROWS, guard.seed)
     if len(known) != 1 or rows_of(known[0]) < LEAST:
         raise DataError(f"Expected at least {LEAST} training rows of one shape, but got {[rows_of(part) for part in known]}.")
     familiar = checked(known[0])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
-from offmap.data import Rows, batches, gather, own_order
+from offmap.data import Rows, as_batches, fork_rng, load_rows
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.guard import Guard
@@ -75,8 +75,8 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
         raise ConfigError(f"Expected guards on one device and of one precision, but got {sorted(map(str, places))}. Move them "
                           "with `guard.to(device)`.")  # fmt: skip
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
-    with own_order(first.seed):
-        rows = gather(batches(valid, first.place, name="valid", target=first.target), least=2)
+    with fork_rng(first.seed):
+        rows = load_rows(as_batches(valid, first.place, name="valid", target=first.target), at_least=2)
     check_alike(members, rows)
     scores = score_each(members, rows.inputs)
     if not bool(scores.isfinite().any(0).all()):

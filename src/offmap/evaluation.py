@@ -14,7 +14,7 @@ from offmap import checks
 from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
 from offmap.calibration import nll
-from offmap.data import Place, Rows, batches, gather, given, own_order, unlabelled
+from offmap.data import Place, Rows, as_batches, drop_targets, fork_rng, iter_batches, load_rows
 from offmap.data.inputs import is_table, rows_of, take_rows
 from offmap.ensemble import GuardEnsemble, mixture_nll
 from offmap.errors import ConfigError, DataError
@@ -120,8 +120,8 @@ def evaluate(
     made = Evaluation([], {}, scorers=named)
     for name, scorer in named.items():
         place = getattr(scorer, "place", Place(torch.device("cpu"), torch.float32))
-        with own_order("test"):
-            familiar = gather(batches(test, place, name="test", target=target))
+        with fork_rng("test"):
+            familiar = load_rows(as_batches(test, place, name="test", target=target))
         if isinstance(scorer, Guard | GuardEnsemble):
             (scorer if isinstance(scorer, Guard) else scorer.guards[0]).check_targets(familiar)
         scores = made.scores[name] = {"test": scorer.score(familiar.inputs)}
@@ -263,9 +263,9 @@ def _reliability(prediction: Prediction, y: Tensor) -> Tensor:
 def _inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:
     """Inputs of an OOD data set, which may have no targets, in one batch or several."""
     loader = DataLoader(data, batch_size=1024) if isinstance(data, Dataset) else data
-    with own_order("ood"):
-        read = list(given(loader, f"`{name}`")) if isinstance(loader, DataLoader) else [loader]
-    parts = [unlabelled(batch, target) for batch in read]
+    with fork_rng("ood"):
+        read = list(iter_batches(loader, f"`{name}`")) if isinstance(loader, DataLoader) else [loader]
+    parts = [drop_targets(batch, target) for batch in read]
     if not parts:
         raise DataError(f"Expected at least one example in `{name}`, but it is empty.")
     return [tree_map(place.put, part) for part in parts]

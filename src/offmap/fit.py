@@ -17,11 +17,10 @@ from torch import nn
 from offmap import checks
 from offmap._types import Data, ScoreFn
 from offmap.calibration import EMPTY, calibrated, compared
-from offmap.data import Batches, Place, Rows, Stream, batches, gather, is_sharded, own_order, pooled, split
+from offmap.data import Batches, Place, Rows, Stream, all_gather_rows, as_batches, fork_rng, is_sharded, load_rows, split_data
 from offmap.data.inputs import take_rows
 from offmap.distributed.group import Group
-from offmap.distributed.rows import same_everywhere
-from offmap.distributed.torchrun import together
+from offmap.distributed.process_group import join_group
 from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.guard import SCORES, Guard, checked_draws, measure
 from offmap.io.identity import identity, same_on_all, take_from_rank_0
@@ -101,13 +100,13 @@ def fit(
         checks.function("output_fn", output_fn, ["output"])
     runtime = Runtime(first_tensor if output_fn is None else output_fn, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
-    with together(alone=ranks == "alone") as group, torch.inference_mode(False), own_order(seed):
+    with join_group(alone=ranks == "alone") as group, torch.inference_mode(False), fork_rng(seed):
         models = as_models(nets)
         place = Place.of(models[0])
         apart = partial(_apart, given=ranks == "sharded", group=group)
         rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
-        held = pooled(held, group) if (sharded if valid is None else apart(valid)) else held
+        held = all_gather_rows(held, group) if (sharded if valid is None else apart(valid)) else held
         at = stack_models(models)
         take_from_rank_0(at, group)
         same = partial(
@@ -125,7 +124,7 @@ def fit(
         familiar = held
         if calibration is not None:
             familiar = _calibrating(calibration, place, target)
-            familiar = pooled(familiar, group) if apart(calibration) else familiar
+            familiar = all_gather_rows(familiar, group) if apart(calibration) else familiar
             _checked(familiar, law, plain)
         if config == "default" and are_images(law, held):
             settings = for_images(settings, trained=solver is not None or bool(options))
@@ -145,7 +144,11 @@ def fit(
             image_spec=spec,
         )
         made = compared(made, rows, held, group, sharded=sharded)
-        made = same_everywhere(calibrated(made, held, familiar, "choose", 0.05, group), group)
+        made = calibrated(made, held, familiar, "choose", 0.05, group)
+        # other machines may round otherwise: the guard of rank 0 counts
+        group.broadcast(
+            made.calibration.scores, made.calibration.residuals, *(made.familiar.state().values() if made.familiar else ())
+        )
         kept.done()
         return made
 
@@ -175,8 +178,8 @@ def guard(
     place = Place.of(model.net) if model else Place(torch.device("cpu"), torch.float32)
     if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
-    with own_order(seed):
-        held = gather(batches(valid, place, name="valid", target=target), least=2)
+    with fork_rng(seed):
+        held = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
         likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
         measure(likelihood, score)
         made = Guard(
@@ -190,13 +193,13 @@ def guard(
             target=target,
         )
         if train is not None:
-            made = compared(made, batches(train, place, name="train", target=target), held)
+            made = compared(made, as_batches(train, place, name="train", target=target), held)
         familiar = held if calibration is None else _calibrating(calibration, place, target)
         return calibrated(made, held, familiar, clip, false_alarms)
 
 
 def _calibrating(calibration: Data, place: Place, target: str) -> Rows:
-    return gather(batches(calibration, place, name="calibration", target=target), least=2)
+    return load_rows(as_batches(calibration, place, name="calibration", target=target), at_least=2)
 
 
 def _checkpoint(path: str | Path | None, words: Callable[[], dict[str, str]], group: Group) -> Checkpoint:
@@ -273,10 +276,10 @@ def _check_options(score: str | ScoreFn, draws: Any, seed: Any) -> tuple[int, in
 def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str) -> tuple[Batches, Rows]:
     """Training batches and validation rows; without `valid`, a tenth of the training data, said so."""
     if valid is not None:
-        rows = batches(train, place, name="train", batch_size=batch_size, target=target)
-        return rows, gather(batches(valid, place, name="valid", batch_size=batch_size, target=target), least=2)
-    rows, held = split(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
-    held = gather(held, least=2)
+        rows = as_batches(train, place, name="train", batch_size=batch_size, target=target)
+        return rows, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
+    rows, held = split_data(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
+    held = load_rows(held, at_least=2)
     logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", held.rows)
     return rows, held
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Data, Inputs, ScoreFn
-from offmap.data import Place, Rows
+from offmap.data import Place, Rows, concat_padded
 from offmap.data.inputs import take_rows
-from offmap.detector import Detector, attended, concat_padded, concat_results, merge_parts
+from offmap.detector import Detector, attended, concat_results, merge_parts
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.export.onnx import ExportInfo
 from offmap.likelihoods import Likelihood, Prediction, check_counted

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from offmap.data import Place, Rows, Stream, batches, check_finite, divide, gather, sample, split, unlabelled
+from offmap.data import (
+    Place,
+    Rows,
+    Stream,
+    as_batches,
+    check_finite,
+    drop_targets,
+    load_rows,
+    sample_rows,
+    split_batch,
+    split_data,
+)
 from offmap.data.inputs import shared
 from offmap.errors import DataError, ShapeError
 from trained import regression
@@ -67,7 +78,7 @@ FORMS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_gives_the_same_rows(form: str) -> None:
-    rows = gather(batches(FORMS[form](), PLACE, name="train", batch_size=4))
+    rows = load_rows(as_batches(FORMS[form](), PLACE, name="train", batch_size=4))
     assert rows.inputs.dtype == rows.targets.dtype == torch.float32
     torch.testing.assert_close(rows.inputs, X, rtol=1e-6, atol=0)
     torch.testing.assert_close(rows.targets, Y, rtol=1e-6, atol=0)
@@ -75,7 +86,7 @@ def test_every_form_of_data_gives_the_same_rows(form: str) -> None:
 
 def test_arrays_are_not_changed_and_not_written_through() -> None:
     x = X.double().numpy()
-    rows = batches((x, Y), Place(torch.device("cpu"), torch.float64), name="train")
+    rows = as_batches((x, Y), Place(torch.device("cpu"), torch.float64), name="train")
     before = x.copy()
     assert isinstance(rows, Rows)
     rows.take(torch.arange(3)).inputs.zero_()
@@ -86,7 +97,7 @@ def test_arrays_are_not_changed_and_not_written_through() -> None:
 def test_dict_batches_hold_the_target_under_its_key(form: str) -> None:
     whole = {"x": X, "labels": Y}
     data = {"dict": whole, "loader": DataLoader(Dicts(), batch_size=6), "dataset": Dicts()}[form]
-    rows = gather(batches(data, PLACE, name="train"))
+    rows = load_rows(as_batches(data, PLACE, name="train"))
     assert list(rows.inputs) == ["x"]
     assert torch.equal(rows.inputs["x"], X)
     assert torch.equal(rows.targets, Y)
@@ -94,7 +105,7 @@ def test_dict_batches_hold_the_target_under_its_key(form: str) -> None:
 
 
 def test_target_key_can_be_named() -> None:
-    rows = gather(batches({"x": X, "y": Y}, PLACE, name="train", target="y"))
+    rows = load_rows(as_batches({"x": X, "y": Y}, PLACE, name="train", target="y"))
     assert torch.equal(rows.targets, Y)
 
 
@@ -102,7 +113,7 @@ def test_target_key_can_be_named() -> None:
 def test_tuple_inputs_stay_a_tuple(loader: bool) -> None:
     pairs = [((X[i], 2 * X[i]), Y[i]) for i in range(len(X))]
     data = DataLoader(pairs, batch_size=6) if loader else ((X, 2 * X), Y)
-    rows = gather(batches(data, PLACE, name="train"))
+    rows = load_rows(as_batches(data, PLACE, name="train"))
     assert isinstance(rows.inputs, tuple)
     assert torch.equal(rows.inputs[1], 2 * X)
 
@@ -121,12 +132,12 @@ def test_tuple_inputs_stay_a_tuple(loader: bool) -> None:
     ],
 )
 def test_whole_targets_become_int64_and_floats_take_the_hosts_dtype(targets: Any, dtype: torch.dtype) -> None:
-    assert gather(batches((X, targets), PLACE, name="train")).targets.dtype == dtype
+    assert load_rows(as_batches((X, targets), PLACE, name="train")).targets.dtype == dtype
 
 
 def test_integer_inputs_stay_integers() -> None:
     tokens = torch.arange(23).reshape(23, 1)
-    assert gather(batches((tokens, Y), PLACE, name="train")).inputs.dtype == torch.int64
+    assert load_rows(as_batches((tokens, Y), PLACE, name="train")).inputs.dtype == torch.int64
 
 
 def test_place_is_that_of_the_first_floating_parameter() -> None:
@@ -138,7 +149,7 @@ def test_place_is_that_of_the_first_floating_parameter() -> None:
 
 @pytest.mark.parametrize("data", [(X, Y), Pairs()], ids=["rows", "stream"])
 def test_order_depends_on_seed_and_epoch_alone(data: Any) -> None:
-    made = batches(data, PLACE, name="train", batch_size=4)
+    made = as_batches(data, PLACE, name="train", batch_size=4)
 
     def order(seed: int, epoch: int) -> Tensor:
         return torch.cat([y for _, y in made.shuffled(seed, epoch)])
@@ -153,7 +164,7 @@ def test_order_depends_on_seed_and_epoch_alone(data: Any) -> None:
 
 
 def test_shuffled_rows_keep_inputs_and_targets_together() -> None:
-    made = batches(((X, X[:, 0]), X[:, 0]), PLACE, name="train", batch_size=4)
+    made = as_batches(((X, X[:, 0]), X[:, 0]), PLACE, name="train", batch_size=4)
     for (x, first), y in made.shuffled(3, 2):
         assert torch.equal(x[:, 0], y)
         assert torch.equal(first, y)
@@ -164,9 +175,9 @@ def test_shuffling_a_data_set_keeps_the_collate_function() -> None:
         return {"x": torch.stack([x for x, _ in rows]), "labels": [y for _, y in rows]}
 
     loader = DataLoader(Pairs(), batch_size=4, collate_fn=collate)
-    train, valid = split(loader, PLACE, fraction=0.1, seed=0, batch_size=128, target="labels")
+    train, valid = split_data(loader, PLACE, fraction=0.1, seed=0, batch_size=128, target="labels")
     seen = torch.cat([y for _, y in train.shuffled(0, 0)])
-    held = gather(valid)
+    held = load_rows(valid)
     assert list(held.inputs) == ["x"]
     assert torch.equal(torch.cat([seen, held.targets]).sort().values, Y.sort().values)
 
@@ -177,9 +188,9 @@ def test_shuffling_a_data_set_keeps_the_collate_function() -> None:
 @pytest.mark.parametrize("form", ["tensors", "Dataset", "DataLoader", "DataLoader of Dataset"])
 def test_split_is_a_partition_that_the_seed_alone_decides(form: str) -> None:
     def parts(seed: int) -> tuple[Tensor, Tensor]:
-        train, valid = split(FORMS[form](), PLACE, fraction=0.2, seed=seed, batch_size=4, target="labels")
+        train, valid = split_data(FORMS[form](), PLACE, fraction=0.2, seed=seed, batch_size=4, target="labels")
         assert (train.name, valid.name) == ("train", "valid")
-        return gather(train).targets.sort().values, gather(valid).targets.sort().values
+        return load_rows(train).targets.sort().values, load_rows(valid).targets.sort().values
 
     train, valid = parts(0)
     assert (len(train), len(valid)) == (18, 5)
@@ -191,14 +202,14 @@ def test_split_is_a_partition_that_the_seed_alone_decides(form: str) -> None:
 
 def test_split_of_all_forms_sets_the_same_rows_aside() -> None:
     forms = ["tensors", "Dataset", "DataLoader"]
-    held = [gather(split(FORMS[f](), PLACE, fraction=0.2, seed=0, batch_size=4, target="labels")[1]) for f in forms]
+    held = [load_rows(split_data(FORMS[f](), PLACE, fraction=0.2, seed=0, batch_size=4, target="labels")[1]) for f in forms]
     assert torch.equal(held[0].targets.sort().values, held[1].targets.sort().values)
     assert torch.equal(held[0].targets.sort().values, held[2].targets.sort().values)
 
 
 def test_training_part_of_a_split_loader_comes_in_a_new_order_every_epoch() -> None:
     # its rows are sorted by the split; trained on in that order, class-sorted data would go class by class
-    train, _ = split(FORMS["DataLoader"](), PLACE, fraction=0.2, seed=0, batch_size=4, target="labels")
+    train, _ = split_data(FORMS["DataLoader"](), PLACE, fraction=0.2, seed=0, batch_size=4, target="labels")
     epochs = [torch.cat([y for _, y in train.shuffled(0, epoch)]) for epoch in range(2)]
     assert not torch.equal(*epochs)
     assert torch.equal(epochs[0].sort().values, epochs[1].sort().values)
@@ -206,22 +217,22 @@ def test_training_part_of_a_split_loader_comes_in_a_new_order_every_epoch() -> N
 
 @pytest.mark.parametrize("n", [3, 5, 20, 23])
 def test_a_split_sets_at_least_two_rows_aside(n: int) -> None:
-    train, valid = split((X[:n], Y[:n]), PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
+    train, valid = split_data((X[:n], Y[:n]), PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
     assert valid.rows == max(2, round(0.1 * n))
     assert train.rows == n - valid.rows
 
 
 def test_too_few_rows_to_split() -> None:
     with pytest.raises(DataError, match="at least 3 rows to set 2 aside for validation, but `train` has 2. Pass `valid=`."):
-        split((X[:2], Y[:2]), PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
+        split_data((X[:2], Y[:2]), PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
 
 
 def test_data_without_rows_of_their_own_cannot_be_split() -> None:
     with pytest.raises(DataError, match="Expected `valid=` beside an iterable data set"):
-        split(DataLoader(Endless()), PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
+        split_data(DataLoader(Endless()), PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
     whole = DataLoader(TensorDataset(X.reshape(1, 23, 3), Y.reshape(1, 23)), batch_size=None)
     with pytest.raises(DataError, match="`batch_size=None`: its rows cannot be told apart"):
-        split(whole, PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
+        split_data(whole, PLACE, fraction=0.1, seed=0, batch_size=4, target="labels")
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
@@ -253,7 +264,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 def test_bad_data_are_refused_in_words(case: str) -> None:
     data, error, message = BAD[case]
     with pytest.raises(error, match=message):
-        gather(batches(data, PLACE, name="train"))
+        load_rows(as_batches(data, PLACE, name="train"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -270,19 +281,19 @@ def test_numbers_that_are_not_finite_are_refused_with_their_row(value: float, fo
         "dataset": (Pairs(x, y), "row 3 of batch 2 of `valid`"),
     }[form]
     with pytest.raises(DataError, match=f"Expected finite {part}, but {where} holds NaN or infinite values. Drop or impute"):
-        gather(batches(data, PLACE, name="valid", batch_size=5))
+        load_rows(as_batches(data, PLACE, name="valid", batch_size=5))
 
 
 def test_float64_numbers_beyond_float32_are_refused_for_a_float32_host() -> None:
     x = X.double().numpy().copy()
     x[4, 0] = 1e300
     with pytest.raises(DataError, match="row 4 of `train`"):
-        batches((x, Y), PLACE, name="train")
+        as_batches((x, Y), PLACE, name="train")
 
 
 def test_too_few_rows_are_refused_by_number() -> None:
     with pytest.raises(DataError, match="at least 2 rows in `valid`, but got 1. Pass more, or leave it out"):
-        gather(batches((X[:1], Y[:1]), PLACE, name="valid"), least=2)
+        load_rows(as_batches((X[:1], Y[:1]), PLACE, name="valid"), at_least=2)
 
 
 def test_batches_that_cannot_be_joined_are_refused() -> None:
@@ -291,17 +302,17 @@ def test_batches_that_cannot_be_joined_are_refused() -> None:
         ShapeError,
         match="Expected batches of `valid` that differ in the number of rows alone, or in length beside.*Pad all examples",
     ):
-        gather(batches(DataLoader(ragged, batch_size=None), PLACE, name="valid"))
+        load_rows(as_batches(DataLoader(ragged, batch_size=None), PLACE, name="valid"))
 
 
 def test_rows_of_a_batch_must_match_its_targets() -> None:
     odd = [(torch.zeros(4, 3), torch.zeros(3))]
     with pytest.raises(ShapeError, match="as many inputs as targets in batch 0 of `train`, but got 4 and 3"):
-        gather(batches(DataLoader(odd, batch_size=None), PLACE, name="train"))
+        load_rows(as_batches(DataLoader(odd, batch_size=None), PLACE, name="train"))
 
 
 def test_a_check_sees_every_batch_of_a_stream() -> None:
-    made = batches(DataLoader(Pairs(), batch_size=5), PLACE, name="train")
+    made = as_batches(DataLoader(Pairs(), batch_size=5), PLACE, name="train")
     assert isinstance(made, Stream)
     seen: list[int] = []
     list(Stream(made.source, made.place, made.target, made.name, made.indexed, lambda y: seen.append(len(y))))
@@ -314,16 +325,16 @@ def test_check_finite_passes_integers_and_numbers_without_rows() -> None:
 
 @pytest.mark.parametrize("batch", [(X, Y), [X, Y], {"x": X, "labels": Y}])
 def test_divide_and_unlabelled_agree_on_labelled_batches(batch: Any) -> None:
-    inputs, targets = divide(batch, "labels", "x")
+    inputs, targets = split_batch(batch, "labels", "x")
     assert targets is Y
-    again = unlabelled(batch, "labels")
+    again = drop_targets(batch, "labels")
     assert (again["x"] if isinstance(again, dict) else again) is X
     assert (inputs["x"] if isinstance(inputs, dict) else inputs) is X
 
 
 @pytest.mark.parametrize("batch", [X, [X], {"x": X}, (X, X, X)])
 def test_unlabelled_batches_pass(batch: Any) -> None:
-    result = unlabelled(batch, "labels")
+    result = drop_targets(batch, "labels")
     assert isinstance(result, dict | tuple | Tensor)
 
 
@@ -335,7 +346,7 @@ def test_unlabelled_batches_pass(batch: Any) -> None:
 )
 def test_batches_cover_every_row_once_in_any_batch_size(n: int, batch_size: int, seed: int) -> None:
     x, y = torch.arange(n).float()[:, None], torch.arange(n)
-    made = batches((x, y), PLACE, name="train", batch_size=batch_size)
+    made = as_batches((x, y), PLACE, name="train", batch_size=batch_size)
     for parts in (list(made), list(made.shuffled(seed, 0))):
         assert all(len(part) <= batch_size for _, part in parts)
         assert sorted(torch.cat([part for _, part in parts]).tolist()) == list(range(n))
@@ -358,12 +369,12 @@ def padded(length: int, rows: int = 2, *, pad: int = 9, seed: int = 0) -> dict[s
 
 
 def stream(parts: list[Any], **options: Any) -> Any:
-    return batches(DataLoader(parts, batch_size=None), PLACE, name="valid", **options)  # pyright: ignore[reportArgumentType]
+    return as_batches(DataLoader(parts, batch_size=None), PLACE, name="valid", **options)  # pyright: ignore[reportArgumentType]
 
 
 def test_batches_of_different_lengths_are_padded_at_the_end() -> None:
     parts = [padded(4), padded(6, 3), padded(5)]
-    rows = gather(stream(parts))
+    rows = load_rows(stream(parts))
     assert rows.inputs["input_ids"].shape == rows.targets.shape == (7, 6)
     start = 0
     for part in parts:
@@ -378,7 +389,7 @@ def test_batches_of_different_lengths_are_padded_at_the_end() -> None:
 
 def test_padding_in_front_stays_in_front() -> None:
     parts = [{name: t.flip(1) for name, t in padded(n).items()} for n in (4, 6)]  # whose last place is a word
-    rows = gather(stream(parts))
+    rows = load_rows(stream(parts))
     assert torch.equal(rows.inputs["input_ids"][:2, 2:], parts[0]["input_ids"])
     assert torch.equal(rows.targets[:2, 2:], parts[0]["labels"])
     assert (rows.inputs["input_ids"][:2, :2] == 9).all()
@@ -390,7 +401,7 @@ def test_padding_in_front_stays_in_front() -> None:
 def test_targets_of_different_lengths_need_a_mask_too() -> None:
     parts = [(torch.zeros(2, 3), torch.zeros(2, n, dtype=torch.int64)) for n in (4, 6)]
     with pytest.raises(ShapeError, match="cannot be joined"):
-        gather(stream(parts))
+        load_rows(stream(parts))
 
 
 def test_streams_keep_their_lengths() -> None:
@@ -400,7 +411,7 @@ def test_streams_keep_their_lengths() -> None:
 
 def test_flat_targets_beside_texts_of_different_lengths_stay_flat() -> None:
     parts = [{**padded(n), "labels": torch.tensor([0.5, n])} for n in (4, 6)]
-    rows = gather(stream(parts))
+    rows = load_rows(stream(parts))
     assert rows.targets.tolist() == [0.5, 4.0, 0.5, 6.0]
     assert rows.inputs["attention_mask"].sum(1).tolist() == [4, 3, 6, 5]
 
@@ -408,7 +419,7 @@ def test_flat_targets_beside_texts_of_different_lengths_stay_flat() -> None:
 def test_float_targets_of_different_lengths_are_refused() -> None:
     parts = [{**padded(n), "labels": torch.zeros(2, n)} for n in (4, 6)]
     with pytest.raises(ShapeError, match="or in length beside an `attention_mask`, but they cannot be joined"):
-        gather(stream(parts))
+        load_rows(stream(parts))
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -416,11 +427,11 @@ def test_what_is_like_a_dict_is_taken_as_one(pair: bool) -> None:
     fields = padded(4)
     labels = fields.pop("labels")
     whole = (UserDict(fields), labels) if pair else UserDict({**fields, "labels": labels})
-    rows = gather(batches(whole, PLACE, name="train"))
+    rows = load_rows(as_batches(whole, PLACE, name="train"))
     assert type(rows.inputs) is dict
     assert sorted(rows.inputs) == ["attention_mask", "input_ids"]
     assert torch.equal(rows.targets, labels)
-    assert type(unlabelled(whole, "labels")) is dict
+    assert type(drop_targets(whole, "labels")) is dict
 
 
 # ---------------------------------------------------------------------------------------------------------- next tokens
@@ -428,11 +439,11 @@ def test_what_is_like_a_dict_is_taken_as_one(pair: bool) -> None:
 
 def test_labels_that_repeat_the_tokens_are_those_of_the_next_place() -> None:
     fields = padded(4)
-    rows = gather(batches({**fields, "labels": fields["input_ids"]}, PLACE, name="train"))
+    rows = load_rows(as_batches({**fields, "labels": fields["input_ids"]}, PLACE, name="train"))
     ids = fields["input_ids"]
     assert rows.targets.tolist() == [[*ids[0, 1:].tolist(), -100], [*ids[1, 1:3].tolist(), -100, -100]]
     ignored = ids.masked_fill(torch.tensor([[True, True, False, False]] * 2), -100)  # a prompt that is not scored
-    rows = gather(batches({**fields, "labels": ignored}, PLACE, name="train"))
+    rows = load_rows(as_batches({**fields, "labels": ignored}, PLACE, name="train"))
     assert rows.targets.tolist() == [[-100, *ids[0, 2:].tolist(), -100], [-100, int(ids[1, 2]), -100, -100]]
 
 
@@ -440,9 +451,9 @@ def test_other_labels_and_pairs_are_as_they_are() -> None:
     fields = padded(4)
     labels = fields.pop("labels")
     ids = fields["input_ids"]
-    assert torch.equal(gather(batches({**fields, "labels": labels}, PLACE, name="train")).targets, labels)
-    assert torch.equal(gather(batches((fields, ids), PLACE, name="train")).targets, ids)
-    one = gather(batches({"input_ids": ids[:, 0], "labels": ids[:, 0]}, PLACE, name="train"))
+    assert torch.equal(load_rows(as_batches({**fields, "labels": labels}, PLACE, name="train")).targets, labels)
+    assert torch.equal(load_rows(as_batches((fields, ids), PLACE, name="train")).targets, ids)
+    one = load_rows(as_batches({"input_ids": ids[:, 0], "labels": ids[:, 0]}, PLACE, name="train"))
     assert torch.equal(one.targets, ids[:, 0])
 
 
@@ -452,19 +463,19 @@ def test_other_labels_and_pairs_are_as_they_are() -> None:
 def test_a_mask_that_all_rows_share_is_neither_cut_nor_shuffled_nor_joined() -> None:
     mask = torch.randn(5, 5)
     x, y = X.reshape(23, 3), Y
-    rows = gather(batches(({"x": x, "mask": mask}, y), PLACE, name="train", batch_size=5))
+    rows = load_rows(as_batches(({"x": x, "mask": mask}, y), PLACE, name="train", batch_size=5))
     for data in (rows, rows.shuffled(0, 0), rows.take(torch.arange(5))):
         for inputs, _ in data:
             assert torch.equal(inputs["mask"], mask)
     parts = [({"x": x[i : i + 5], "mask": mask}, y[i : i + 5]) for i in range(0, 23, 5)]  # as long as all batches but the last
-    whole = gather(stream(parts))
+    whole = load_rows(stream(parts))
     assert torch.equal(whole.inputs["x"], x)
     assert torch.equal(whole.inputs["mask"], mask)
 
 
 def test_a_marked_mask_stays_marked_through_casts() -> None:
     mask = shared(torch.zeros(23, 23, dtype=torch.float64))
-    rows = gather(batches(((X, mask), Y), PLACE, name="train", batch_size=5))
+    rows = load_rows(as_batches(((X, mask), Y), PLACE, name="train", batch_size=5))
     assert rows.inputs[1].dtype == torch.float32
     assert all(m.shape == (23, 23) for (_, m), _ in rows)
 
@@ -472,7 +483,7 @@ def test_a_marked_mask_stays_marked_through_casts() -> None:
 def test_shared_tensors_that_differ_between_batches_cannot_be_joined() -> None:
     parts = [((X[:4], torch.zeros(n, n)), Y[:4]) for n in (3, 5)]
     with pytest.raises(ShapeError, match="a tensor that all rows share differs between them"):
-        gather(stream(parts))
+        load_rows(stream(parts))
 
 
 # --------------------------------------------------------------------------------------------------------------- samples
@@ -503,16 +514,18 @@ SAMPLED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize(("rows", "size"), [(50, 10), (50, 49), (50, 50), (5, 50), (1, 3)])
 def test_the_same_rows_are_sampled_from_every_form_of_data(form: str, rows: int, size: int) -> None:
     data = numbered(rows)
-    (expected,) = sample(batches(data, PLACE, name="train"), size, 3)
-    (found,) = sample(batches(SAMPLED[form](*data), PLACE, name="train", batch_size=8), size, 3)
+    (expected,) = sample_rows(as_batches(data, PLACE, name="train"), size, 3)
+    (found,) = sample_rows(as_batches(SAMPLED[form](*data), PLACE, name="train", batch_size=8), size, 3)
     assert torch.equal(found, expected)
     assert found.shape == (min(rows, size), 1)
     assert torch.equal(found, found.unique()[:, None])  # in order, each once
 
 
 def test_samples_depend_on_the_seed_and_every_row_has_the_same_chance() -> None:
-    data = batches(numbered(20), PLACE, name="train")
-    counts = torch.stack([torch.zeros(20).index_add(0, sample(data, 5, s)[0][:, 0].long(), torch.ones(5)) for s in range(400)])
+    data = as_batches(numbered(20), PLACE, name="train")
+    counts = torch.stack(
+        [torch.zeros(20).index_add(0, sample_rows(data, 5, s)[0][:, 0].long(), torch.ones(5)) for s in range(400)]
+    )
     assert len({tuple(row.tolist()) for row in counts}) > 350
     assert (counts.mean(0) - 0.25).abs().max() < 0.1
 
@@ -521,13 +534,13 @@ def test_rows_of_different_shapes_are_sampled_apart() -> None:
     mask = torch.ones(3, 3)
     parts = [((torch.full((4, n, 2), float(n)), shared(mask)), torch.zeros(4)) for n in (3, 5, 3)]
     loader = DataLoader(parts, batch_size=None)  # pyright: ignore[reportArgumentType]
-    found = sample(batches(loader, PLACE, name="train"), 12, 0)
+    found = sample_rows(as_batches(loader, PLACE, name="train"), 12, 0)
     assert sorted(tuple(x.shape) for x, _ in found) == [(4, 3, 2), (4, 3, 2), (4, 5, 2)]
     plain = DataLoader([(x, y) for (x, _), y in parts], batch_size=None)  # pyright: ignore[reportArgumentType]
-    assert [tuple(x.shape) for x in sample(batches(plain, PLACE, name="train"), 12, 0)] == [(8, 3, 2), (4, 5, 2)]
+    assert [tuple(x.shape) for x in sample_rows(as_batches(plain, PLACE, name="train"), 12, 0)] == [(8, 3, 2), (4, 5, 2)]
 
 
 def test_a_sample_of_a_stream_keeps_no_batch_in_memory() -> None:
     loader = DataLoader(Flow(*numbered(1000)), batch_size=100)
-    (found,) = sample(batches(loader, PLACE, name="train"), 10, 0)
+    (found,) = sample_rows(as_batches(loader, PLACE, name="train"), 10, 0)
     assert found.untyped_storage().nbytes() == 10 * 4

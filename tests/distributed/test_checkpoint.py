@@ -54,7 +54,7 @@ def ended() -> None:
     raise Ended
 
 
-AT = (r"\"step\": 30", r"\"ending\": \"finished\"")  # as they stand in JSON within JSON
+AT = (r"\"step\": 30", r"\"stop_reason\": \"finished\"")  # as they stand in JSON within JSON
 
 
 @pytest.mark.parametrize("part", ["bases", "shape", "steps.", *AT])

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from offmap.data import Batches, Place, Rows, Share, batches
-from offmap.distributed.group import Alone, part
+from offmap.data import Batches, Place, Rows, Shard, as_batches
+from offmap.distributed.group import SingleProcess, shard_slice
 from offmap.maxwent.feeding import sharded_among
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 
 
 @dataclass(frozen=True)
-class Seat(Alone):
+class Seat(SingleProcess):
     """A rank of some size that is asked for nothing but that."""
 
     rank: int = 0
@@ -42,7 +42,7 @@ def data(form: str, rows: int, size: int) -> Batches:
         "loader": DataLoader(TensorDataset(x, x[:, 0]), batch_size=size),
         "iterable": DataLoader(Endless(rows), batch_size=size),
     }
-    return batches(forms[form], PLACE, name="train", batch_size=size)
+    return as_batches(forms[form], PLACE, name="train", batch_size=size)
 
 
 def targets(source: Batches) -> list[list[float]]:
@@ -56,7 +56,7 @@ def test_batches_are_dealt_and_rows_are_divided(form: str, rows: int, size: int,
     whole = targets(source)
 
     def shares(of: Literal["batches", "rows"]) -> list[list[list[float]]]:
-        return [targets(replace(source, share=Share(Seat(rank, ranks), of))) for rank in range(ranks)]
+        return [targets(replace(source, shard=Shard(Seat(rank, ranks), of))) for rank in range(ranks)]
 
     dealt = shares("batches")
     assert [dealt[i % ranks][i // ranks] for i in range(len(whole))] == whole
@@ -69,7 +69,7 @@ def test_batches_are_dealt_and_rows_are_divided(form: str, rows: int, size: int,
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_parts_of_rows_are_even_and_cover_all(rows: int, ranks: int) -> None:
-    parts = [range(rows)[part(Seat(rank, ranks), rows)] for rank in range(ranks)]
+    parts = [range(rows)[shard_slice(Seat(rank, ranks), rows)] for rank in range(ranks)]
     assert [i for own in parts for i in own] == list(range(rows))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -90,15 +90,15 @@ def test_a_shuffling_loader_shuffles_alike_on_every_rank() -> None:
     x = torch.arange(12.0)[:, None]
     loader = DataLoader(TensorDataset(x, x[:, 0]), batch_size=4, shuffle=True)
     seen: list[list[list[float]]] = []
-    for group in (Alone(), Seat(0, 2), Seat(1, 2)):
+    for group in (SingleProcess(), Seat(0, 2), Seat(1, 2)):
         torch.manual_seed(3)
-        source = batches(loader, PLACE, name="train")
-        seen.append(targets(source if group.size == 1 else replace(source, share=Share(group, "rows"))))
+        source = as_batches(loader, PLACE, name="train")
+        seen.append(targets(source if group.size == 1 else replace(source, shard=Shard(group, "rows"))))
     assert [a + b for a, b in zip(seen[1], seen[2], strict=True)] == seen[0]
 
 
 def test_data_in_memory_are_shared_when_shuffled_too() -> None:
     source = Rows(torch.arange(7.0)[:, None], torch.arange(7.0), 4, "train")
     whole = [y.tolist() for _, y in source.shuffled(1, 2)]
-    parts = [[y.tolist() for _, y in replace(source, share=Share(Seat(r, 2), "rows")).shuffled(1, 2)] for r in (0, 1)]
+    parts = [[y.tolist() for _, y in replace(source, shard=Shard(Seat(r, 2), "rows")).shuffled(1, 2)] for r in (0, 1)]
     assert [a + b for a, b in zip(*parts, strict=True)] == whole

@@ -91,7 +91,7 @@ def test_other_data_on_one_rank_are_an_error_on_all(folder: Path) -> None:
 
 def test_an_error_of_one_rank_is_told_by_the_others(folder: Path) -> None:
     texts = [(folder / f"one-fails-{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
-    assert texts[1].startswith("HostError: ")
+    assert texts[1].startswith("ModelError: ")
     assert texts[0].startswith(f"RankError: Rank 1 failed: {texts[1]}")
     assert "start all ranks again" in texts[0]
 

@@ -63,7 +63,7 @@ from golden.material import (
     yes,
 )
 from offmap.cli import main as command_line
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 from offmap.posterior.construct import scaling, svd
@@ -636,8 +636,8 @@ def by_method(name: str) -> Numbers:
     if name == "mc_dropout":
         nets = [nn.Sequential(*net[:2], nn.Dropout(0.2), *net[2:]) for net in nets]  # pyright: ignore[reportIndexIssue]
     place = Place(torch.device("cpu"), torch.float32)
-    train = gather(batches(quantity(100, 0), place, name="train", batch_size=32))
-    valid = gather(batches(quantity(60, 1), place, name="valid"))
+    train = load_rows(as_batches(quantity(100, 0), place, name="train", batch_size=32))
+    valid = load_rows(as_batches(quantity(60, 1), place, name="valid"))
     checked = {} if name == "swag" else {"check_every": 10}
     config = method.Config(**{"steps": 20, "lr": 0.003, **checked, **options})
     made = method.fit(nets, train, valid, likelihood=offmap.Gaussian(), config=config, seed=1)

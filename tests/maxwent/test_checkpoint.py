@@ -141,12 +141,12 @@ def test_the_file_of_the_ranks_is_removed_by_the_first(tmp_path: Path):
     def run(group: Thread) -> bool:
         kept = Checkpoint(path, IDENTITY, group)
         kept.keep("part", part, always=True)
-        group.tell(None)
+        group.all_gather_object(None)
         if group.rank:
             kept.done()
-        group.tell(None)
+        group.all_gather_object(None)
         there = path.exists()
-        group.tell(None)
+        group.all_gather_object(None)
         kept.done()
         return there
 

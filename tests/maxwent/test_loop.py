@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offmap.data import Batch, Place, Rows, batches
+from offmap.data import Batch, Place, Rows, as_batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError
 from offmap.maxwent.train import Cycle, adam, cycle, minimize
@@ -104,7 +104,7 @@ def test_it_works_where_gradients_are_switched_off():
 
 
 def test_no_data_is_refused_not_waited_for():
-    empty = batches(torch.utils.data.DataLoader([]), Place(torch.device("cpu"), torch.float32), name="train")
+    empty = as_batches(torch.utils.data.DataLoader([]), Place(torch.device("cpu"), torch.float32), name="train")
     with pytest.raises(DataError, match="Expected at least one batch in `train`, but it is empty"):
         next(cycle(empty, 0))
 
@@ -157,7 +157,7 @@ def test_adam_is_that_of_the_paper():
 
 def test_a_cycle_over_a_users_loader_goes_on_where_another_stood():
     x = torch.arange(5.0)
-    data = batches(
+    data = as_batches(
         DataLoader(TensorDataset(x[:, None], x), batch_size=2, shuffle=True),
         Place(torch.device("cpu"), torch.float32),
         name="train",

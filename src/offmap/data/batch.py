@@ -1,4 +1,4 @@
-"""One batch, in any form that users have: a pair or a dict, arrays or tensors, read into tensors and checked."""
+"""One batch in any form that users have, a pair or a dict of arrays or tensors, as checked tensors."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Batch: TypeAlias = tuple[Inputs, Tensor]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model lives: batches are moved to its device, floating-point numbers cast to its dtype."""
+    """Device and dtype of a model: batches are moved to the device, floating-point numbers cast to the dtype."""
 
     device: torch.device
     dtype: torch.dtype
 
     @staticmethod
     def of(net: nn.Module) -> Place:
-        """The device and dtype of a model's first floating-point parameter."""
+        """Return the device and dtype of a model's first floating-point parameter."""
         first = next(p for p in net.parameters() if p.is_floating_point())
         return Place(first.device, first.dtype)
 
     def put(self, value: Any) -> Any:
-        """One leaf of a batch; anything that is not an array or a tensor passes through."""
+        """Move one leaf of a batch; anything that is not an array or a tensor passes through."""
         if hasattr(value, "__array__") and not isinstance(value, Tensor):
             array = np.asarray(value)
             if array.dtype.kind not in "biufc":
@@ -41,8 +41,8 @@ class Place:
                 )
             # torch reads native numbers of at most 64 bits, in order and writeable
             native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
-            turned = any(stride < 0 for stride in array.strides)  # also where numpy calls them in order, as of one row
-            value = torch.from_numpy(np.require(array.copy() if turned else array, native, ["C", "W"]))
+            reversed_ = any(stride < 0 for stride in array.strides)  # also where numpy calls them in order, as of one row
+            value = torch.from_numpy(np.require(array.copy() if reversed_ else array, native, ["C", "W"]))
         if not isinstance(value, Tensor):
             return value
         if value.is_meta or value.layout != torch.strided:
@@ -52,28 +52,28 @@ class Place:
         return shared(moved) if isinstance(value, Shared) else moved
 
 
-def read(batch: Any, place: Place, target: str, name: str, where: str) -> Batch:
-    """Inputs and targets of one batch as checked tensors in their place."""
-    inputs, targets = divide(batch, target, name)
+def read_batch(batch: Any, place: Place, target: str, name: str, where: str) -> Batch:
+    """Return inputs and targets of one batch as checked tensors on the model's device."""
+    inputs, targets = split_batch(batch, target, name)
     inputs, targets = tree_map(place.put, inputs), as_targets(targets, place)
     check_batch(inputs, targets, where)
     return mark_shared(inputs), next_tokens(inputs, targets) if is_mapping(batch) else targets
 
 
 def is_mapping(batch: Any) -> bool:
-    """Whether a batch is a dict, or something like one, as the `BatchEncoding` of a tokenizer."""
+    """Return whether a batch is a dict, or something like one, as the `BatchEncoding` of a tokenizer."""
     return hasattr(batch, "keys") and not hasattr(batch, "__array__")
 
 
-def plain(inputs: Any) -> Inputs:
-    """Inputs as the model is called with: a dict of whatever is like one, a tuple of a list."""
+def as_inputs(inputs: Any) -> Inputs:
+    """Return inputs as the model is called with: a dict of whatever is like one, a tuple of a list."""
     return dict(inputs) if is_mapping(inputs) else tuple(inputs) if isinstance(inputs, list) else inputs
 
 
 def next_tokens(inputs: Inputs, targets: Tensor) -> Tensor:
-    """Labels that repeat the `input_ids` beside them in one dict, as language models are given them, are meant one place on:
-    what stands at a position is to be told at the one before. The last place, and padding, become −100. Other targets, and those
-    of a pair (inputs, targets), are as they are: (B, T) -> (B, T).
+    """Shift labels that repeat the `input_ids` beside them by one position, as language models do: (B, T) -> (B, T).
+
+    The last position, and padding, become −100. Other targets are returned unchanged.
 
     >>> ids = torch.tensor([[5, 6, 7, 0]])
     >>> next_tokens({"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1, 0]])}, ids)
@@ -88,8 +88,8 @@ def next_tokens(inputs: Inputs, targets: Tensor) -> Tensor:
     return F.pad(targets.masked_fill(~counted, IGNORED)[:, 1:], (0, 1), value=IGNORED)
 
 
-def divide(batch: Any, target: str, name: str) -> tuple[Inputs, Any]:
-    """Inputs and targets of one batch: a pair, or a dict that holds the target under its own key."""
+def split_batch(batch: Any, target: str, name: str) -> tuple[Inputs, Any]:
+    """Return inputs and targets of one batch: a pair, or a dict that holds the targets under the key `target`."""
     if is_mapping(batch):
         fields = dict(batch)
         if target not in fields:
@@ -98,22 +98,22 @@ def divide(batch: Any, target: str, name: str) -> tuple[Inputs, Any]:
         targets = fields.pop(target)
         return fields, targets
     if isinstance(batch, tuple | list) and len(batch) == 2:
-        return plain(batch[0]), batch[1]
+        return as_inputs(batch[0]), batch[1]
     raise DataError(
         f"Expected `{name}` to be a DataLoader, a Dataset or a pair (inputs, targets), or batches of that form, "
         f"but got {type(batch).__name__}{f' of length {len(batch)}' if isinstance(batch, tuple | list) else ''}."
     )
 
 
-def unlabelled(batch: Any, target: str) -> Inputs:
-    """Inputs of a batch that may come without targets."""
+def drop_targets(batch: Any, target: str) -> Inputs:
+    """Return the inputs of a batch, with or without targets."""
     if isinstance(batch, tuple | list):
-        return plain(batch[0] if len(batch) == 1 else divide(batch, target, "x")[0] if len(batch) == 2 else batch)
+        return as_inputs(batch[0] if len(batch) == 1 else split_batch(batch, target, "x")[0] if len(batch) == 2 else batch)
     return {name: value for name, value in dict(batch).items() if name != target} if is_mapping(batch) else batch
 
 
 def as_targets(targets: Any, place: Place) -> Tensor:
-    """Targets as a tensor: floats in the model's dtype, whole numbers as int64."""
+    """Return targets as a tensor: floats in the model's dtype, whole numbers as int64."""
     try:
         tensor = place.put(targets if hasattr(targets, "__array__") else np.asarray(targets))
     except ValueError as error:  # rows of different lengths
@@ -151,18 +151,14 @@ def check_batch(inputs: Inputs, targets: Tensor, where: str) -> None:
 
 def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
     """Raise a DataError that names the first row with NaN or infinite numbers."""
-    for word, leaves in (("inputs", tree_leaves(inputs)), ("targets", [targets])):
+    for kind, leaves in (("inputs", tree_leaves(inputs)), ("targets", [targets])):
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim and not _finite(leaf):
-                row = (
-                    int((~leaf.isfinite()).flatten(1).any(1).nonzero()[0])
-                    if leaf.ndim > 1
-                    else int((~leaf.isfinite()).nonzero()[0])
-                )
-                raise DataError(f"Expected finite {word}, but row {row} of {where} holds NaN or infinite values. "
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim and not _is_finite(leaf):
+                row = int((~leaf.isfinite()).view(leaf.shape[0], -1).any(1).nonzero()[0])
+                raise DataError(f"Expected finite {kind}, but row {row} of {where} holds NaN or infinite values. "
                                 "Drop or impute such rows.")  # fmt: skip
 
 
-def _finite(tensor: Tensor) -> bool:
-    # a finite sum has finite terms, and needs no copies of a large tensor; a sum may overflow, so look closer then
+def _is_finite(tensor: Tensor) -> bool:
+    # a finite sum has finite terms and needs no copy of a large tensor; a sum that overflows needs a closer look
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())

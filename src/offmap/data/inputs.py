@@ -1,4 +1,4 @@
-"""What a model is called with: one tensor, a tuple or a dict of them, cut into rows; some tensors belong to all rows."""
+"""Inputs of a model: one tensor, a tuple or a dict of them, cut into rows; some tensors belong to all rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offmap._types import Inputs
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments that `inputs` stands for."""
+    """Return the positional and keyword arguments that `inputs` stand for."""
     if isinstance(inputs, dict):
         return (), inputs
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
@@ -28,7 +28,7 @@ class Shared(Tensor):
 
 
 def shared(tensor: Tensor) -> Tensor:
-    """Mark a tensor that all rows share. Needed only if its first axis may be as long as the first batch: else it is seen.
+    """Mark a tensor that all rows share. Needed only where its first axis may be as long as the first batch.
 
     >>> x, mask = torch.zeros(4, 2), shared(torch.ones(4, 4))
     >>> [tuple(t.shape) for t in take_rows((x, mask), slice(0, 3))]
@@ -38,28 +38,28 @@ def shared(tensor: Tensor) -> Tensor:
 
 
 def mark_shared(inputs: Inputs) -> Inputs:
-    """Mark what has no batch axis in front. Done once, where all rows are seen: a later cut to T rows would mistake a (T, T)."""
+    """Mark tensors without a batch axis in front. Called once, with all rows: a later cut to T rows would mistake a (T, T)."""
     size = rows_of(inputs)
     return tree_map(lambda t: t if not isinstance(t, Tensor) or (t.ndim and t.shape[0] == size) else shared(t), inputs)
 
 
 def rows_of(inputs: Inputs) -> int:
-    """The batch size B, read off the first tensor that is not marked as shared."""
+    """Return the batch size B, that of the first tensor that is not marked as shared."""
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return next((leaf for leaf in leaves if not isinstance(leaf, Shared)), leaves[0]).shape[0]
 
 
 def take_rows(inputs: Inputs, rows: slice | Tensor | list[int]) -> Inputs:
-    """Some rows, a slice or their numbers, of every tensor that has the batch axis in front and is not marked as shared."""
+    """Return some rows, a slice or their numbers, of every tensor with a batch axis in front that is not marked as shared."""
     size = rows_of(inputs)
 
     def take(leaf: Any) -> Any:
-        whole = not isinstance(leaf, Tensor) or isinstance(leaf, Shared) or leaf.ndim == 0 or leaf.shape[0] != size
-        return leaf if whole else leaf[rows]
+        has_rows = isinstance(leaf, Tensor) and not isinstance(leaf, Shared) and leaf.ndim > 0 and leaf.shape[0] == size
+        return leaf[rows] if has_rows else leaf
 
     return tree_map(take, inputs)
 
 
 def is_table(inputs: Inputs) -> bool:
-    """Whether the inputs are one matrix, a row per example."""
+    """Return whether the inputs are one matrix, a row per example."""
     return isinstance(inputs, Tensor) and inputs.ndim == 2

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
 from offmap.cache import LRUCache
-from offmap.data import Batches, Place, Rows, batches, gather, own_order, split
+from offmap.data import Batches, Place, Rows, as_batches, fork_rng, load_rows, split_data
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.data.inputs import take_rows
 from offmap.detector import Calibration, Detector
@@ -169,7 +169,7 @@ def fit_detector(method: str, data: FitData, *, false_alarms: float = 0.05, **op
         options: Options of the method.
     """
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
-    with torch.inference_mode(False), own_order(data.seed):
+    with torch.inference_mode(False), fork_rng(data.seed):
         score_fn = fit_score(method, data, **options)
         calibration = Calibration(count_nan_as_ood(score_fn(data.valid)), false_alarms=false_alarms)
     calibration.warn_if_infinite(len(calibration.scores))
@@ -197,7 +197,7 @@ def prepare_fit_data(
     seed = checks.integer("seed", seed)
     if not isinstance(model, nn.Module):
         raise ModelError(f"Expected one trained torch.nn.Module, but got {type(model).__name__}.")
-    with torch.inference_mode(False), own_order(seed):
+    with torch.inference_mode(False), fork_rng(seed):
         place = Place.of(as_models(model)[0])
         batched, held = _split_data(train, valid, place, target, batch_size, seed)
         first, _ = next(iter(batched))
@@ -232,10 +232,10 @@ def prepare_fit_data(
 def _split_data(train: Data, valid: Data | None, place: Place, target: str, batch_size: int, seed: int) -> tuple[Batches, Rows]:
     """Training batches and validation rows; without `valid`, a tenth of the training data, with a warning."""
     if valid is not None:
-        data = batches(train, place, name="train", batch_size=batch_size, target=target)
-        return data, gather(batches(valid, place, name="valid", batch_size=batch_size, target=target), least=2)
-    data, held = split(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
-    held = gather(held, least=2)
+        data = as_batches(train, place, name="train", batch_size=batch_size, target=target)
+        return data, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
+    data, held = split_data(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
+    held = load_rows(held, at_least=2)
     logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", held.rows)
     return data, held
 

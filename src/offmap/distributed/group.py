@@ -1,6 +1,7 @@
-"""The processes that fit one guard together, as everything below the engine sees them: a rank, a size, a few exchanges.
+"""The processes that fit one guard together: a rank, a size, a few collectives.
 
-`SINGLE_PROCESS` is one process by itself: nothing is sent, nothing is copied. `offmap.distributed.torchrun` has the group of several.
+`SINGLE_PROCESS` is one process by itself: nothing is sent, nothing is copied. `distributed/process_group.py` has the group of
+several.
 """
 
 from __future__ import annotations
@@ -17,72 +18,72 @@ class Group(Protocol):
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """The number of this process."""
         ...
 
     @property
     def size(self) -> int:
-        """N."""
+        """The number of processes N."""
         ...
 
-    def sum(self, *tensors: Tensor) -> None:
+    def all_reduce(self, *tensors: Tensor) -> None:
         """Replace every tensor, in place, by its sum over the ranks: the same bits on all of them."""
         ...
 
-    def copy(self, *tensors: Tensor) -> None:
+    def broadcast(self, *tensors: Tensor) -> None:
         """Replace every tensor, in place, by that of rank 0."""
         ...
 
-    def tell(self, value: Any) -> list[Any]:
-        """The plain values (as JSON has them) that all ranks tell, in their order."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the plain values of all ranks, in their order."""
         ...
 
     def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The tensors of all ranks, in their order; they may differ in number, shape and type."""
+        """Return the tensors of all ranks, in their order; they may differ in number, shape and type."""
         ...
 
 
-class Alone:
-    """One process.
+class SingleProcess:
+    """One process by itself.
 
-    >>> SINGLE_PROCESS.tell("here")
+    >>> SINGLE_PROCESS.all_gather_object("here")
     ['here']
     """
 
     rank = 0
     size = 1
 
-    def sum(self, *tensors: Tensor) -> None:
-        """As they are."""
+    def all_reduce(self, *tensors: Tensor) -> None:
+        """Leave the tensors as they are."""
 
-    def copy(self, *tensors: Tensor) -> None:
-        """As they are."""
+    def broadcast(self, *tensors: Tensor) -> None:
+        """Leave the tensors as they are."""
 
-    def tell(self, value: Any) -> list[Any]:
-        """What it tells itself."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the value in a list."""
         return [value]
 
     def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Its own."""
+        """Return the tensors in a list."""
         return [list(tensors)]
 
 
-SINGLE_PROCESS = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
-def part(group: Group, rows: int) -> slice:
-    """Which of so many rows are this rank's: one after another, the same number up to one; none where rows are too few.
+def shard_slice(group: Group, rows: int) -> slice:
+    """Return which of so many rows are this rank's: consecutive ones, as many as any other's up to one.
 
-    >>> part(SINGLE_PROCESS, 7)
+    >>> shard_slice(SINGLE_PROCESS, 7)
     slice(0, 7, None)
     """
     return slice(rows * group.rank // group.size, rows * (group.rank + 1) // group.size)
 
 
-def joined(group: Group, tensor: Tensor | None, dim: int = 0) -> Tensor:
-    """What the ranks made of their parts as one tensor; None from those that had none."""
+def all_gather_concat(group: Group, tensor: Tensor | None, dim: int = 0) -> Tensor:
+    """Return the shards of all ranks as one tensor; None from ranks without rows."""
     if group.size == 1:
         assert tensor is not None
         return tensor
     parts = group.all_gather([] if tensor is None else [tensor])
-    return torch.cat([own for each in parts for own in each], dim)
+    return torch.cat([part for parts_of_rank in parts for part in parts_of_rank], dim)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.integrations.mlp import mlp
 from offmap.integrations.stack_training import Stack, Training, maximum_likelihood, train_stack
 from offmap.likelihoods import Gaussian, Likelihood
@@ -92,12 +92,13 @@ def train(
     starts = [mlp(data[0].shape[1], outputs, hidden=hidden, seed=seed + member).to(data[0]) for member in range(members)]
     place = Place.of(starts[0])
     rows, held = (
-        batches((scaling(x), y), place, name=name, batch_size=batch_size) for (x, y), name in ((data, "train"), (valid, "valid"))
+        as_batches((scaling(x), y), place, name=name, batch_size=batch_size)
+        for (x, y), name in ((data, "train"), (valid, "valid"))
     )
     count = steps_for(len(data[0]), batch_size) if steps is None else steps
     config = Training(steps=count, lr=lr, check_every=max(1, min(100, count // 10)))
     runtime = Runtime(batch_size=batch_size, progress=False)
-    held = gather(held)
+    held = load_rows(held)
     stack = Stack.build(starts, held.inputs, runtime)
     losses = maximum_likelihood(stack, likelihood)
     train_stack(stack, losses, rows, held, likelihood=likelihood, config=config, seed=seed, progress=False)

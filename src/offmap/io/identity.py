@@ -42,7 +42,7 @@ def identity(at: StackedModel, data: Mapping[str, Batches | None], settings: Any
 
 def same_on_all(words: Mapping[str, str], group: Group) -> None:
     """Raise, on every rank, if one of them was given something else."""
-    told = group.tell(dict(words))
+    told = group.all_gather_object(dict(words))
     for name in told[0]:
         for rank, other in enumerate(told):
             if other.get(name) != told[0][name]:
@@ -86,4 +86,4 @@ def take_from_rank_0(at: StackedModel, group: Group) -> None:
     """Buffers, such as running means, drift apart between ranks in training: those of rank 0 count."""
     if group.size > 1:
         with torch.no_grad():
-            group.copy(*at.net.buffers(), *at.fixed.values())
+            group.broadcast(*at.net.buffers(), *at.fixed.values())

@@ -69,7 +69,7 @@ class Checkpoint:
 
     def keep(self, name: str, make: Callable[[], Part], *, always: bool = False) -> None:
         """Write the state with this part in it, unless the last write was too short a time ago for what writes cost."""
-        if self.path is None or not (always or self.group.tell(time.monotonic() >= self._next)[0]):
+        if self.path is None or not (always or self.group.all_gather_object(time.monotonic() >= self._next)[0]):
             return
         self.parts[name] = make()
         if self.group.rank == 0:
@@ -112,13 +112,13 @@ class Checkpoint:
                 content = path.read_bytes()
             except OSError as error:
                 raise FileError(f"Cannot read {path}: {error.strerror}.") from error
-        size = self.group.tell(None if content is None else len(content))[0]
+        size = self.group.all_gather_object(None if content is None else len(content))[0]
         if self.group.size == 1 or size is None:
             return content
         sent = torch.zeros(size, dtype=torch.uint8, device="cpu")
         if content is not None:
             sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        self.group.copy(sent)
+        self.group.broadcast(sent)
         return sent.numpy().tobytes()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from offmap.data import Batches, Rows, Share
+from offmap.data import Batches, Rows, Shard
 from offmap.data.inputs import rows_of
 from offmap.distributed.group import Group
 from offmap.posterior.construct import Feed
@@ -27,7 +27,7 @@ def sharded_among(train: Batches, group: Group, *, sharded: bool) -> Dealt | Non
         if sharded:
             yield from ((x, 0) for x, _ in _sized(train, rows))
             return
-        data = replace(_sized(train, rows), share=Share(group, "batches"))
+        data = replace(_sized(train, rows), shard=Shard(group, "batches"))
         for turn, (x, _) in enumerate(data):
             yield x, (data.usual_rows or rows_of(x)) * (turn * (group.size - 1) + group.rank)
 

@@ -108,7 +108,7 @@ class Descent:
         tensors |= {f"optimizer.{i}.{key}": value for i, state in enumerate(states) for key, value in state.items()}
         values = {
             "step": step, "stop_reason": None, "failures": self.monitor.failures, "history": asdict(self.monitor.history),
-            "optimizer": list(states[0]), "stands": group.tell([self.cycle.epoch, self.cycle.taken]),
+            "optimizer": list(states[0]), "stands": group.all_gather_object([self.cycle.epoch, self.cycle.taken]),
         }  # fmt: skip
         orders = _all_states(self.cycle.order, group) | _all_states(_order(self.cycle.data), group, "now")
         return Part(values, {n: t.detach().clone() for n, t in tensors.items()} | orders)

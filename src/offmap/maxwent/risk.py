@@ -23,7 +23,7 @@ from offmap import checks
 from offmap._types import Weights
 from offmap.data import Rows
 from offmap.data.inputs import take_rows
-from offmap.distributed.group import SINGLE_PROCESS, Group, joined, part
+from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood, align_targets, mean_over_positions
 from offmap.model.forward import BatchedModel, Draw
@@ -128,7 +128,7 @@ class Validation:
         """Loss of k members and every example, (k, n), and if `scored` their mean uncertainty, (k,)."""
         members, parts = len(which), list[Tensor]()
         total = torch.zeros(members, dtype=torch.float64, device=self.data.targets.device)
-        own = part(self.group, self.data.rows)
+        own = shard_slice(self.group, self.data.rows)
         inputs, targets = take_rows(self.data.inputs, own), self.data.targets[own]
         for rows in self.model.blocks(inputs, members * draws) if len(targets) else ():
             stacked = self.model.outputs(draw, draws, take_rows(inputs, rows), members=members)
@@ -137,9 +137,9 @@ class Validation:
             parts.append(torch.stack([self.risk(self.likelihood, o, y) for o in apart]))
             if scored:
                 total += torch.stack([self.likelihood.score(o).double().mean() for o in apart]) * len(y)
-        losses = joined(self.group, torch.cat(parts, 1) if parts else None, 1)
+        losses = all_gather_concat(self.group, torch.cat(parts, 1) if parts else None, 1)
         if scored:
-            self.group.sum(total)
+            self.group.all_reduce(total)
         if self.bound is not None:
             losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound[which].to(losses)), losses)
         return losses, total / self.data.rows

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Weights
-from offmap.data import Batches, Rows, Share
+from offmap.data import Batches, Rows, Shard
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import closed_form, search
 from offmap.maxwent import objective as objectives
@@ -100,7 +100,7 @@ def fit(
     fits = [solver(replace(task, config=replace(config, entropy_weight=t))) for t in several(config.entropy_weight)]
     q, history = highest_entropy(fits, lambda f: _spread(f[0]), lambda f: f[1].stop_reason != "diverged")
     q.requires_grad_(False)
-    runtime.group.copy(*q.raw_scale.values())
+    runtime.group.broadcast(*q.raw_scale.values())
     if any(risk > bound for risk, bound in zip(history.final_risk, history.max_risk, strict=True)):
         logger.warning(
             "The validation risk %s stays above the threshold %s however small the distribution: raise `max_risk`, or check "
@@ -187,7 +187,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     """Adam on the objective; every member ends with its last state at or below τ."""
     config, max_risk, group = task.config, task.max_risk(q), task.runtime.group
     assert isinstance(config.entropy_weight, float)
-    group.copy(*q.raw_scale.values())
+    group.broadcast(*q.raw_scale.values())
     name = f"steps.{config.entropy_weight!r}"
     start = search.shrink_to_feasible(q, task.validation, max_risk) if task.runtime.checkpoint[name] is None else None
     objective = objectives.maxwent(
@@ -200,7 +200,7 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
             report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
         optimizer = adam(q.raw_scale.parameters(), lr=config.lr, epsilon=config.adam_epsilon)
-        data = task.train if group.size == 1 or task.runtime.sharded else replace(task.train, share=Share(group, "rows"))
+        data = task.train if group.size == 1 or task.runtime.sharded else replace(task.train, shard=Shard(group, "rows"))
         descent = Descent(task.runtime.checkpoint, name, q, monitor, optimizer, Cycle(data, task.seed))
         if descent.resume() is not None:
             return q, history

@@ -64,7 +64,7 @@ def _averaged(loss: Tensor, rows: int, optimizer: torch.optim.Optimizer, group: 
     own = torch.stack([loss * rows, loss.new_tensor(float(rows))])
     for gradient in gradients:
         gradient.mul_(rows)
-    group.sum(own, *gradients)
+    group.all_reduce(own, *gradients)
     for gradient in gradients:
         gradient.div_(own[1].to(gradient))
     return own[0] / own[1]

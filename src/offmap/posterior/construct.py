@@ -77,7 +77,7 @@ def observe(
     members = [at.weights(m) for m in range(at.members)]
     seen = Observed()
     plan = _plan(at, members, next(iter(feed(1))), run, limit)
-    for names in group.tell(plan.names)[0]:
+    for names in group.all_gather_object(plan.names)[0]:
         inputs, others = (feed(plan.rows), None) if dealt is None else _own(dealt, plan)
         moments = second_moments(at.net, members, inputs, run, names=names, among=at.mean, limit=limit, others=others)
         pool(moments, group, at.device)

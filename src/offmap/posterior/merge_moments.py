@@ -36,7 +36,7 @@ def pool(moments: Sequence[dict[str, Moment]], group: Group, device: torch.devic
     if group.size == 1:
         return
     for found in moments:
-        told: list[dict[str, Any]] = group.tell({name: _said(moment) for name, moment in found.items()})
+        told: list[dict[str, Any]] = group.all_gather_object({name: _said(moment) for name, moment in found.items()})
         # all ranks go through all names in one order: whoever has not met one adds nothing
         for name in dict.fromkeys(name for each in told for name in each):
             found[name] = _summed(found.get(name), [each[name] for each in told if name in each], group, device)
@@ -69,7 +69,7 @@ def _summed(own: Moment | None, told: list[dict[str, Any]], group: Group, device
         counts = torch.zeros(length, dtype=torch.int64, device=device)
         if own is not None and own.counts is not None:
             counts = F.pad(own.counts, (0, length - len(own.counts)))
-        group.sum(counts)
+        group.all_reduce(counts)
         merged.counts = counts
     return merged
 
@@ -86,7 +86,7 @@ def _add_totals(merged: Moment, own: Moment | None, told: list[dict[str, Any]], 
     mine = {} if own is None else own.totals
     for key, shape in shapes.items():
         products = mine[key].products if key in mine else torch.zeros(shape, dtype=torch.float64, device=device)
-        group.sum(products)
+        group.all_reduce(products)
         merged.totals[key] = Total(products, rows[key])
 
 
@@ -98,7 +98,9 @@ def build_together(
         return build(moments, mean, **options)
     own = {name: weight for place, (name, weight) in enumerate(mean.items()) if place % group.size == group.rank}
     bases, why = build(moments, own, **options)
-    told: list[Any] = group.tell([[[n, asdict(b.frame), b.bias, b.matrix is not None] for n, b in bases.items()], why])
+    told: list[Any] = group.all_gather_object(
+        [[[n, asdict(b.frame), b.bias, b.matrix is not None] for n, b in bases.items()], why]
+    )
     tensors = group.all_gather([t for b in bases.values() for t in (b.amplitude, b.reach, b.matrix) if t is not None])
     found: dict[str, Basis] = {}
     for (listed, _), sent in zip(told, tensors, strict=True):

@@ -73,7 +73,9 @@ class Runtime:
         if chunk == "auto":
             few = take_rows(inputs, slice(0, self.batch_size))
             name = f"chunk.{sum(w.numel() for w in weights.values())}"  # a model may be asked for twice, with more or less random
-            chunk = self.checkpoint.once(name, lambda: self.group.tell(choose_chunk(net, weights, few, self.output_fn))[0])
+            chunk = self.checkpoint.once(
+                name, lambda: self.group.all_gather_object(choose_chunk(net, weights, few, self.output_fn))[0]
+            )
         return BatchedModel(net, self.output_fn, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.data import Batch, Place, batches, check_finite, check_inputs
+from offmap.data import Batch, Place, as_batches, check_finite, check_inputs
 from offmap.detectors.msp import msp
 from offmap.errors import ModelError
 from offmap.likelihoods import Prediction
@@ -119,7 +119,7 @@ def body_and_head(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
 
 def train(way: TrainingMethod, net: nn.Module, data: Pair, valid: Pair, *, config: Any, seed: int = 0) -> None:
     """Train what `way.build` made, in place, and leave it in evaluation mode. All that is random depends on `seed` alone."""
-    rows = batches(data, Place.of(net), name="train", batch_size=config.batch_size)
+    rows = as_batches(data, Place.of(net), name="train", batch_size=config.batch_size)
     steps = config.epochs * math.ceil(len(data[1]) / config.batch_size)
     way.begin(net, *data, config)
 

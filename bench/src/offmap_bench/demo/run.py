@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from offmap.data import Place, Rows, batches, gather
+from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.detectors.nearest import nearest
 from offmap.distributed.local import warm_up
 from offmap.evaluation import Evaluation, evaluate
@@ -61,8 +61,8 @@ class Bench:
         self.law = LIKELIHOODS[self.task.likelihood]
         self.seconds: dict[str, float] = {}
         place = Place(torch.device("cpu"), torch.float32)
-        self.train = batches(self.task.train, place, name="train", batch_size=self.plan.batch_size)
-        self.valid: Rows = gather(batches(self.task.valid, place, name="valid"))
+        self.train = as_batches(self.task.train, place, name="train", batch_size=self.plan.batch_size)
+        self.valid: Rows = load_rows(as_batches(self.task.valid, place, name="valid"))
 
     def models(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
         """Fresh nets; a member's start depends on the seed and its number alone."""

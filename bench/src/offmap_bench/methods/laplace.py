@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offmap._types import Inputs, Weights
-from offmap.data import gather
+from offmap.data import load_rows
 from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ConfigError, ShapeError
 from offmap.extras import require
@@ -164,7 +164,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own use of torch and numpy
         library = require("laplace", "laplace")
-    rows, around = gather(problem.train), stack_models(nets, config.params)
+    rows, around = load_rows(problem.train), stack_models(nets, config.params)
     model = runtime.model(around.net, around.mean | around.fixed, problem.valid.inputs)
     if not isinstance(rows.inputs, Tensor) or model.output_axes not in (0, 1):
         raise ShapeError("Expected inputs that are one tensor and one row of outputs for each: laplace-torch knows no others.")

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from offmap.data import Batches, Place, Rows, batches, gather
+from offmap.data import Batches, Place, Rows, as_batches, load_rows
 from offmap.integrations.mlp import mlp
 from offmap.io.atomic import cache_folder, write_whole
 from offmap.likelihoods import Likelihood, infer
@@ -114,8 +114,8 @@ def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> d
 def material(nets: Sequence[nn.Module], task: Task, recipe: Recipe) -> tuple[Batches, Rows, Likelihood]:
     """What such nets are trained on: batches, validation rows and the likelihood."""
     place = Place.of(nets[0])
-    rows = batches(task.train, place, name="train", batch_size=recipe.batch_size)
-    held = gather(batches(task.valid, place, name="valid"))
+    rows = as_batches(task.train, place, name="train", batch_size=recipe.batch_size)
+    held = load_rows(as_batches(task.valid, place, name="valid"))
     return rows, held, infer(nets[0](held.inputs).detach(), held.targets, task.likelihood)
 
 

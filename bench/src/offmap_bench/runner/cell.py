@@ -15,7 +15,7 @@ import torch
 
 from offmap._version import __version__
 from offmap.calibration import nll
-from offmap.data import batches, gather
+from offmap.data import as_batches, load_rows
 from offmap.distributed.local import warm_up
 from offmap.evaluation import evaluate
 from offmap.fit import guard
@@ -117,7 +117,7 @@ def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
 
 def valid_nll(made: Guard, task: Task) -> float:
     """Mean NLL of the clipped prediction on the validation data."""
-    held = gather(batches(task.valid, made.place, name="valid"))
+    held = load_rows(as_batches(task.valid, made.place, name="valid"))
     return float(nll(made, held, clip=made.clip).mean())
 
 

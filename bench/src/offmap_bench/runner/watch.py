@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.evaluation import detection
 from offmap.io.atomic import write_whole
 from offmap.likelihoods import Likelihood
@@ -69,8 +69,8 @@ def course(
 ) -> Course[Seen]:
     """Fit as `maxwent.fit` does, with one λ, and look at every check and at the start."""
     place, runtime = Place.of(nets[0]), Runtime(progress=False)
-    train = batches(task.train, place, name="train", batch_size=batch_size)
-    held = gather(batches(task.valid, place, name="valid"))
+    train = as_batches(task.train, place, name="train", batch_size=batch_size)
+    held = load_rows(as_batches(task.valid, place, name="valid"))
     law = likelihood_of(task, nets[0])
     at = choose(stack_models(nets), held.inputs, config.params, runtime.output_fn)
     model = runtime.model(at.net, at.mean | at.fixed, held.inputs)

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import offmap
-from offmap.data import Rows, Share
+from offmap.data import Rows, Shard
 from offmap.distributed.group import Group
-from offmap.distributed.torchrun import Ranks, together
+from offmap.distributed.process_group import ProcessGroup, join_group
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import objective as objectives
@@ -72,7 +72,7 @@ def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], obje
     validation = Validation(model, law, make_data(rows["risk"]), draws=DRAWS, group=group)
     optimizer = adam(q.raw_scale.parameters(), lr=1e-3)
     objective = objectives.maxwent(q, model, law, entropy_weight=1.0)
-    mine = step if group.size == 1 else replace(step, share=Share(group, "rows"))
+    mine = step if group.size == 1 else replace(step, shard=Shard(group, "rows"))
     return {
         "pass": lambda: observe(at, feed_of(train), rotated=False, dealt=sharded_among(train, group, sharded=False)),
         "risk": lambda: validation(q),
@@ -82,7 +82,7 @@ def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], obje
 
 def measure_alone() -> dict[str, Any]:
     """Processor seconds at a quarter of the rows and at all of them; of eigenvectors, and of scores."""
-    with together(alone=True) as group:
+    with join_group(alone=True) as group:
         quarter, everything = (
             {name: _clock(run).best for name, run in phases({n: r // part for n, r in ROWS.items()}, group).items()}
             for part in (4, 1)
@@ -118,7 +118,7 @@ def start_ranks(size: int) -> dict[str, Any]:
 def run_rank(folder: Path) -> None:
     """One rank: every phase in turn, then the cost of an exchange."""
     measured: dict[str, Any] = {}
-    with together() as group:
+    with join_group() as group:
         for name, run in phases(ROWS, group).items():
             with CountedExchanges() as counted:
                 run()
@@ -131,10 +131,10 @@ def run_rank(folder: Path) -> None:
 
 def measure_network(group: Group) -> dict[str, float]:
     """The shortest exchange, and what each byte of a long one adds: seconds of the processor, and on the wall."""
-    if not isinstance(group, Ranks):
+    if not isinstance(group, ProcessGroup):
         return {}
     short, long = torch.zeros(1), torch.zeros(1 << 22)
-    call, large = _clock(lambda: group.sum(short), 60), _clock(lambda: group.sum(long), 9)
+    call, large = _clock(lambda: group.all_reduce(short), 60), _clock(lambda: group.all_reduce(long), 9)
     size = long.numel() * 4
     return {"call": call.best, "byte": large.best / size, "call_wall": min(call.wall), "byte_wall": min(large.wall) / size}
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import offmap
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.guard import Guard
 from offmap.integrations.mlp import mlp
 from offmap.likelihoods import Gaussian
@@ -47,7 +47,10 @@ Draw = Callable[[Axes], None]
 def draw_all() -> None:
     """Write `hero` and `how`."""
     task, place = regression(), Place(torch.device("cpu"), torch.float32)
-    train, valid = batches(task.train, place, name="train", batch_size=100), gather(batches(task.valid, place, name="valid"))
+    train, valid = (
+        as_batches(task.train, place, name="train", batch_size=100),
+        load_rows(as_batches(task.valid, place, name="valid")),
+    )
     config = deep_ensemble.Config(steps=2000, lr=2e-3)
     (net,) = deep_ensemble.fit(mlp(1, 2), train, valid, likelihood=Gaussian(), config=config).nets()
     guard, x = offmap.fit(net, task.train, task.valid, progress=False), torch.linspace(-1.5, 1.5, 151)[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import offmap
 from offmap import evaluation
-from offmap.data import batches, gather
+from offmap.data import as_batches, load_rows
 from offmap.guard import Guard
 from offmap.metrics import auroc
 from offmap_bench.runner.base_models import models
@@ -60,7 +60,7 @@ def detection(guard: Guard, sets: list[Tensor]) -> dict[str, float]:
 
 def quality(guard: Guard, data: Task) -> dict[str, float]:
     """NLL and RMSE of predictions on test rows."""
-    values = evaluation.quality(guard, gather(batches(data.test, guard.place, name="test")))
+    values = evaluation.quality(guard, load_rows(as_batches(data.test, guard.place, name="test")))
     return {name: round(float(values[name]), 4) for name in ("nll", "rmse")}
 
 
