@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import offmap
-from offmap.data.tables.formats import opened
+from offmap.data.tables.table import open_table
 from shells import ENVIRONMENT, Shell
 from trained import classes, classifier, regression, regressor
 
@@ -107,7 +107,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def expected(folder: Path, path: str) -> offmap.Result:
     """What the guard says in Python, columns put in order by hand."""
     guard = offmap.load(folder / "guard", regressor())
-    with opened(folder / path) as file:
+    with open_table(folder / path) as file:
         x = np.concatenate([block.x for block in file.blocks(["a", "b", "c"])])
     return guard(x)
 
@@ -138,7 +138,7 @@ def test_scores_in_other_formats_are_the_same_to_the_bit(suffix, shell):
     record = json.loads(done.out)
     assert (record["rows"], record["off_map"], record["out"]) == (50, 50, f"far-scores.{suffix}")
     result = expected(shell.folder, "far.npz")
-    with opened(shell.folder / f"far-scores.{suffix}") as file:
+    with open_table(shell.folder / f"far-scores.{suffix}") as file:
         assert file.names == ["score", "ood", "p_value", "mean", "std"]
         (block,) = file.blocks(file.names)
     for place, name in enumerate(["score", "ood", "p_value", "mean", "std"]):
@@ -510,5 +510,5 @@ def test_the_commands_of_the_page_run_as_they_stand(shell, tmp_path):
     for line in "".join(re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)).splitlines():
         done = shell(*shlex.split(line)[1:], folder=tmp_path)
         assert (done.code, done.err) == (0, ""), line
-    with opened(tmp_path / "scores.csv") as file:
+    with open_table(tmp_path / "scores.csv") as file:
         assert sum(len(block.x) for block in file.blocks(["score", "p_value", "mean", "std"])) == 300

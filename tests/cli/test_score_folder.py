@@ -17,9 +17,9 @@ from torch import nn
 import offmap
 from offmap.cli.score_folder import ROOM, FolderError, read_folder
 from offmap.cli.score_jobs import Done, Order, digest, score_folder
-from offmap.data.tables.formats import opened
-from offmap.data.tables.images import Form, pixels
+from offmap.data.tables.images import ImageTransform, read_pixels
 from offmap.data.tables.schema import Schema
+from offmap.data.tables.table import open_table
 from offmap.distributed.pool import Pool
 from offmap.errors import ConfigError, DataError
 from shells import Shell
@@ -63,7 +63,7 @@ def score(guard: offmap.Guard, asked: Order, *, resume: bool = False, workers: i
 
 
 def read(path: Path) -> np.ndarray:
-    with opened(path) as file:
+    with open_table(path) as file:
         return np.concatenate([block.x for block in file.blocks(SCORES)])
 
 
@@ -225,15 +225,15 @@ def pictured() -> offmap.Guard:
 
 def test_images_are_scored_as_their_tensors_and_those_that_are_none_are_named(pictured, tmp_path):
     data, out = pictures(tmp_path / "data"), tmp_path / "out"
-    form = Form((1, 4, 4), mean=(0.5,), std=(0.25,))
+    form = ImageTransform((1, 4, 4), mean=(0.5,), std=(0.25,))
     (done,) = score(pictured, order(data, out, form=form))
     assert (done.rows, sorted(done.failed)) == (3, ["d.jpeg", "e.png"])
     assert all(why.startswith(f"Expected an image of eight bits at {data / name}, but") for name, why in done.failed.items())
-    with opened(out / "images-00000.csv") as file:
+    with open_table(out / "images-00000.csv") as file:
         assert file.names[:4] == ["file", "score", "ood", "p_value"]
         (block,) = file.blocks(["score"], ["file"])
     assert block.raw["file"] == ["a.png", "b.jpg", "c.png"]
-    x = torch.stack([form.tensor(pixels(data / name)) for name in block.raw["file"]])
+    x = torch.stack([form(read_pixels(data / name)) for name in block.raw["file"]])
     np.testing.assert_allclose(block.x[:, 0], pictured.score(x).double().numpy(), rtol=1e-8)
     grey = torch.from_numpy(np.array(image.open(data / "a.png"))).float() / 255
     torch.testing.assert_close(x[0, 0], (grey - 0.5) / 0.25)
@@ -241,7 +241,7 @@ def test_images_are_scored_as_their_tensors_and_those_that_are_none_are_named(pi
 
 def test_images_are_tried_again_until_all_are_read(pictured, tmp_path):
     data, out = pictures(tmp_path / "data"), tmp_path / "out"
-    asked = order(data, out, form=Form((1, 4, 4)))
+    asked = order(data, out, form=ImageTransform((1, 4, 4)))
     score(pictured, asked)
     for name in ("d.jpeg", "e.png"):
         (data / name).write_bytes((data / "a.png").read_bytes())
@@ -254,14 +254,14 @@ def test_a_folder_without_any_image_that_can_be_read_leaves_no_scores(pictured, 
     data, out = pictures(tmp_path / "data"), tmp_path / "out"
     for name in ("a.png", "b.jpg", "c.png"):
         (data / name).unlink()
-    (done,) = score(pictured, order(data, out, form=Form((1, 4, 4))))
+    (done,) = score(pictured, order(data, out, form=ImageTransform((1, 4, 4))))
     assert (done.rows, sorted(done.failed), written(out)) == (0, ["d.jpeg", "e.png"], {})
 
 
 @pytest.mark.parametrize("form", [((2, 4, 4),), ((1, 0, 4),), ((1, 4, 4), (0.5, 0.5)), ((1, 4, 4), (), (0.0,))])
 def test_forms_that_cannot_be_are_refused(form):
     with pytest.raises(ConfigError, match="Expected (images of 1 or 3 channels|a mean for each|a std for each)"):
-        Form(*form)
+        ImageTransform(*form)
 
 
 # ------------------------------------------------------------------------------------------------------- the command
@@ -277,7 +277,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory, guard: offmap.Guard, picture
     for name, made, own in (("rows", guard, regressor()), ("images", pictured, net())):
         save_file(own.state_dict(), folder / f"{name}.weights.safetensors")
         schema = Schema(("a", "b", "c") if name == "rows" else None)
-        replace(made, about=schema.record() | {"weights": [f"{name}.weights.safetensors"]}).save(folder / f"{name}.guard")
+        replace(made, about=schema.to_dict() | {"weights": [f"{name}.weights.safetensors"]}).save(folder / f"{name}.guard")
     fill(folder / "data")
     pictures(folder / "pictures")
     shell = Shell(folder)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from offmap.cli.models import read_weights
-from offmap.data.tables import columns
 from offmap.data.tables import csv as text
-from offmap.data.tables.columns import read
-from offmap.data.tables.formats import opened
+from offmap.data.tables import npz as npz_format
+from offmap.data.tables.table import open_table
 from offmap.errors import ConfigError, DataError, FileError
-from offmap_bench.tasks import tabular
+from offmap_bench.tasks import columns, tabular
+from offmap_bench.tasks.columns import read
 from offmap_bench.tasks.uci import read as read_uci
 
 MEGABYTE = 1 << 20
@@ -38,7 +38,7 @@ def npz(path: Path, **members: bytes) -> Path:
 
 
 def stream(path: Path) -> list[Any]:
-    with opened(path) as table:
+    with open_table(path) as table:
         return list(table.blocks(table.names[:-1], table.names[-1:]))
 
 
@@ -50,7 +50,7 @@ def test_an_archive_of_zeros_is_refused_before_it_is_unpacked(tmp_path: Path) ->
 
 
 def test_a_large_archive_may_grow_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "UNPACKED", {"text": 100, "arrays": 100})
+    monkeypatch.setattr(columns, "MAX_UNPACKED", {"text": 100, "arrays": 100})
     noise = np.random.RandomState(0).rand(500)
     np.savez_compressed(tmp_path / "t.npz", x=noise, y=noise)
     assert np.array_equal(read(tmp_path / "t.npz")["x"], noise)
@@ -58,7 +58,7 @@ def test_a_large_archive_may_grow_by_its_ratio(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("reader", [read, lambda path: read_uci("small", path.parent)])
 def test_text_that_grows_is_cut_off(tmp_path: Path, reader: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "UNPACKED", {"text": 10_000, "arrays": 100})
+    monkeypatch.setattr(columns, "MAX_UNPACKED", {"text": 10_000, "arrays": 100})
     path = tmp_path / "small.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 100_000))
     with pytest.raises(DataError, match="bytes in .*small.csv.gz when unpacked, but there are more. Pack it less tightly"):
@@ -66,7 +66,7 @@ def test_text_that_grows_is_cut_off(tmp_path: Path, reader: Callable[[Path], Any
 
 
 def test_lines_without_end_are_refused_where_tables_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "LONGEST", 20_000)
+    monkeypatch.setattr(text, "MAX_LINE_BYTES", 20_000)
     for place, start in enumerate((b"", b"a,b\n1,2\n")):
         path = tmp_path / f"{place}.csv.gz"
         path.write_bytes(gzip.compress(start + b"1," * 100_000))
@@ -78,7 +78,7 @@ def test_blocks_of_long_rows_have_fewer_of_them(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{i},{'w' * 900}\n" for i in range(200)), encoding="utf-8")
     assert [len(block.x) for block in stream(path)] == [200]
-    monkeypatch.setattr(text, "LETTERS", 20_000)
+    monkeypatch.setattr(text, "MAX_BLOCK_BYTES", 20_000)
     blocks = stream(path)
     assert len(blocks) > 3
     assert np.concatenate([block.x for block in blocks])[:, 0].tolist() == list(range(200))
@@ -109,10 +109,10 @@ def test_an_archive_of_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_columns_or_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "WIDEST", 10)
-    monkeypatch.setattr(columns, "WORDS", 10)
+    monkeypatch.setattr(npz_format, "MAX_COLUMNS", 10)
+    monkeypatch.setattr(columns, "MAX_WORDS", 10)
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 11)))
-    with pytest.raises(DataError, match="Expected at most 10 columns in .*t.npz, but 'x' has 11"):
+    with pytest.raises(DataError, match="Expected at most 10 columns and .* bytes in a row of .*t.npz, but 'x' has more"):
         read(tmp_path / "t.npz")
     np.savez_compressed(tmp_path / "t.npz", x=np.zeros(100_000, dtype=bool))
     with pytest.raises(DataError, match="Expected at most 10 words or truth values in .*t.npz, or numbers, but 'x' has more"):

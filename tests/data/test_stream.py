@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offmap.data.tables import block
-from offmap.data.tables.formats import opened
-from offmap.data.tables.writer import sink
+from offmap.data.tables import table as tables
+from offmap.data.tables.table import open_table, write_table
 from offmap.errors import ConfigError, DataError, FileError
 
 arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'offmap[parquet]'")
@@ -30,7 +29,7 @@ EXPECTED = np.stack([COLUMNS[name].astype(float) for name in "cab"], 1)
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch):
-    monkeypatch.setattr(block, "ROWS", 10)
+    monkeypatch.setattr(tables, "BLOCK_ROWS", 10)
 
 
 def write_csv(path: Path, separator: str = ",", end: str = "\n", packed: bool = False) -> Path:
@@ -64,7 +63,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_all_formats_give_the_same_rows_in_blocks(name, tmp_path):
-    with opened(FILES[name](tmp_path / name)) as table:
+    with open_table(FILES[name](tmp_path / name)) as table:
         assert table.names == list(COLUMNS)
         blocks = list(table.blocks(["c", "a", "b"], ["name"]))
         assert table.rows(ROWS) == ROWS
@@ -76,7 +75,7 @@ def test_all_formats_give_the_same_rows_in_blocks(name, tmp_path):
 def test_the_length_of_a_csv_is_guessed_from_the_bytes_read(tmp_path):
     path = tmp_path / "long.csv"
     path.write_text("x,y\n" + "1.25,2.25\n" * 100_000)
-    with opened(path) as table:
+    with open_table(path) as table:
         assert table.rows(0) is None
         blocks = table.blocks(["x"])
         done = sum(len(next(blocks).x) for _ in range(5000))
@@ -87,7 +86,7 @@ def test_the_length_of_a_csv_is_guessed_from_the_bytes_read(tmp_path):
 def test_arrays_of_an_npz_are_columns_in_either_order(order, tmp_path):
     x = np.asarray(RNG.randn(ROWS, 4).astype(np.float32), order=order)
     np.savez_compressed(tmp_path / "t.npz", x=x, y=np.arange(ROWS))
-    with opened(tmp_path / "t.npz") as table:
+    with open_table(tmp_path / "t.npz") as table:
         assert table.names == ["x[0]", "x[1]", "x[2]", "x[3]", "y"]
         blocks = list(table.blocks(["x[2]", "y", "x[0]"], ["x[1]"]))
     np.testing.assert_array_equal(np.concatenate([each.x for each in blocks]), np.stack([x[:, 2], np.arange(ROWS), x[:, 0]], 1))
@@ -97,7 +96,7 @@ def test_arrays_of_an_npz_are_columns_in_either_order(order, tmp_path):
 def test_one_array_with_more_axes_stays_as_it_is(tmp_path):
     images = RNG.rand(25, 3, 4, 4)
     np.savez(tmp_path / "t.npz", x=images, y=np.zeros(25))
-    with opened(tmp_path / "t.npz") as table:
+    with open_table(tmp_path / "t.npz") as table:
         assert table.names == ["x", "y"]
         np.testing.assert_array_equal(np.concatenate([each.x for each in table.blocks(["x"])]), images.astype(np.float32))
         with pytest.raises(DataError, match=r"one array of numbers with more than two axes.*but got \['x', 'y'\]"):
@@ -105,7 +104,7 @@ def test_one_array_with_more_axes_stays_as_it_is(tmp_path):
 
 
 def whole(path: Path, names: list[str]) -> None:
-    with opened(path) as table:
+    with open_table(path) as table:
         for _ in table.blocks(names):
             pass
 
@@ -210,14 +209,14 @@ def test_what_is_written_is_read_again(suffix, tmp_path):
     path.write_text("old")
     words = ["a", "somewhat longer", "c, with a comma"]
     numbers = np.array([0.1, -np.pi, 1e-30], dtype=np.float32)
-    with sink(path) as write:
+    with write_table(path) as write:
         for i in range(3):
             write({"score": numbers[i : i + 1], "ood": np.array([i == 1]), "n": np.array([i]), "label": np.array([words[i]])})
         assert path.read_text() == "old"
     if suffix == "csv":
         assert path.read_text().splitlines()[:2] == ["score,ood,n,label", "0.100000001,false,0,a"]
         path.write_text(path.read_text().replace("true", "1").replace("false", "0"))
-    with opened(path) as table:
+    with open_table(path) as table:
         blocks = list(table.blocks(["score", "ood", "n"], ["label"]))
     x = np.concatenate([each.x for each in blocks])
     np.testing.assert_array_equal(x[:, 0].astype(np.float32), numbers)
@@ -230,19 +229,22 @@ def test_what_is_written_is_read_again(suffix, tmp_path):
 def test_nothing_is_left_of_what_fails(suffix, tmp_path):
     path = tmp_path / f"out.{suffix}"
     path.write_text("old")
-    with pytest.raises(AttributeError), sink(path) as write:
+    with pytest.raises(AttributeError), write_table(path) as write:
         write({"score": np.zeros(10_000)}).of(nothing="goes wrong here")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(FileError, match="Cannot write .*/no/out.*: No such file or directory"), sink(tmp_path / "no" / path.name):
+    with (
+        pytest.raises(FileError, match="Cannot write .*/no/out.*: No such file or directory"),
+        write_table(tmp_path / "no" / path.name),
+    ):
         pytest.fail("opened a file in a folder that is not there")
     (tmp_path / f"d.{suffix}").mkdir()
-    with pytest.raises(FileError, match="Cannot write .*: Is a directory"), sink(tmp_path / f"d.{suffix}"):
+    with pytest.raises(FileError, match="Cannot write .*: Is a directory"), write_table(tmp_path / f"d.{suffix}"):
         pytest.fail("opened a folder")
 
 
 def test_standard_output_is_csv(capsys):
-    with sink("-") as write:
+    with write_table("-") as write:
         write({"score": np.array([1.5])})
         write({"score": np.array([2.5])})
     assert capsys.readouterr().out == "score\n1.5\n2.5\n"
@@ -250,6 +252,6 @@ def test_standard_output_is_csv(capsys):
 
 def test_unknown_endings_are_refused_before_a_file_is_made(tmp_path):
     message = r"end in one of \['.csv', '.npz', '.parquet'\], but got 'x.json'"
-    with pytest.raises(ConfigError, match=message), sink(tmp_path / "x.json"):
+    with pytest.raises(ConfigError, match=message), write_table(tmp_path / "x.json"):
         pytest.fail("opened")
     assert not list(tmp_path.iterdir())

@@ -16,8 +16,8 @@ from faults.damage import damaged
 from faults.places import shared_folder
 from offmap.cli.score_folder import ROOM, read_folder
 from offmap.cli.score_jobs import Done, Order, score_folder
-from offmap.data.tables.formats import opened
 from offmap.data.tables.schema import Schema
+from offmap.data.tables.table import open_table
 from offmap.distributed.pool import Pool
 from offmap_bench.checks.trust import Check
 from offmap_bench.runner.cell import heard
@@ -44,7 +44,7 @@ def fill(folder: Path, files: tuple[str, ...] = FILES, rows: int = 30) -> Path:
 
 def read(path: Path) -> np.ndarray:
     """All numbers of a table of scores; an NPZ has the time in it, so that bytes need not be equal."""
-    with opened(path) as file:
+    with open_table(path) as file:
         return np.concatenate([block.x for block in file.blocks(COLUMNS)])
 
 

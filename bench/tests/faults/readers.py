@@ -21,9 +21,8 @@ from torch import nn
 
 import offmap
 from offmap.cli.models import read_weights
-from offmap.data.tables.columns import read as read_columns
-from offmap.data.tables.formats import opened
-from offmap.data.tables.images import pixels
+from offmap.data.tables.images import read_pixels
+from offmap.data.tables.table import open_table
 from offmap.errors import OffmapError
 from offmap.maxwent.checkpoint import Checkpoint, Part
 from offmap.model.params import checksum
@@ -33,6 +32,7 @@ from offmap_bench.runner.plan import digest
 from offmap_bench.runner.reading import packaged, parse
 from offmap_bench.runner.store import Record, parse_record, to_line
 from offmap_bench.tasks.citycam_frames import Damaged, frame
+from offmap_bench.tasks.columns import read as read_columns
 from offmap_bench.tasks.features import opened as picture
 from offmap_bench.tasks.features import remembered
 from trained import quick, regression, regressor
@@ -197,7 +197,7 @@ def _table(ending: str) -> Callable[[bytes, Path], None]:
 
 
 def _streamed(path: Path) -> None:
-    with opened(path) as table:
+    with open_table(path) as table:
         for block in table.blocks(table.names[:-1], table.names[-1:]):
             assert np.isfinite(block.x).all()
 
@@ -269,7 +269,7 @@ def _pictures(folder: Path) -> list[bytes]:
 def _picture(data: bytes, folder: Path) -> None:
     path = _file(folder, "picture.png", data)
     picture(path)
-    pixels(path)
+    read_pixels(path)
 
 
 READERS: dict[str, Reader] = {

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from faults.making import WRONG, Maker
-from offmap.data.tables.columns import read
 from offmap_bench.tasks import tabular
+from offmap_bench.tasks.columns import read
 
 COLUMNS: dict[str, Any] = {
     "numbers": lambda n: np.linspace(-1, 2, n).tolist(),

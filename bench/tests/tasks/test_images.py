@@ -12,7 +12,7 @@ from offmap.errors import ConfigError, DataError, FileError
 from offmap_bench.nets.resnet import cifar_resnet
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.images import SETTINGS, few, images, open_set, setting_of
-from offmap_bench.tasks.pixels import OPENOOD, SOURCES, array, pair, shaped
+from offmap_bench.tasks.pixels import OPENOOD, SOURCES, array, pair, resize_images
 from offmap_bench.tasks.weights import weights
 
 GREY = ("mnist", "fashion_mnist", "notmnist_test", "omniglot_small_28")
@@ -136,10 +136,12 @@ def test_the_first_rows_are_those_of_the_whole_file(folder: Path) -> None:
 
 def test_grey_images_are_repeated_and_colours_weighed() -> None:
     grey = torch.arange(16, dtype=torch.uint8).reshape(1, 4, 4)
-    torch.testing.assert_close(shaped(grey, (3, 4, 4)), (grey.float() / 255).expand(1, 3, 4, 4))
+    torch.testing.assert_close(resize_images(grey, (3, 4, 4)), (grey.float() / 255).expand(1, 3, 4, 4))
     colour = torch.tensor([[[[100, 200, 50]]]], dtype=torch.uint8)
-    assert float(shaped(colour, (1, 1, 1))) == pytest.approx((0.299 * 100 + 0.587 * 200 + 0.114 * 50) / 255)
-    assert shaped(colour.expand(3, 1, 1, 3), (3, 1, 1))[2].flatten().tolist() == pytest.approx([100 / 255, 200 / 255, 50 / 255])
+    assert float(resize_images(colour, (1, 1, 1))) == pytest.approx((0.299 * 100 + 0.587 * 200 + 0.114 * 50) / 255)
+    assert resize_images(colour.expand(3, 1, 1, 3), (3, 1, 1))[2].flatten().tolist() == pytest.approx(
+        [100 / 255, 200 / 255, 50 / 255]
+    )
 
 
 def test_bad_files_are_refused_in_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

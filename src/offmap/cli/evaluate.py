@@ -13,8 +13,8 @@ import offmap
 from offmap.cli.load import load_guard
 from offmap.cli.options import Drop, GuardFile, Json, Misuse, Net, Separator, TrustNet, Weights, misused, tell
 from offmap.cli.show import drawn
-from offmap.data.tables.formats import opened, suffix_of
-from offmap.data.tables.schema import ColumnError, Schema, columns_of
+from offmap.data.tables.schema import ColumnError, Schema, find_columns
+from offmap.data.tables.table import find_suffix, open_table
 from offmap.evaluation import Evaluation
 from offmap.guard import Guard
 from offmap.report.page import check_path
@@ -45,13 +45,13 @@ def evaluate(
     sets = _sets(ood)
     with misused():
         for path in (test, *sets.values()):
-            suffix_of(path)
+            find_suffix(path)
     loaded, schema = load_guard(guard, net, weights, trust_net)
     with misused(ColumnError):
         schema = _aimed(schema, test, target, separator)
         x, columns = schema.read(test, separator, drop=drop or [])
         strange = {name: schema.read(path, separator, targets=False, drop=drop or [])[0] for name, path in sets.items()}
-    familiar = (x, schema.answers(columns, test, quantity=not loaded.likelihood.classifies))
+    familiar = (x, schema.encode_targets(columns, test, numeric=not loaded.likelihood.classifies))
     found = offmap.evaluate(loaded, familiar, strange)
     if report is not None:
         title = f"How OOD is {', '.join(sets)}?"
@@ -85,8 +85,8 @@ def _aimed(schema: Schema, test: Path, target: str | None, separator: str | None
     """The schema with a target: remembered, named, or the last column."""
     if schema.targets and target is None:
         return schema
-    with opened(test, separator) as table:
-        chosen = columns_of(table, target, "--target") if target else table.names[-1:]
+    with open_table(test, separator) as table:
+        chosen = find_columns(table, target, "--target") if target else table.names[-1:]
     return Schema(schema.inputs, tuple(chosen), schema.classes)
 
 

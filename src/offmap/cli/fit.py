@@ -18,9 +18,8 @@ from torch import nn
 import offmap
 from offmap.cli.models import nets_of
 from offmap.cli.options import Json, Misuse, NeededNet, Quiet, Separator, Weights, misused, tell
-from offmap.data.tables.columns import Column
-from offmap.data.tables.formats import opened, suffix_of
-from offmap.data.tables.schema import Array, ColumnError, Schema
+from offmap.data.tables.schema import Array, Column, ColumnError, Schema
+from offmap.data.tables.table import find_suffix, open_table
 from offmap.errors import DataError, ModelError, OffmapError, nearest
 from offmap.model.forward import first_tensor
 from offmap.report.page import check_path
@@ -81,20 +80,20 @@ def fit(
     files = {name: path for name, path in {"train": train, "valid": valid, "calibration": calibration}.items() if path}
     with misused():
         for path in files.values():
-            suffix_of(path)
+            find_suffix(path)
     nets = nets_of(net, weights or [])
     words = tuple(word.strip() for word in classes.split(",")) if classes else None
-    with opened(train, separator) as table, misused(ColumnError):
+    with open_table(train, separator) as table, misused(ColumnError):
         schema = Schema.choose(table, target or [], drop or [])
     schema, parts = Asked(nets, net, files, separator, likelihood, words).parts(schema)
     with misused():
         guard = offmap.fit(_one(nets), **parts, progress=False if quiet else None, **options)
     # beside the guard is where the weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]
-    replace(guard, about=schema.record() | {"net": net, "weights": paths}).save(out)
+    replace(guard, about=schema.to_dict() | {"net": net, "weights": paths}).save(out)
     record = {"guard": out, "net": net, "members": len(nets), "rows": {name: len(y) for name, (_, y) in parts.items()}}
     law = type(guard.likelihood).__name__.lower()
-    record |= schema.record() | {"likelihood": law, "score": score, "threshold": guard.threshold, "clip": guard.clip}
+    record |= schema.to_dict() | {"likelihood": law, "score": score, "threshold": guard.threshold, "clip": guard.clip}
     tell(as_json, record, _told(record))
 
 
@@ -115,7 +114,7 @@ class Asked:
         x, columns = read["train"]
         schema, quantity = self.kind(schema, columns, self.outputs(x))
         parts = {
-            name: (inputs, schema.answers(columns, self.files[name], quantity=quantity))
+            name: (inputs, schema.encode_targets(columns, self.files[name], numeric=quantity))
             for name, (inputs, columns) in read.items()
         }
         return schema, parts

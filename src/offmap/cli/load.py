@@ -34,4 +34,4 @@ def load_guard(path: Path, net: str | None, weights: Sequence[Path] | None, trus
         if lost:
             raise FileError(f"Expected the weights of fit time at {lost[0]}, but there is no such file. Pass --weights.")
     nets = nets_of(net or str(named), files)
-    return offmap.load(path, nets if len(nets) > 1 else nets[0]), Schema.of(known, path)
+    return offmap.load(path, nets if len(nets) > 1 else nets[0]), Schema.from_dict(known, path)

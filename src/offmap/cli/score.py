@@ -29,10 +29,9 @@ from offmap.cli.options import (
 )
 from offmap.cli.score_many import Ask, score_all
 from offmap.cli.score_rows import choose, score_rows
-from offmap.data.tables import formats as table
-from offmap.data.tables import writer as sink
-from offmap.data.tables.block import Table
+from offmap.data.tables import table
 from offmap.data.tables.schema import ColumnError, Schema
+from offmap.data.tables.table import STDOUT, Table, find_suffix, write_table
 from offmap.distributed.pool import Pool
 from offmap.guard import Guard
 from offmap.progress import bar
@@ -103,14 +102,14 @@ def score(
 
 
 def _score_one(ask: Ask, data: Path, out: Path) -> None:
-    piped = str(out) == sink.STDOUT
+    piped = str(out) == STDOUT
     with misused():
-        _ = (table.suffix_of(data), piped or sink.suffix_of(out))
+        _ = (find_suffix(data), piped or find_suffix(out, to_write=True))
     if not piped and out.exists() and data.exists() and out.samefile(data):
         raise Misuse(f"Expected --out to be another file than the data, but both are {out}.")
     loaded, schema = load_guard(ask.guard, ask.net, ask.weights, ask.trust_net)
     start = time.perf_counter()
-    with table.opened(data, ask.separator) as file, misused(ColumnError):
+    with table.open_table(data, ask.separator) as file, misused(ColumnError):
         rows, flagged = _scored(loaded, schema, file, out, ask.keep, ask.drop, ask.quiet)
     seconds = time.perf_counter() - start
     record = {
@@ -132,7 +131,7 @@ def _scored(
     if chosen.spare:
         more = ", …" * (len(chosen.spare) > 8)
         note(f"{data.path} has columns that the guard does not use: {', '.join(chosen.spare[:8])}{more}.", quiet)
-    with sink.sink(out) as write, bar("Scoring", data.rows(0), show=False if quiet else None) as advance:
+    with write_table(out) as write, bar("Scoring", data.rows(0), show=False if quiet else None) as advance:
         start = time.perf_counter()
 
         def heard(rows: int) -> None:

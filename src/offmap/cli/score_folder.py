@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from offmap.data.tables import formats as table
 from offmap.data.tables import images as pictures
+from offmap.data.tables import table
 from offmap.errors import ConfigError, DataError, FileError
 
 TOGETHER = 256

@@ -17,11 +17,10 @@ import torch
 import offmap._version
 from offmap.cli.score_folder import Folder, Piece, note_of, prepare, sweep
 from offmap.cli.score_rows import Chosen, choose, score_rows
-from offmap.data.tables import formats as table
-from offmap.data.tables import writer as sink
-from offmap.data.tables.block import Table
-from offmap.data.tables.images import FILE, IMAGE, Form, Pictures
+from offmap.data.tables import table
+from offmap.data.tables.images import FILE, IMAGE, ImageTable, ImageTransform
 from offmap.data.tables.schema import Schema
+from offmap.data.tables.table import Table, write_table
 from offmap.distributed.pool import Pool
 from offmap.errors import DataError, FileError, OffmapError
 from offmap.guard import Guard
@@ -41,7 +40,7 @@ class Order:
     keep: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     separator: str | None = None
-    form: Form | None = None
+    form: ImageTransform | None = None
 
     @property
     def recipe(self) -> str:
@@ -53,8 +52,8 @@ class Order:
     def opened(self, piece: Piece) -> AbstractContextManager[Table]:
         """The table, or the images as one."""
         if self.form is None:
-            return table.opened(self.data / piece.files[0], self.separator)
-        return nullcontext(Pictures(self.data, piece.files, self.form))
+            return table.open_table(self.data / piece.files[0], self.separator)
+        return nullcontext(ImageTable(self.data, piece.files, self.form))
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,10 @@ def _done(guard: Guard, order: Order, piece: Piece, noted: bool, report: Callabl
 def _score(guard: Guard, order: Order, piece: Piece, report: Callable[[Progress], None]) -> Done:
     process = os.getpid()
     with order.opened(piece) as data:
-        images = isinstance(data, Pictures)
+        images = isinstance(data, ImageTable)
         chosen = Chosen((IMAGE,), (FILE,)) if images else choose(data, order.schema, order.keep, order.drop)
         try:
-            with sink.sink(order.out / piece.out) as write:
+            with write_table(order.out / piece.out) as write:
                 told = score_rows(guard, order.schema, data, chosen, write, lambda rows: report(Progress(rows, process)))
         except DataError:
             if not images or len(data.failed) < len(piece.files):

@@ -12,7 +12,7 @@ from offmap.cli.load import load_guard
 from offmap.cli.options import Misuse, misused, note, tell
 from offmap.cli.score_folder import Folder, FolderError, read_folder
 from offmap.cli.score_jobs import Done, Order, Progress, digest, score_folder
-from offmap.data.tables.images import Form
+from offmap.data.tables.images import ImageTransform
 from offmap.distributed.pool import Pool
 from offmap.errors import ConfigError
 from offmap.progress import bar
@@ -79,7 +79,7 @@ def _tell(ask: Ask, out: Path, done: list[Done], threshold: float, seconds: floa
         raise typer.Exit(1)
 
 
-def _form(folder: Folder, data: Path, image: str | None, mean: str | None, std: str | None) -> Form | None:
+def _form(folder: Folder, data: Path, image: str | None, mean: str | None, std: str | None) -> ImageTransform | None:
     """How images become inputs: the user says it, for a guard does not know."""
     if not folder.images:
         if image or mean or std:
@@ -90,7 +90,7 @@ def _form(folder: Folder, data: Path, image: str | None, mean: str | None, std: 
     try:
         channels, height, width = (int(number) for number in image.lower().split("x"))
         numbers = [tuple(float(number) for number in (text or "").split(",") if number.strip()) for text in (mean, std)]
-        return Form((channels, height, width), *numbers)
+        return ImageTransform((channels, height, width), *numbers)
     except ConfigError as error:
         raise Misuse(str(error)) from error
     except ValueError as error:

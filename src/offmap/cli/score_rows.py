@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offmap.data.tables.block import Table
-from offmap.data.tables.schema import ColumnError, Schema, columns_of
-from offmap.data.tables.writer import Write
+from offmap.data.tables.schema import ColumnError, Schema, find_columns
+from offmap.data.tables.table import Table, Write
 from offmap.detector import Result
 from offmap.errors import DataError
 from offmap.guard import Guard
@@ -30,8 +29,8 @@ class Chosen:
 
 def choose(data: Table, schema: Schema, keep: Sequence[str], drop: Sequence[str]) -> Chosen:
     """By the names of fit time."""
-    inputs, unused = schema.found(data, drop)
-    kept = tuple(each for name in keep for each in columns_of(data, name, "--keep"))
+    inputs, unused = schema.find_inputs(data, drop)
+    kept = tuple(each for name in keep for each in find_columns(data, name, "--keep"))
     return Chosen(inputs, kept, tuple(name for name in unused if name not in kept))
 
 

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offmap.data.tables.columns import check_size
-from offmap.data.tables.images import shaped
+from offmap.data.tables.images import resize_images
 from offmap.errors import DataError
+from offmap_bench.tasks.columns import check_size
 from offmap_bench.tasks.features import opened
 from offmap_bench.tasks.task import Pair
 
@@ -77,7 +77,7 @@ def pair(source: str, form: tuple[int, int, int], folder: str | Path | None = No
     if at.without is not None:
         kept = ~array(path, at.without)[y]
         x, y = x[kept], y[kept]
-    return shaped(torch.from_numpy(x), form), torch.from_numpy(y.astype(np.int64))
+    return resize_images(torch.from_numpy(x), form), torch.from_numpy(y.astype(np.int64))
 
 
 def pictured(folder: Path, form: tuple[int, int, int], rows: int | None = None) -> Pair:
@@ -103,7 +103,7 @@ def one_picture(path: Path, form: tuple[int, int, int]) -> Tensor:
     side, width, height = min(image.size), *image.size
     left, top = (width - side) // 2, (height - side) // 2
     pixels = np.asarray(image.crop((left, top, left + side, top + side)))
-    return shaped(torch.from_numpy(pixels.copy())[None], form)
+    return resize_images(torch.from_numpy(pixels.copy())[None], form)
 
 
 def array(path: Path, name: str, rows: int | None = None) -> NDArray[Any]:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap import checks
-from offmap.data.tables.columns import Column, Columns, read
-from offmap.data.tables.encode import Code, Index
+from offmap.data.tables.schema import Column
 from offmap.errors import ConfigError, DataError, nearest
+from offmap_bench.tasks.columns import Code, Columns, Index, read
 from offmap_bench.tasks.task import Task, pair, tensor
 from offmap_bench.tasks.uci import MODES, halves, moments, split
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.tables.columns import unzipped
-from offmap.data.tables.encode import moments
 from offmap.errors import ConfigError, DataError, nearest
+from offmap_bench.tasks.columns import moments, read_gzip
 from offmap_bench.tasks.originals import ORIGINALS, download
 from offmap_bench.tasks.places import data_folder, offline
 from offmap_bench.tasks.task import Pair, Task, pair, tensor
@@ -70,7 +69,7 @@ def read(name: str, folder: str | Path | None = None) -> Array:
     """The table as it is in the file, (n, columns)."""
     path = place(name, folder)
     try:
-        values = np.loadtxt(io.StringIO(unzipped(path).decode("utf-8")), delimiter=",", skiprows=1, ndmin=2)
+        values = np.loadtxt(io.StringIO(read_gzip(path).decode("utf-8")), delimiter=",", skiprows=1, ndmin=2)
     except FileNotFoundError as error:
         raise DataError(
             f"Expected the data set at {path}, but there is no such file. Put it there (gzip-compressed CSV, one header row, "

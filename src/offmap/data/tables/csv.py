@@ -2,151 +2,154 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
-import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.tables.block import Block, Table, finite, no_number, readable, rows_for
-from offmap.data.tables.columns import MISSING, number
+from offmap.data.tables.table import Columns, Table, Write, readable, register_format, rows_per_block
 from offmap.errors import ConfigError, DataError
 
 logger = logging.getLogger("offmap")
 
 SEPARATORS = ",;\t|"
-LONGEST = 1 << 24
-"""Bytes of one line."""
-
-LETTERS = 1 << 25
-"""Bytes of one block: fewer rows are read at a time where they are long."""
-
-WHAT = "a table as CSV in UTF-8"
+MAX_LINE_BYTES = 1 << 24
+MAX_BLOCK_BYTES = 1 << 25
+"""Fewer rows are read at a time where they are long."""
 
 
-class Bounded(io.BufferedIOBase):
-    """The bytes of a text none of whose lines is longer than LONGEST; `taken` counts them."""
+class BoundedReader(io.BufferedIOBase):
+    """Raw bytes none of whose lines is longer than MAX_LINE_BYTES; `count` is how many were read."""
 
     def __init__(self, file: Any) -> None:
         super().__init__()
-        self.file, self.taken, self._line = file, 0, 0
+        self.file, self.count, self._line = file, 0, 0
 
     def readable(self) -> bool:
-        """Yes: a text can be made of it."""
+        """Return True, as `TextIOWrapper` requires."""
         return True
 
     def read1(self, size: int = -1, /) -> bytes:
-        """The next bytes, as many as there are at once."""
+        """Read the next bytes, as many as are available at once."""
         chunk = self.file.read1(size)
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self._line = len(chunk) - end - 1 if end >= 0 else self._line + len(chunk)
-        if self._line > LONGEST:
-            raise ValueError(f"a line has more than {LONGEST} bytes")
-        self.taken += len(chunk)
+        if self._line > MAX_LINE_BYTES:
+            raise ValueError(f"a line has more than {MAX_LINE_BYTES} bytes")
+        self.count += len(chunk)
         return chunk
 
 
-@dataclass
-class Text:
-    """An open CSV file; `file` is what lies on the disk, so that its position tells how much is left."""
+class CsvTable(Table):
+    """An open CSV file; `file` is the file on disk, whose position tells how much is left, `source` its unpacked bytes."""
 
-    path: Path
-    names: list[str]
-    lines: Iterator[list[str]]
-    file: IO[bytes]
-    source: Bounded
+    kind, typed = "a table as CSV in UTF-8", False
+
+    def __init__(self, path: Path, names: list[str], lines: Iterator[list[str]], file: IO[bytes], source: BoundedReader) -> None:
+        super().__init__(path, names)
+        self.lines, self.file, self.source = lines, file, source
 
     def rows(self, done: int) -> int | None:
-        """By the share of the bytes that were read."""
-        read = self.file.tell()
-        return max(done, round(done * self.path.stat().st_size / read)) if done and read else None
+        """Estimate the number of rows from the share of the bytes that were read."""
+        position = self.file.tell()
+        return max(done, round(done * self.path.stat().st_size / position)) if done and position else None
 
-    def blocks(self, numbers: Sequence[str], raw: Sequence[str] = ()) -> Iterator[Block]:
-        """Blank lines are left out."""
-        places = [self.names.index(name) for name in numbers]
-        others = {name: self.names.index(name) for name in raw}
+    def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
+        """Yield words by column; blank lines are skipped."""
+        positions = {name: self.names.index(name) for name in columns}
         done = 0
-        while rows := self._next():
-            for place, row in enumerate(rows):
+        while lines := list(self._next_lines()):
+            rows = [line for line in lines if line]
+            for number, row in enumerate(rows, done + 1):
                 if len(row) != len(self.names):
                     raise DataError(
-                        f"Expected {len(self.names)} values in each row of {self.path}, but row {done + place + 1} has "
-                        f"{len(row)}. Is the file cut, or its separator another?"
+                        f"Expected {len(self.names)} values in each row of {self.path}, but row {number} has {len(row)}. Is the "
+                        "file cut, or its separator another?"
                     )
-            x = self._numbers([[row[i] for i in places] for row in rows], numbers, done)
-            yield Block(x, {name: [row[i] for row in rows] for name, i in others.items()})
+            yield {name: [row[i] for row in rows] for name, i in positions.items()}
             done += len(rows)
 
-    def _next(self) -> list[list[str]]:
-        """The next rows that are not blank."""
-        rows: list[list[str]] = []
-        with readable(self.path, WHAT):
-            while not rows and (lines := list(self._some())):
-                rows = [line for line in lines if line]
-        return rows
-
-    def _some(self) -> Iterator[list[str]]:
-        """As many lines as make a block."""
-        start = self.source.taken
-        for line in islice(self.lines, rows_for(len(self.names))):
+    def _next_lines(self) -> Iterator[list[str]]:
+        start = self.source.count
+        for line in islice(self.lines, rows_per_block(len(self.names))):
             yield line
-            if self.source.taken - start > LETTERS:
+            if self.source.count - start > MAX_BLOCK_BYTES:
                 return
-
-    def _numbers(self, words: list[list[str]], names: Sequence[str], done: int) -> NDArray[Any]:
-        try:
-            x = np.array(words, dtype=np.float64)
-        except ValueError:  # seldom: look at each
-            x = np.array([[_value(word) for word in row] for row in words])
-            for row, column in np.argwhere(np.isinf(x)).tolist():
-                if number(words[row][column]) is None:
-                    raise no_number(self.path, names[column], done + row, words[row][column]) from None
-        return finite(x, names, self.path, done)
-
-
-def _value(word: str) -> float:
-    """The number, NaN for a missing one, infinity for what is none."""
-    found = number(word)
-    return found if found is not None else np.nan if word.strip().lower() in MISSING else np.inf
 
 
 @contextmanager
-def open_text(path: Path, separator: str | None) -> Generator[Table]:
-    """A separator that is not given is whichever of `,` `;` tab `|` the header has most of."""
+def open_csv(path: Path, separator: str | None) -> Generator[Table]:
+    """Open a CSV file; the default separator is whichever of `,` `;` tab `|` the header has most of."""
     if separator is not None and len(separator) != 1:
         raise ConfigError(f"Expected the separator to be one character, but got {separator!r}.")
-    with readable(path, WHAT):
+    with readable(path, CsvTable.kind):
         file = path.open("rb")
     with file:
-        packed = path.name.lower().endswith(".gz")
-        source = Bounded(gzip.GzipFile(fileobj=file) if packed else file)
+        compressed = path.name.lower().endswith(".gz")
+        source = BoundedReader(gzip.GzipFile(fileobj=file) if compressed else file)
         text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")  # pyright: ignore[reportArgumentType]
-        with readable(path, WHAT):
+        with readable(path, CsvTable.kind):
             header = text.readline()
-            chosen = separator or max(SEPARATORS, key=header.count)
-            names = next(csv.reader([header], delimiter=chosen, strict=True), [])
+            separator = separator or max(SEPARATORS, key=header.count)
+            names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True), [])]
         if not header.strip():
             raise DataError(f"Expected a header row in {path}, but the file is empty.")
         if len(names) == 1:
             raise DataError(
-                f"Expected several columns in {path}, but its header has one, {names[0].strip()[:60]!r}. If the separator is "
-                "none of comma, semicolon, tab and |, pass it."
+                f"Expected several columns in {path}, but its header has one, {names[0][:60]!r}. If the separator is none of "
+                "comma, semicolon, tab and |, pass it."
             )
-        if not packed and not _ended(path):
+        if not compressed and not _ends_with_line_break(path):
             logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
-        yield Text(path, [name.strip() for name in names], csv.reader(text, delimiter=chosen, strict=True), file, source)
+        yield CsvTable(path, names, csv.reader(text, delimiter=separator, strict=True), file, source)
 
 
-def _ended(path: Path) -> bool:
-    """Whether the last byte is a line break."""
+def _ends_with_line_break(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, io.SEEK_END)
         return file.read(1) in b"\r\n"
+
+
+@contextmanager
+def write_csv(file: BinaryIO, path: Path) -> Generator[Write]:
+    """Write UTF-8; numbers with nine digits, as many as float32 has."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text, lineterminator="\n")
+    started = False
+
+    def write(columns: Columns) -> None:
+        nonlocal started
+        if not started:
+            writer.writerow(columns)
+            started = True
+        writer.writerows(zip(*map(_format_column, columns.values()), strict=True))
+
+    try:
+        yield write
+        text.flush()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            text.detach()
+
+
+def _format_column(values: NDArray[Any]) -> list[Any]:
+    """Format the values of a column for CSV.
+
+    >>> _format_column(np.array([0.1, np.inf], dtype=np.float32)), _format_column(np.array([True]))
+    (['0.100000001', 'inf'], ['true'])
+    """
+    if values.dtype.kind == "b":
+        return ["true" if value else "false" for value in values.tolist()]
+    return [f"{value:.9g}" for value in values.tolist()] if values.dtype.kind == "f" else values.tolist()
+
+
+register_format(".csv", open_csv, write_csv)
+register_format(".csv.gz", open_csv)

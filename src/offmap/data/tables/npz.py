@@ -1,26 +1,27 @@
-"""NPZ, read from the start of every member at once: no array is held whole, compressed or not. Nothing in it is run."""
+"""NPZ, all arrays read from the start in step: none is held as a whole, compressed or not, and nothing in them is executed."""
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from offmap.data.tables.block import Block, Table, finite, no_number, readable, rows_for
-from offmap.data.tables.columns import WIDEST
+from offmap.data.tables.table import Columns, Table, Write, readable, register_format, rows_per_block
 from offmap.errors import DataError
 
-WHAT = "arrays of numbers or words"
+KIND = "arrays of numbers or words"
 
-BYTES = 1 << 26
+MAX_COLUMNS = 1 << 20
+MAX_BYTES = 1 << 26
 """Of one block, and of one row."""
 
 HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
@@ -35,131 +36,135 @@ class Member:
 
     name: str
     shape: tuple[int, ...]
-    by_columns: bool  # Fortran order
+    fortran: bool
     dtype: np.dtype[Any]
     start: int
 
     @property
     def columns(self) -> list[str]:
-        """Their names: `x[0]`, `x[1]`, … or `x`."""
+        """The names of its columns: `x[0]`, `x[1]`, … or `x`."""
         return [f"{self.name}[{i}]" for i in range(self.shape[1])] if len(self.shape) == 2 else [self.name]
 
+    def stream(self, archive: zipfile.ZipFile, position: int | None) -> Stream:
+        """Open all of its columns together, or in Fortran order the one at `position`."""
+        file = archive.open(f"{self.name}.npy")
+        skip = self.start + (position or 0) * self.shape[0] * self.dtype.itemsize
+        while skip and (skipped := len(file.read(min(skip, 1 << 20)))):
+            skip -= skipped
+        return Stream(file, self.shape[1:] if position is None else (), self.dtype)
 
-class Strip:
-    """Rows of a member one after another, `width` values each: all columns, or one of an array that is kept by columns."""
 
-    def __init__(self, archive: zipfile.ZipFile, member: Member, column: int | None) -> None:
-        self.file = archive.open(f"{member.name}.npy")
-        self.dtype = member.dtype
-        self.width = prod(member.shape[1:]) if column is None else 1
-        left = member.start + (column or 0) * member.shape[0] * member.dtype.itemsize
-        while left and (skipped := len(self.file.read(min(left, 1 << 20)))):
-            left -= skipped
+@dataclass(frozen=True)
+class Stream:
+    """Rows of one shape, one after another."""
+
+    file: IO[bytes]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
     def read(self, rows: int) -> NDArray[Any]:
-        """(rows, width)."""
-        size = rows * self.width * self.dtype.itemsize
+        """Read the next rows: (rows, ...)."""
+        size = rows * prod(self.shape) * self.dtype.itemsize
         content = self.file.read(size)
         if len(content) < size:
             raise EOFError("an array has fewer values than it says")
-        return np.frombuffer(content, self.dtype).reshape(rows, self.width)
+        return np.frombuffer(content, self.dtype).reshape(rows, *self.shape)
 
 
-@dataclass
-class Archive:
-    """An open NPZ file; all arrays have `count` rows."""
+class NpzTable(Table):
+    """An open NPZ file."""
 
-    path: Path
-    names: list[str]
-    archive: zipfile.ZipFile
-    members: dict[str, Member]  # by column
-    count: int
+    kind = KIND
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile, members: Sequence[Member]) -> None:
+        super().__init__(path, [column for member in members for column in member.columns])
+        self.archive, self.count = archive, members[0].shape[0]
+        self.members = {column: member for member in members for column in member.columns}
 
     def rows(self, done: int) -> int | None:
-        """The arrays say it."""
+        """Return the number of rows, as the headers have it."""
         return self.count
 
-    def blocks(self, numbers: Sequence[str], raw: Sequence[str] = ()) -> Iterator[Block]:
-        """Numbers become float64; one array with more axes stays as it is."""
-        deep = self._deep(numbers)
-        places = {name: self.members[name].columns.index(name) for name in [*numbers, *raw]}
-        with readable(self.path, WHAT):
-            strips = {self._key(name): self._strip(name, places[name]) for name in places}
-        step = min(
-            rows_for(sum(strip.width for strip in strips.values())),
-            max(1, BYTES // max(1, sum(strip.width * strip.dtype.itemsize for strip in strips.values()))),
-        )
+    def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield arrays by column. The columns of an array are read together, unless it is in Fortran order."""
+        positions = {name: self.members[name].columns.index(name) for name in columns}
+        streams: dict[tuple[str, int | None], Stream] = {}
+        keys = {name: (self.members[name].name, i if self.members[name].fortran else None) for name, i in positions.items()}
+        for name, key in keys.items():
+            if self.members[name].fortran and len(self.members[name].shape) > 2:
+                raise DataError(f"Expected arrays with more than two axes in C order in {self.path}, but {name!r} is not.")
+            if key not in streams:
+                streams[key] = self.members[name].stream(self.archive, key[1])
+        widths = [(prod(stream.shape), stream.dtype.itemsize) for stream in streams.values()]
+        step = min(rows_per_block(sum(n for n, _ in widths)), max(1, MAX_BYTES // max(1, sum(n * size for n, size in widths))))
         for done in range(0, self.count, step):
-            rows = min(step, self.count - done)
-            with readable(self.path, WHAT):
-                read = {key: strip.read(rows) for key, strip in strips.items()}
-
-            def values(name: str, read: dict[Any, NDArray[Any]] = read) -> NDArray[Any]:
-                found = read[self._key(name)]
-                return found[:, places[name] if found.shape[1] > 1 else 0]
-
-            kept = {name: values(name).tolist() for name in raw}
-            if deep is not None:
-                x = read[self._key(deep.name)].reshape(rows, *deep.shape[1:]).astype(np.float32)
-            else:
-                x = np.empty((rows, len(numbers)))
-                for i, name in enumerate(numbers):
-                    x[:, i] = self._checked(name, values(name), done)
-            yield Block(finite(x, numbers, self.path, done), kept)
-
-    def _deep(self, names: Sequence[str]) -> Member | None:
-        """The one array with more than two axes, if there is one."""
-        found = [self.members[name] for name in names if len(self.members[name].shape) > 2]
-        if found and (len(names) > 1 or found[0].by_columns or found[0].dtype.kind not in "biuf"):
-            raise DataError(
-                f"Expected one array of numbers with more than two axes as the inputs in {self.path}, in C order, but got "
-                f"{list(names)}. Leave the others out."
-            )
-        return found[0] if found else None
-
-    def _key(self, name: str) -> tuple[str, str]:
-        """Columns of one array are read together, unless they are kept apart."""
-        member = self.members[name]
-        return member.name, name if member.by_columns else ""
-
-    def _strip(self, name: str, column: int) -> Strip:
-        member = self.members[name]
-        return Strip(self.archive, member, column if member.by_columns else None)
-
-    def _checked(self, name: str, values: NDArray[Any], done: int) -> NDArray[Any]:
-        if values.dtype.kind not in "biuf":
-            raise no_number(self.path, name, done, values[0])
-        return values
+            arrays = {key: stream.read(min(step, self.count - done)) for key, stream in streams.items()}
+            yield {name: a[:, positions[name]] if (a := arrays[keys[name]]).ndim == 2 else a for name in columns}
 
 
 @contextmanager
-def open_archive(path: Path, separator: str | None) -> Generator[Table]:
-    """The headers of all arrays are read and compared."""
+def open_npz(path: Path, separator: str | None) -> Generator[Table]:
+    """Open an NPZ file; read and compare the headers of all arrays."""
     with ExitStack() as stack:
-        with readable(path, WHAT):
+        with readable(path, KIND):
             archive = stack.enter_context(zipfile.ZipFile(path))
-            found = [_member(archive, info.filename, path) for info in archive.infolist()]
-        lengths = {member.name: member.shape[0] for member in found}
+            members = [_read_header(archive, info.filename, path) for info in archive.infolist()]
+        lengths = {member.name: member.shape[0] for member in members}
         if not lengths:
-            raise DataError(f"Expected {WHAT} in {path}, but there are none.")
+            raise DataError(f"Expected {KIND} in {path}, but there are none.")
         if len(set(lengths.values())) > 1:
             raise DataError(f"Expected arrays of one length in {path}, but got {lengths}.")
-        members = {column: member for member in found for column in member.columns}
-        yield Archive(path, [column for member in found for column in member.columns], archive, members, max(lengths.values()))
+        yield NpzTable(path, archive, members)
 
 
-def _member(archive: zipfile.ZipFile, file: str, path: Path) -> Member:
+def _read_header(archive: zipfile.ZipFile, file: str, path: Path) -> Member:
+    """Read the header of an array; believe it only if it fits the bytes that follow."""
     name = file.removesuffix(".npy")
     with archive.open(file) as content:
         version = npy.read_magic(content)
         if version not in HEADERS:
-            raise DataError(f"Expected {WHAT} in {path}, but {name!r} is of another version of the format, {version}.")
-        shape, by_columns, dtype = HEADERS[version](content)
+            raise DataError(f"Expected {KIND} in {path}, but {name!r} is of another version of the format, {version}.")
+        shape, fortran, dtype = HEADERS[version](content)
         start = content.tell()
     if not shape or dtype.kind not in "biufU" or any(size < 0 for size in shape):
-        raise DataError(f"Expected {WHAT}, (n, ...), in {path}, but {name!r} has shape {shape} and type {dtype}.")
+        raise DataError(f"Expected {KIND}, (n, ...), in {path}, but {name!r} has shape {shape} and type {dtype}.")
     if prod(shape) * dtype.itemsize != archive.getinfo(file).file_size - start:
-        raise DataError(f"Expected {WHAT} in {path}, but {name!r} has more or fewer values than it says. Is the file damaged?")
-    if (len(shape) == 2 and shape[1] > WIDEST) or prod(shape[1:]) * dtype.itemsize > BYTES:
-        raise DataError(f"Expected at most {WIDEST} columns and {BYTES} bytes in a row of {path}, but {name!r} has more.")
-    return Member(name, shape, by_columns and len(shape) > 1, dtype, start)
+        raise DataError(f"Expected {KIND} in {path}, but {name!r} has more or fewer values than it says. Is the file damaged?")
+    if (len(shape) == 2 and shape[1] > MAX_COLUMNS) or prod(shape[1:]) * dtype.itemsize > MAX_BYTES:
+        raise DataError(
+            f"Expected at most {MAX_COLUMNS} columns and {MAX_BYTES} bytes in a row of {path}, but {name!r} has more."
+        )
+    return Member(name, shape, fortran and len(shape) > 1, dtype, start)
+
+
+@contextmanager
+def write_npz(file: BinaryIO, path: Path) -> Generator[Write]:
+    """Write an array (n,) for each column, kept in nameless files until all rows are there: a header has the length and type."""
+    parts: dict[str, tuple[IO[bytes], list[tuple[int, np.dtype[Any]]]]] = {}
+    with ExitStack() as stack:
+
+        def write(columns: Columns) -> None:
+            for name, values in columns.items():
+                if name not in parts:
+                    parts[name] = (stack.enter_context(tempfile.TemporaryFile(dir=path.absolute().parent)), [])
+                parts[name][0].write(values.tobytes())
+                parts[name][1].append((len(values), values.dtype))
+
+        yield write
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, (part, blocks) in parts.items():
+                part.seek(0)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    _concat_blocks(member, part, blocks)
+
+
+def _concat_blocks(member: IO[bytes], part: IO[bytes], blocks: list[tuple[int, np.dtype[Any]]]) -> None:
+    """Write one array from blocks whose types may differ, as those of words of different lengths do."""
+    dtype = np.result_type(*{dtype for _, dtype in blocks})
+    shape = (sum(rows for rows, _ in blocks),)
+    npy.write_array_header_2_0(member, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    for rows, block_dtype in blocks:
+        member.write(np.frombuffer(part.read(rows * block_dtype.itemsize), block_dtype).astype(dtype).tobytes())
+
+
+register_format(".npz", open_npz, write_npz)

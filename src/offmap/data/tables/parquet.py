@@ -1,67 +1,84 @@
-"""Parquet by pyarrow: columns that are asked for, a batch at a time."""
+"""Parquet by pyarrow, a batch at a time."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.tables.block import Block, Table, finite, no_number, readable, rows_for
+from offmap.data.tables.table import Columns, Table, Write, readable, register_format, rows_per_block
+from offmap.errors import DataError
 from offmap.extras import require
 
-WHAT = "a table as Parquet"
 
+class ParquetTable(Table):
+    """An open Parquet file; nulls are missing values."""
 
-@dataclass
-class Parquet:
-    """An open Parquet file."""
+    kind = "a table as Parquet"
 
-    path: Path
-    names: list[str]
-    file: Any
+    def __init__(self, path: Path, file: Any) -> None:
+        super().__init__(path, list(file.schema_arrow.names))
+        self.file = file
 
     def rows(self, done: int) -> int | None:
-        """The file says it."""
+        """Return the number of rows, as the footer has it."""
         return int(self.file.metadata.num_rows)
 
-    def blocks(self, numbers: Sequence[str], raw: Sequence[str] = ()) -> Iterator[Block]:
-        """Numbers may be truth values and decimals; nulls are missing."""
-        wanted = list(dict.fromkeys([*numbers, *raw]))
-        done = 0
-        with readable(self.path, WHAT):
-            batches = self.file.iter_batches(batch_size=rows_for(len(wanted)), columns=wanted, use_threads=False)
-        while (batch := self._next(batches)) is not None:
-            x = np.empty((batch.num_rows, len(numbers)))
-            with readable(self.path, WHAT):
-                for i, name in enumerate(numbers):
-                    x[:, i] = self._numbers(name, batch.column(name), done)
-                kept = {name: batch.column(name).to_pylist() for name in raw}
-            yield Block(finite(x, numbers, self.path, done), kept)
-            done += batch.num_rows
+    def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield pyarrow arrays by column. Batches, as a damaged file may claim row groups of billions of rows."""
+        size = rows_per_block(len(columns))
+        for batch in self.file.iter_batches(batch_size=size, columns=list(columns), use_threads=False):
+            yield {name: batch.column(name) for name in columns}
 
-    def _next(self, batches: Iterator[Any]) -> Any:
-        with readable(self.path, WHAT):
-            return next((batch for batch in batches if batch.num_rows), None)
-
-    def _numbers(self, name: str, column: Any, done: int) -> NDArray[Any]:
+    def to_numbers(self, name: str, values: Any, done: int) -> NDArray[Any]:
+        """Convert integers, floats, truth values and decimals."""
         arrow = require("pyarrow", "parquet")
-        kind, types = column.type, arrow.types
+        kind, types = values.type, arrow.types
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
-            first = next((i for i, value in enumerate(column) if value.is_valid), 0)
-            raise no_number(self.path, name, done + first, column[first].as_py())
-        return column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+            first = next((i for i, value in enumerate(values) if value.is_valid), 0)
+            raise self.not_a_number(name, done + first, values[first].as_py())
+        return values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
 @contextmanager
 def open_parquet(path: Path, separator: str | None) -> Generator[Table]:
-    """Its footer is read."""
+    """Open a Parquet file and read its footer."""
     parquet = require("pyarrow.parquet", "parquet")
-    with readable(path, WHAT):
+    with readable(path, ParquetTable.kind):
         file = parquet.ParquetFile(path, pre_buffer=False)
     with file:
-        yield Parquet(path, list(file.schema_arrow.names), file)
+        yield ParquetTable(path, file)
+
+
+@contextmanager
+def write_parquet(file: BinaryIO, path: Path) -> Generator[Write]:
+    """Write one row group for each block; columns keep the type of their first block."""
+    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    writer: Any = None
+
+    def write(columns: Columns) -> None:
+        nonlocal writer
+        table = arrow.table({name: arrow.array(values) for name, values in columns.items()})
+        if writer is None:
+            writer = parquet.ParquetWriter(file, table.schema)
+        try:
+            table = table.cast(writer.schema)
+        except arrow.ArrowInvalid as error:
+            raise DataError(f"Expected columns of one kind from the first row to the last, but {error}.") from error
+        writer.write_table(table)
+
+    try:
+        yield write
+    except BaseException:
+        with contextlib.suppress(Exception):  # closing writes a footer, which fails on a full disk
+            writer.close()
+        raise
+    if writer is not None:
+        writer.close()
+
+
+register_format(".parquet", open_parquet, write_parquet)

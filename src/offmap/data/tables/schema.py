@@ -1,7 +1,8 @@
-"""Which columns of a file are what: inputs and targets by name, as a guard file remembers them."""
+"""Which columns of a table are inputs and targets, as a guard file stores them; and their values as inputs and targets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,78 +11,85 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.tables.block import Table
-from offmap.data.tables.columns import Column, parsed, plain
-from offmap.data.tables.formats import opened
+from offmap.data.tables.table import MISSING, Table, open_table, parse_number
 from offmap.errors import ConfigError, DataError, FileError, nearest
 
 Array = NDArray[Any]
+Column = NDArray[np.float64] | list[str | None]
+"""Numbers, NaN where one is missing, or words, None where one is missing."""
+
+MOSTLY = 0.5
+"""A column with more numbers than this share of its values, but not only numbers, is a mistake rather than a list of words."""
 
 
 class ColumnError(ConfigError):
-    """An option names a column that cannot be."""
+    """An option names a column that is not there."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """`inputs` in the order of the net, None if nobody said; `classes` are words of the target in the order of the net."""
+    """Columns by name.
+
+    Args:
+        inputs: The inputs, in the order of the model; None if unknown: then all columns but the targets.
+        targets: The targets.
+        classes: The words of a target of classes, in the order of the model.
+    """
 
     inputs: tuple[str, ...] | None
     targets: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
 
-    def record(self) -> dict[str, Any]:
-        """As plain values, for a guard file."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a guard file."""
         return {"inputs": list(self.inputs or ()), "targets": list(self.targets), "classes": self.classes and list(self.classes)}
 
     @staticmethod
-    def of(about: Mapping[str, Any], path: Path) -> Schema:
-        """What a guard file says; one that was made in Python may say nothing."""
+    def from_dict(about: Mapping[str, Any], path: Path) -> Schema:
+        """Read the entries of the guard file at `path`; a guard that was fitted in Python has none."""
         values = {name: about.get(name) for name in ("inputs", "targets", "classes")}
         for name, value in values.items():
-            if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+            if value is not None and not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
                 raise FileError(f"Expected names as {name!r} in the guard file {path}, but got {str(value)[:60]!r}.")
-        found = {name: None if value is None else tuple(value) for name, value in values.items()}
-        return Schema(found["inputs"] or None, found["targets"] or (), found["classes"])
+        inputs, targets, classes = (None if value is None else tuple(value) for value in values.values())
+        return Schema(inputs or None, targets or (), classes)
 
     @staticmethod
     def choose(table: Table, targets: Sequence[str], drop: Sequence[str]) -> Schema:
-        """All columns but the targets, by default the last one, and those to drop."""
-        chosen = [each for name in targets for each in columns_of(table, name, "--target")] or table.names[-1:]
-        out = {each for name in drop for each in columns_of(table, name, "--drop")} | set(chosen)
-        inputs = tuple(name for name in table.names if name not in out)
+        """Take all columns but the targets, by default the last one, and those to drop, as the inputs."""
+        chosen = [column for name in targets for column in find_columns(table, name, "--target")] or table.names[-1:]
+        excluded = {column for name in drop for column in find_columns(table, name, "--drop")} | set(chosen)
+        inputs = tuple(name for name in table.names if name not in excluded)
         if not inputs:
-            raise DataError(f"Expected inputs in {table.path}, but no column is left beside {', '.join(map(repr, out))}.")
+            raise DataError(f"Expected inputs in {table.path}, but no column is left beside {', '.join(map(repr, excluded))}.")
         return Schema(inputs, tuple(chosen))
 
-    def found(self, table: Table, drop: Sequence[str] = ()) -> tuple[tuple[str, ...], list[str]]:
-        """The inputs of another file, in the order of the net, and the columns that are of no use.
-
-        Where nobody said which columns are inputs, all are but the target and those to drop, in the order of the file.
-        """
+    def find_inputs(self, table: Table, drop: Sequence[str] = ()) -> tuple[tuple[str, ...], list[str]]:
+        """Return the inputs in a table, in the order of the model, and the names of unused columns."""
         if self.inputs is None:
-            out = {each for name in drop for each in columns_of(table, name, "--drop")} | set(self.targets)
-            return tuple(name for name in table.names if name not in out), []
-        self._refuse(table, self.inputs)
+            excluded = {column for name in drop for column in find_columns(table, name, "--drop")} | set(self.targets)
+            return tuple(name for name in table.names if name not in excluded), []
+        self._check_columns(table, self.inputs)
         return self.inputs, [name for name in table.names if name not in self.inputs and name not in self.targets]
 
     def read(
         self, path: Path, separator: str | None, *, targets: bool = True, drop: Sequence[str] = ()
     ) -> tuple[Array, dict[str, Column]]:
-        """Inputs (n, ...) of a whole file, in single precision, and its targets by name."""
-        with opened(path, separator) as table:
-            inputs, _ = self.found(table, drop)
-            wanted = self.targets if targets else ()
-            self._refuse(table, wanted)
-            blocks = list(table.blocks(inputs, wanted))
-        if not blocks:
-            raise DataError(f"Expected rows in {path}, but there are none.")
-        raw = {name: [value for block in blocks for value in block.raw[name]] for name in wanted}
-        return np.concatenate([block.x.astype(np.float32) for block in blocks]), {n: column(n, v, path) for n, v in raw.items()}
+        """Read a whole file: inputs (n, ...) in single precision, and targets by name."""
+        with open_table(path, separator) as table:
+            inputs, _ = self.find_inputs(table, drop)
+            names = self.targets if targets else ()
+            self._check_columns(table, names)
+            blocks = list(table.blocks(inputs, names))
+            if not blocks:
+                raise DataError(f"Expected rows in {path}, but there are none.")
+            values = {name: [value for block in blocks for value in block.raw[name]] for name in names}
+            columns = {name: _parse_target(table, name, values[name]) for name in names}
+        return np.concatenate([block.x.astype(np.float32) for block in blocks]), columns
 
-    def answers(self, columns: Mapping[str, Column], path: Path, *, quantity: bool) -> Array:
-        """Targets as the likelihood has them: float (n,) or (n, K), or whole (n,)."""
-        if quantity:
+    def encode_targets(self, columns: Mapping[str, Column], path: Path, *, numeric: bool) -> Array:
+        """Encode targets for a likelihood: float (n,) or (n, K) if numeric, else integers (n,)."""
+        if numeric:
             numbers = [values for values in columns.values() if not isinstance(values, list)]
             if len(numbers) < len(columns):
                 raise DataError(f"Expected numbers in the target {', '.join(map(repr, columns))} of {path}, but got words.")
@@ -98,31 +106,65 @@ class Schema:
             raise DataError(f"Expected {list(self.classes)} in the target {self.targets[0]!r} of {path}, but got {unknown[0]!r}.")
         return np.array([self.classes.index(str(word)) for word in words])
 
-    def _refuse(self, table: Table, names: Sequence[str]) -> None:
-        lost = [name for name in names if name not in table.names]
-        if lost:
-            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    def _check_columns(self, table: Table, names: Sequence[str]) -> None:
+        missing = [name for name in names if name not in table.names]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise DataError(
-                f"Expected the columns of fit time in {table.path}, but {lost[0]!r}{more} is missing: it has "
+                f"Expected the columns of fit time in {table.path}, but {missing[0]!r}{more} is missing: it has "
                 f"{', '.join(map(repr, table.names[:8]))}{', …' if len(table.names) > 8 else ''}."
             )
 
 
-def columns_of(table: Table, name: str, option: str) -> list[str]:
-    """The column of that name, or all of an NPZ array."""
-    found = [each for each in table.names if each == name or each.startswith(f"{name}[")]
-    if not found:
+def find_columns(table: Table, name: str, option: str) -> list[str]:
+    """Return the column of that name, or all columns of an NPZ array; `option` is for the error."""
+    columns = [column for column in table.names if column == name or column.startswith(f"{name}[")]
+    if not columns:
         raise ColumnError(f"Expected {option} to name a column of {table.path}, {nearest(name, table.names)}, but got {name!r}.")
-    return found
+    return columns
 
 
-def column(name: str, values: Sequence[Any], path: Path) -> Column:
-    """A target as numbers or words; none may be missing."""
-    text = all(isinstance(value, str) for value in values)
-    result = parsed(name, values, path, False) if text and path.suffix in (".csv", ".gz") else plain(name, values, path, False)
-    gaps = [i for i, value in enumerate(result) if value is None or value != value]
-    if gaps:
-        raise DataError(f"Expected a target in each row of {path}, but row {gaps[0] + 1} has no value in column {name!r}.")
-    if not isinstance(result, list) and not np.isfinite(result).all():
-        raise DataError(f"Expected finite targets in column {name!r} of {path}, but some are infinite.")
-    return result
+def parse_column(table: Table, name: str, values: Sequence[Any], *, words: bool = False) -> Column:
+    """Parse values as numbers or words; truth values are words.
+
+    Args:
+        table: Where the values come from. If its format is untyped, words that are all numbers become numbers; a few that are
+            not, among many numbers, are refused.
+        name: The name of the column.
+        values: The values as the file has them.
+        words: Whether to keep numbers as words.
+    """
+    types = {type(value) for value in values if value is not None}
+    if table.typed and not (types <= {bool, str} or (words and types <= {bool, str, int, float})):
+        try:
+            return np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            listed = ", ".join(sorted(kind.__name__ for kind in types))
+            raise DataError(f"Expected numbers or words in column {name!r} of {table.path}, but got {listed}.") from error
+    texts = ["" if value is None or value != value else str(value) for value in values]
+    cleaned = [None if text.strip().lower() in MISSING else text if table.typed else text.strip() for text in texts]
+    if table.typed or words:
+        return cleaned
+    numbers = [parse_number(text) for text in cleaned]
+    wrong = [i for i, text in enumerate(cleaned) if text is not None and numbers[i] is None]
+    if not wrong:
+        return np.array([math.nan if number is None else number for number in numbers], dtype=np.float64)
+    count = sum(text is not None for text in cleaned)
+    if count - len(wrong) > MOSTLY * count:
+        raise DataError(
+            f"Expected numbers in column {name!r} of {table.path}, but row {wrong[0] + 1} has {cleaned[wrong[0]]!r} ({len(wrong)} "
+            "such values). Mend them, or name the column in `words` if it holds names."
+        )
+    return cleaned
+
+
+def _parse_target(table: Table, name: str, values: Sequence[Any]) -> Column:
+    column = parse_column(table, name, values)
+    missing = [i for i, value in enumerate(column) if value is None or value != value]
+    if missing:
+        raise DataError(
+            f"Expected a target in each row of {table.path}, but row {missing[0] + 1} has no value in column {name!r}."
+        )
+    if not isinstance(column, list) and not np.isfinite(column).all():
+        raise DataError(f"Expected finite targets in column {name!r} of {table.path}, but some are infinite.")
+    return column

@@ -1,20 +1,79 @@
-"""Columns of numbers and words as rows of numbers, by what the training rows have."""
+"""A whole table as named columns of numbers or words, and those as rows of numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gzip
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.data.tables.columns import Columns, Numbers
+from offmap.data.tables.schema import Column, parse_column
+from offmap.data.tables.table import open_table
 from offmap.errors import DataError
 
+Columns = dict[str, Column]
 Index = NDArray[np.int64]
+
+MAX_UNPACKED = {"text": 1 << 24, "arrays": 1 << 26}
+"""Bytes that a file may have when unpacked, whatever its size."""
+
+MAX_RATIO = 20
+"""How often a larger one may outgrow its file; tables of numbers do so ten times at most."""
+
+MAX_WORDS = 1 << 22
+"""Words of one column, in a file of fewer bytes: each takes a hundred bytes in memory."""
 
 LEVELS = 100
 """Different words of one column; with more of them they are names, which tell a net nothing."""
+
+
+def read(path: str | Path, words: Sequence[str] = ()) -> Columns:
+    """Read all columns of a table; those named in `words` are words even where they look like numbers."""
+    path, size = Path(path), 0
+    with open_table(path) as table:
+        if table.typed:
+            check_size(path, 8 * (table.rows(0) or 0) * len(table.names))
+        values: dict[str, list[Any]] = {name: [] for name in table.names}
+        for block in table.blocks((), table.names):
+            for name, column in block.raw.items():
+                values[name].extend(column)
+                if isinstance(column[0], bool | str):
+                    size += sum(len(str(value)) for value in column)
+                    if table.typed and len(values[name]) > max(MAX_WORDS, path.stat().st_size):
+                        raise DataError(
+                            f"Expected at most {MAX_WORDS} words or truth values in {path}, or numbers, but {name!r} has more."
+                        )
+            check_size(path, size, "text")
+        if not any(values.values()):
+            raise DataError(f"Expected rows in {path}, but there are none.")
+        return {
+            name: parse_column(table, name, column, words=bool({name, name.partition("[")[0]} & {*words}))
+            for name, column in values.items()
+        }
+
+
+def read_gzip(path: Path) -> bytes:
+    """Read what a gzip file holds; refuse it as soon as it is more than any table would be."""
+    with gzip.open(path) as file:
+        content = file.read(_max_bytes(path, "text") + 1)
+    check_size(path, len(content), "text")
+    return content
+
+
+def check_size(path: Path, size: int, kind: str = "arrays") -> None:
+    """Refuse a file that would fill the memory when unpacked."""
+    if size > _max_bytes(path, kind):
+        raise DataError(
+            f"Expected at most {_max_bytes(path, kind)} bytes in {path} when unpacked, but there are more. Pack it less tightly."
+        )
+
+
+def _max_bytes(path: Path, kind: str) -> int:
+    return max(MAX_UNPACKED[kind], MAX_RATIO * path.stat().st_size)
 
 
 @dataclass(frozen=True)
@@ -53,9 +112,9 @@ class Code:
             numbers[name] = median, float(mean), float(spread)
         return Code(numbers, levels)
 
-    def rows(self, columns: Columns, rows: Index | None = None) -> Numbers:
+    def rows(self, columns: Columns, rows: Index | None = None) -> NDArray[np.float64]:
         """(n, D): all rows, or those named; columns in the order of the training table, numbers before words."""
-        parts: list[Numbers] = []
+        parts: list[NDArray[np.float64]] = []
         for name, (median, mean, spread) in self.numbers.items():
             values = np.asarray(columns[name], dtype=np.float64)
             parts.append(((np.where(np.isnan(values), median, values) - mean) / spread)[:, None])

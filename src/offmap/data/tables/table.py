@@ -1,0 +1,242 @@
+"""Tables as streams of rows: what a file format has to provide, the registry of formats, and the two functions that use it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmap.errors import ConfigError, DataError, OffmapError
+from offmap.io.atomic import whole_file
+
+BLOCK_NUMBERS = 1 << 20
+"""Numbers in one block, 8 MB, unless they are more than BLOCK_ROWS rows."""
+
+BLOCK_ROWS = 1 << 16
+
+LARGEST = 3e38
+"""Numbers beyond it are infinite in single precision."""
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""Words that stand for a missing value, in any case."""
+
+STDOUT = "-"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows: `x` (n, D) the requested columns as finite numbers, `raw` other columns with the values of the file.
+
+    If the only requested column is an array with more axes, `x` is that array, (n, ...).
+    """
+
+    x: NDArray[Any]
+    raw: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+
+
+class Table(ABC):
+    """An open table. A subclass reads one file format: it says which columns there are and yields their values in chunks.
+
+    Args:
+        path: The file, for error messages.
+        names: The columns, in the order of the file.
+    """
+
+    kind: ClassVar[str]
+    """What such a file holds, for error messages."""
+
+    typed: ClassVar[bool] = True
+    """Whether the file tells numbers from words. If not (CSV), a column is numeric if all of its words are numbers."""
+
+    def __init__(self, path: Path, names: list[str]) -> None:
+        self.path, self.names = path, names
+
+    @abstractmethod
+    def chunks(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """Yield the values of these columns for consecutive rows: a list, or an array (n, ...), by column."""
+
+    def rows(self, done: int) -> int | None:
+        """Return the number of rows, or an estimate after `done` of them were read; None if there is none."""
+        return None
+
+    def blocks(self, numbers: Sequence[str], raw: Sequence[str] = ()) -> Iterator[Block]:
+        """Yield all rows in order, the columns `numbers` as finite numbers and the columns `raw` as the file has them."""
+        chunks, done = self.chunks(list(dict.fromkeys([*numbers, *raw]))), 0
+        while True:
+            with readable(self.path, self.kind):
+                chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                x = self._stack(chunk, numbers, done)
+                lists = {name: v if isinstance(v := chunk[name], list) else v.tolist() for name in raw}
+            if len(x):
+                yield Block(x, lists)
+                done += len(x)
+
+    def to_numbers(self, name: str, values: Any, done: int) -> NDArray[Any]:
+        """Convert values of a column, (n, ...), to numbers; NaN where one is missing. `done` rows came before them."""
+        if isinstance(values, np.ndarray):
+            if values.dtype.kind not in "biuf":
+                raise self.not_a_number(name, done, values[0])
+            return values
+        try:
+            return np.array(values, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError):  # rare: look at each value
+            numbers = [math.nan if str(value).strip().lower() in MISSING else parse_number(value) for value in values]
+        if None in numbers:
+            row = numbers.index(None)
+            raise self.not_a_number(name, done + row, values[row])
+        return np.array(numbers, dtype=np.float64)
+
+    def not_a_number(self, name: str, row: int, value: object) -> DataError:
+        """Return the error for a word among numbers; `row` counts from 0."""
+        return DataError(
+            f"Expected numbers in column {name!r} of {self.path}, but row {row + 1} has {str(value)[:40]!r}. Write words as "
+            "numbers, decimals with a point, or leave the column out."
+        )
+
+    def _stack(self, chunk: Mapping[str, Any], names: Sequence[str], done: int) -> NDArray[Any]:
+        columns = [self.to_numbers(name, chunk[name], done) for name in names]
+        if any(column.ndim > 1 for column in columns):
+            if len(columns) > 1:
+                raise DataError(
+                    f"Expected one array of numbers with more than two axes as the inputs in {self.path}, but got {list(names)}. "
+                    "Leave the others out."
+                )
+            return self._check_finite(columns[0].astype(np.float32, copy=False), names, done)
+        x = np.empty((len(next(iter(chunk.values()))), len(names)))
+        for i, column in enumerate(columns):
+            x[:, i] = column
+        return self._check_finite(x, names, done)
+
+    def _check_finite(self, x: NDArray[Any], names: Sequence[str], done: int) -> NDArray[Any]:
+        fine = np.abs(x) <= LARGEST
+        if not fine.all():
+            row, column = np.argwhere(~fine.reshape(len(x), len(names), -1).all(2))[0].tolist()
+            value = x.reshape(len(x), len(names), -1)[row, column]
+            problem = "no value" if np.isnan(value).any() else "an infinite or too large one"
+            raise DataError(
+                f"Expected a finite number in each row of {self.path}, but row {done + row + 1} has {problem} in column "
+                f"{names[column]!r}. Fill or drop such rows."
+            )
+        return x
+
+
+Columns = Mapping[str, NDArray[Any]]
+Write = Callable[[Columns], None]
+"""Appends consecutive rows: columns of one length, the same ones every time."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How files of one suffix are read, given a path and the CSV separator, and written; `write` is None if they are not."""
+
+    read: Callable[[Path, str | None], AbstractContextManager[Table]]
+    write: Callable[[BinaryIO, Path], AbstractContextManager[Write]] | None = None
+
+
+FORMATS: dict[str, Format] = {}
+
+
+def register_format(
+    suffix: str,
+    read: Callable[[Path, str | None], AbstractContextManager[Table]],
+    write: Callable[[BinaryIO, Path], AbstractContextManager[Write]] | None = None,
+) -> None:
+    """Add a file format. A package registers its formats in modules that it declares in the entry-point group `offmap.tables`.
+
+    Args:
+        suffix: How the names of such files end, in lower case, such as ".jsonl".
+        read: Opens a path as a `Table`, as a context manager; its second argument is the separator of CSV files.
+        write: Opens a binary file for writing, as a context manager that gives a function of columns; None for formats that
+            are only read.
+    """
+    FORMATS[suffix] = Format(read, write)
+
+
+@contextmanager
+def open_table(path: str | Path, separator: str | None = None) -> Generator[Table]:
+    """Open a table to read it; `separator` is that of a CSV file, by default detected from its header."""
+    path = Path(path)
+    table_format = FORMATS[find_suffix(path)]
+    if not path.is_file():
+        problem = "it is a folder" if path.is_dir() else "there is no such file"
+        raise DataError(f"Expected a table at {path}, but {problem}.")
+    with table_format.read(path, separator) as table:
+        repeated = sorted({name for name in table.names if table.names.count(name) > 1})
+        if repeated or "" in table.names or not table.names:
+            raise DataError(
+                f"Expected a table with names that differ in {path}, but got {repeated or 'an empty one'}. Is the header missing?"
+            )
+        yield table
+
+
+@contextmanager
+def write_table(path: str | Path) -> Generator[Write]:
+    """Open a table to write it block by block; "-" is CSV on standard output. The file appears only once it is complete."""
+    to_stdout, path = str(path) == STDOUT, Path(path)
+    write_format = FORMATS[".csv" if to_stdout else find_suffix(path, to_write=True)].write
+    assert write_format is not None
+    if to_stdout:
+        with write_format(sys.stdout.buffer, path) as write:
+            yield write
+    else:
+        with whole_file(path) as file, write_format(file, path) as write:
+            yield write
+
+
+def find_suffix(path: Path, *, to_write: bool = False) -> str:
+    """Return the suffix of a table that can be read, or written."""
+    name = path.name.lower()
+    if not name.endswith(tuple(FORMATS)):
+        for point in entry_points(group="offmap.tables"):
+            point.load()
+    suffixes = sorted(suffix for suffix, known in FORMATS.items() if known.write or not to_write)
+    suffix = next((suffix for suffix in suffixes if name.endswith(suffix)), None)
+    if suffix is None:
+        purpose = "a table to write to" if to_write else "a table"
+        raise ConfigError(f"Expected {purpose} to end in one of {suffixes}, but got {path.name!r}.")
+    return suffix
+
+
+def rows_per_block(numbers: int) -> int:
+    """Return how many rows a block has where each row has so many numbers.
+
+    >>> rows_per_block(8), rows_per_block(1024), rows_per_block(10**9)
+    (65536, 1024, 1)
+    """
+    return min(BLOCK_ROWS, max(1, BLOCK_NUMBERS // max(1, numbers)))
+
+
+def parse_number(value: Any) -> float | None:
+    """Return the number that a word stands for, or None.
+
+    >>> parse_number("1e3"), parse_number("1_000"), parse_number("red")
+    (1000.0, None, None)
+    """
+    try:
+        return None if value is None or "_" in str(value) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+@contextmanager
+def readable(path: Path, kind: str) -> Generator[None]:
+    """Turn whatever a reader raises on a damaged file into one sentence."""
+    try:
+        yield
+    except OffmapError:
+        raise
+    except Exception as error:  # readers raise errors of many kinds on arbitrary bytes
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise DataError(f"Expected {kind} at {path}, but it cannot be read: {reason}. Is the file cut or damaged?") from error
