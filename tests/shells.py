@@ -65,7 +65,7 @@ class Shell:
 
 def serve() -> None:
     from offmap import cli
-    from offmap.cli.checkup import self_test
+    from offmap.cli.doctor import self_test
 
     self_test()  # what torch imports when it is first needed, children need not import again
     for line in sys.stdin:

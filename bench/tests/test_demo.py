@@ -7,9 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from demo_jobs import die, fail, square
-from offmap.distributed.local import run_jobs
-from offmap.errors import DataError, OffmapError
 from offmap.metrics import auroc
 from offmap_bench.demo import plans, story
 from offmap_bench.demo.run import run
@@ -58,24 +55,3 @@ def test_the_number_of_threads_is_left_as_it_was(result):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_jobs_give_their_results_in_order_and_say_what_they_do(workers):
-    said: list[tuple[int, str]] = []
-    x = torch.arange(4.0)
-    results = run_jobs([(square, (x,)), (square, (x[:2],))], workers=workers, report=lambda n, doing: said.append((n, doing)))
-    assert [r.tolist() for r in results] == [[0, 1, 4, 9], [0, 1]]
-    assert sorted(said) == [(0, "squaring 4"), (1, "squaring 2")]
-
-
-def test_the_error_of_a_job_is_raised_here():
-    with pytest.raises(DataError, match="Expected a fine day, but got rain."):
-        run_jobs([(fail, ())], workers=2, report=lambda n, doing: None)
-
-
-def test_a_process_that_dies_is_missed():
-    said: list[str] = []
-    with pytest.raises(OffmapError, match="A worker process died. Try again with `--jobs 1`."):
-        run_jobs([(die, ())], workers=2, report=lambda n, doing: said.append(doing))
-    assert said == ["about to die"]

@@ -25,7 +25,7 @@ def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 
 def test_the_demo_runs_as_a_real_process_and_writes_a_self_contained_page(tmp_path):
     out = tmp_path / "demo.html"
-    words = [sys.executable, "-m", "offmap.cli", "demo", "--quick", "--out", str(out)]
+    words = [sys.executable, "-m", "offmap", "demo", "--quick", "--out", str(out)]
     done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8", check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == f"The page is at {out}"
@@ -72,7 +72,7 @@ def test_a_mistake_of_ours_is_one_line_that_names_debug(monkeypatch, capsys):
     def fails(**_: object) -> None:
         raise ZeroDivisionError("nobody thought of this\nand more")
 
-    monkeypatch.setattr("offmap.cli.checkup.examine_installation", fails)
+    monkeypatch.setattr("offmap.cli.doctor.examine_installation", fails)
     code, out, err = command(monkeypatch, capsys, "doctor")
     assert (code, out) == (1, "")
     assert err == "offmap: Unexpected ZeroDivisionError: nobody thought of this (add --debug to see where)\n"

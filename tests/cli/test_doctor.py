@@ -11,7 +11,7 @@ import torch
 
 import offmap
 from offmap import cli
-from offmap.cli import checkup as doctor
+from offmap.cli import doctor
 
 
 def test_a_sound_installation_is_well():

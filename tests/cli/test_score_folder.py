@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import offmap
-from offmap.cli.score_folder import ROOM, FolderError, read_folder
-from offmap.cli.score_jobs import Done, Order, digest, score_folder
+from offmap.cli.score_folder import NOTES, FolderError, JobResult, JobSpec, file_digest, list_shards, score_folder
+from offmap.cli.score_rows import ScoreOptions
 from offmap.data.tables.images import ImageTransform, read_pixels
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
-from offmap.distributed.pool import Pool
+from offmap.distributed.jobs import Pool
 from offmap.errors import ConfigError, DataError
 from shells import Shell
 from trained import quick, regression, regressor
@@ -53,13 +53,13 @@ def guard() -> offmap.Guard:
     return quick(regressor(), regression(100, 0), regression(60, 1), score="paper")
 
 
-def order(data: Path, out: Path, **options) -> Order:
-    return Order(data, out, "a guard", Schema(("a", "b", "c")), **options)
+def order(data: Path, out: Path, **options) -> JobSpec:
+    return JobSpec(data, out, "a guard", Schema(("a", "b", "c")), ScoreOptions(**options))
 
 
-def score(guard: offmap.Guard, asked: Order, *, resume: bool = False, workers: int = 1) -> list[Done]:
+def score(guard: offmap.Guard, asked: JobSpec, *, resume: bool = False, workers: int = 1) -> list[JobResult]:
     pool = Pool(workers=workers)
-    return score_folder(guard, asked, read_folder(asked.data), pool=pool, resume=resume, report=lambda n, told: None)
+    return score_folder(guard, asked, list_shards(asked.data).shards, pool=pool, resume=resume, report=lambda n, told: None)
 
 
 def read(path: Path) -> np.ndarray:
@@ -69,7 +69,7 @@ def read(path: Path) -> np.ndarray:
 
 def written(folder: Path) -> dict[str, tuple[int, int]]:
     """When each file of scores was written."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and ROOM not in path.parts]
+    paths = [path for path in folder.rglob("*") if path.is_file() and NOTES not in path.parts]
     return {path.relative_to(folder).as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
 
 
@@ -100,39 +100,39 @@ def test_what_is_finished_is_kept_and_nothing_else(guard, tmp_path):
     first = score(guard, order(data, out))
     before = written(out)
     again = score(guard, order(data, out), resume=True)
-    assert [replace(each, before=False) for each in again] == first
-    assert all(each.before for each in again)
+    assert [replace(each, reused=False) for each in again] == first
+    assert all(each.reused for each in again)
     assert written(out) == before
     (out / "a.csv").write_bytes((out / "a.csv").read_bytes()[:-5])
     np.savez(data / "b.npz", **rows(45, 2))
     (out / "deep" / ".c.parquet.1.abc.part").write_text("half")
     again = score(guard, order(data, out), resume=True)
-    assert [(each.rows, each.before) for each in again] == [(30, False), (45, False), (50, True)]
+    assert [(each.rows, each.reused) for each in again] == [(30, False), (45, False), (50, True)]
     after = written(out)
     assert {name for name in FILES if after[name] == before[name]} == {"deep/c.parquet"}
     assert sorted(after) == list(FILES)
     other = score(guard, replace(order(data, out), guard="another guard"), resume=True)
-    assert not any(each.before for each in other)
+    assert not any(each.reused for each in other)
 
 
 def test_scores_without_a_note_are_made_again(guard, tmp_path):
     """A worker may be killed between the two."""
     data, out = fill(tmp_path / "data"), tmp_path / "out"
     score(guard, order(data, out))
-    (out / ROOM / "b.npz.json").unlink()
-    (out / ROOM / "a.csv.json").write_text("{")
-    assert [each.before for each in score(guard, order(data, out), resume=True)] == [False, False, True]
+    (out / NOTES / "b.npz.json").unlink()
+    (out / NOTES / "a.csv.json").write_text("{")
+    assert [each.reused for each in score(guard, order(data, out), resume=True)] == [False, False, True]
 
 
 def test_damage_is_named(guard, tmp_path, caplog):
     data, out = fill(tmp_path / "data"), tmp_path / "out"
     score(guard, order(data, out))
-    note = out / ROOM / "a.csv.json"
+    note = out / NOTES / "a.csv.json"
     note.write_text(note.read_text().replace('"rows": 30', '"rows": 31'))
     (out / "b.npz").write_bytes((out / "b.npz").read_bytes()[:-1])
     with caplog.at_level("WARNING", "offmap"):
         again = score(guard, order(data, out), resume=True)
-    assert [(each.rows, each.before) for each in again] == [(30, False), (40, False), (50, True)]
+    assert [(each.rows, each.reused) for each in again] == [(30, False), (40, False), (50, True)]
     assert caplog.messages == [
         f"{note} is damaged (its checksum does not fit), and {out / 'a.csv'} is made again.",
         f"{out / 'b.npz'} is gone, or not as it was written, and is made again.",
@@ -160,8 +160,12 @@ REFUSED = {
         "Expected --out to be an empty folder, but {out} holds x.txt. Choose another, or pass --resume to",
     ),
     "of another make": (["a.csv"], True, "Expected nothing but scores of {data} in {out}, but it holds a.csv. Choose another"),
-    "with more": ([f"{ROOM}/x.json", "more.csv"], True, "Expected nothing but scores of {data} in {out}, but it holds more.csv."),
-    "begun": ([f"{ROOM}/x.json"], False, "Expected --out to be an empty folder, but {out} holds .offmap."),
+    "with more": (
+        [f"{NOTES}/x.json", "more.csv"],
+        True,
+        "Expected nothing but scores of {data} in {out}, but it holds more.csv.",
+    ),
+    "begun": ([f"{NOTES}/x.json"], False, "Expected --out to be an empty folder, but {out} holds .offmap."),
 }
 
 
@@ -186,14 +190,14 @@ def test_scores_do_not_go_among_the_data(place, guard, tmp_path):
 
 def test_a_folder_must_be_of_one_kind_with_names_that_differ(tmp_path):
     with pytest.raises(DataError, match="Expected tables or images in .*, but there are none"):
-        read_folder(tmp_path)
+        list_shards(tmp_path)
     (tmp_path / "a.csv").write_text("")
     (tmp_path / "a.csv.gz").write_text("")
     with pytest.raises(DataError, match="but the scores of a.csv and a.csv.gz would both be a.csv"):
-        read_folder(tmp_path)
+        list_shards(tmp_path)
     (tmp_path / "a.png").write_text("")
     with pytest.raises(DataError, match="it has both, such as a.csv and a.png"):
-        read_folder(tmp_path)
+        list_shards(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------- images
@@ -226,7 +230,7 @@ def pictured() -> offmap.Guard:
 def test_images_are_scored_as_their_tensors_and_those_that_are_none_are_named(pictured, tmp_path):
     data, out = pictures(tmp_path / "data"), tmp_path / "out"
     form = ImageTransform((1, 4, 4), mean=(0.5,), std=(0.25,))
-    (done,) = score(pictured, order(data, out, form=form))
+    (done,) = score(pictured, order(data, out, transform=form))
     assert (done.rows, sorted(done.failed)) == (3, ["d.jpeg", "e.png"])
     assert all(why.startswith(f"Expected an image of eight bits at {data / name}, but") for name, why in done.failed.items())
     with open_table(out / "images-00000.csv") as file:
@@ -241,20 +245,20 @@ def test_images_are_scored_as_their_tensors_and_those_that_are_none_are_named(pi
 
 def test_images_are_tried_again_until_all_are_read(pictured, tmp_path):
     data, out = pictures(tmp_path / "data"), tmp_path / "out"
-    asked = order(data, out, form=ImageTransform((1, 4, 4)))
+    asked = order(data, out, transform=ImageTransform((1, 4, 4)))
     score(pictured, asked)
     for name in ("d.jpeg", "e.png"):
         (data / name).write_bytes((data / "a.png").read_bytes())
     for before in (False, True):
         (done,) = score(pictured, asked, resume=True)
-        assert (done.rows, done.failed, done.before) == (5, {}, before)
+        assert (done.rows, done.failed, done.reused) == (5, {}, before)
 
 
 def test_a_folder_without_any_image_that_can_be_read_leaves_no_scores(pictured, tmp_path):
     data, out = pictures(tmp_path / "data"), tmp_path / "out"
     for name in ("a.png", "b.jpg", "c.png"):
         (data / name).unlink()
-    (done,) = score(pictured, order(data, out, form=ImageTransform((1, 4, 4))))
+    (done,) = score(pictured, order(data, out, transform=ImageTransform((1, 4, 4))))
     assert (done.rows, sorted(done.failed), written(out)) == (0, ["d.jpeg", "e.png"], {})
 
 
@@ -338,4 +342,9 @@ def test_a_digest_is_of_the_content_and_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_text("b")
     (tmp_path / "c.csv").write_text("b")
-    assert digest(tmp_path / "b.csv") == digest(tmp_path / "c.csv") != digest(tmp_path / "a.csv") == digest(tmp_path / "d.csv")
+    assert (
+        file_digest(tmp_path / "b.csv")
+        == file_digest(tmp_path / "c.csv")
+        != file_digest(tmp_path / "a.csv")
+        == file_digest(tmp_path / "d.csv")
+    )

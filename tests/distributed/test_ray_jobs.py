@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 
 import offmap
 from demo_jobs import die, fail, square
-from offmap.cli.score_folder import read_folder
-from offmap.cli.score_jobs import Done, Order, Progress, score_folder
+from offmap.cli.score_folder import JobResult, JobSpec, Progress, list_shards, score_folder
+from offmap.cli.score_rows import ScoreOptions
 from offmap.data.tables.schema import Schema
-from offmap.distributed.pool import Pool
+from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, OffmapError
 from offmap_bench.runner.plan import Cell, cells
 from offmap_bench.runner.reading import parse
@@ -48,7 +48,7 @@ def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("OFFMAP_CACHE", str(tmp_path_factory.mktemp("models")))  # its workers have the environment of its start
-        with engine.joined(ray, 2, None):
+        with engine.connect(ray, 2, None):
             assert ray.cluster_resources()["CPU"] == 2
             yield
         assert not ray.is_initialized()
@@ -85,7 +85,7 @@ def test_what_is_told_comes_in_order_and_an_error_as_it_was() -> None:
 
 
 def test_a_job_that_kills_its_workers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "DEATHS", 1)
+    monkeypatch.setattr(engine, "MAX_DEATHS", 1)
     with pytest.raises(OffmapError, match="A worker died in the middle of the same job, 1 of 1 times: ActorDiedError"):
         Pool("ray", 1).run_jobs([(die, ())], report=lambda *told: None)
 
@@ -110,7 +110,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def scored(guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | None = None) -> tuple[list[Done], list[int]]:
+def scored(guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | None = None) -> tuple[list[JobResult], list[int]]:
     """What became of the folder; a worker is killed at the `kill`-th news, and its id told."""
     heard, killed = list[Progress](), list[int]()
 
@@ -120,8 +120,8 @@ def scored(guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | N
             os.kill(progress.process, signal.SIGKILL)
             killed.append(progress.process)
 
-    order = Order(data, out, "a guard", Schema(("a", "b", "c")), keep=("id",))
-    return score_folder(guard, order, read_folder(data), pool=pool, report=report), killed
+    order = JobSpec(data, out, "a guard", Schema(("a", "b", "c")), ScoreOptions(keep=("id",)))
+    return score_folder(guard, order, list_shards(data).shards, pool=pool, resume=False, report=report), killed
 
 
 def test_a_worker_killed_in_the_middle_loses_no_row_and_repeats_none(guard: offmap.Guard, data: Path, tmp_path: Path) -> None:

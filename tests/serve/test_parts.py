@@ -14,15 +14,15 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 
 from offmap import cli
 from offmap.errors import ConfigError, FileError
 from offmap.export.checksum import sealed
-from offmap.serve.batching import Batcher
-from offmap.serve.body import Refused, arrays_of
-from offmap.serve.metrics import Seen
-from offmap.serve.model import Arrays, Model, Wanted
-from offmap.serve.run import listening
+from offmap.serve.app import Limits, Monitor
+from offmap.serve.model import Batcher, Model
+from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs
+from offmap.serve.run import listen
 
 
 def doubled(inputs: Arrays) -> Arrays:
@@ -48,17 +48,17 @@ def test_requests_that_wait_are_run_together_and_one_that_fails_fails_alone() ->
     for i, each in enumerate(told[:20]):
         assert isinstance(each, dict)
         assert each["score"].tolist() == [2.0 * i, 2.0 * i + 1]
-    assert isinstance(told[20], Refused)
+    assert isinstance(told[20], RequestError)
     assert (told[20].status, told[20].reason) == (500, "The model failed on these rows: negative.")
     assert calls == 5  # four full ones and that of the bad request
 
 
 def test_more_rows_than_may_wait_are_sent_away_and_those_who_left_are_not_run() -> None:
     async def ask() -> int:
-        batcher = Batcher(doubled, together=10, waiting=4)
+        batcher = Batcher(doubled, together=10, max_waiting=4)
         first = asyncio.create_task(batcher({"x": np.zeros(3)}))
         await asyncio.sleep(0)
-        with pytest.raises(Refused, match="Too many rows are waiting"):
+        with pytest.raises(RequestError, match="Too many rows are waiting"):
             await batcher({"x": np.zeros(2)})
         first.cancel()
         await asyncio.sleep(0)
@@ -77,34 +77,34 @@ def test_more_rows_than_may_wait_are_sent_away_and_those_who_left_are_not_run() 
 
 def test_the_rolling_share_is_that_of_the_latest_rows() -> None:
     chance, now = random.Random(0), [0.0]
-    seen = Seen([0.0], window=7, alert=0.5, clock=lambda: now[0])
+    seen = Monitor(Model(None, (), (), 0.0, ()), Limits(window=7, alert=0.5), clock=lambda: now[0])
     verdicts: list[bool] = []
     for _ in range(60):
         new = [chance.random() < 0.4 for _ in range(chance.randrange(1, 12))]
         verdicts += new
         now[0] += 0.4
-        seen.answered({"score": np.array([1.0 if ood else -1.0 for ood in new]), "ood": np.array(new)})
+        seen.count_rows({"score": np.array([1.0 if ood else -1.0 for ood in new]), "ood": np.array(new)})
         assert seen.share == sum(verdicts[-7:]) / len(verdicts[-7:])
-        assert seen.live()["alarm"] == (seen.share > 0.5)
-    assert (seen.rows, seen.flagged) == (len(verdicts), sum(verdicts))
-    assert f'offmap_score_bucket{{le="0.0"}} {len(verdicts) - sum(verdicts)}' in seen.text(0.0)
+        assert seen.to_dict()["alarm"] == (seen.share > 0.5)
+    assert (seen.total, seen.total_flagged) == (len(verdicts), sum(verdicts))
+    assert f'offmap_score_bucket{{le="0.0"}} {len(verdicts) - sum(verdicts)}.0' in generate_latest(seen.registry).decode()
     assert len(seen.line) == 20  # a point every third answer: not two within a second
-    seen.answered({"score": np.array([np.inf]), "ood": np.array([True])})
-    assert f"offmap_score_count {len(verdicts) + 1}" in seen.text(0.0)
+    seen.count_rows({"score": np.array([np.inf]), "ood": np.array([True])})
+    assert f"offmap_score_count {len(verdicts) + 1}.0" in generate_latest(seen.registry).decode()
 
 
 def test_several_inputs_come_by_name() -> None:
-    wanted = [Wanted("ids", (None,), np.int64), Wanted("scale", (), np.float32)]
+    wanted = [InputSpec("ids", (None,), np.int64), InputSpec("scale", (), np.float32)]
     body = b'{"inputs": {"ids": [[1, 2], [3, 4]], "scale": [0.5, 1]}}'
-    made = arrays_of("application/json", body, wanted, 10)
+    made = parse_inputs("application/json", body, wanted, 10)
     assert {name: (a.dtype, a.shape) for name, a in made.items()} == {"ids": (np.int64, (2, 2)), "scale": (np.float32, (2,))}
     for other, said in (
         (b'{"inputs": {"ids": [[1, 2]], "scale": [0.5, 1]}}', "one row per example in every input"),
         (b'{"inputs": {"ids": [[1.5, 2]], "scale": [0.5]}}', "whole numbers in `ids`"),
         (b'{"inputs": {"ids": [[1, 2]]}}', "with a row per example"),
     ):
-        with pytest.raises(Refused, match=said):
-            arrays_of("application/json", other, wanted, 10)
+        with pytest.raises(RequestError, match=said):
+            parse_inputs("application/json", other, wanted, 10)
 
 
 def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
         ("other-sealed.onnx", "is another ONNX model"),
     ):
         with pytest.raises(FileError, match=said):
-            Model.open(tmp_path / name)
+            Model.load(tmp_path / name)
 
 
 def test_short_answers_are_not_held_back() -> None:
-    with listening("127.0.0.1", 0) as found:
+    with listen("127.0.0.1", 0) as found:
         assert found.proto == socket.IPPROTO_TCP  # asyncio asks for this before it sets TCP_NODELAY
 
 
@@ -149,8 +149,8 @@ ROWS = st.lists(st.lists(st.floats(width=32) | st.integers() | NESTED, min_size=
 def test_whatever_comes_is_an_array_of_the_right_form_or_a_refusal(body: bytes, kind: str) -> None:
     def told() -> tuple[object, ...]:
         try:
-            made = arrays_of(kind, body, [Wanted("x", (3,), np.float32)], 4)["x"]
-        except Refused as refused:
+            made = parse_inputs(kind, body, [InputSpec("x", (3,), np.float32)], 4)["x"]
+        except RequestError as refused:
             return refused.status in (413, 415, 422), refused.reason.startswith("Expected")
         return made.shape[1:] == (3,) and len(made) in range(1, 5), made.dtype == np.float32 and bool(np.isfinite(made).all())
 
@@ -159,13 +159,13 @@ def test_whatever_comes_is_an_array_of_the_right_form_or_a_refusal(body: bytes, 
 
 def test_whole_numbers_past_every_float_are_refused() -> None:
     body = b'{"inputs": [[1, 2, ' + b"9" * 4000 + b"]]}"
-    with pytest.raises(Refused, match="Expected finite numbers in `x`"):
-        arrays_of("application/json", body, [Wanted("x", (3,), np.float32)], 4)
+    with pytest.raises(RequestError, match="Expected finite numbers in `x`"):
+        parse_inputs("application/json", body, [InputSpec("x", (3,), np.float32)], 4)
 
 
 def test_an_address_that_is_taken_is_told() -> None:
-    with listening("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="Pass another --host or --port"):
-        listening("127.0.0.1", taken.getsockname()[1])
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="Pass another --host or --port"):
+        listen("127.0.0.1", taken.getsockname()[1])
 
 
 def test_the_command_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def _exported() -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "guard.onnx"
         guard.export(path, inputs(4))
-        assert Model.open(path).threshold == guard.threshold
+        assert Model.load(path).threshold == guard.threshold
         return path.read_bytes()
 
 
@@ -34,7 +34,7 @@ def trial(seed: int, folder: Path) -> str:
     path = folder / "guard.onnx"
     path.write_bytes(content)
     with pytest.raises(FileError, match=re.escape(str(path))):
-        model.open(path)
+        model.load(path)
     return f"{what}, refused"
 
 

@@ -14,11 +14,10 @@ import pytest
 import offmap
 from faults.damage import damaged
 from faults.places import shared_folder
-from offmap.cli.score_folder import ROOM, read_folder
-from offmap.cli.score_jobs import Done, Order, score_folder
+from offmap.cli.score_folder import NOTES, JobResult, JobSpec, list_shards, score_folder
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
-from offmap.distributed.pool import Pool
+from offmap.distributed.jobs import Pool
 from offmap_bench.checks.trust import Check
 from offmap_bench.runner.cell import heard
 from trained import inputs, quick, regression, regressor
@@ -61,16 +60,16 @@ def _finished() -> Path:
     return room
 
 
-def scored(data: Path, out: Path) -> list[Done]:
-    order = Order(data, out, "a guard", Schema(("a", "b", "c")))
-    return score_folder(_guard(), order, read_folder(data), pool=Pool(), resume=True, report=lambda n, told: None)
+def scored(data: Path, out: Path) -> list[JobResult]:
+    order = JobSpec(data, out, "a guard", Schema(("a", "b", "c")))
+    return score_folder(_guard(), order, list_shards(data).shards, pool=Pool(), resume=True, report=lambda n, told: None)
 
 
 def trial(seed: int, folder: Path) -> str:
     rng, room, out = random.Random(seed), _finished(), folder / "out"
     shutil.copytree(room / "out", out)
     file, note = rng.choice(FILES), rng.random() < 0.5
-    path = out / ROOM / f"{file}.json" if note else out / file
+    path = out / NOTES / f"{file}.json" if note else out / file
     before = {name: (out / name).stat().st_mtime_ns for name in FILES}
     what, content = damaged(path.read_bytes(), seed, rng)
     path.write_bytes(content)
@@ -82,11 +81,11 @@ def trial(seed: int, folder: Path) -> str:
     kind = "note" if note else "scores"
     if not said:
         assert note
-        assert json.loads(content) == json.loads((room / "out" / ROOM / f"{file}.json").read_bytes())
+        assert json.loads(content) == json.loads((room / "out" / NOTES / f"{file}.json").read_bytes())
         return f"{kind} {what}, nothing that counts"
     (sentence,) = said
     assert str(path) in sentence
-    assert [each.before for each in done] == [name != file for name in FILES]
+    assert [each.reused for each in done] == [name != file for name in FILES]
     assert {name for name in FILES if (out / name).stat().st_mtime_ns != before[name]} == {file}
     return f"{kind} {what}, named and made again"
 

@@ -14,7 +14,7 @@ from faults.damaged_scores import fill, read
 from faults.places import shared_folder
 from faults.zygote import Ended, drawn, zygote
 from offmap import cli
-from offmap.cli.score_folder import ROOM
+from offmap.cli.score_folder import NOTES
 from offmap_bench.checks.trust import Check
 from trained import quick, regression, regressor
 
@@ -41,7 +41,7 @@ def _asked(room: Path) -> tuple[str, str]:
 
 def noted(folder: Path) -> dict[str, tuple[int, int]]:
     """Scores with a note, which are finished, and which file it is."""
-    found = [folder / "out" / name for name in FILES if (folder / "out" / ROOM / f"{name}.json").exists()]
+    found = [folder / "out" / name for name in FILES if (folder / "out" / NOTES / f"{name}.json").exists()]
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
 
 

@@ -20,7 +20,7 @@ from faults import damaged_record, damaged_scores, killed_fit
 from faults.disks import WAYS, mount_small
 from faults.places import shared_folder
 from faults.zygote import zygote
-from offmap.cli.score_folder import ROOM
+from offmap.cli.score_folder import NOTES
 from offmap.errors import OffmapError
 from offmap.export.checksum import check_seal
 from offmap.maxwent.checkpoint import _parsed
@@ -66,7 +66,7 @@ def _whole(path: Path) -> Any:
     if path.suffix == ".jsonl":
         assert read_records(path).damaged == {}
         return damaged_record.without_seconds(path)
-    if ROOM in path.parts:
+    if NOTES in path.parts:
         return path.name
     if path.parent.name == "out":
         return damaged_scores.read(path).tolist()
@@ -87,7 +87,7 @@ JOBS = {
     "guard": Job(_save, ("guard.safetensors",)),
     "fit": Job(_fit),
     "bench": Job(_bench),
-    "scores": Job(_score, ("out/a.csv", f"out/{ROOM}/a.csv.json"), kept=True, prepare=_fill),
+    "scores": Job(_score, ("out/a.csv", f"out/{NOTES}/a.csv.json"), kept=True, prepare=_fill),
     "export": Job(_export, ("guard.onnx",)),
 }
 
@@ -122,7 +122,7 @@ def work(folder: Path, name: str, way: str, room: int, finished: str) -> None:
     disk.mkdir()
     job.prepare(disk)
     way = mounted(disk, way)
-    for path in (path for pattern in job.before for path in expected.glob(pattern)):
+    for path in (path for pattern in job.reused for path in expected.glob(pattern)):
         (disk / path.relative_to(expected)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, disk / path.relative_to(expected))
     before = {each: (path.read_bytes(), path.stat().st_mtime_ns) for each, path in files(disk).items()}

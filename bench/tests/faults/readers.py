@@ -26,8 +26,7 @@ from offmap.data.tables.table import open_table
 from offmap.errors import OffmapError
 from offmap.maxwent.checkpoint import Checkpoint, Part
 from offmap.model.params import checksum
-from offmap.serve.body import Refused, arrays_of
-from offmap.serve.model import Wanted
+from offmap.serve.parsing import InputSpec, RequestError, parse_inputs
 from offmap_bench.runner.plan import digest
 from offmap_bench.runner.reading import packaged, parse
 from offmap_bench.runner.store import Record, parse_record, to_line
@@ -37,10 +36,10 @@ from offmap_bench.tasks.features import opened as picture
 from offmap_bench.tasks.features import remembered
 from trained import quick, regression, regressor
 
-REFUSALS = (OffmapError, Damaged, Refused)
+REFUSALS = (OffmapError, Damaged, RequestError)
 """How bytes that make no sense may end."""
 
-WANTED = (Wanted("x", (3,), np.float32), Wanted("ids", (None,), np.int64))
+WANTED = (InputSpec("x", (3,), np.float32), InputSpec("ids", (None,), np.int64))
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ def _body(data: bytes, folder: Path) -> None:
     """The first byte tells the content type, and whether the model wants one input or two."""
     kind = "application/x-npy" if data[:1] == b"n" else "application/json"
     wanted = WANTED if data[:1] == b"m" else WANTED[:1]
-    arrays = arrays_of(kind, data[1:], wanted, most_rows=100)
+    arrays = parse_inputs(kind, data[1:], wanted, max_rows=100)
     assert {name: array.dtype for name, array in arrays.items()} == {each.name: each.dtype for each in wanted}
     assert all(np.isfinite(array).all() for array in arrays.values())
     assert arrays["x"].shape[1:] == (3,)

@@ -116,7 +116,7 @@ def drawn(rng: random.Random, usual: Ended) -> Moment:
 def _serve() -> None:
     import torch
 
-    from offmap.cli.checkup import self_test
+    from offmap.cli.doctor import self_test
 
     torch.set_num_threads(1)
     self_test()  # torch, too, imports much when it is first needed

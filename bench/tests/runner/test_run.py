@@ -290,7 +290,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_records_of_an_undisturbe
     text = TEXT.replace("seeds = [0]", "seeds = [0, 1, 2]").replace("steps = 30", "steps = 150")
     plan, path, undisturbed = tmp_path / "plan.toml", tmp_path / "killed.jsonl", tmp_path / "undisturbed.jsonl"
     plan.write_text(text, encoding="utf-8")
-    words = [sys.executable, "-m", "offmap.cli", "bench", "run", str(plan), "--only", "?[li][ad]*", "--jobs", "2"]
+    words = [sys.executable, "-m", "offmap", "bench", "run", str(plan), "--only", "?[li][ad]*", "--jobs", "2"]
     environment = {**os.environ, "OFFMAP_CACHE": str(tmp_path / "cache")}
     process = subprocess.Popen([*words, "--records", str(path)], env=environment)
     try:

@@ -1,4 +1,4 @@
-"""The `offmap` command: a file for each sub-command, a few lines that call lower rooms."""
+"""The `offmap` command: one file for each sub-command."""
 
 from offmap.cli.app import main
 

@@ -1,4 +1,4 @@
-"""The command itself: its sub-commands, and what becomes of mistakes."""
+"""The `offmap` command: its sub-commands, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import threading
 import traceback
 from importlib.metadata import entry_points
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -17,38 +16,21 @@ import offmap
 from offmap.cli.doctor import doctor
 from offmap.cli.evaluate import evaluate
 from offmap.cli.fit import fit
-from offmap.cli.options import Misuse
+from offmap.cli.options import UsageError
 from offmap.cli.score import score
 from offmap.cli.serve import serve
 from offmap.errors import OffmapError
+
+DEBUG = "--debug"
+EXPERIMENTS = ("bench", "demo")
+"""Sub-commands of the package `offmap-bench`."""
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (fit, score, evaluate, serve, doctor):
     app.command()(command)
 
 
-def _add_commands() -> None:
-    """Add the sub-commands that other packages declare as entry points of the group `offmap.commands`."""
-    for point in entry_points(group="offmap.commands"):
-        command = point.load()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=point.name)
-        else:
-            app.command(point.name)(command)
-    for name in EXPERIMENTS - {point.name for point in entry_points(group="offmap.commands")}:
-        app.command(name, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_missing)
-
-
-def _missing(context: typer.Context) -> None:
-    raise Misuse(f"`offmap {context.info_name}` belongs to the experiments: install them with `pip install offmap-bench`.")
-
-
-DEBUG = "--debug"
-EXPERIMENTS = {"bench", "demo"}
-"""Sub-commands of the package `offmap-bench`."""
-
-
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"offmap {offmap.__version__}")
         raise typer.Exit
@@ -57,9 +39,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def offmap_command(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option(DEBUG, help="Show where an error comes from; may stand anywhere.")] = False,
+    debug: Annotated[bool, typer.Option(DEBUG, help="Print the traceback of an error; allowed anywhere.")] = False,
 ) -> None:
     """Tell when a neural network is off the map of its training data.
 
@@ -74,25 +56,36 @@ def offmap_command(
 
 
 def main() -> None:
-    """Run the command. What goes wrong is one sentence and exit code 1, or 2 if the command was misused; with `--debug` also the
-    traceback.
-    """
-    words = [word for word in sys.argv[1:] if word != DEBUG]
+    """Run the command. An error is one sentence and exit code 1, or 2 for wrong usage; with `--debug` also the traceback."""
     debug = DEBUG in sys.argv[1:] or bool(os.environ.get("OFFMAP_DEBUG"))
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _leave)  # through `finally`: what is half-written goes
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # `finally` removes half-written files
     try:
-        _add_commands()
-        app(args=words, prog_name="offmap")
+        add_commands()
+        app(args=[word for word in sys.argv[1:] if word != DEBUG], prog_name="offmap")
     except Exception as error:
         if debug:
             traceback.print_exc()
-        known = isinstance(error, OffmapError)
         reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        told = str(error) if known else f"Unexpected {reason} (add {DEBUG} to see where)"
-        typer.echo(f"offmap: {told}", err=True)
-        sys.exit(2 if isinstance(error, Misuse) else 1)
+        text = str(error) if isinstance(error, OffmapError) else f"Unexpected {reason} (add {DEBUG} to see where)"
+        typer.echo(f"offmap: {text}", err=True)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+def add_commands() -> None:
+    """Add the sub-commands of other packages, which they declare in the entry-point group `offmap.commands`."""
+    points = {point.name: point for point in entry_points(group="offmap.commands")}
+    for name, point in points.items():
+        command = point.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    for name in EXPERIMENTS:
+        if name not in points:
+            settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+            app.command(name, hidden=True, context_settings=settings, add_help_option=False)(_refuse_experiment)
+
+
+def _refuse_experiment(context: typer.Context) -> None:
+    raise UsageError(f"`offmap {context.info_name}` belongs to the experiments: install them with `pip install offmap-bench`.")

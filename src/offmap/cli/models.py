@@ -1,4 +1,4 @@
-"""From `module:callable` and files of weights to nets."""
+"""Models from `module:callable` and files of weights, and guards from their file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,75 +14,114 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from offmap.cli.options import Misuse
+import offmap
+from offmap.cli.options import UsageError
+from offmap.data.tables.schema import Schema
 from offmap.errors import FileError, ModelError, nearest
+from offmap.guard import Guard
+from offmap.io.guard_file import about
 
 
-def nets_of(spec: str, weights: Sequence[Path]) -> list[nn.Module]:
-    """A net for each file of weights; without files the net or nets that the callable gives, as they are."""
-    make = callable_of(spec)
+@dataclass(frozen=True)
+class GuardSource:
+    """A guard file, and what the user says of the model that it guards.
+
+    Args:
+        path: The guard file.
+        net: `module:callable`; None for the one that the file names, if `trust_net`.
+        weights: Files of weights; empty for those that the file names.
+        trust_net: Whether to import what the file names.
+    """
+
+    path: Path
+    net: str | None
+    weights: Sequence[Path]
+    trust_net: bool
+
+    def load(self) -> tuple[Guard, Schema]:
+        """Load the guard and the columns that its file stores.
+
+        Importing a module runs its code, so a guard file, which anyone may have made, does not decide on it. Weights are read as
+        plain tensors and compared with the digests in the guard, so those that the file names are used if none are given.
+        """
+        stored = about(self.path)
+        named = stored.get("net") if isinstance(stored.get("net"), str) else None
+        if self.net is None and not (self.trust_net and named):
+            again = f"--net {named}, with which it was fitted, or --trust-net to import that because the file says so"
+            raise UsageError(f"{self.path} needs the net that it guards: pass {again if named else '--net MODULE:CALLABLE'}.")
+        files, names = list(self.weights), stored.get("weights")
+        if not files and isinstance(names, list):
+            files = [self.path.absolute().parent / str(name) for name in names]
+            missing = [file for file in files if not file.is_file()]
+            if missing:
+                raise FileError(f"Expected the weights of fit time at {missing[0]}, but there is no such file. Pass --weights.")
+        models = load_models(self.net or str(named), files)
+        return offmap.load(self.path, models if len(models) > 1 else models[0]), Schema.from_dict(stored, self.path)
+
+
+def load_models(spec: str, weights: Sequence[Path]) -> list[nn.Module]:
+    """Make a model for each file of weights; without files, the model or models that the callable returns."""
+    make = import_callable(spec)
     if not weights:
-        given = _made(make, spec)
-        return [_checked(net, spec) for net in (given if isinstance(given, list | tuple) else [given])]
-    return [filled(_checked(_made(make, spec), spec), path, spec) for path in weights]
+        result = _call(make, spec)
+        return [_check_module(model, spec) for model in (result if isinstance(result, list | tuple) else [result])]
+    return [load_weights(_check_module(_call(make, spec), spec), path, spec) for path in weights]
 
 
-def callable_of(spec: str) -> Callable[[], Any]:
-    """What `module:callable` names; the current folder is looked in first."""
+def import_callable(spec: str) -> Callable[[], Any]:
+    """Import what `module:callable` names; the current folder comes first."""
     module_name, mark, name = spec.partition(":")
     if not mark or not module_name or not name:
-        raise Misuse(f"Expected --net as MODULE:CALLABLE, such as my_module:make_net, but got {spec!r}.")
+        raise UsageError(f"Expected --net as MODULE:CALLABLE, such as my_module:make_net, but got {spec!r}.")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ModelError(
-                f"Cannot import {module_name!r} for --net: it needs {error.name!r}, which is not installed."
-            ) from error
-        raise ModelError(
-            f"Cannot import {module_name!r} for --net: there is no such module in {here} or among the installed ones."
-        ) from error
+        value: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        raise ModelError(f"Cannot import {module_name!r} for --net: {_reason(error)}") from error
+        reason = _first_line(error)
+        if isinstance(error, ModuleNotFoundError):
+            reason = f"it needs {error.name!r}, which is not installed."
+            if error.name and f"{module_name}.".startswith(f"{error.name}."):
+                reason = f"there is no such module in {here} or among the installed ones."
+        raise ModelError(f"Cannot import {module_name!r} for --net: {reason}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise ModelError(f"Expected {name!r} of --net to be {nearest(part, _callables(found))}, but {module_name} has none.")
-        found = getattr(found, part)
-    if not callable(found):
+        if not hasattr(value, part):
+            callables = [key for key, item in vars(value).items() if callable(item) and not key.startswith("_")]
+            raise ModelError(f"Expected {name!r} of --net to be {nearest(part, callables)}, but {module_name} has none.")
+        value = getattr(value, part)
+    if not callable(value):
         raise ModelError(
-            f"Expected {spec!r} to be a function or class that makes a net, but it is of type {type(found).__name__}."
+            f"Expected {spec!r} to be a function or class that makes a net, but it is of type {type(value).__name__}."
         )
-    return found
+    return value
 
 
-def filled(net: nn.Module, path: Path, spec: str) -> nn.Module:
-    """The net with the weights of a file, which must be all that it has."""
-    state, own = read_weights(path), net.state_dict()
-    for name in [*own, *state]:
-        where = "the file" if name in state else "the net"
-        if name not in state or name not in own:
-            raise ModelError(f"The weights of {path} do not fit the net of {spec}: {name!r} is in {where} only.")
-        if state[name].shape != own[name].shape:
+def load_weights(model: nn.Module, path: Path, spec: str) -> nn.Module:
+    """Load the weights of a file into a model; names and shapes must agree."""
+    state, expected = read_weights(path), model.state_dict()
+    for name in [*expected, *state]:
+        if name not in state or name not in expected:
+            place = "the file" if name in state else "the net"
+            raise ModelError(f"The weights of {path} do not fit the net of {spec}: {name!r} is in {place} only.")
+        if state[name].shape != expected[name].shape:
             raise ModelError(
                 f"The weights of {path} do not fit the net of {spec}: {name!r} is {tuple(state[name].shape)} in the file and "
-                f"{tuple(own[name].shape)} in the net."
+                f"{tuple(expected[name].shape)} in the net."
             )
-    net.load_state_dict(dict(state))
-    return net
+    model.load_state_dict(dict(state))
+    return model
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor]:
-    """A state dict, read as plain tensors: nothing in the file is run."""
+    """Read a state dict as plain tensors: nothing in the file is executed."""
     if not path.is_file():
         raise FileError(f"Expected weights at {path}, but there is no such file.")
     try:
         safe = path.suffix == ".safetensors"
         state: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the bytes are, they are no weights
-        raise FileError(f"Expected weights at {path}, but the file cannot be read: {_reason(error)}") from error
+    except Exception as error:  # readers raise errors of many kinds on arbitrary bytes
+        raise FileError(f"Expected weights at {path}, but the file cannot be read: {_first_line(error)}") from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]  # a checkpoint
     if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
@@ -89,26 +129,22 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     return state
 
 
-def _made(make: Callable[[], Any], spec: str) -> Any:
+def _call(make: Callable[[], Any], spec: str) -> Any:
     try:
         return make()
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"Expected {spec} to make a net when called without arguments, but it failed: {_reason(error)}"
+            f"Expected {spec} to make a net when called without arguments, but it failed: {_first_line(error)}"
         ) from error
 
 
-def _checked(net: Any, spec: str) -> nn.Module:
-    if not isinstance(net, nn.Module):
-        raise ModelError(f"Expected {spec} to give a torch.nn.Module, but it gave {type(net).__name__}.")
-    return net.eval()
+def _check_module(model: Any, spec: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"Expected {spec} to give a torch.nn.Module, but it gave {type(model).__name__}.")
+    return model.eval()
 
 
-def _callables(module: Any) -> list[str]:
-    return [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-
-
-def _reason(error: BaseException) -> str:
-    """An error of someone else's code in one line."""
-    told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    return f"{type(error).__name__}{f': {told}' if told else ''}."
+def _first_line(error: BaseException) -> str:
+    """Describe an error of other code in one line."""
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}{f': {line}' if line else ''}."

@@ -1,4 +1,4 @@
-"""What several sub-commands are asked, in the same words; and the error for questions that cannot be answered."""
+"""Options that several sub-commands share, the error for wrong usage, and how results are printed."""
 
 from __future__ import annotations
 
@@ -9,99 +9,101 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.table import Table as RichTable
 
 from offmap.errors import ConfigError
+from offmap.table import Table
 
 
-class Misuse(ConfigError):
+class UsageError(ConfigError):
     """The command was called in a way that cannot work: exit code 2."""
 
 
 @contextmanager
-def misused(kind: type[ConfigError] = ConfigError) -> Generator[None]:
-    """Options that a lower room refuses are the user's mistake."""
+def usage_errors(kind: type[ConfigError] = ConfigError) -> Generator[None]:
+    """Turn errors about options into usage errors."""
     try:
         yield
     except kind as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
 
+
+_NET = (
+    "Function or class that makes the model, called without arguments; found in the current folder or installed. Runs its code."
+)
 
 GuardFile = Annotated[
     Path, typer.Argument(metavar="GUARD", help="A file that `offmap fit` or `Guard.save` wrote.", show_default=False)
 ]
-Net = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:CALLABLE",
-        help="What makes the net, called without arguments; modules of the current folder are found. Importing runs their code.",
-    ),
-]
-NeededNet = Annotated[
-    str,
-    typer.Option(
-        metavar="MODULE:CALLABLE",
-        help="What makes the net, called without arguments; modules of the current folder are found. Importing runs their code.",
-        show_default=False,
-    ),
-]
+Net = Annotated[str | None, typer.Option(metavar="MODULE:CALLABLE", help=_NET)]
+RequiredNet = Annotated[str, typer.Option(metavar="MODULE:CALLABLE", help=_NET, show_default=False)]
 Weights = Annotated[
     list[Path] | None,
-    typer.Option(
-        metavar="FILE", help="Trained weights, .safetensors or .pt; once for each member of an ensemble, in the same order."
-    ),
+    typer.Option(metavar="FILE", help="Trained weights, .safetensors or .pt. Repeat for the members of an ensemble, in order."),
 ]
 TrustNet = Annotated[
-    bool,
-    typer.Option(
-        "--trust-net", help="Import the MODULE:CALLABLE that the guard file names: only for files you trust as you do code."
-    ),
+    bool, typer.Option("--trust-net", help="Import the MODULE:CALLABLE that the guard file names. Only for files you trust.")
 ]
 Separator = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CHARACTER", help="Of CSV files; by default the one of , ; tab | that the header has most of.", show_default=False
-    ),
+    str | None, typer.Option(metavar="CHARACTER", help="CSV delimiter (default: detected from the header).", show_default=False)
 ]
 Drop = Annotated[
     list[str] | None,
-    typer.Option(metavar="COLUMN", help="No input; for guards made in Python, which remember no columns. Repeatable."),
+    typer.Option(metavar="COLUMN", help="Column to exclude from the inputs, for guards fitted in Python (repeatable)."),
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="Processes, each with one thread.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of processes, each with one thread.")]
 EngineName = Annotated[
     Literal["local", "ray"],
-    typer.Option("--engine", help="Where they run: on this machine, or on Ray (pip install 'offmap[ray]')."),
+    typer.Option("--engine", help="Run jobs on this machine, or on Ray (pip install 'offmap[ray]')."),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT", help="Of a Ray cluster to join; without it, `--engine ray` starts its own.", show_default=False
-    ),
+    typer.Option(metavar="HOST:PORT", help="Ray cluster to join (default: start Ray on this machine).", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="For machines: one JSON object.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no notes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bar and no notes.")]
 
 
-def tell(as_json: bool, record: dict[str, Any], text: str) -> None:
-    """The result on standard output, for machines or for people."""
-    typer.echo(json.dumps(plain(record), indent=2, ensure_ascii=False) if as_json else text)
+def print_result(as_json: bool, record: dict[str, Any], text: str) -> None:
+    """Print the result on standard output, as JSON or as text."""
+    typer.echo(json.dumps(to_json(record), indent=2, ensure_ascii=False) if as_json else text)
 
 
-def note(text: str, quiet: bool = False) -> None:
-    """Something good to know, on standard error."""
+def print_note(text: str, quiet: bool = False) -> None:
+    """Print a note on standard error."""
     if not quiet:
         typer.echo(f"Note: {text}", err=True)
 
 
-def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null.
+def to_json(value: Any) -> Any:
+    """Replace what JSON does not have: NaN and infinity become null, paths text.
 
-    >>> plain({"a": [1.0, float("inf")], "b": Path("x")})
+    >>> to_json({"a": [1.0, float("inf")], "b": Path("x")})
     {'a': [1.0, None], 'b': 'x'}
     """
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [to_json(item) for item in value]
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     return str(value) if isinstance(value, Path) else value
+
+
+def format_names(names: list[str]) -> str:
+    """Join the first eight names.
+
+    >>> format_names(["a", "b"])
+    'a, b'
+    """
+    return ", ".join(names[:8]) + ", …" * (len(names) > 8)
+
+
+def rich_table(table: Table, title: str) -> RichTable:
+    """Convert a table for the terminal."""
+    result = RichTable(title=title, title_justify="left", title_style="bold")
+    for position, column in enumerate(table.columns):
+        result.add_column(column, justify="right" if position else "left", no_wrap=not position)
+    for row in table.rows:
+        result.add_row(*(str(row.get(column, "")) for column in table.columns))
+    return result

@@ -1,4 +1,4 @@
-"""Independent jobs on Ray: a machine's own or a cluster. A worker that dies is replaced, and its job run again."""
+"""Run independent jobs on Ray: on this machine or a cluster. The job of a worker that dies is run again by a new one."""
 
 from __future__ import annotations
 
@@ -14,108 +14,108 @@ from contextlib import contextmanager, redirect_stdout
 from queue import SimpleQueue
 from typing import Any
 
-from offmap.distributed.local import Job, Report
+from offmap.distributed.jobs import Job, Report
 from offmap.errors import ConfigError, OffmapError
 from offmap.extras import require
 
 logger = logging.getLogger("offmap")
 
-DEATHS = 3
-"""So many workers may die of one job, or before they are ready, until it is given up."""
+MAX_DEATHS = 3
+"""So many workers may die of one job, or before they are ready, until the run ends."""
 
 REACH_SECONDS = 10
 
-OWN: dict[str, Any] = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
-"""Workers of a Ray of one's own are as urgent as the processes of `--engine local` (Ray's are 15 less)."""
+OWN_RAY: dict[str, Any] = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+"""Workers of a Ray of our own have the priority of `--engine local` (Ray's default is 15 less)."""
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
-def run_jobs(
+def run_on_ray(
     jobs: Sequence[Job], *, workers: int, report: Report, shared: tuple[Any, ...] = (), address: str | None = None
 ) -> list[Any]:
-    """The results in the order of the jobs, by `workers` actors that have one job each at a time.
+    """Return the results in the order of the jobs, by `workers` actors with one job each at a time.
 
-    `shared` is put into Ray's store once. Without `address`, a Ray of this machine alone is started and ended again, unless the
-    caller has one running. A job may be run twice, if its worker dies: it must then give the same again.
+    A job may run twice, if its worker dies: it must then give the same result. Without `address`, Ray is started on this machine
+    and ended again, unless the caller has it running.
     """
     ray = require("ray", "ray")
-    with joined(ray, workers, address):
-        crew = Crew(ray, jobs, report, ray.put(shared))
+    with connect(ray, workers, address):
+        scheduler = Scheduler(ray, jobs, report, ray.put(shared))
         try:
-            return crew.run(min(workers, len(jobs)))
+            return scheduler.run(min(workers, len(jobs)))
         except ray.exceptions.RayError as error:
-            raise OffmapError(f"Ray failed: {_line(error)}. What is done stays done: run it again.") from error
+            raise OffmapError(f"Ray failed: {_first_line(error)}. What is done stays done: run it again.") from error
         finally:
-            crew.leave()
+            for actor, _ in scheduler.streams.values():  # also those in the middle of a job
+                ray.kill(actor)
 
 
 class Worker:
-    """An actor: does one job after another."""
+    """An actor that runs one job after another."""
 
     def __init__(self, path: Sequence[str], shared: Sequence[Any]) -> None:
-        sys.path.extend(folder for folder in path if folder not in sys.path)  # what is shared may need the user's modules
+        sys.path.extend(folder for folder in path if folder not in sys.path)  # `shared` may need the user's modules
         self.shared = require("ray", "ray").get(shared[0])
 
     def run(self, work: Callable[..., Any] | None, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-        """("told", what) for each report of the job as it comes, then ("done", result) or ("failed", error); no work is done."""
+        """Yield ("report", item) for each report of the job as it comes, then ("result", value) or ("error", error)."""
         queue: SimpleQueue[tuple[str, Any]] = SimpleQueue()
 
-        def do() -> None:
+        def run_job() -> None:
             try:
-                result = None if work is None else work(*self.shared, *args, report=lambda doing: queue.put(("told", doing)))
-                queue.put(("done", result))
+                result = None if work is None else work(*self.shared, *args, report=lambda item: queue.put(("report", item)))
+                queue.put(("result", result))
             except BaseException as error:
-                queue.put(("failed", error))
+                queue.put(("error", error))
 
-        threading.Thread(target=do, daemon=True).start()
-        kind = "told"
-        while kind == "told":
+        threading.Thread(target=run_job, daemon=True).start()
+        kind = "report"
+        while kind == "report":
             kind, value = queue.get()
             yield kind, value
 
 
-class Crew:
-    """Workers and who does what: `streams` are what they tell, each with its actor and the number of its job."""
+class Scheduler:
+    """Gives jobs to actors; `streams` maps what an actor yields to the actor and the number of its job."""
 
     def __init__(self, ray: Any, jobs: Sequence[Job], report: Report, shared: Any) -> None:
         self.ray, self.jobs, self.report, self.shared = ray, jobs, report, shared
         self.actor = ray.remote(num_cpus=1, max_restarts=0)(Worker)
-        self.left, self.deaths = deque(range(len(jobs))), Counter[int | None]()
+        self.waiting, self.deaths = deque(range(len(jobs))), Counter[int | None]()
         self.results: dict[int, Any] = {}
         self.streams: dict[Any, tuple[Any, int | None]] = {}
 
     def run(self, workers: int) -> list[Any]:
-        """All results. Jobs go to workers that are ready, so one that the cluster has no place for keeps nobody waiting."""
+        """Run all jobs. They go to workers that are ready: one for which the cluster has no room delays nothing."""
         for _ in range(workers):
-            self.hire()
+            self._add_worker()
         while len(self.results) < len(self.jobs):
             (stream, *_), _ = self.ray.wait(list(self.streams), num_returns=1, fetch_local=False)
             try:
                 kind, value = self.ray.get(next(stream))
             except self.ray.exceptions.RayTaskError as error:
-                raise OffmapError(f"A job could not be sent to a worker or its result back: {_line(error.cause)}.") from error
+                reason = _first_line(error.cause)
+                raise OffmapError(f"A job could not be sent to a worker or its result back: {reason}.") from error
             except self.ray.exceptions.RayError as error:  # the actor, its process or its machine is gone
-                self.bury(stream, error)
-                continue
-            self.hear(stream, kind, value)
+                self._replace_worker(stream, error)
+            else:
+                self._handle(stream, kind, value)
         return [self.results[number] for number in range(len(self.jobs))]
 
-    def hire(self) -> None:
-        """A new worker, whose first job is none: it is ready when that is done."""
-        self.give(self.actor.remote(list(sys.path), [self.shared]), None)
+    def _add_worker(self) -> None:
+        """Start a worker; its first job is none, and it is ready when that is done."""
+        self._assign(self.actor.remote(list(sys.path), [self.shared]), None)
 
-    def give(self, actor: Any, number: int | None) -> None:
-        """Send a job to a worker."""
+    def _assign(self, actor: Any, number: int | None) -> None:
         work, args = (None, ()) if number is None else self.jobs[number]
         self.streams[actor.run.options(num_returns="streaming").remote(work, args)] = (actor, number)
 
-    def hear(self, stream: Any, kind: str, value: Any) -> None:
-        """What a worker tells; who is done has the next job or leaves."""
+    def _handle(self, stream: Any, kind: str, value: Any) -> None:
         actor, number = self.streams[stream]
-        if kind == "failed":
+        if kind == "error":
             raise value
-        if kind == "told":
+        if kind == "report":
             assert number is not None
             self.report(number, value)
             return
@@ -124,91 +124,80 @@ class Crew:
             del self.deaths[None]  # workers can start: earlier deaths were bad luck
         else:
             self.results[number] = value
-        if self.left:
-            self.give(actor, self.left.popleft())
+        if self.waiting:
+            self._assign(actor, self.waiting.popleft())
         else:
             self.ray.kill(actor)
 
-    def bury(self, stream: Any, error: BaseException) -> None:
-        """The job of a dead worker comes next, for a new one."""
+    def _replace_worker(self, stream: Any, error: BaseException) -> None:
+        """Start a new worker for a dead one; its job comes next."""
         actor, number = self.streams.pop(stream)
         self.ray.kill(actor)  # it may only be out of reach
         self.deaths[number] += 1
-        if self.deaths[number] >= DEATHS:
-            doing = "before it had work" if number is None else "in the middle of the same job"
+        if self.deaths[number] >= MAX_DEATHS:
+            moment = "before it had work" if number is None else "in the middle of the same job"
             raise OffmapError(
-                f"A worker died {doing}, {DEATHS} of {DEATHS} times: {_line(error)}. Has each machine enough memory, and the "
-                "same offmap?"
+                f"A worker died {moment}, {MAX_DEATHS} of {MAX_DEATHS} times: {_first_line(error)}. Has each machine enough "
+                "memory, and the same offmap?"
             ) from error
         logger.warning("A worker died; its job is run again.")
         if number is not None:
-            self.left.appendleft(number)
-        self.hire()
-
-    def leave(self) -> None:
-        """End the workers, also those in the middle of a job."""
-        for actor, _ in self.streams.values():
-            self.ray.kill(actor)
+            self.waiting.appendleft(number)
+        self._add_worker()
 
 
 @contextmanager
-def joined(ray: Any, workers: int, address: str | None) -> Generator[None]:
-    """A Ray that runs: the caller's, the one at an address, or a new one of this machine, which tells nobody about its use.
+def connect(ray: Any, workers: int, address: str | None) -> Generator[None]:
+    """Connect to the caller's Ray, the one at an address, or a new one of this machine, without usage statistics.
 
-    What Ray has to say meanwhile goes to standard error: standard output is for results.
+    Ray's messages go to standard error: standard output is for results.
     """
     if ray.is_initialized():
         yield
         return
     if address is not None:
-        _reach(address)
+        _check_reachable(address)
     handler = signal.getsignal(signal.SIGTERM)
-    with _silent(), redirect_stdout(sys.stderr):
+    # Ray also writes to the environment how it was started
+    before = {name: os.environ.get(name) for name in ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE")}
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with redirect_stdout(sys.stderr):
         try:
-            ray.init(address=address or "local", **({} if address else {"num_cpus": workers, **OWN}), **QUIET)
-        except Exception as error:  # of many kinds, Exception itself among them
+            ray.init(address=address or "local", **({} if address else {"num_cpus": workers, **OWN_RAY}), **QUIET)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray sets its own
+        except Exception as error:  # of many types, Exception itself among them
             raise _unreachable(address, error) from error
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray sets its own
-        try:
-            yield
+        else:
+            try:
+                yield
+            finally:
+                ray.shutdown()
         finally:
-            ray.shutdown()
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                os.environ.update({} if value is None else {name: value})
 
 
-def _reach(address: str) -> None:
-    """Knock at HOST:PORT: Ray itself would try for minutes."""
-    model, mark, port = address.rpartition(":")
-    if mark and port.isdecimal() and "/" not in model:
+def _check_reachable(address: str) -> None:
+    """Try to connect to HOST:PORT: Ray itself would try for minutes."""
+    host, mark, port = address.rpartition(":")
+    if mark and port.isdecimal() and "/" not in host:
         try:
-            socket.create_connection((model.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
         except (OSError, OverflowError) as error:
             raise _unreachable(address, error) from error
 
 
 def _unreachable(address: str | None, error: Exception) -> ConfigError:
     if address is None:
-        return ConfigError(f"Cannot start Ray on this machine: {_line(error)}.")
+        return ConfigError(f"Cannot start Ray on this machine: {_first_line(error)}.")
     return ConfigError(
-        f"Cannot join Ray at {address!r}: {_line(error)}. Expected HOST:PORT as `ray start --head` tells it, or 'auto' on a "
+        f"Cannot join Ray at {address!r}: {_first_line(error)}. Expected HOST:PORT as `ray start --head` tells it, or 'auto' on a "
         "machine of the cluster; without an address, offmap starts a Ray of its own."
     )
 
 
-@contextmanager
-def _silent() -> Generator[None]:
-    """No statistics on use for the makers of Ray; and the environment as it was, for Ray writes there how it was started."""
-    before = {name: os.environ.get(name) for name in ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE")}
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
-
-
-def _line(error: BaseException | None) -> str:
-    """An error of Ray's in one line."""
+def _first_line(error: BaseException | None) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}{f': {lines[0]}' if lines else ''}".rstrip(".")

@@ -1,4 +1,4 @@
-"""The HTTP face: POST /score, /health, /metrics, /live and the page that shows it."""
+"""The HTTP application: POST /score, /health, /metrics, /live, a live page and a page about the API."""
 
 from __future__ import annotations
 
@@ -6,29 +6,57 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from offmap._version import __version__
-from offmap.serve.batching import Batcher
-from offmap.serve.body import Refused, arrays_of
-from offmap.serve.metrics import Seen
-from offmap.serve.model import Arrays, Model, Wanted
-from offmap.serve.page import PAGE, documentation
+from offmap.serve.model import Batcher, Model
+from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs
+
+MAX_POINTS = 300
+"""Of the live page's line, one a second at most."""
+
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Upper bounds of the time that a request takes."""
+
+REASONS = {
+    401: "Wrong or missing token.",
+    408: "The body came too slowly.",
+    413: "Too many bytes or rows.",
+    415: "Another content type.",
+    422: "The body is not what its content type says, or has another shape than the model takes.",
+    500: "The model failed on these rows.",
+    503: "Too many rows are waiting.",
+}
+HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}, 408: {"Connection": "close"}}
+ERROR = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, and when the live page gives alarm; with a `token`, all but /health and the page want it."""
+    """Limits of a request, and of the live page.
 
-    most_bytes: int = 8_000_000
-    most_rows: int = 4096
+    Args:
+        max_bytes: Largest body.
+        max_rows: Most rows of a request.
+        body_seconds: Timeout for a header, and for its body.
+        together: Most rows of waiting requests to run in one call.
+        window: Rows in the rolling share of off-map rows.
+        alert: Share above which the live page shows an alarm.
+        token: Required by all but /health and the pages; None for no token.
+    """
+
+    max_bytes: int = 8_000_000
+    max_rows: int = 4096
     body_seconds: float = 10.0
     together: int = 256
     window: int = 1000
@@ -36,10 +64,65 @@ class Limits:
     token: str | None = None
 
 
-def application(model: Model, limits: Limits) -> FastAPI:
-    """The server over one model."""
-    seen = Seen((*model.levels, model.threshold), window=limits.window, alert=limits.alert)
-    batcher = Batcher(model, together=limits.together, waiting=4 * max(limits.most_rows, limits.together))
+class Monitor:
+    """Counts since the start for Prometheus, and the share of off-map rows among the latest `limits.window`."""
+
+    def __init__(self, model: Model, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("offmap_requests", "Requests to /score by HTTP status.", ["code"], registry=registry)
+        self.rows = Counter("offmap_rows", "Rows scored.", registry=registry)
+        self.flagged = Counter("offmap_rows_flagged", "Rows called off the map.", registry=registry)
+        share = Gauge("offmap_share", "Share of off-map rows among the latest.", registry=registry)
+        share.set_function(lambda: self.share)
+        alert = Gauge("offmap_alert", "1 if that share is above the alert line.", registry=registry)
+        alert.set_function(lambda: self.share > limits.alert)
+        Gauge("offmap_threshold", "Scores above it are called off the map.", registry=registry).set(model.threshold)
+        self.bounds = sorted({float(level) for level in (*model.levels, model.threshold) if np.isfinite(level)}) or [0.0]
+        self.scores = Histogram("offmap_score", "Scores of rows.", buckets=self.bounds, registry=registry)
+        self.seconds = Histogram("offmap_seconds", "Seconds that requests to /score took.", buckets=SECONDS, registry=registry)
+        self.alert, self.clock, self.start = limits.alert, clock, clock()
+        self.latest: deque[bool] = deque(maxlen=limits.window)
+        self.recent = self.total = self.total_flagged = 0
+        self.line: deque[tuple[float, float]] = deque(maxlen=MAX_POINTS)
+
+    def count_rows(self, outputs: Arrays) -> None:
+        """Count the rows of one response."""
+        infinite = float(np.nextafter(self.bounds[-1], np.inf))  # counts in the last bucket, but does not spoil the sum
+        for score, ood in zip(outputs["score"].tolist(), outputs["ood"].tolist(), strict=True):
+            self.scores.observe(score if np.isfinite(score) else infinite)
+            self.recent += ood - (self.latest[0] if len(self.latest) == self.latest.maxlen else 0)
+            self.latest.append(ood)
+        rows, flagged = len(outputs["ood"]), int(outputs["ood"].sum())
+        self.total, self.total_flagged = self.total + rows, self.total_flagged + flagged
+        self.rows.inc(rows)
+        self.flagged.inc(flagged)
+        now = self.clock() - self.start
+        if self.line and now - self.line[-1][0] < 1.0:
+            now = self.line.pop()[0]
+        self.line.append((now, self.share))
+
+    def count_request(self, status: int, seconds: float) -> None:
+        """Count one request."""
+        self.requests.labels(status).inc()
+        self.seconds.observe(seconds)
+
+    @property
+    def share(self) -> float:
+        """Share of off-map rows among the latest; 0 before the first."""
+        return self.recent / len(self.latest) if self.latest else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the live page draws."""
+        return {
+            "share": self.share, "alert": self.alert, "alarm": self.share > self.alert, "window": len(self.latest),
+            "rows": self.total, "flagged": self.total_flagged, "line": [[round(t, 1), share] for t, share in self.line],
+        }  # fmt: skip
+
+
+def create_app(model: Model, limits: Limits) -> FastAPI:
+    """Return the application for one model."""
+    monitor = Monitor(model, limits)
+    batcher = Batcher(model, together=limits.together, max_waiting=4 * max(limits.max_rows, limits.together))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -50,155 +133,114 @@ def application(model: Model, limits: Limits) -> FastAPI:
 
     app = FastAPI(title="offmap", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
 
-    @app.post("/score", responses=_responses(model), openapi_extra=_accepted(model, limits))
+    @app.exception_handler(RequestError)
+    async def refuse(request: Request, error: RequestError) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
+        return JSONResponse({"detail": error.reason}, error.status, headers=HEADERS.get(error.status))
+
+    @app.post("/score", responses=_score_responses(model), openapi_extra=_score_body(model, limits))
     async def score(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Prediction, score and verdict of every row."""
         start, status = time.perf_counter(), 200
         try:
-            _admit(request, limits.token)
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            inputs = arrays_of(kind, await _body(request, limits), model.wanted, limits.most_rows)
-            told = await batcher(inputs)
-            seen.answered(told)
-            return Response(_written(told), media_type="application/json")
-        except Refused as refused:
-            status = refused.status
-            return _refusal(refused)
+            _check_token(request, limits.token)
+            content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            outputs = await batcher(parse_inputs(content_type, await _read_body(request, limits), model.inputs, limits.max_rows))
+            monitor.count_rows(outputs)
+            return Response(_to_json(outputs), media_type="application/json")
+        except RequestError as error:
+            status = error.status
+            raise
         finally:
-            seen.ended(status, time.perf_counter() - start)
+            monitor.count_request(status, time.perf_counter() - start)
 
     @app.get("/health")
     async def health() -> dict[str, str]:  # pyright: ignore[reportUnusedFunction]
         """Whether the server is there."""
         return {"status": "ok", "version": __version__}
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=_guarded())
+    @app.get("/metrics", response_class=PlainTextResponse, responses=_errors(401))
     async def metrics(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Counts in Prometheus' text format."""
-        return _asked(request, limits.token, lambda: PlainTextResponse(seen.text(model.threshold), media_type=PROMETHEUS))
+        _check_token(request, limits.token)
+        return Response(generate_latest(monitor.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/live", responses=_guarded())
+    @app.get("/live", responses=_errors(401))
     async def live(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """The rolling share of off-map rows."""
-        return _asked(request, limits.token, lambda: JSONResponse(seen.live()))
+        _check_token(request, limits.token)
+        return JSONResponse(monitor.to_dict())
 
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
-        """The live page."""
-        return HTMLResponse(PAGE)
-
-    @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-    async def docs() -> HTMLResponse:  # pyright: ignore[reportUnusedFunction]
-        """The API to read."""
-        return HTMLResponse(documentation(app.openapi()))
-
+    for path, file in {"/": "live.html", "/docs": "api.html"}.items():
+        page = HTMLResponse(files("offmap.serve").joinpath(file).read_text(encoding="utf-8"))
+        app.get(path, response_class=HTMLResponse, include_in_schema=False)(lambda page=page: page)
     return app
 
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+def _check_token(request: Request, token: str | None) -> None:
+    """Refuse a wrong token; the time this takes does not tell how much of it was right."""
+    header = request.headers.get("authorization", "").encode("latin-1", "replace")
+    if token is not None and not hmac.compare_digest(header, f"Bearer {token}".encode()):
+        raise RequestError(401, "Expected the header `Authorization: Bearer TOKEN` with the server's token.")
 
 
-def _asked(request: Request, token: str | None, result: Any) -> Response:
-    try:
-        _admit(request, token)
-    except Refused as refused:
-        return _refusal(refused)
-    return result()
-
-
-def _admit(request: Request, token: str | None) -> None:
-    """Refuse who does not show the token; the time this takes does not tell how much of it was right."""
-    given = request.headers.get("authorization", "").encode("latin-1", "replace")
-    if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
-        raise Refused(401, "Expected the header `Authorization: Bearer TOKEN` with the server's token.")
-
-
-async def _body(request: Request, limits: Limits) -> bytes:
-    """The whole body, if it is short enough and comes in time."""
-    too_long = Refused(413, f"Expected a body of at most {limits.most_bytes} bytes. Send the rows in parts.")
+async def _read_body(request: Request, limits: Limits) -> bytes:
+    too_long = RequestError(413, f"Expected a body of at most {limits.max_bytes} bytes. Send the rows in parts.")
     length = request.headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > limits.most_bytes:
+    if not length.isdigit() or int(length) > limits.max_bytes:
         raise too_long
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > limits.most_bytes:
+                if len(body) > limits.max_bytes:
                     raise too_long
     except TimeoutError as error:
-        raise Refused(408, f"Expected the whole body within {limits.body_seconds:g} seconds.") from error
+        raise RequestError(408, f"Expected the whole body within {limits.body_seconds:g} seconds.") from error
     return bytes(body)
 
 
-def _written(told: Arrays) -> bytes:
-    """JSON, in which what is not finite is null."""
+def _to_json(outputs: Arrays) -> bytes:
+    """Write JSON, with null for numbers that are not finite."""
+    lists = {name: values.tolist() for name, values in outputs.items()}
     try:
-        return json.dumps({name: values.tolist() for name, values in told.items()}, allow_nan=False).encode()
+        return json.dumps(lists, allow_nan=False).encode()
     except ValueError:
-        return json.dumps({name: _finite(values.tolist()) for name, values in told.items()}).encode()
+        return json.dumps(json.loads(json.dumps(lists), parse_constant=lambda _: None)).encode()
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return value if not isinstance(value, float) or abs(value) < float("inf") else None
+def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"description": REASONS[code], "content": {"application/json": {"schema": ERROR}}} for code in codes}
 
 
-def _refusal(refused: Refused) -> JSONResponse:
-    extra = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}, 408: {"Connection": "close"}}
-    return JSONResponse({"detail": refused.reason}, refused.status, headers=extra.get(refused.status))
-
-
-DETAIL = {
-    "application/json": {"schema": {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}}
-}
-
-REASONS = {
-    401: "Wrong or missing token.",
-    408: "The body came too slowly.",
-    413: "Too many bytes or rows.",
-    415: "Another content type.",
-    422: "The body is not what its content type says, or has another form than the model takes.",
-    500: "The model failed on these rows.",
-    503: "Too many rows are waiting.",
-}
-
-
-def _guarded() -> dict[int | str, dict[str, Any]]:
-    return {401: {"description": REASONS[401], "content": DETAIL}}
-
-
-def _responses(model: Model) -> dict[int | str, dict[str, Any]]:
-    """Every status of /score."""
+def _score_responses(model: Model) -> dict[int | str, dict[str, Any]]:
+    """Describe every status of /score for OpenAPI."""
     lists = {name: {"type": "array", "items": {}} for name in model.outputs}
-    lists["ood"] = {"type": "array", "items": {"type": "boolean"}}
-    lists["score"] = {"type": "array", "items": {"type": ["number", "null"]}}
-    result = {"type": "object", "properties": lists, "required": list(model.outputs)}
-    good: dict[int | str, dict[str, Any]] = {
-        200: {"description": "A row per example of each.", "content": {"application/json": {"schema": result}}}
-    }
-    return good | {code: {"description": reason, "content": DETAIL} for code, reason in REASONS.items()}
+    lists |= {"ood": {"type": "array", "items": {"type": "boolean"}}}
+    lists |= {"score": {"type": "array", "items": {"type": ["number", "null"]}}}
+    schema = {"type": "object", "properties": lists, "required": list(model.outputs)}
+    success = {200: {"description": "A row per example of each.", "content": {"application/json": {"schema": schema}}}}
+    return {**success, **_errors(*REASONS)}
 
 
-def _accepted(model: Model, limits: Limits) -> dict[str, Any]:
-    """The bodies that /score takes, for the OpenAPI page."""
+def _score_body(model: Model, limits: Limits) -> dict[str, Any]:
+    """Describe the bodies that /score takes for OpenAPI."""
 
-    def rows(wanted: Wanted) -> dict[str, Any]:
-        kind = np.dtype(wanted.dtype)
-        whole = kind.kind in "iu"
-        bounds: Any = np.iinfo(kind) if whole else np.finfo(kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        low, high = (int(b) if whole else float(b) for b in (bounds.min, bounds.max))
-        inner: dict[str, Any] = {"type": "integer" if whole else "number", "minimum": low, "maximum": high}
-        for size in reversed(wanted.shape):
+    def describe(spec: InputSpec) -> dict[str, Any]:
+        dtype = np.dtype(spec.dtype)
+        integer = dtype.kind in "iu"
+        bounds: Any = np.iinfo(dtype) if integer else np.finfo(dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        low, high = (int(b) if integer else float(b) for b in (bounds.min, bounds.max))
+        inner: dict[str, Any] = {"type": "integer" if integer else "number", "minimum": low, "maximum": high}
+        for size in reversed(spec.shape):
             inner = {"type": "array", "items": inner} | ({} if size is None else {"minItems": size, "maxItems": size})
-        return {"type": "array", "items": inner, "minItems": 1, "maxItems": limits.most_rows}
+        return {"type": "array", "items": inner, "minItems": 1, "maxItems": limits.max_rows}
 
-    each = {wanted.name: rows(wanted) for wanted in model.wanted}
-    named = {"type": "object", "properties": each, "required": list(each), "additionalProperties": False}
-    inputs = {"anyOf": [*each.values(), named]} if len(each) == 1 else named
+    arrays = {spec.name: describe(spec) for spec in model.inputs}
+    by_name = {"type": "object", "properties": arrays, "required": list(arrays), "additionalProperties": False}
+    inputs = {"anyOf": [*arrays.values(), by_name]} if len(arrays) == 1 else by_name
     schema = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
     content: dict[str, Any] = {"application/json": {"schema": schema}}
-    if len(each) == 1:
+    if len(arrays) == 1:
         content["application/x-npy"] = {"schema": {"type": "string", "format": "binary"}}
     return {"requestBody": {"required": True, "content": content}}

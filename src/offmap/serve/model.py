@@ -1,11 +1,14 @@
-"""An exported guard under ONNX Runtime: what it takes, what it was calibrated to, and its answers."""
+"""An exported guard under ONNX Runtime, and a queue that runs waiting requests together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,41 +16,25 @@ from numpy.typing import NDArray
 from offmap.errors import FileError
 from offmap.export.checksum import check_seal
 from offmap.export.onnx import opened
+from offmap.serve.parsing import Arrays, InputSpec, RequestError
 
-Arrays: TypeAlias = dict[str, NDArray[Any]]
-"""Rows of every input or output, by name."""
-
-KINDS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
-"""ONNX Runtime's names of the numbers that may come, and numpy's."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One input: its name, what one row looks like (None: any length), and its numbers."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: type[np.generic]
-
-    def __str__(self) -> str:
-        axes = ", ".join("any" if size is None else str(size) for size in self.shape)
-        return f"{self.name} (rows{', ' if axes else ''}{axes})"
+DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
+"""ONNX Runtime's names of types that requests may have, and numpy's."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A session, its inputs, the threshold of the verdicts, and scores that split in-distribution data evenly."""
+    """A session of ONNX Runtime, its inputs and outputs, the threshold, and quantiles of in-distribution scores."""
 
     session: Any
-    wanted: tuple[Wanted, ...]
+    inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
     threshold: float
     levels: tuple[float, ...]
-    false_alarms: float
 
     @staticmethod
-    def open(path: Path, threads: int = 1) -> Model:
-        """Read a file that `Guard.export` wrote; any other is refused."""
+    def load(path: Path, threads: int = 1) -> Model:
+        """Load a file that `Guard.export` wrote; any other is refused."""
         if not path.is_file():
             raise FileError(f"Expected a file that `Guard.export` wrote, but there is none at {path}.")
         try:
@@ -58,28 +45,110 @@ class Model:
         try:
             session = opened(content, threads)
         except Exception as error:
-            line = str(error).strip().splitlines()[0]
+            reason = str(error).strip().splitlines()[0]
             raise FileError(
-                f"Expected an ONNX file, but ONNX Runtime cannot read {path}: {line}. Export the guard anew."
+                f"Expected an ONNX file, but ONNX Runtime cannot read {path}: {reason}. Export the guard anew."
             ) from error
-        facts = session.get_modelmeta().custom_metadata_map
+        metadata = session.get_modelmeta().custom_metadata_map
         outputs = tuple(node.name for node in session.get_outputs())
-        if "offmap.threshold" not in facts or not {"score", "ood"} <= set(outputs):
+        if "offmap.threshold" not in metadata or not {"score", "ood"} <= set(outputs):
             raise FileError(f"Expected a file that `Guard.export` wrote, but {path} is another ONNX model.")
-        wanted = tuple(_wanted(node, path) for node in session.get_inputs())
-        levels = tuple(float(word) for word in facts.get("offmap.levels", "").split())
-        return Model(
-            session, wanted, outputs, float(facts["offmap.threshold"]), levels, float(facts.get("offmap.false_alarms", "0.05"))
-        )
+        inputs = tuple(_read_spec(node, path) for node in session.get_inputs())
+        levels = tuple(float(word) for word in metadata.get("offmap.levels", "").split())
+        return Model(session, inputs, outputs, float(metadata["offmap.threshold"]), levels)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Every output for every row."""
+        """Return every output for every row."""
         return dict(zip(self.outputs, self.session.run(list(self.outputs), dict(inputs)), strict=True))
 
 
-def _wanted(node: Any, path: Path) -> Wanted:
-    rows, *rest = node.shape or [0]
-    if isinstance(rows, int) or node.type not in KINDS:
-        raise FileError(f"Expected inputs with a row per example to serve, but `{node.name}` of {path} is {node.type} "
-                        f"{node.shape}. Keep what all rows share inside the host.")  # fmt: skip
-    return Wanted(node.name, tuple(size if isinstance(size, int) else None for size in rest), KINDS[node.type])
+def _read_spec(node: Any, path: Path) -> InputSpec:
+    rows, *axes = node.shape or [0]
+    if isinstance(rows, int) or node.type not in DTYPES:
+        raise FileError(
+            f"Expected inputs with a row per example to serve, but `{node.name}` of {path} is {node.type} {node.shape}. Keep what "
+            "all rows share inside the model."
+        )
+    return InputSpec(node.name, tuple(size if isinstance(size, int) else None for size in axes), DTYPES[node.type])
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The rows of one request, and where its result goes."""
+
+    inputs: Arrays
+    rows: int
+    result: asyncio.Future[Arrays]
+
+
+class Batcher:
+    """Run requests in one thread; those that wait meanwhile run together in one call.
+
+    Args:
+        model: Maps inputs to outputs.
+        together: Most rows of a call, unless one request has more.
+        max_waiting: Most rows that wait; more are refused.
+    """
+
+    def __init__(self, model: Callable[[Arrays], Arrays], *, together: int = 256, max_waiting: int = 16384) -> None:
+        self.model, self.together, self.max_waiting = model, together, max_waiting
+        self.queue: deque[Waiting] = deque()
+        self.rows = self.calls = 0
+        self.filled = asyncio.Event()
+        self.thread = ThreadPoolExecutor(1, "offmap-model")
+
+    async def __call__(self, inputs: Arrays) -> Arrays:
+        """Return the outputs for these rows; refuse them with 503 if too many wait."""
+        rows = len(next(iter(inputs.values())))
+        if self.rows and self.rows + rows > self.max_waiting:
+            raise RequestError(503, "Too many rows are waiting. Try again in a moment.")
+        waiting = Waiting(inputs, rows, asyncio.get_running_loop().create_future())
+        self.queue.append(waiting)
+        self.rows += rows
+        self.filled.set()
+        return await waiting.result
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await self.filled.wait()
+            batch = self._next_batch()
+            if batch:
+                await self._run_batch(batch)
+            elif not self.queue:
+                self.filled.clear()
+
+    def close(self) -> None:
+        """Shut the thread down."""
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+    def _next_batch(self) -> list[Waiting]:
+        """Take the oldest requests, as many as fit in a call; drop those whose client has left."""
+        batch: list[Waiting] = []
+        rows = 0
+        while self.queue and (not batch or rows + self.queue[0].rows <= self.together):
+            first = self.queue.popleft()
+            self.rows -= first.rows
+            if not first.result.done():
+                batch.append(first)
+                rows += first.rows
+        return batch
+
+    async def _run_batch(self, batch: list[Waiting]) -> None:
+        inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in batch[0].inputs}
+        self.calls += 1
+        try:
+            outputs = await asyncio.get_running_loop().run_in_executor(self.thread, self.model, inputs)
+        except Exception as error:
+            if len(batch) > 1:  # one request is at fault: run each alone
+                for request in batch:
+                    await self._run_batch([request])
+            elif not batch[0].result.done():
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
+                batch[0].result.set_exception(RequestError(500, f"The model failed on these rows: {reason}."))
+            return
+        start = 0
+        for request in batch:
+            if not request.result.done():
+                request.result.set_result({name: values[start : start + request.rows] for name, values in outputs.items()})
+            start += request.rows

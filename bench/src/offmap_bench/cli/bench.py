@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.live import Live as RichLive
 
-from offmap.cli.options import Address, EngineName, Jobs, Json, misused, tell
+from offmap.cli.options import Address, EngineName, Jobs, Json, print_result, usage_errors
 
 bench = typer.Typer(no_args_is_help=True, help="Run and tabulate experiments that a plan describes.", rich_markup_mode=None)
 
@@ -42,7 +42,7 @@ def bench_run(
       offmap bench run uci --quick --only "MaxWEnt*"
       offmap bench run uci --engine ray --jobs 8 --address 10.0.0.1:6379
     """  # noqa: D301
-    from offmap.distributed.pool import Pool
+    from offmap.distributed.jobs import Pool
     from offmap_bench.report.live import Live
     from offmap_bench.runner.plan import cells, narrowed
     from offmap_bench.runner.reading import read_plan
@@ -51,7 +51,7 @@ def bench_run(
     whole = read_plan(plan, quick=quick)
     wanted = cells(narrowed(whole, label=only, seeds=seeds, tasks=tasks))
     path = records or ROOM / f"{whole.name}.jsonl"
-    with misused():
+    with usage_errors():
         pool = Pool(engine, jobs, address)
     live = Live(whole.name, wanted, jobs)
     screen = Console(stderr=True)
@@ -63,7 +63,7 @@ def bench_run(
         typer.echo(f"{count} failed: {reason}", err=True)
     counts = {"done": outcome.done, "failed": outcome.failed, "before": outcome.before}
     text = f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were there before. Records: {path}"
-    tell(as_json, {**counts, "records": path, "failures": outcome.failures, "damaged": outcome.damaged}, text)
+    print_result(as_json, {**counts, "records": path, "failures": outcome.failures, "damaged": outcome.damaged}, text)
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -90,7 +90,7 @@ def bench_table(
     page = out or Path("docs") / f"{whole.name}.md"
     written = {"means": markdown, "ranks": ranks_markdown}[whole.page]
     write_whole(page, written(whole, read_records(records or ROOM / f"{whole.name}.jsonl")).encode())
-    tell(as_json, {"page": page}, f"The tables are at {page}")
+    print_result(as_json, {"page": page}, f"The tables are at {page}")
 
 
 @bench.command("compare")
@@ -112,7 +112,7 @@ def bench_compare(
     printed = sheet(plan)
     page = out or Path("docs") / f"{plan}{'-quick' * quick}-compare.md"
     write_whole(page, compare_markdown(f"{plan}{' --quick' * quick}", printed, answers(printed, room, quick=quick)).encode())
-    tell(as_json, {"page": page}, f"The comparison is at {page}")
+    print_result(as_json, {"page": page}, f"The comparison is at {page}")
 
 
 @bench.command("figures")
@@ -135,7 +135,7 @@ def bench_figures(
         paths = write_figures(whole, folder, say=status.update)
     names = ", ".join(path.name for path in paths)
     text = f"{len(paths)} figures are in {folder}" + (f": {names}" if names else "")
-    tell(as_json, {"folder": folder, "figures": [path.name for path in paths]}, text)
+    print_result(as_json, {"folder": folder, "figures": [path.name for path in paths]}, text)
 
 
 @bench.command("page")
@@ -155,4 +155,4 @@ def bench_page(
     whole = experiment(plan, room, quick=quick)
     with Console(stderr=True).status("Drawing") as status:
         page = write_experiment(whole, out or Path(f"{whole.results.plan.name}.html"), say=status.update)
-    tell(as_json, {"page": page}, f"The page is at {page}")
+    print_result(as_json, {"page": page}, f"The page is at {page}")

@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from offmap.cli.options import Json, tell
-from offmap.cli.show import drawn, stages
+from offmap.cli.options import Json, print_result, rich_table
+
+BARS = (
+    SpinnerColumn(),
+    TextColumn("{task.description}"),
+    BarColumn(),
+    TimeElapsedColumn(),
+    TextColumn("{task.fields[doing]}"),
+)
 
 
 def demo(
@@ -28,7 +36,7 @@ def demo(
     console, screen = Console(), Console(stderr=True)
     count = jobs or (1 if quick else min(2, show.cores()))
     titles = [plan.title for plan in show.PLANS]
-    with stages(screen) as progress:
+    with Progress(*BARS, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bars = {title: progress.add_task(title, total=show.STAGES, doing="waiting") for title in titles}
 
         def report(title: str, doing: str) -> None:
@@ -38,7 +46,7 @@ def demo(
     tables = {result.plan.title: story.rows(result) for result in shown.results}
     if not as_json:
         for title, table in tables.items():
-            console.print(drawn(table, title))
+            console.print(rich_table(table, title))
         console.print("FPR@95: OOD inputs unnoticed while 95 % of in-distribution ones pass.\n+: seconds on top of trained nets.")
     record = {"page": shown.page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
-    tell(as_json, record, f"The page is at {shown.page}")
+    print_result(as_json, record, f"The page is at {shown.page}")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.detectors.nearest import nearest
-from offmap.distributed.local import warm_up
 from offmap.evaluation import Evaluation, evaluate
 from offmap.fit import fit, guard
 from offmap.guard import Guard
@@ -23,6 +22,7 @@ from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Predictive, Runtime, Scorer
 from offmap_bench.demo.plans import DROPOUT, ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Plan
 from offmap_bench.methods import deep_ensemble, mc_dropout
+from offmap_bench.runner.cell import warm_up
 from offmap_bench.runner.views import View, grid, view
 from offmap_bench.tasks.task import Task
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from offmap.distributed.local import run_jobs
+from offmap.distributed.jobs import Pool
 from offmap.extras import require
 from offmap.report.page import Section, check_path, render, write
 from offmap_bench.demo.plans import METHODS, PLANS, Plan, quick
@@ -45,8 +45,8 @@ def demo(out: Path, *, seed: int = 0, fast: bool = False, workers: int = 1, repo
     start = time.perf_counter()
     plans: list[Plan] = [quick(plan) for plan in PLANS] if fast else list(PLANS)
     jobs = [(chapter, (plan, seed)) for plan in plans]
-    chapters: list[tuple[Result, Section]] = run_jobs(
-        jobs, workers=workers, report=lambda n, doing: report(plans[n].title, doing)
+    chapters: list[tuple[Result, Section]] = Pool(workers=workers).run_jobs(
+        jobs, report=lambda n, doing: report(plans[n].title, doing)
     )
     page = render("Off the map", LEAD, [s for _, s in chapters], foot=_foot(seed, fast, time.perf_counter() - start))
     return Shown(write(page, out), [result for result, _ in chapters])

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from offmap.distributed.pool import Pool
+from offmap.distributed.jobs import Pool
 from offmap_bench.runner.cell import Bench
 from offmap_bench.runner.plan import Cell
 from offmap_bench.runner.store import Record, read_records, set_damaged_aside, write_records

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -194,14 +195,22 @@ def write_table(path: str | Path) -> Generator[Write]:
             yield write
 
 
+def list_suffixes(*, to_write: bool = False) -> list[str]:
+    """Return the suffixes of tables that can be read, or written, those of other packages included."""
+    _load_formats()
+    return sorted(suffix for suffix, known in FORMATS.items() if known.write or not to_write)
+
+
+@cache
+def _load_formats() -> None:
+    for point in entry_points(group="offmap.tables"):
+        point.load()
+
+
 def find_suffix(path: Path, *, to_write: bool = False) -> str:
     """Return the suffix of a table that can be read, or written."""
-    name = path.name.lower()
-    if not name.endswith(tuple(FORMATS)):
-        for point in entry_points(group="offmap.tables"):
-            point.load()
-    suffixes = sorted(suffix for suffix, known in FORMATS.items() if known.write or not to_write)
-    suffix = next((suffix for suffix in suffixes if name.endswith(suffix)), None)
+    suffixes = list_suffixes(to_write=to_write)
+    suffix = next((suffix for suffix in suffixes if path.name.lower().endswith(suffix)), None)
     if suffix is None:
         purpose = "a table to write to" if to_write else "a table"
         raise ConfigError(f"Expected {purpose} to end in one of {suffixes}, but got {path.name!r}.")

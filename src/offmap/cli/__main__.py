@@ -1,5 +1,0 @@
-"""`python -m offmap.cli`."""
-
-from offmap.cli import main
-
-main()
