@@ -16,7 +16,8 @@ from typing import Any
 import offmap
 
 SOURCE = Path(offmap.__file__).parents[1]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+PATHS = os.pathsep.join(map(str, (SOURCE, SOURCE.parent / "bench" / "src")))
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ def test_what_is_predicted_follows_from_target_and_net(kind, shell):
 
 def test_an_ensemble_has_several_weights(shell):
     words = [*NET, "--weights", "w0.pt", "--weights", "w1.pt", "--train", "train.parquet", "--valid", "valid.npz"]
-    done = shell("fit", *words, "-o", "two", "--solver", "closed-form", "--draws", 5, "--where", "2.*", "--set", "noise=normal")
+    done = shell("fit", *words, "-o", "two", "--solver", "closed-form", "--draws", 5, "--params", "2.*", "--set", "noise=normal")
     assert (done.code, done.err) == (0, "")
     assert "my_module:make_net, 2 nets" in done.out
     guard = offmap.load(shell.folder / "two", [regressor(0), regressor(1)])
@@ -366,7 +366,7 @@ MISUSES = {
     ),
     "setting": ([*FIT, "--set", "steps"], "Expected --set as NAME=VALUE, such as steps=1000, but got 'steps'."),
     "unknown setting": ([*FIT, "--set", "stepz=1"], "Expected the name in --set stepz=1 to be one of ['adam_epsilon', "),
-    "parameters": ([*FIT, "--where", "nothing"], "Expected `params` to pick at least one parameter, but 'nothing' fits none of"),
+    "parameters": ([*FIT, "--params", "nothing"], "Expected `params` to pick at least one parameter, but 'nothing' fits none of"),
     "target": (
         [*FIT, "--target", "z"], "Expected --target to name a column of train.parquet, one of ['a', 'b', 'c', 'y'], but got 'z'."
     ),

@@ -41,6 +41,13 @@ MIN_AUROC = 0.9
 def doctor(as_json: Json = False) -> None:
     """Show versions, devices, threads and optional packages, and test a small fit. Example: offmap doctor --json"""
     record = examine_installation()
+    print_result(as_json, record, str(to_table(record)))
+    if not record["test"]["passed"]:
+        raise typer.Exit(1)
+
+
+def to_table(record: dict[str, dict[str, Any]]) -> Table:
+    """Return a row for each version, device, thread setting, extra and test result."""
     rows: list[dict[str, str]] = []
     for title, part in {
         "version": "versions",
@@ -52,9 +59,7 @@ def doctor(as_json: Json = False) -> None:
         for name, value in record[part].items():
             absent = f"not installed ({EXTRAS[name]})" if part == "extras" else "not set"
             rows.append({"what": title, "name": name, "value": absent if value is None else _format(value)})
-    print_result(as_json, record, str(Table(rows)))
-    if not record["test"]["passed"]:
-        raise typer.Exit(1)
+    return Table(rows)
 
 
 def examine_installation(*, seed: int = 0) -> dict[str, dict[str, Any]]:

@@ -62,7 +62,7 @@ def run(
     for cell in cells:
         if cell.hash not in hashes:
             report(Event("before", cell))
-    if pool.here:
+    if pool.in_process:
         reasons = [run_group(lacking, path, report=report)]
     else:
         groups = [list(group) for _, group in groupby(lacking, key=lambda cell: (cell.task, cell.seed))]

@@ -212,7 +212,7 @@ def find_suffix(path: Path, *, to_write: bool = False) -> str:
     suffixes = list_suffixes(to_write=to_write)
     suffix = next((suffix for suffix in suffixes if path.name.lower().endswith(suffix)), None)
     if suffix is None:
-        purpose = "a table to write to" if to_write else "a table"
+        purpose = "a table to write" if to_write else "a table"
         raise ConfigError(f"Expected {purpose} to end in one of {suffixes}, but got {path.name!r}.")
     return suffix
 
