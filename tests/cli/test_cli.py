@@ -160,16 +160,18 @@ def test_a_malformed_plan_is_refused_before_anything_runs(monkeypatch, capsys, t
 
 
 def test_a_damaged_record_is_set_aside_with_a_warning(monkeypatch, capsys, tmp_path):
-    plan, records = tmp_path / "mine.toml", tmp_path / "records"
+    plan, records = tmp_path / "mine.toml", tmp_path / "records.jsonl"
     plan.write_text('name = "mine"\nseeds = [0]\ntasks = ["regression"]\n[[method]]\nname = "nearest"\n', encoding="utf-8")
     words = ["bench", "run", str(plan), "--records", str(records)]
     code, out, err = command(monkeypatch, capsys, *words, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == {"done": 1, "failed": 0, "before": 0, "records": str(records), "failures": {}, "damaged": {}}
-    (file,) = records.iterdir()
-    file.write_text("{", encoding="utf-8")
+    records.write_text("{", encoding="utf-8")
     code, out, err = command(monkeypatch, capsys, *words)
     assert (code, out) == (0, f"1 cells done, 0 failed, 0 were there before. Records: {records}\n")
-    assert err.startswith(f"Warning: Expected a record at {file}, but it cannot be read: ")
-    assert err.endswith(f" It is now {file.name}.damaged.\n")
-    assert sorted(path.name for path in records.iterdir()) == [file.name, f"{file.name}.damaged"]
+    assert err.startswith(f"Warning: Expected a record at {records}")
+    assert err.endswith(" The line is now in records.jsonl.damaged.\n")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".jsonl", ".damaged")) == [
+        "records.jsonl",
+        "records.jsonl.damaged",
+    ]

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from offmap.data.tables.table import Columns, Table, Write, readable, register_format, rows_per_block
+from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
 from offmap.errors import ConfigError, DataError
 
 logger = logging.getLogger("offmap")
@@ -151,5 +151,5 @@ def _format_column(values: NDArray[Any]) -> list[Any]:
     return [f"{value:.9g}" for value in values.tolist()] if values.dtype.kind == "f" else values.tolist()
 
 
-register_format(".csv", open_csv, write_csv)
-register_format(".csv.gz", open_csv)
+FORMATS[".csv"] = Format(open_csv, write_csv)
+FORMATS[".csv.gz"] = Format(open_csv)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from offmap.data.tables.table import Columns, Table, Write, readable, register_format, rows_per_block
+from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
 from offmap.errors import DataError
 
 KIND = "arrays of numbers or words"
@@ -167,4 +167,4 @@ def _concat_blocks(member: IO[bytes], part: IO[bytes], blocks: list[tuple[int, n
         member.write(np.frombuffer(part.read(rows * block_dtype.itemsize), block_dtype).astype(dtype).tobytes())
 
 
-register_format(".npz", open_npz, write_npz)
+FORMATS[".npz"] = Format(open_npz, write_npz)

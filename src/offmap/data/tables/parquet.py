@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from offmap.data.tables.table import Columns, Table, Write, readable, register_format, rows_per_block
+from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
 from offmap.errors import DataError
 from offmap.extras import require
 
@@ -81,4 +81,4 @@ def write_parquet(file: BinaryIO, path: Path) -> Generator[Write]:
         writer.close()
 
 
-register_format(".parquet", open_parquet, write_parquet)
+FORMATS[".parquet"] = Format(open_parquet, write_parquet)

@@ -139,29 +139,19 @@ Write = Callable[[Columns], None]
 
 @dataclass(frozen=True)
 class Format:
-    """How files of one suffix are read, given a path and the CSV separator, and written; `write` is None if they are not."""
+    """How tables of one suffix are read and written.
+
+    Args:
+        read: Opens a path as a `Table`, as a context manager; its second argument is the separator of CSV files.
+        write: Opens a binary file for writing, as a context manager that gives a `Write`; None if such tables are only read.
+    """
 
     read: Callable[[Path, str | None], AbstractContextManager[Table]]
     write: Callable[[BinaryIO, Path], AbstractContextManager[Write]] | None = None
 
 
 FORMATS: dict[str, Format] = {}
-
-
-def register_format(
-    suffix: str,
-    read: Callable[[Path, str | None], AbstractContextManager[Table]],
-    write: Callable[[BinaryIO, Path], AbstractContextManager[Write]] | None = None,
-) -> None:
-    """Add a file format. A package registers its formats in modules that it declares in the entry-point group `offmap.tables`.
-
-    Args:
-        suffix: How the names of such files end, in lower case, such as ".jsonl".
-        read: Opens a path as a `Table`, as a context manager; its second argument is the separator of CSV files.
-        write: Opens a binary file for writing, as a context manager that gives a function of columns; None for formats that
-            are only read.
-    """
-    FORMATS[suffix] = Format(read, write)
+"""By suffix, in lower case. A module adds its own; a package declares such modules in the entry-point group `offmap.tables`."""
 
 
 @contextmanager
