@@ -164,6 +164,16 @@ class Detector(ABC):
         """Nonconformity of the predictions at the targets, for intervals; None for kinds that have no intervals."""
         return None
 
+    def check_targets(self, rows: Rows) -> None:  # noqa: B027 (nothing to check by default)
+        """Raise unless the targets of these rows fit the predictions; kinds that are not calibrated with targets take any."""
+
+    def predict_at(self, rows: Rows) -> dict[str, tuple[Prediction, Tensor]]:
+        """Predict labelled rows for `offmap.evaluate`, each prediction with its NLL (n,) at the targets.
+
+        They are named "own" (what `predict` returns) and "wide" (of a guard: from unclipped draws); none by default.
+        """
+        return {}
+
     def block_rows(self) -> int:
         """How many rows `_features` may hold at once."""
         return 4096

@@ -56,6 +56,15 @@ class GuardEnsemble(Detector):
     def _residuals(self, rows: Rows) -> Tensor:
         return self.guards[0].likelihood.residual(self.predict(rows.inputs), rows.targets)
 
+    def check_targets(self, rows: Rows) -> None:
+        """Raise unless the targets of these rows fit what the guards predict."""
+        self.guards[0].check_targets(rows)
+
+    def predict_at(self, rows: Rows) -> dict[str, tuple[Prediction, Tensor]]:
+        """Predict labelled rows, with the NLL (n,) of the mixture at the targets."""
+        prediction = self.predict(rows.inputs)
+        return {"own": (prediction, mixture_nll(prediction, rows.targets))}
+
 
 def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05) -> GuardEnsemble:
     """Join guards of several models, whatever kinds of model they are around: OOD is what they find OOD on average.

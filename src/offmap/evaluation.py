@@ -1,10 +1,10 @@
-"""Scorers × data sets: how well OOD data are told apart, and how good predictions on in-distribution data stay. Data only."""
+"""Detectors × data sets: how well scores separate OOD data, and how good predictions on in-distribution data are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from offmap import checks
 from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
-from offmap.calibration import nll
 from offmap.data import Place, Rows, as_batches, drop_targets, fork_rng, iter_batches, load_rows
 from offmap.data.inputs import is_table, rows_of, take_rows
-from offmap.ensemble import GuardEnsemble, mixture_nll
+from offmap.detector import Detector
 from offmap.errors import ConfigError, DataError
-from offmap.guard import Guard
 from offmap.likelihoods import Prediction, align_targets
 from offmap.metrics import (
     aupr_in,
@@ -31,35 +29,45 @@ from offmap.metrics import (
     fpr_at,
     mean_width,
     quantile_ece,
-)
+)  # fmt: skip
 from offmap.posterior.protocol import Scorer
 from offmap.random import permutation
 from offmap.table import Table
 
 LEVEL = 0.95
-KEPT = 5
-"""Examples kept at either end of every set."""
+EXAMPLES = 5
+"""Rows of lowest and of highest score that are kept as examples of every set."""
 
 POINTS = 300
-"""Points kept of every set, where inputs can be drawn in a plane."""
+"""Rows kept of every set whose inputs can be drawn in a plane."""
+
+
+@runtime_checkable
+class Thresholded(Protocol):
+    """A Scorer that calls scores above its threshold OOD."""
+
+    threshold: float | None
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row: its number in its set, its score, its inputs with a leading axis of 1, and its target if it has one."""
+    """One row: its index in its set, its score, its inputs with a leading axis of 1, and its target if it has one."""
 
-    place: int
+    index: int
     score: float
     inputs: Inputs = field(repr=False)
     target: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of one scorer beyond its scores. `losses` (n,) is all that grows with the data.
+class Details:
+    """What an evaluation keeps of one detector beyond its scores, for a page to show.
 
-    `examples` {set: the least OOD, then the most OOD}. Of guards and mixtures: `losses` of the test rows, squared errors or
-    shares of wrong labels, NaN where a row has no target; `reliability` {"own" or "wide": (k, 3)}, stated, seen, number.
+    Attributes:
+        threshold: Scores above it are called OOD; None for a Scorer that has none.
+        examples: {set: rows of lowest, then of highest score}.
+        losses: (n,) of the test rows: squared errors, or shares of wrong labels; NaN where a row has no target.
+        reliability: {"own" or "wide": (k, 3)}: stated, observed, number of examples.
     """
 
     threshold: float | None
@@ -78,93 +86,207 @@ class Points:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`rows`: one dict per scorer and data set (set "test" holds in-distribution quality, clipped and unclipped).
+    """Metrics and scores of several detectors.
 
-    `scores`: {scorer: {set: (n,)}}, higher = more OOD. The rest is what a page shows: `seen` of every scorer, `points` of every
-    set in a plane, and the `scorers` themselves, which a copy on its way to another process leaves behind.
+    Attributes:
+        rows: One dict per detector and data set; the set "test" holds the quality of predictions, clipped and unclipped.
+        scores: {detector: {set: (n,)}}, higher = more OOD.
+        details: What else is kept of every detector.
+        points: Rows of every set that can be drawn in a plane.
+        detectors: The detectors themselves; they are not pickled.
     """
 
     rows: list[dict[str, Any]]
     scores: dict[str, dict[str, Tensor]] = field(repr=False)
-    seen: dict[str, Seen] = field(default_factory=dict[str, Seen], repr=False)
+    details: dict[str, Details] = field(default_factory=dict[str, Details], repr=False)
     points: dict[str, Points] = field(default_factory=dict[str, Points], repr=False)
-    scorers: dict[str, Scorer] = field(default_factory=dict[str, Scorer], repr=False)
+    detectors: dict[str, Scorer] = field(default_factory=dict[str, Scorer], repr=False)
 
     def table(self) -> Table:
-        """The rows, aligned for reading."""
+        """Return the rows, aligned for reading."""
         return Table(self.rows)
 
     def __str__(self) -> str:
         return str(self.table())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "scorers": {}}
+        return {**vars(self), "detectors": {}}
 
 
 def evaluate(
-    scorers: Scorer | Mapping[str, Scorer],
+    detectors: Scorer | Mapping[str, Scorer],
     test: Data,
     ood: Mapping[str, Data],
     *,
-    positive: str = "id",
+    positive: Literal["id", "ood"] = "id",
     target: str = "labels",
 ) -> Evaluation:
-    """AUROC, FPR@95, AUPR-in and -out of every scorer on every OOD set; NLL, ECE, coverage and width of what guards and
-    mixtures predict on `test`.
+    """Measure AUROC, FPR@95 and AUPR of every detector on every OOD set, and NLL, ECE, coverage and width of guards' predictions.
 
-    FPR@95 is the share of OOD scores at or below the 95 % quantile of the ID scores; `positive="ood"` turns the roles around.
-    OOD data may come without targets. A few rows of every set are kept as examples.
+    Args:
+        detectors: One detector, or {name: detector}; whatever has `score(x) -> (B,)` will do.
+        test: In-distribution rows with targets.
+        ood: {name: data set}; targets are not needed.
+        positive: FPR@95 is the share of OOD scores at or below the 95 % quantile of the in-distribution scores; "ood" exchanges
+            the roles.
+        target: Key of the targets in batches that are one dict.
+
+    >>> from offmap.detectors.nearest import nearest
+    >>> x = torch.linspace(-1, 1, 20)[:, None]
+    >>> evaluate(nearest(x), (0.9 * x, x[:, 0]), {"far": 3 + x}).rows[0]["auroc"]
+    1.0
     """
-    named = dict(scorers) if isinstance(scorers, Mapping) else {"guard": scorers}
-    _check(named, ood, positive)
-    made = Evaluation([], {}, scorers=named)
+    named = dict(detectors) if isinstance(detectors, Mapping) else {"guard": detectors}
+    _check_arguments(named, ood, positive)
+    evaluation = Evaluation([], {}, detectors=named)
     for name, scorer in named.items():
-        place = getattr(scorer, "place", Place(torch.device("cpu"), torch.float32))
+        detector = scorer if isinstance(scorer, Detector) else None
+        place = detector.place if detector else Place(torch.device("cpu"), torch.float32)
         with fork_rng("test"):
-            familiar = load_rows(as_batches(test, place, name="test", target=target))
-        if isinstance(scorer, Guard | GuardEnsemble):
-            (scorer if isinstance(scorer, Guard) else scorer.guards[0]).check_targets(familiar)
-        scores = made.scores[name] = {"test": scorer.score(familiar.inputs)}
-        examples = {"test": extremes(scores["test"], [familiar.inputs], familiar.targets)}
-        losses, reliability = None, {}
-        if isinstance(scorer, Guard | GuardEnsemble):
-            row, losses, reliability = quality(scorer, familiar)
-            made.rows.append({"scorer": name, "set": "test", **row})
-        _keep(made.points, "test", [familiar.inputs], familiar.targets)
+            rows = load_rows(as_batches(test, place, name="test", target=target))
+        quality: Quality | None = None
+        if detector:
+            detector.check_targets(rows)
+            quality = measure_predictions(detector, rows)
+        scores = evaluation.scores[name] = {"test": scorer.score(rows.inputs)}
+        examples = {"test": pick_extremes(scores["test"], [rows.inputs], rows.targets)}
+        _add_points(evaluation.points, "test", [rows.inputs], rows.targets)
+        if quality:
+            evaluation.rows.append({"scorer": name, "set": "test", **quality.metrics})
         for label, data in ood.items():
-            parts = _inputs(data, place, label, target)
+            parts = _load_inputs(data, place, label, target)
             scores[label] = torch.cat([scorer.score(x) for x in parts])
-            examples[label] = extremes(scores[label], parts)
-            _keep(made.points, label, parts)
-            made.rows.append({"scorer": name, "set": label, **detection(scores["test"], scores[label], positive)})
-        made.seen[name] = Seen(getattr(scorer, "threshold", None), examples, losses, reliability)
-    return made
+            examples[label] = pick_extremes(scores[label], parts)
+            _add_points(evaluation.points, label, parts)
+            evaluation.rows.append({"scorer": name, "set": label, **measure_separation(scores["test"], scores[label], positive)})
+        threshold = scorer.threshold if isinstance(scorer, Thresholded) else None
+        evaluation.details[name] = Details(
+            threshold, examples, quality.losses if quality else None, quality.reliability if quality else {}
+        )
+    return evaluation
 
 
-def extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | None = None, kept: int = KEPT) -> list[Example]:
-    """The rows of lowest and of highest score, in rising order: all, or `kept` of either end.
+def measure_separation(id_scores: Tensor, ood_scores: Tensor, positive: Literal["id", "ood"] = "id") -> dict[str, float]:
+    """Measure how well two sets of scores are separated.
 
-    >>> [e.place for e in extremes(torch.tensor([3.0, 1.0, 2.0, 5.0]), [torch.zeros(4, 2)], kept=1)]
+    >>> measure_separation(torch.tensor([1.0, 2.0]), torch.tensor([3.0]))
+    {'auroc': 1.0, 'fpr95': 0.0, 'aupr_in': 1.0, 'aupr_out': 1.0}
+    """
+    return {
+        "auroc": float(auroc(id_scores, ood_scores)),
+        "fpr95": float(fpr_at(id_scores, ood_scores, positive=positive)),
+        "aupr_in": float(aupr_in(id_scores, ood_scores)),
+        "aupr_out": float(aupr_out(id_scores, ood_scores)),
+    }
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Metrics of predictions on in-distribution rows (prefix `wide_`: from unclipped draws), losses (n,), and reliability."""
+
+    metrics: dict[str, float]
+    losses: Tensor
+    reliability: dict[str, Tensor]
+
+
+def measure_predictions(detector: Detector, rows: Rows) -> Quality | None:
+    """Measure the quality of predictions; None for detectors that make no claim about targets."""
+    predictions = detector.predict_at(rows)
+    if not predictions:
+        return None
+    regression = predictions["own"][0].mean is not None
+    losses = (_squared_errors if regression else _error_rates)(predictions["own"][0], rows.targets)
+    metrics: dict[str, float] = {}
+    reliability: dict[str, Tensor] = {}
+    for name, (prediction, nll) in predictions.items():
+        values, curve = (_measure_regression if regression else _measure_classes)(prediction, rows.targets)
+        values = {"nll": float(nll[~losses.isnan()].mean()), **values}
+        metrics |= values if name == "own" else {f"{name}_{key}": value for key, value in values.items()}
+        reliability[name] = curve.cpu()
+    covered, width = (_measure_intervals if regression else _measure_sets)(detector, rows)
+    metrics |= {"conformal_coverage": float(covered), "conformal_width": float(width)}
+    return Quality(metrics, losses.cpu(), reliability)
+
+
+def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor]:
+    """RMSE, and ECE, coverage and width of Gaussian intervals, with coverage by level."""
+    assert prediction.mean is not None
+    assert prediction.std is not None
+    mean, std, y = prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)
+    radius = 1.959964 * std
+    return {
+        "rmse": float((mean - y).square().mean().sqrt()),
+        "ece": float(quantile_ece(mean, std, y)),
+        "coverage": float(coverage(mean - radius, mean + radius, y)),
+        "width": float(mean_width(mean - radius, mean + radius)),
+    }, coverage_curve(mean, std, y)
+
+
+def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor]:
+    """Accuracy and ECE over all positions that count, with accuracy by confidence."""
+    assert prediction.probs is not None
+    assert prediction.label is not None
+    counted = y.flatten() != IGNORED
+    probs, y = prediction.probs.movedim(1, -1).flatten(0, -2)[counted], y.flatten().long()[counted]
+    accuracy = (prediction.label.flatten()[counted] == y).float().mean()
+    return {"accuracy": float(accuracy), "ece": float(expected_calibration_error(probs, y))}, confidence_curve(probs, y)
+
+
+def _measure_intervals(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Coverage and mean width of conformal intervals."""
+    interval = detector.interval(rows.inputs, LEVEL)
+    lower, upper = interval.lower.flatten(), interval.upper.flatten()
+    return coverage(lower, upper, rows.targets.flatten()), mean_width(lower, upper)
+
+
+def _measure_sets(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Coverage and mean size of conformal sets of classes."""
+    sets = detector.prediction_set(rows.inputs, LEVEL)
+    y = align_targets(rows.targets, sets[:, 0].shape).long()
+    counted = y != IGNORED
+    covered = sets.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)[counted]
+    return covered.float().mean(), sets.sum(1)[counted].float().mean()
+
+
+def _squared_errors(prediction: Prediction, y: Tensor) -> Tensor:
+    """Mean squared error of every row, (n,)."""
+    assert prediction.mean is not None
+    errors = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
+    return errors.unsqueeze(-1).flatten(1).mean(1)
+
+
+def _error_rates(prediction: Prediction, y: Tensor) -> Tensor:
+    """Share of wrong labels of every row, (n,); NaN for a row whose targets are all −100."""
+    assert prediction.label is not None
+    y = align_targets(y, prediction.label.shape).long()
+    wrong = (prediction.label != y).double().masked_fill(y == IGNORED, torch.nan)
+    return wrong.unsqueeze(-1).flatten(1).nanmean(1)
+
+
+def pick_extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | None = None, count: int = EXAMPLES) -> list[Example]:
+    """Pick the rows of lowest and of highest score, in rising order: all, or `count` of either end.
+
+    >>> [e.index for e in pick_extremes(torch.tensor([3.0, 1.0, 2.0, 5.0]), [torch.zeros(4, 2)], count=1)]
     [1, 3]
     """
     order = scores.argsort(stable=True)
-    chosen = (order if len(order) <= 2 * kept else torch.cat([order[:kept], order[-kept:]])).tolist()
+    chosen = (order if len(order) <= 2 * count else torch.cat([order[:count], order[-count:]])).tolist()
     return [
-        Example(place, float(scores[place]), _row(parts, place), None if targets is None else targets[place].cpu())
-        for place in chosen
+        Example(index, float(scores[index]), _copy_row(parts, index), None if targets is None else targets[index].cpu())
+        for index in chosen
     ]
 
 
-def _row(parts: Sequence[Inputs], place: int) -> Inputs:
+def _copy_row(parts: Sequence[Inputs], index: int) -> Inputs:
     """One row of consecutive parts, on the CPU, as a copy that does not keep them alive."""
     for part in parts:
-        if place < rows_of(part):
-            return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, take_rows(part, [place]))
-        place -= rows_of(part)
-    raise IndexError(place)
+        if index < rows_of(part):
+            return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, take_rows(part, [index]))
+        index -= rows_of(part)
+    raise IndexError(index)
 
 
-def _keep(points: dict[str, Points], label: str, parts: Sequence[Inputs], targets: Tensor | None = None) -> None:
+def _add_points(points: dict[str, Points], label: str, parts: Sequence[Inputs], targets: Tensor | None = None) -> None:
     """Keep some rows of a set, once, if they can be drawn in a plane."""
     if label in points or not all(is_table(part) and part.shape[1] <= 2 for part in parts):
         return
@@ -173,112 +295,23 @@ def _keep(points: dict[str, Points], label: str, parts: Sequence[Inputs], target
     points[label] = Points(x[chosen].float(), None if targets is None else targets.cpu()[chosen])
 
 
-def detection(familiar: Tensor, strange: Tensor, positive: str = "id") -> dict[str, float]:
-    """How well two sets of scores are told apart."""
-    return {
-        "auroc": float(auroc(familiar, strange)),
-        "fpr95": float(fpr_at(familiar, strange, positive=positive)),  # pyright: ignore[reportArgumentType]
-        "aupr_in": float(aupr_in(familiar, strange)),
-        "aupr_out": float(aupr_out(familiar, strange)),
-    }
-
-
-def quality(guard: Guard | GuardEnsemble, rows: Rows) -> tuple[dict[str, float], Tensor, dict[str, Tensor]]:
-    """Quality of predictions on in-distribution data, and (prefix `wide_`) of a guard's unclipped ones; losses; reliability."""
-    own = guard.predict(rows.inputs)
-    losses = _losses(own, rows.targets)
-    said = {"own": own} | ({"wide": guard.predict(rows.inputs, clip=None)} if isinstance(guard, Guard) else {})
-    result: dict[str, float] = {}
-    for name, prediction in said.items():
-        if isinstance(guard, Guard):
-            paid = nll(guard, rows, clip=guard.clip if name == "own" else None)
-        else:
-            paid = mixture_nll(prediction, rows.targets)
-        measured = {"nll": float(paid[~losses.isnan()].mean())} | _fit_of(prediction, rows.targets)
-        result |= {key if name == "own" else f"wide_{key}": value for key, value in measured.items()}
-    curves = {name: _reliability(prediction, rows.targets) for name, prediction in said.items()}
-    return result | _conformal(guard, rows, own), losses.cpu(), curves
-
-
-def _conformal(guard: Guard | GuardEnsemble, rows: Rows, own: Prediction) -> dict[str, float]:
-    """Coverage and mean width of conformal intervals or sets."""
-    if own.mean is not None:
-        interval = guard.interval(rows.inputs, LEVEL)
-        y = rows.targets.reshape(interval.lower.shape)
-        inside = coverage(interval.lower.flatten(), interval.upper.flatten(), y.flatten())
-        width = mean_width(interval.lower.flatten(), interval.upper.flatten())
-        return {"conformal_coverage": float(inside), "conformal_width": float(width)}
-    chosen = guard.prediction_set(rows.inputs, LEVEL)
-    y = align_targets(rows.targets, chosen[:, 0].shape).long()
-    counted = y != IGNORED
-    covered = chosen.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)[counted]
-    return {
-        "conformal_coverage": float(covered.float().mean()),
-        "conformal_width": float(chosen.sum(1)[counted].float().mean()),
-    }
-
-
-def _fit_of(prediction: Prediction, y: Tensor) -> dict[str, float]:
-    """ECE, coverage and width at 95 %, and RMSE or accuracy."""
-    if prediction.mean is not None and prediction.std is not None:
-        mean, std, flat = prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)
-        radius = 1.959964 * std
-        return {
-            "rmse": float((mean - flat).square().mean().sqrt()),
-            "ece": float(quantile_ece(mean, std, flat)),
-            "coverage": float(coverage(mean - radius, mean + radius, flat)),
-            "width": float(mean_width(mean - radius, mean + radius)),
-        }
-    probs, flat = _classes(prediction, y)
-    assert prediction.label is not None
-    label = prediction.label.flatten()[y.flatten() != IGNORED]
-    return {"accuracy": float((label == flat).float().mean()), "ece": float(expected_calibration_error(probs, flat))}
-
-
-def _classes(prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and labels of all positions that count."""
-    assert prediction.probs is not None
-    counted = y.flatten() != IGNORED
-    return prediction.probs.movedim(1, -1).flatten(0, -2)[counted], y.flatten().long()[counted]
-
-
-def _losses(prediction: Prediction, y: Tensor) -> Tensor:
-    """Mean squared error or share of wrong labels of every row, (n,); NaN for a row whose targets are all −100."""
-    if prediction.mean is not None:
-        error = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
-        return error.unsqueeze(-1).flatten(1).mean(1)
-    assert prediction.label is not None
-    said = align_targets(y, prediction.label.shape).long()
-    wrong = (prediction.label != said).double().masked_fill(said == IGNORED, torch.nan)
-    return wrong.unsqueeze(-1).flatten(1).nanmean(1)
-
-
-def _reliability(prediction: Prediction, y: Tensor) -> Tensor:
-    """Stated, seen, number: intervals of a regression by level, labels of a classification by confidence."""
-    if prediction.mean is not None and prediction.std is not None:
-        return coverage_curve(prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)).cpu()
-    return confidence_curve(*_classes(prediction, y)).cpu()
-
-
-def _inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:
+def _load_inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:
     """Inputs of an OOD data set, which may have no targets, in one batch or several."""
     loader = DataLoader(data, batch_size=1024) if isinstance(data, Dataset) else data
     with fork_rng("ood"):
-        read = list(iter_batches(loader, f"`{name}`")) if isinstance(loader, DataLoader) else [loader]
-    parts = [drop_targets(batch, target) for batch in read]
-    if not parts:
+        loaded = list(iter_batches(loader, f"`{name}`")) if isinstance(loader, DataLoader) else [loader]
+    if not loaded:
         raise DataError(f"Expected at least one example in `{name}`, but it is empty.")
-    return [tree_map(place.put, part) for part in parts]
+    return [tree_map(place.put, drop_targets(batch, target)) for batch in loaded]
 
 
-def _check(scorers: Mapping[str, Any], ood: Any, positive: str) -> None:
-    """Refuse what cannot be evaluated before any score is made."""
-    for name, scorer in scorers.items():
-        if not isinstance(scorer, Scorer) or isinstance(scorer, type):
-            raise ConfigError(f"Expected scorers with a `score` method, but {name!r} is of type {type(scorer).__name__}.")
+def _check_arguments(detectors: Mapping[str, Any], ood: Any, positive: str) -> None:
+    for name, detector in detectors.items():
+        if not isinstance(detector, Scorer) or isinstance(detector, type):
+            raise ConfigError(f"Expected scorers with a `score` method, but {name!r} is of type {type(detector).__name__}.")
     if not isinstance(ood, Mapping):
         raise DataError(f"Expected `ood` to be a dict of data sets by name, but got {type(ood).__name__}.")
-    if not scorers or not ood:
+    if not detectors or not ood:
         raise DataError("Expected at least one scorer and one OOD data set in `ood`, but got none.")
     if "test" in ood:
         raise DataError("Expected names of OOD data sets other than 'test', which is the in-distribution one's. Rename it.")

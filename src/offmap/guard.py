@@ -99,6 +99,13 @@ class Guard(Detector):
         self.likelihood.check_targets(base[0], rows.targets, rows.name)
         check_counted(self.likelihood, rows.targets, rows.name)
 
+    def predict_at(self, rows: Rows) -> dict[str, tuple[Prediction, Tensor]]:
+        """Predict labelled rows from clipped ("own") and unclipped draws ("wide"), each with its NLL (n,) at the targets."""
+        from offmap.calibration import nll
+
+        clips = {"own": self.clip, "wide": None}
+        return {name: (self.predict(rows.inputs, clip=clip), nll(self, rows, clip=clip)) for name, clip in clips.items()}
+
     def terms(self, x: Inputs) -> dict[str, Tensor]:
         """Why inputs are OOD: what the score joins, (B,) each, such as "disagreement", "inputs" and "layers", in standard
         deviations over in-distribution rows. Of a score that joins nothing it is the score itself, under "score".

@@ -699,7 +699,7 @@ def evaluation_of_regression() -> Numbers:
     scorers = {"guard": closed(mean_and_variance(), quantity), "nearest": Nearest(quantity(100, 0)[0])}
     strange = {"far": 3 + rows(40, 6), "wide": (2 * rows(30, 8), rows(30, 8)[:, 0])}
     found = offmap.evaluate(scorers, quantity(60, 2), strange)
-    own = found.seen["guard"]
+    own = found.details["guard"]
     losses = own.losses
     assert losses is not None
     extremes = [example.score for example in own.examples["far"]]

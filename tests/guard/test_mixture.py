@@ -177,8 +177,8 @@ def test_predictions_of_a_mixture_are_judged_like_those_of_a_guard(guards: list[
     twice = offmap.combine([guards[0], guards[0]], VALID)
     same, one = (offmap.evaluate(scorer, VALID, {"far": FAR}) for scorer in (twice, guards[0]))
     assert same.rows[0] == pytest.approx({n: v for n, v in one.rows[0].items() if not n.startswith("wide_")}, rel=1e-4)
-    torch.testing.assert_close(same.seen["guard"].losses, one.seen["guard"].losses)
-    assert list(same.seen["guard"].reliability) == ["own"]
+    torch.testing.assert_close(same.details["guard"].losses, one.details["guard"].losses)
+    assert list(same.details["guard"].reliability) == ["own"]
 
 
 def test_classes_of_a_mixture_are_judged_where_they_have_a_label() -> None:

@@ -98,7 +98,7 @@ def check_counts(tab: Any, scores: dict[str, Tensor]) -> None:
 
 
 def test_the_threshold_starts_at_the_guards_own(chromium, pages, regression):
-    guard = regression.scorers["guard"]
+    guard = regression.detectors["guard"]
     with opened(chromium, pages["regression"]) as tab:
         expected = {n: (int((s > guard.threshold).sum()), len(s)) for n, s in regression.scores["guard"].items()}
         assert flagged(tab) == expected
@@ -161,7 +161,7 @@ def test_the_line_of_the_picture_stands_above_the_thumb(chromium, pages):
 
 
 def test_curves_follow_the_threshold(chromium, pages, regression):
-    guard, (x, y) = regression.scorers["guard"], line(150, 2)
+    guard, (x, y) = regression.detectors["guard"], line(150, 2)
     error = (guard.predict(x).mean - y).square()
     scores = regression.scores["guard"]
     with opened(chromium, pages["regression"]) as tab:
@@ -185,7 +185,7 @@ def test_curves_follow_the_threshold(chromium, pages, regression):
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pages, request):
     evaluation = request.getfixturevalue(kind)
-    guard = next(iter(evaluation.scorers.values()))
+    guard = next(iter(evaluation.detectors.values()))
     clips = sorted({c for c in (*CLIPS, guard.clip) if c is not None}, reverse=True)
     with opened(chromium, pages[kind]) as tab:
         slider = tab.get_by_role("slider", name="Clip")

@@ -255,7 +255,7 @@ def test_dicts_of_inputs_are_shown_by_key(tmp_path):
 
 def test_a_pickled_evaluation_leaves_its_scorers_behind_and_still_makes_a_page(evaluation, tmp_path):
     again = pickle.loads(pickle.dumps(evaluation))
-    assert again.scorers == {}
+    assert again.detectors == {}
     assert again.rows == evaluation.rows
     text = write_page(again, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "nothing in a model was made random" in text

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offmap.evaluation import Evaluation, Points, Seen
+from offmap.evaluation import Details, Evaluation, Points
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.maxwent.monitors import History
@@ -40,7 +40,7 @@ LINE, SIDE, DOTS, MARGIN = 161, 44, 150, 0.06
 def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
     """Return all that the page draws of one detector."""
     set_scores = {label: values.double().cpu().numpy() for label, values in evaluation.scores[name].items()}
-    details = evaluation.seen.get(name) or Seen(None, {})
+    details = evaluation.details.get(name) or Details(None, {})
     id_scores, ood_scores = set_scores["test"], [values for label, values in set_scores.items() if label != "test"]
     own = details.threshold if details.threshold is not None and math.isfinite(details.threshold) else None
     start = own if own is not None else _quantile(id_scores, 0.95)
@@ -64,7 +64,7 @@ def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
         "risk": None if losses is None else risk_curve(id_scores, losses, thresholds, kind),
         "reliability": {key: [[to_json(v) for v in row] for row in rows.tolist()] for key, rows in details.reliability.items()},
         "kind": kind,
-        "history": _history_curves(getattr(evaluation.scorers.get(name), "history", None)),
+        "history": _history_curves(getattr(evaluation.detectors.get(name), "history", None)),
         "clips": clip_frames(evaluation, name),
     }
 
@@ -174,7 +174,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
     """Return what a guard predicts over a line or a plane for every clip (the paper's figure 4), or why that cannot be drawn."""
-    guard, points = evaluation.scorers.get(name), evaluation.points
+    guard, points = evaluation.detectors.get(name), evaluation.points
     if not isinstance(guard, Guard):
         return "Only guards draw weights that can be clipped."
     if not isinstance(getattr(guard.predictive, "whole", guard.predictive), Stochastic):

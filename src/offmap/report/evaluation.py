@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from offmap._version import __version__
-from offmap.evaluation import KEPT, Evaluation
+from offmap.evaluation import EXAMPLES, Evaluation
 from offmap.guard import Guard
 from offmap.report.curves import curves
 from offmap.report.examples import Names, examples
@@ -131,10 +131,10 @@ def _body(part: str, words: Mapping[str, str], evaluation: Evaluation, names: Na
     """Return the HTML of one section."""
     text = paragraphs(words.get("text", ""))
     if part == "examples":
-        note = paragraphs(f"At most {KEPT} rows from either end of every set. Rows count from 0.", "note")
+        note = paragraphs(f"At most {EXAMPLES} rows from either end of every set. Rows count from 0.", "note")
         return note + _per_scorer(evaluation, lambda name: examples(evaluation, name, names))
     if part == "summary":
-        return text + _per_scorer(evaluation, lambda name: _summary(evaluation.scorers.get(name)))
+        return text + _per_scorer(evaluation, lambda name: _summary(evaluation.detectors.get(name)))
     if part == "rows":
         kinds = ([_texts(row) for row in evaluation.rows if ("auroc" in row) == detection] for detection in (True, False))
         return text + "".join(table(Table(rows)) for rows in kinds if rows)
@@ -200,7 +200,7 @@ def headline(evaluation: Evaluation) -> str:
 
 def verdict(evaluation: Evaluation, name: str) -> str:
     """Put what one scorer does at its threshold into a paragraph; `**` marks numbers."""
-    scores, details, by_set = evaluation.scores[name], evaluation.seen.get(name), areas(evaluation, name)
+    scores, details, by_set = evaluation.scores[name], evaluation.details.get(name), areas(evaluation, name)
     lowest = min(by_set, key=lambda label: by_set[label])
     ordered = ", ".join(f"{percent(area)} for “{label}”" for label, area in by_set.items())
     parts = [f"An OOD row gets a higher score than an in-distribution one with a probability (AUROC) of {ordered}."]
@@ -217,7 +217,7 @@ def verdict(evaluation: Evaluation, name: str) -> str:
         listed = caught[0] if len(caught) == 1 else f"{', '.join(caught[:-1])} and {caught[-1]}"
         false = f"**{percent(flagged['test'])} of in-distribution rows**"
         parts.append(f"At its own threshold it flags {listed}, and {false} by mistake.")
-        parts += _compare_false_alarms(evaluation.scorers.get(name), flagged["test"], len(scores["test"]))
+        parts += _compare_false_alarms(evaluation.detectors.get(name), flagged["test"], len(scores["test"]))
     return " ".join([*parts, *_quality(evaluation, name)])
 
 

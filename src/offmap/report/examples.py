@@ -49,9 +49,9 @@ class Names:
 
 def examples(evaluation: Evaluation, name: str, names: Names) -> str:
     """Return the HTML of all sets of one scorer, the test data first."""
-    sets = evaluation.seen[name].examples if name in evaluation.seen else {}
-    guard = evaluation.scorers.get(name)
-    everything = [e for seen in evaluation.seen.values() for rows in seen.examples.values() for e in rows]
+    sets = evaluation.details[name].examples if name in evaluation.details else {}
+    guard = evaluation.detectors.get(name)
+    everything = [e for seen in evaluation.details.values() for rows in seen.examples.values() for e in rows]
     images = [image for e in everything if (image := as_image(e.inputs, names.image)) is not None]
     ends, side = (pixel_range(images), side_for(len(images))) if images else ((0.0, 1.0), 0)
     parts: list[str] = []
@@ -93,7 +93,7 @@ def _truth(target: Tensor | None, names: Names) -> str:
 
 def _row(example: Example, prediction: str, names: Names) -> Mapping[str, Any]:
     """Return one line of a table."""
-    row: dict[str, Any] = {"row": example.place, "score": format_number(example.score)}
+    row: dict[str, Any] = {"row": example.index, "score": format_number(example.score)}
     row |= {"truth": truth} if (truth := _truth(example.target, names)) else {}
     row |= {"predicted": prediction} if prediction else {}
     return row | {key: value for key, value in cells(example.inputs, names).items() if key not in row}
@@ -134,7 +134,7 @@ def _images(rows: Sequence[Example], predictions: Sequence[str], names: Names, e
         truth = _truth(example.target, names)
         facts = [f"score {format_number(example.score)}"]
         facts += ([f"says {prediction}"] if prediction else []) + ([f"is {truth}"] if truth else [])
-        alt = html.escape(f"Row {example.place}: {', '.join(facts)}.")
+        alt = html.escape(f"Row {example.index}: {', '.join(facts)}.")
         lines = "".join(f"<span>{html.escape(fact)}</span>" for fact in facts)
         source = data_uri(np.asarray(image), ends, side)
         items.append(f'<li><img src="{source}" alt="{alt}" width="96" height="96">{lines}</li>')

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap.data import Place, as_batches, load_rows
-from offmap.evaluation import detection
+from offmap.evaluation import measure_separation
 from offmap.io.atomic import write_whole
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import solve as maxwent
@@ -173,5 +173,5 @@ def told_apart(predictive: Stochastic, law: Likelihood, task: Task, seed: int, d
         law.score(predictive.outputs(x[:ROWS], draws, clip=None, seed=seed)).nan_to_num(nan=torch.inf, posinf=torch.inf)
         for x in (task.test[0], strange)
     )
-    found = detection(familiar, odd)
+    found = measure_separation(familiar, odd)
     return found["auroc"], found["fpr95"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
-from offmap.evaluation import detection
+from offmap.evaluation import measure_separation
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
 from offmap_bench.speed.peers import mean_head
@@ -71,7 +71,7 @@ def measure_one(fit: Callable[[], tuple[Scorer, float]], sets: Sequence[Tensor])
     middle = time.process_time()
     scores = [score(x) for x in sets]
     seconds = {"fit": middle - start, "score": 1000 * (time.process_time() - middle) / sum(map(len, sets))}
-    found = detection(*scores)
+    found = measure_separation(*scores)
     return significant({"auroc": found["auroc"], "fpr95": found["fpr95"], "entropy": entropy, **seconds})
 
 

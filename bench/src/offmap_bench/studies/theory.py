@@ -12,7 +12,7 @@ from torch import nn
 
 import offmap
 from offmap.diagnosis import Diagnosis, diagnose
-from offmap.evaluation import detection
+from offmap.evaluation import measure_separation
 from offmap.guard import Guard
 from offmap.report.diagnosis import amplitude_panels, trace_panels
 from offmap.report.figures import Panel
@@ -81,7 +81,7 @@ def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
 
 def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]:
     """The numbers of one fit."""
-    history, found = guard.history, detection(*(guard.score(x) for x in (bench.task.test[0], *bench.task.ood.values())))
+    history, found = guard.history, measure_separation(*(guard.score(x) for x in (bench.task.test[0], *bench.task.ood.values())))
     mean_net = {layer.name: layer.correlation for layer in diagnose(guard, bench.task.train).layers}
     layers = {
         layer.name: {

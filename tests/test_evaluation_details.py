@@ -28,22 +28,22 @@ def test_examples_are_the_rows_at_either_end() -> None:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     y = torch.arange(40.0)
     loader = DataLoader(TensorDataset(x), batch_size=7)
-    seen = offmap.evaluate(First(), (x, y), {"far": loader}).seen["guard"]
+    details = offmap.evaluate(First(), (x, y), {"far": loader}).details["guard"]
     order = x[:, 0].argsort().tolist()
     for label in ("test", "far"):
-        kept = seen.examples[label]
-        assert [e.place for e in kept] == [*order[:5], *order[-5:]]
+        kept = details.examples[label]
+        assert [e.index for e in kept] == [*order[:5], *order[-5:]]
         for example in kept:
-            assert torch.equal(example.inputs, x[[example.place]])
-            assert example.score == float(x[example.place, 0])
-    assert [float(e.target) for e in seen.examples["test"]] == [float(e.place) for e in seen.examples["test"]]
-    assert all(e.target is None for e in seen.examples["far"])
+            assert torch.equal(example.inputs, x[[example.index]])
+            assert example.score == float(x[example.index, 0])
+    assert [float(e.target) for e in details.examples["test"]] == [float(e.index) for e in details.examples["test"]]
+    assert all(e.target is None for e in details.examples["far"])
 
 
 def test_examples_do_not_keep_the_data_alive() -> None:
     x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
-    seen = offmap.evaluate(First(), (x, torch.zeros(1000)), {"far": x}).seen["guard"]
-    assert all(e.inputs.untyped_storage().nbytes() == 12 for kept in seen.examples.values() for e in kept)
+    details = offmap.evaluate(First(), (x, torch.zeros(1000)), {"far": x}).details["guard"]
+    assert all(e.inputs.untyped_storage().nbytes() == 12 for kept in details.examples.values() for e in kept)
 
 
 @pytest.mark.parametrize(("features", "kept"), [(1, True), (2, True), (3, False)])
@@ -60,14 +60,14 @@ def test_points_are_kept_where_they_can_be_drawn(features: int, kept: bool) -> N
 def test_losses_and_reliability_of_a_regression_by_hand(guard: offmap.Guard) -> None:
     x, y = regression(50, 3)
     evaluation = offmap.evaluate(guard, (x, y), {"far": 5 * x})
-    seen = evaluation.seen["guard"]
-    torch.testing.assert_close(seen.losses, (guard.predict(x).mean - y).square())
-    assert seen.losses.mean().sqrt().item() == pytest.approx(evaluation.rows[0]["rmse"], rel=1e-5)
+    details = evaluation.details["guard"]
+    torch.testing.assert_close(details.losses, (guard.predict(x).mean - y).square())
+    assert details.losses.mean().sqrt().item() == pytest.approx(evaluation.rows[0]["rmse"], rel=1e-5)
     for name, clip in (("own", guard.clip), ("wide", None)):
         said = guard.predict(x, clip=clip)
         law = torch.distributions.Normal(said.mean.double(), said.std.double())
         between = 2 * (law.cdf(y.double()) - 0.5).abs()
-        for level, share, rows in seen.reliability[name].tolist():
+        for level, share, rows in details.reliability[name].tolist():
             assert share == pytest.approx((between <= level).double().mean().item(), abs=1e-9)
             assert rows == 50
 
@@ -75,11 +75,11 @@ def test_losses_and_reliability_of_a_regression_by_hand(guard: offmap.Guard) -> 
 def test_losses_and_reliability_of_a_classification_by_hand() -> None:
     sorter = quick(classifier(), classes(60, 0), classes(60, 1))
     x, y = classes(50, 3)
-    seen = offmap.evaluate(sorter, (x, y), {"far": 5 * x}).seen["guard"]
+    details = offmap.evaluate(sorter, (x, y), {"far": 5 * x}).details["guard"]
     confidence, said = sorter.predict(x).probs.max(1)
-    assert torch.equal(seen.losses, (said != y).double())
-    assert seen.reliability["own"][:, 2].sum() == 50
-    for stated, right, rows in seen.reliability["own"].tolist():
+    assert torch.equal(details.losses, (said != y).double())
+    assert details.reliability["own"][:, 2].sum() == 50
+    for stated, right, rows in details.reliability["own"].tolist():
         low = np.ceil(10 * stated) / 10 - 0.1
         chosen = (confidence > low) & (confidence <= low + 0.1)
         assert rows == int(chosen.sum())
