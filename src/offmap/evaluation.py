@@ -46,7 +46,10 @@ POINTS = 300
 class Thresholded(Protocol):
     """A Scorer that calls scores above its threshold OOD."""
 
-    threshold: float | None
+    @property
+    def threshold(self) -> float | None:
+        """None: no threshold."""
+        ...
 
 
 @dataclass(frozen=True)
