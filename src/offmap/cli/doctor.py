@@ -13,7 +13,7 @@ import typer
 
 from offmap._version import __version__
 from offmap.cli.options import Json, print_result
-from offmap.evaluation import detection
+from offmap.evaluation import measure_separation
 from offmap.fit import fit
 from offmap.integrations.mlp import mlp
 from offmap.random import generator
@@ -103,7 +103,7 @@ def self_test(seed: int = 0) -> dict[str, Any]:
             y = model(x)[:, 0] + 0.1 * torch.randn(len(x), generator=source, device="cpu")
         train, valid, test = ((x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(x), ROWS))
         guard = fit(model, train, valid, solver="closed-form", draws=20, seed=seed, progress=False)
-        auroc = detection(guard.score(test[0]), guard.score(test[0] + 10))["auroc"]
+        auroc = measure_separation(guard.score(test[0]), guard.score(test[0] + 10))["auroc"]
     except Exception as error:  # whatever it is, the user should read it here
         return {"passed": False, "seconds": time.perf_counter() - start, "error": f"{type(error).__name__}: {error}"}
     return {"passed": auroc >= MIN_AUROC, "seconds": time.perf_counter() - start, "auroc": auroc}
