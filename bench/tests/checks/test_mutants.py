@@ -1,12 +1,12 @@
 """Mutants: where they may be, which tests they are given to, and that a changed module is what those import."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from offmap_bench.checks.coverage import own_test, package_of, shares, statement
-from offmap_bench.checks.mutants import annotations, changed_line, count_positional, mutants_of, subjects
+from offmap_bench.checks import coverage, mutants
+from offmap_bench.checks.coverage import Reach, own_test, package_of, shares
+from offmap_bench.checks.mutants import annotations, changed_line, count_positional, mutants_of
 from offmap_bench.paths import ROOT
 
 
@@ -19,20 +19,32 @@ def test_annotations_are_spared_and_defaults_are_not():
         assert any(start <= (line, column) and (line, column + 1) <= stop for start, stop in spans) is spared, sign
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "lines"),
-    [
-        ("def f():\n    if a:\n        b = (1 +\n             2)\n", 4, [3, 4]),
-        ("def f():\n    if a:\n        b = 1\n", 2, [2]),
-        ("def f():\n    while (a and\n           b):\n        c()\n", 3, [2, 3]),
-        ("def f(x=1):\n    a = 1\n    return a\n", 1, [1, 2, 3]),
-        ("@cache\ndef f():\n    return 1\n", 1, [2, 3]),
-        ("class A:\n    x = 1\n    def f(self):\n        return 1\n", 2, []),
-        ("a = 1\n", 1, []),
-    ],
-)
-def test_the_statement_of_a_line(text: str, line: int, lines: list[int]):
-    assert statement(text, line) == lines
+@pytest.fixture
+def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reach:
+    """A coverage in which three tests reach the second line of a module, and its first runs on import."""
+    pytest.importorskip("coverage", reason="needs coverage: pip install -e 'bench[mutants]'")
+    from coverage import CoverageData
+
+    monkeypatch.setattr(coverage, "COVERED", tmp_path)
+    monkeypatch.setattr(coverage, "SECONDS", tmp_path / "seconds.json")
+    data = CoverageData(str(tmp_path / "data"))
+    for name, lines in {"": [1], "tests/a.py::slow": [2], "tests/test_fit.py::own": [2], "tests/a.py::quick@group": [2]}.items():
+        data.set_context(name and f"{name}|run")
+        data.add_lines({str(ROOT / "src/offmap/fit.py"): lines})
+    data.write()
+    (tmp_path / "seconds.json").write_text(
+        '{"tests/a.py::slow": 3.0, "tests/a.py::quick@group": 0.5, "tests/test_fit.py::own": 1.0}'
+    )
+    return Reach()
+
+
+def test_tests_of_a_line_are_its_own_first_then_the_quickest_within_the_budget(reach: Reach):
+    assert reach.tests("src/offmap/fit.py", 2, 10) == ["tests/test_fit.py::own", "tests/a.py::quick", "tests/a.py::slow"]
+    assert reach.tests("src/offmap/fit.py", 3, 2) == ["tests/test_fit.py::own", "tests/a.py::quick"]
+
+
+def test_a_line_that_runs_on_import_belongs_to_all_tests_of_the_module(reach: Reach):
+    assert set(reach.tests("src/offmap/fit.py", 1, 10)) >= {"tests/a.py::quick", "tests/a.py::slow"}
 
 
 def test_the_line_of_a_change_is_empty_where_it_is_gone():
@@ -48,7 +60,6 @@ def test_a_star_between_arguments_is_no_product():
 def test_files_and_their_own_tests():
     assert package_of("/somewhere/src/offmap/posterior/noise.py") == "posterior"
     assert own_test("src/offmap/scores/uncertainty.py") == "tests/scores/test_uncertainty.py"
-    assert all((ROOT / file).exists() for file in subjects())
 
 
 def test_a_file_has_mutants_at_many_places():
@@ -65,27 +76,23 @@ def test_shares_count_lines_of_all_packages_together():
     assert shares({"a": one}) == (0.9, 1.0)
 
 
-DOCTEST = "src/offmap/scores/uncertainty.py::offmap.scores.uncertainty.predictive_entropy"
-TEST = "tests/scores/test_uncertainty.py::test_entropies_match_the_loop"
-
-
-def test_a_changed_module_is_what_doctests_and_tests_see():
-    """A text that is the same survives, one with another mean or none at all is killed; the file on disk stays as it is."""
-    path = ROOT / "src" / "offmap" / "scores" / "uncertainty.py"
-    before = path.read_bytes()
-    assert b"entr(probs.mean(0))" in before
-    command = (
-        "import sys, pytest, torch\n"
-        "from offmap_bench.checks.mutants import read, trial\n"
-        "file = 'src/offmap/scores/uncertainty.py'\n"
-        "for test in sys.argv[1:]:\n"
-        "    for after in ('entr(probs.mean(0))', 'entr(probs.mean(1))', '('):\n"
-        "        print(*trial(file, read(file).replace('entr(probs.mean(0))', after), [test]))\n"
-    )
-    words = [sys.executable, "-c", command, DOCTEST, TEST]
-    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    assert ran.stdout.splitlines() == [
-        "survived ", f"killed {DOCTEST}", "killed src/offmap/scores/uncertainty.py",
-        "survived ", f"killed {TEST}", "killed tests/scores/test_uncertainty.py",
-    ]  # fmt: skip
-    assert path.read_bytes() == before
+def test_a_mutant_is_killed_by_a_test_that_sees_its_file_and_the_repository_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("cosmic_ray", reason="needs cosmic-ray: pip install -e 'bench[mutants]'")
+    monkeypatch.setattr(mutants, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(mutants, "COPY", tmp_path / "copy")
+    files = {
+        "src/one.py": "def double(x):\n    return 2 * x\n",
+        "test_one.py": "from one import double\n\n\ndef test_none(): pass\n\n\ndef test_two(): assert double(3) == 6\n"
+        "\n\ndef test_broken(): assert False\n",
+        "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text, encoding="utf-8")
+    mutant = next(m for choices in mutants_of("src/one.py").values() for m in choices if m.text().endswith("3 * x\n"))
+    judge = mutants.Judge()
+    assert judge.fate(mutant, ["test_one.py::test_none"]) == ("survived", "", 1)
+    assert judge.fate(mutant, ["test_one.py::test_broken", "test_one.py::test_two"]) == ("killed", "test_one.py::test_two", 1)
+    assert (tmp_path / "root" / "src" / "one.py").read_text(encoding="utf-8") == files["src/one.py"]

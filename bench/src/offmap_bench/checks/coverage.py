@@ -7,10 +7,10 @@ followed too, except those that they kill. Nothing of offmap is imported here: w
 
 from __future__ import annotations
 
-import ast
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offmap_bench.checks.records import replace_file
@@ -108,43 +108,29 @@ class Reach:
         self._seconds: dict[str, float] = json.loads(SECONDS.read_text(encoding="utf-8"))
 
     def tests(self, file: str, line: int, budget: float) -> list[str]:
-        """Tests that reach the statement of a line, of at most `budget` seconds.
+        """Tests that reach a line, of at most `budget` seconds: the module's own first, then those of its folder, then others.
 
-        First the module's own, then those of its folder, then all others, file by file and the quickest first; before all, its own
-        test file if that is newer than the coverage. A line that runs on import belongs to every test that reaches the module.
+        A line that no test reaches, inside a statement of several lines, counts as the nearest one above that some test reaches; a
+        line that runs on import belongs to every test that reaches the module. The module's own test file comes first as a whole if
+        it is newer than the coverage, or if the line runs on import.
         """
-        reached = self._data.contexts_by_lineno(str(ROOT / file))
-        lines = statement((ROOT / file).read_text(encoding="utf-8"), line)
-        names = {name.rpartition("|")[0] for n in lines or reached for name in reached.get(n, ()) if name}
-        files: dict[str, list[str]] = {}
-        for name in sorted(names, key=self._took):
-            files.setdefault(name.partition("::")[0], []).append(name)
-        own = ROOT / own_test(file)
-        fresh = [own_test(file)] if own.exists() and (not lines or own.stat().st_mtime > SECONDS.stat().st_mtime) else []
-        folder = own_test(file).rpartition("/")[0]
+        reached = {n: [name for name in names if name] for n, names in self._data.contexts_by_lineno(str(ROOT / file)).items()}
+        near = max((n for n in reached if n <= line), default=line)
+        names = {n.rpartition("|")[0] for n in reached.get(near) or (name for some in reached.values() for name in some)}
+        own, folder = own_test(file), own_test(file).rpartition("/")[0]
+        is_new = (ROOT / own).exists() and (ROOT / own).stat().st_mtime > SECONDS.stat().st_mtime
+        chosen = [own] if is_new or ((ROOT / own).exists() and not reached.get(near)) else []
 
-        def rank(path: str) -> tuple[bool, bool, float]:
-            return path not in (file, own_test(file)), not path.startswith(folder), sum(map(self._took, files[path]))
+        def rank(name: str) -> tuple[bool, bool, str, float]:
+            path = name.partition("::")[0]
+            return path not in (file, own), not path.startswith(folder), path, self._seconds.get(name, 1.0)
 
-        chosen: list[str] = []
-        for name in (name for path in sorted(files, key=rank) if path not in fresh for name in files[path]):
-            if (seconds := self._took(name)) <= budget:
+        for name in sorted(names, key=rank):
+            seconds = self._seconds.get(name, 1.0)
+            if seconds <= budget and name.partition("::")[0] not in chosen:
                 budget -= seconds
-                chosen.append(without_group(name))
-        return fresh + chosen
-
-    def _took(self, name: str) -> float:
-        return self._seconds.get(name, 1.0)
-
-
-def without_group(name: str) -> str:
-    """The name of a test without the group that xdist puts behind it.
-
-    >>> without_group("test_a.py::test_b[1]@c"), without_group("test_a.py::test_b[x@y]")
-    ('test_a.py::test_b[1]', 'test_a.py::test_b[x@y]')
-    """
-    bare, _, group = name.rpartition("@")
-    return name if not bare or "]" in group else bare
+                chosen.append(re.sub(r"@[^]]*$", "", name))  # without the group of xdist
+        return chosen
 
 
 def own_test(file: str) -> str:
@@ -158,31 +144,6 @@ def own_test(file: str) -> str:
     source, tests = next(pair for pair in SOURCES.items() if file.startswith(pair[0]))
     folder, slash, module = f"{tests}{file.removeprefix(source).removesuffix('.py')}".rpartition("/")
     return f"{folder}{slash}test_{folder.rpartition('/')[2] if module == '__init__' else module}.py"
-
-
-def statement(text: str, line: int) -> list[int]:
-    """Lines of the smallest statement of a function that holds a line; of a compound one the head alone, of a function all of it.
-    What runs on import has none: no test owns it.
-
-    >>> text = "@cache\\ndef f():\\n    if a:\\n        b = (1 +\\n             2)\\n"
-    >>> statement(text, 1), statement(text, 3), statement(text, 5), statement("a = 1\\n", 1)
-    ([2, 3, 4, 5], [3], [4, 5], [])
-    """
-
-    def span(node: ast.stmt) -> tuple[int, int]:
-        decorators: Iterable[ast.expr] = getattr(node, "decorator_list", [])
-        return min([node.lineno, *(d.lineno for d in decorators)]), node.end_lineno or node.lineno
-
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    inner = [node for function in functions for node in ast.walk(function) if isinstance(node, ast.stmt)]
-    nodes = [node for node in inner if span(node)[0] <= line <= span(node)[1]]
-    if not nodes:
-        return []
-    node = min(nodes, key=lambda node: span(node)[1] - span(node)[0])
-    body: list[ast.stmt] = getattr(node, "body", [])
-    if isinstance(node, ast.FunctionDef | ast.ClassDef) or not body:
-        return list(range(node.lineno, span(node)[1] + 1))
-    return list(range(node.lineno, max(body[0].lineno, node.lineno + 1)))
 
 
 if __name__ == "__main__":

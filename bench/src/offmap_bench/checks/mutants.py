@@ -1,10 +1,9 @@
 """Small changes to the code, and whether a test notices: `python -m offmap_bench.checks.mutants run`, `... again`, `... left`.
 
 `run` draws changes that cosmic-ray can make, in an order set by a seed, and gives each to the tests that reach its line, as
-`offmap_bench.checks.coverage` recorded them, for at most `BUDGET` seconds of the processor; a mutant that no test fails in that time
-has survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests once more, after new
-tests and coverage; `left` lists survivors that `mutants.toml` does not explain. A trial is a forked process that imports the
-changed text in place of the module: nothing is written to disk. Nothing of offmap is imported before.
+`offmap_bench.checks.coverage` recorded them, in a copy of the repository (`build/mutants`); a mutant that none of them fails has
+survived. A test that fails without any change too kills nothing. `again` gives survivors to the tests once more, after new tests
+and coverage; `left` lists survivors that `mutants.toml` does not explain.
 """
 
 from __future__ import annotations
@@ -12,22 +11,19 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import os
 import random
-import resource
-import signal
+import re
+import shlex
+import shutil
+import sys
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from offmap_bench.checks import records
@@ -38,18 +34,13 @@ SUBJECTS = ("model", "posterior", "maxwent", "metrics", "scores", "conformal.py"
 """Folders and files below `src/offmap`."""
 
 EXPLAINED = Path(__file__).with_name("mutants.toml")
-HEAVY = (
-    "pytest", "hypothesis", "torch", "torch._dynamo", "torch.distributed", "torch.testing", "numpy.testing", "safetensors.torch",
-    "sklearn.metrics", "scipy.stats",
-)  # fmt: skip
-"""Imported once, before processes are forked."""
-
-BUDGET, PATIENCE = 10.0, 40
-"""Seconds of the processor after which no further test is given to a mutant, and after which it hangs and is killed."""
+COPY = ROOT / "build" / "mutants"
+BUDGET, PATIENCE = 10.0, 300.0
+"""Seconds of tests, by coverage, that are given to a mutant, and seconds after which it hangs."""
 
 Span = tuple[tuple[int, int], tuple[int, int]]
-
-# ---------------------------------------------------------------------------------------------------------------- changes
+Entry = dict[str, Any]
+"""Fields of a mutant, its `end`, `by` which of so many `tests`, the line `before` and `after`, and the `source` as a digest."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +51,10 @@ class Mutant:
     operator: str
     occurrence: int
     line: int
+
+    @staticmethod
+    def of(entry: Entry) -> Mutant:
+        return Mutant(entry["file"], entry["operator"], entry["occurrence"], entry["line"])
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.operator.removeprefix('core/')} {self.occurrence}"
@@ -84,11 +79,18 @@ def digest(file: str) -> str:
     return hashlib.sha256(read(file).encode()).hexdigest()[:16]
 
 
-def subjects() -> list[str]:
-    """The files whose mutants are drawn."""
-    source = ROOT / "src" / "offmap"
+# ---------------------------------------------------------------------------------------------------------------- drawing
+
+
+def draw(seed: int) -> Iterator[Mutant]:
+    """Yield one mutant of each place, the places in an order by seed: each beginning of it is a fair sample of the code."""
+    chance, source = random.Random(seed), ROOT / "src" / "offmap"
     paths = (path for name in SUBJECTS for path in ([source / name] if name.endswith(".py") else (source / name).rglob("*.py")))
-    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
+    files = sorted(path.relative_to(ROOT).as_posix() for path in paths)
+    places = [choices for file in files for choices in mutants_of(file).values()]
+    for choices in chance.sample(places, len(places)):
+        chance.shuffle(choices)
+        yield from islice(filter(changes_code, choices), 1)
 
 
 def mutants_of(file: str) -> dict[Span, list[Mutant]]:
@@ -110,27 +112,13 @@ def mutants_of(file: str) -> dict[Span, list[Mutant]]:
 
 def annotations(text: str) -> list[Span]:
     """Where annotations stand."""
-    nodes: list[ast.expr] = []
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case (
-                ast.arg(annotation=ast.expr() as kind)
-                | ast.AnnAssign(annotation=kind)
-                | ast.FunctionDef(returns=ast.expr() as kind)
-            ):
-                nodes.append(kind)
-            case _:
-                pass
+    nodes = [
+        kind
+        for node in ast.walk(ast.parse(text))
+        for kind in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if isinstance(kind, ast.expr)
+    ]
     return [((n.lineno, n.col_offset), (n.end_lineno or n.lineno, n.end_col_offset or 0)) for n in nodes]
-
-
-def draw(seed: int) -> Iterator[Mutant]:
-    """Yield one mutant of each place, the places in an order by seed: each beginning of it is a fair sample of the code."""
-    chance = random.Random(seed)
-    places = [choices for file in subjects() for choices in mutants_of(file).values()]
-    for choices in chance.sample(places, len(places)):
-        chance.shuffle(choices)
-        yield from islice(filter(changes_code, choices), 1)
 
 
 def changes_code(mutant: Mutant) -> bool:
@@ -154,176 +142,90 @@ def changed_line(before: str, after: str, line: int) -> tuple[str, str]:
 # ----------------------------------------------------------------------------------------------------------------- trials
 
 
-class ChangedModule(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
-    """Finds one module, whose text is another than on disk."""
-
-    def __init__(self, file: str, text: str) -> None:
-        name = file.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        super().__init__(name, str(ROOT / file))
-        self.text = text
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_file_location(fullname, self.path, loader=self) if fullname == self.name else None
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.text, self.path, "exec", dont_inherit=True)
-
-
-class Witness:
-    """A pytest plugin that ends the process: with the name of the first failure in a pipe, or when the time is up."""
-
-    def __init__(self, pipe: int, budget: float) -> None:
-        self.pipe, self.budget = pipe, budget
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Called for the setup, the call and the teardown of a test."""
-        if report.failed:
-            os.write(self.pipe, f"{report.nodeid}\n".encode())
-            os._exit(1)
-
-    pytest_collectreport = pytest_runtest_logreport
-
-    def pytest_runtest_logfinish(self) -> None:
-        """Called after each test."""
-        if time.process_time() > self.budget:
-            os._exit(0)
-
-
-def trial(file: str, text: str | None, tests: Sequence[str], budget: float = BUDGET) -> tuple[str, str]:
-    """Give a changed text, or the code as it is, to tests: "killed" and by which, "hung", or "survived"."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        _run_tests(file, text, tests, Witness(theirs, budget))
-    os.close(theirs)
-    deadline, status = time.monotonic() + 100 * PATIENCE, -1
-    with os.fdopen(ours, encoding="utf-8") as output:
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
-                break
-            time.sleep(0.02)
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what the child has left running, or the child itself
-        if time.monotonic() >= deadline or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
-            with suppress(ChildProcessError):
-                os.waitpid(child, 0)
-            return "hung", ""
-        return ("survived", "") if status == 0 else ("killed", output.readline().strip())
-
-
-def _run_tests(file: str, text: str | None, tests: Sequence[str], witness: Witness) -> None:
-    """In the child: have the changed module imported, run the tests file by file, and exit with 1 if one fails."""
-    code = 1
-    try:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE, PATIENCE + 1))
-        silence = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(silence, stream)
-        if text is not None:
-            import sys
-
-            sys.meta_path.insert(0, ChangedModule(file, text))
-        import pytest
-
-        # plain: else pytest's own finder stands before ours, and reads files whose doctests are asked for from disk
-        options = ["-q", "-x", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:cov"]
-        groups = [list(some) for _, some in groupby(tests, lambda name: name.partition("::")[0])]
-        code = int(any(int(pytest.main([*options, *some], plugins=[witness])) in (1, 2, 3) for some in groups))
-    finally:
-        os._exit(code)
-
-
 class Judge:
-    """Gives mutants to tests; those that fail without any change too count for nothing."""
+    """Gives mutants to tests, in a copy of the repository; tests that fail without any change too count for nothing."""
 
-    def __init__(self, budget: float = BUDGET) -> None:
-        self.budget, self._sound, self._unsound = budget, set[str](), set[str]()
+    def __init__(self) -> None:
+        unneeded = shutil.ignore_patterns(".*", "build", "records", "__pycache__", "figures")
+        shutil.rmtree(COPY, ignore_errors=True)
+        shutil.copytree(ROOT, COPY, ignore=unneeded)
+        self._sound, self._unsound = set[str](), set[str]()
 
-    def fate(self, mutant: Mutant, text: str, tests: Sequence[str]) -> tuple[str, str, int]:
+    def fate(self, mutant: Mutant, tests: Sequence[str]) -> tuple[str, str, int]:
         """How a mutant ends, by which test, and how many it was given."""
         while sound := [name for name in tests if name not in self._unsound]:
-            end, by = trial(mutant.file, text, sound, self.budget)
-            if end == "hung" and trial(mutant.file, None, sound, self.budget)[0] == "hung":
+            end, by = self.run(sound, mutant)
+            if end == "hung" and self.run(sound)[0] == "hung":
                 end = "survived"  # the tests themselves take so long
-            if end != "killed" or by in self._sound:
-                return end, by, len(sound)
-            same = [name for name in sound if by in (name, name.partition("::")[0], "")]
-            if trial(mutant.file, None, same or [by], PATIENCE)[0] == "survived":
-                self._sound.add(by)
-                return end, by, len(sound)
-            self._unsound |= set(same or sound)
+            if end == "killed" and by not in self._sound and self.run([by] if by else sound)[0] != "survived":
+                self._unsound |= {by} if by in sound else set(sound)
+                continue
+            self._sound.add(by)
+            return end, by, len(sound)
         return "survived", "", 0
+
+    def run(self, tests: Sequence[str], mutant: Mutant | None = None) -> tuple[str, str]:
+        """Run tests on a mutant, or on the code as it is: "killed" and by which, "hung", or "survived"."""
+        from cosmic_ray.mutating import mutate_and_test
+        from cosmic_ray.work_item import MutationSpec, TestOutcome
+
+        words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:cov", "-rfE", *tests]
+        spec = mutant and MutationSpec(mutant.file, mutant.operator, mutant.occurrence, (mutant.line, 0), (mutant.line, 1))
+        with chdir(COPY):
+            result = mutate_and_test([spec] if spec else [], shlex.join(words), PATIENCE)
+        if result.output == "timeout":
+            return "hung", ""
+        by = re.search(r"^(?:FAILED|ERROR) (\S+)", result.output or "", re.MULTILINE)
+        return ("survived", "") if result.test_outcome == TestOutcome.SURVIVED else ("killed", by[1] if by else "")
+
+
+def judge(chosen: Iterable[Mutant], minutes: float, budget: float = BUDGET) -> None:
+    """Try mutants one after the other, and record how each ends; drop what is on record of earlier versions of their files."""
+    reach, bench, deadline = Reach(), Judge(), time.monotonic() + 60 * minutes
+    for mutant in chosen:
+        if time.monotonic() > deadline:
+            return
+        start = time.monotonic()
+        end, by, count = bench.fate(mutant, reach.tests(mutant.file, mutant.line, budget))
+        before, after = changed_line(read(mutant.file), mutant.text(), mutant.line)
+        entry = asdict(mutant) | {"end": end, "by": by, "tests": count, "before": before, "after": after}
+        others = [e for e in records.read("mutants") if e["file"] != mutant.file or (is_current(e) and Mutant.of(e) != mutant)]
+        entries = [*others, entry | {"source": digest(mutant.file)}]
+        records.write("mutants", sorted(entries, key=lambda e: (e["file"], e["line"])))
+        print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - start:.1f} s  {by}", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- records
 
 
-@dataclass(frozen=True)
-class Fate:
-    """A mutant, its end, `by` which of so many tests, the line before and after; `source` is the digest of the file."""
-
-    mutant: Mutant
-    end: str
-    by: str
-    tests: int
-    before: str
-    after: str
-    source: str
-
-    @property
-    def change(self) -> tuple[str, str, str]:
-        return self.mutant.file, self.before, self.after
+def is_current(entry: Entry) -> bool:
+    """Whether an entry is of the file as it is now."""
+    return (ROOT / entry["file"]).exists() and entry["source"] == digest(entry["file"])
 
 
-def recorded() -> list[Fate]:
-    """What is on record, of files as they were then."""
-    return [Fate(**entry | {"mutant": Mutant(**entry["mutant"])}) for entry in records.read("mutants")]
+def change_of(entry: Entry) -> tuple[str, str, str]:
+    return entry["file"], entry["before"], entry["after"]
 
 
-def current() -> dict[Mutant, Fate]:
-    """What is on record, of files as they are now."""
-    present = set(subjects())
-    return {f.mutant: f for f in recorded() if f.mutant.file in present and f.source == digest(f.mutant.file)}
+def explained() -> set[tuple[str, str, str]]:
+    """Changes of which `mutants.toml` says why no test can tell them from the code."""
+    return {change_of(entry) for entry in tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get("mutant", [])}
 
 
-def judge(chosen: Iterable[Mutant], minutes: float, budget: float = BUDGET) -> None:
-    """Try mutants one after the other, and record how each ends; drop what is on record of earlier versions of their files."""
-    for name in HEAVY:
-        importlib.import_module(name)
-    reach, bench, deadline = Reach(), Judge(budget), time.monotonic() + 60 * minutes
-    for mutant in chosen:
-        if time.monotonic() > deadline:
-            return
-        text, tests, start = mutant.text(), reach.tests(mutant.file, mutant.line, 4 * budget), time.monotonic()
-        end, by, count = bench.fate(mutant, text, tests)
-        fate = Fate(mutant, end, by, count, *changed_line(read(mutant.file), text, mutant.line), digest(mutant.file))
-        others = [f for f in recorded() if f.mutant.file != mutant.file or (f.source == fate.source and f.mutant != mutant)]
-        records.write("mutants", map(asdict, sorted([*others, fate], key=lambda f: (f.mutant.file, f.mutant.line))))
-        print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - start:.1f} s  {by}", flush=True)
-
-
-def explained() -> dict[tuple[str, str, str], str]:
-    """{(file, line before, line after): why no test can tell}, from `mutants.toml`."""
-    entries = tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get("mutant", [])
-    return {(entry["file"], entry["before"], entry["after"]): entry["why"] for entry in entries}
-
-
-def left() -> list[Fate]:
+def left() -> list[Entry]:
     """Survivors on record that nothing explains."""
     reasons = explained()
-    return [fate for fate in current().values() if fate.end == "survived" and fate.change not in reasons]
+    return [e for e in records.read("mutants") if e["end"] == "survived" and is_current(e) and change_of(e) not in reasons]
 
 
 def table() -> str:
     """What is on record, file by file."""
-    reasons, fates = explained(), recorded()
+    reasons, entries = explained(), records.read("mutants")
     rows = ["| file | mutants | killed | survived | explained |", "|---|--:|--:|--:|--:|"]
-    for name in [*sorted({fate.mutant.file for fate in fates}), "all"]:
-        some = [fate for fate in fates if name in (fate.mutant.file, "all")]
-        survived = [fate for fate in some if fate.end == "survived"]
-        killed, known = f"{1 - len(survived) / max(1, len(some)):.0%}", sum(fate.change in reasons for fate in survived)
+    for name in [*sorted({entry["file"] for entry in entries}), "all"]:
+        some = [entry for entry in entries if name in (entry["file"], "all")]
+        survived = [entry for entry in some if entry["end"] == "survived"]
+        killed, known = f"{1 - len(survived) / max(1, len(some)):.0%}", sum(change_of(entry) in reasons for entry in survived)
         rows.append(f"| {name.removeprefix('src/offmap/')} | {len(some)} | {killed} | {len(survived)} | {known} |")
     return "\n".join(rows)
 
@@ -336,15 +238,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=600, help="so many of the drawn mutants")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next mutant after so long")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="so many seconds of the processor for a mutant")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="so many seconds of tests for a mutant")
     asked = parser.parse_args()
     if asked.command == "left":
-        for fate in left():
-            print(f"{fate.mutant}  ({fate.tests} tests)\n  - {fate.before}\n  + {fate.after}")
+        print("\n".join(f"{Mutant.of(e)}  ({e['tests']} tests)\n  - {e['before']}\n  + {e['after']}" for e in left()))
         return
-    known = current()
+    known = {Mutant.of(entry) for entry in records.read("mutants") if is_current(entry)}
     drawn = (mutant for mutant in islice(draw(asked.seed), asked.count) if mutant not in known)
-    chosen = drawn if asked.command == "run" else [fate.mutant for fate in left()]
+    chosen = drawn if asked.command == "run" else map(Mutant.of, left())
     judge((mutant for mutant in chosen if not asked.files or mutant.file in asked.files), asked.minutes, asked.budget)
 
 
