@@ -11,7 +11,7 @@ import torch
 
 import offmap
 from offmap.data import Place, as_batches, load_rows
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.tasks.synthetic import regression

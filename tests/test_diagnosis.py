@@ -15,7 +15,7 @@ import trained
 from offmap.calibration import EMPTY
 from offmap.data import Place, as_batches, load_rows
 from offmap.errors import ConfigError
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.maxwent.closed_form import unit_scale
 from offmap.model.forward import BatchedModel
 from offmap.model.params import copy_model

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 
 NOISE = 0.1
 

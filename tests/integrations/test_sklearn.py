@@ -20,7 +20,7 @@ from torch import nn
 
 import offmap
 from offmap.errors import ConfigError
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
 
 KINDS = [OffmapRegressor, OffmapClassifier, OffmapDetector]
@@ -84,7 +84,7 @@ def test_a_pipeline_a_grid_and_a_pickle_keep_the_guard():
     y = np.array(["left", "right"])[labels]
     search = GridSearchCV(
         make_pipeline(StandardScaler(), OffmapClassifier(**SMALL, random_state=0)),
-        {"offmapclassifier__hidden": [(2,), (32,)], "offmapclassifier__rate": [0.03]},
+        {"offmapclassifier__hidden": [(2,), (32,)], "offmapclassifier__lr": [0.03]},
         cv=2, error_score="raise",
     ).fit(x, y)  # fmt: skip
     assert search.best_params_["offmapclassifier__hidden"] == (32,)
@@ -187,4 +187,4 @@ def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "offmap.integrations.sklearn")
     with pytest.raises(ConfigError) as error:
         __import__("offmap.integrations.sklearn")
-    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[demo]'"
+    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[sklearn]'"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap.errors import ModelError
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.model.capture import features
 from offmap_bench.nets.resnet import resnet
 from trained import inputs

@@ -11,7 +11,7 @@ from torch import nn
 
 import offmap
 from offmap.errors import ConfigError, ModelError
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.model.forward import BatchedModel
 from offmap.model.select import stack_models
 from offmap.posterior.construct import scaling

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import offmap
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap_bench.checks.trust import Check
 from trained import quick
 

@@ -14,7 +14,7 @@ import offmap
 import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.posterior.noise import NOISES, Uniform
 from offmap.posterior.predictive import Stochastic
 from offmap_bench.methods.bnn import ABLATION, Config, fit

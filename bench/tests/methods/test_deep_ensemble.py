@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ModelError
-from offmap.integrations.mlp import mlp
-from offmap.integrations.stack_training import mean_nll
+from offmap.integrations.nets import mlp, row_nll
 from offmap_bench.methods.deep_ensemble import Config, fit
 from trained import classes, inputs, regression
 
@@ -74,9 +73,9 @@ def test_the_best_state_is_kept_and_not_the_last() -> None:
     found: list[float] = []
     for steps in range(1, 16):
         last = trained(net, steps=steps, check_every=1000, lr=0.5)  # one check, at the end
-        found.append(mean_nll(last.model, last.weights, LAW, held).item())
+        found.append(row_nll(last.model, last.weights, LAW, held).mean(1).item())
     best = trained(net, steps=15, check_every=1, lr=0.5)
-    assert mean_nll(best.model, best.weights, LAW, held).item() == pytest.approx(min(found), rel=1e-4)
+    assert row_nll(best.model, best.weights, LAW, held).mean(1).item() == pytest.approx(min(found), rel=1e-4)
     assert min(found) < found[-1]
 
 
@@ -107,7 +106,9 @@ def test_mean_nll_is_per_member() -> None:
     x, y = regression(30, 1)
     slow = [-torch.distributions.Normal(net(x)[:, 0], 0.1**0.5).log_prob(y).mean() for net in predictive.nets()]
     held = rows((x, y), "valid")
-    torch.testing.assert_close(mean_nll(predictive.model, predictive.weights, LAW, held), torch.stack(slow), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        row_nll(predictive.model, predictive.weights, LAW, held).mean(1), torch.stack(slow), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_members_of_different_architecture_are_refused() -> None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import trained
 from offmap.data import Rows
 from offmap.errors import ConfigError
-from offmap.integrations.mlp import mlp
-from offmap.integrations.stack_training import Losses, Stack, maximum_likelihood, member_risks
+from offmap.integrations.nets import Losses, Stack, maximum_likelihood, member_risks, mlp
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.maxwent.train import adam, minimize
 from offmap.model.params import copy_model
@@ -49,7 +48,7 @@ def modules(stack: Stack, setting: int) -> list[nn.Module]:
     """The members of one setting as modules."""
     made = [copy_model(stack.model.net) for _ in range(stack.members)]
     for member, net in enumerate(made):
-        net.load_state_dict({n: stack.apart(w)[setting, member].detach() for n, w in stack.weights.items()})
+        net.load_state_dict({n: stack.by_setting(w)[setting, member].detach() for n, w in stack.weights.items()})
     return made
 
 
@@ -67,7 +66,7 @@ def check(stack: Stack, losses: Losses, literal: Callable[[int, list[nn.Module]]
         torch.testing.assert_close(found[setting].detach(), slow.detach())
         for member, net in enumerate(members):
             for name, parameter in net.named_parameters():
-                torch.testing.assert_close(stack.apart(stack.weights[name].grad)[setting, member], parameter.grad)
+                torch.testing.assert_close(stack.by_setting(stack.weights[name].grad)[setting, member], parameter.grad)
 
 
 def nll(net: nn.Module) -> Tensor:
@@ -126,7 +125,7 @@ def test_anchored_written_out() -> None:
     def literal(setting: int, members: list[nn.Module]) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
         for member, net in enumerate(members):
-            squares = [(p - stack.apart(anchors[n])[setting, member]).square().flatten() for n, p in net.named_parameters()]
+            squares = [(p - stack.by_setting(anchors[n])[setting, member]).square().flatten() for n, p in net.named_parameters()]
             total = total + nll(net) + LAMBDAS[setting] * torch.cat(squares).mean()
         return total
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
-from offmap.integrations.mlp import mlp
-from offmap.integrations.stack_training import Stack, alone
+from offmap.integrations.nets import Stack, member_nll, mlp
 from offmap.model.params import copy_model
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import anchored, dare, deep_ensemble, mc_dropout, negative_correlation, overall_diversity, repulsive
@@ -122,15 +121,15 @@ def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
     stack = Stack.build(nets, inputs(9), Runtime(progress=False), settings=2)
     made = anchored.draw_anchors(stack, [anchored.Config(anchor_scale=0.1), anchored.Config(anchor_scale=3.0)], 5)
     for n, a in made.items():
-        torch.testing.assert_close(stack.apart(a)[1], 30 * stack.apart(a)[0])
+        torch.testing.assert_close(stack.by_setting(a)[1], 30 * stack.by_setting(a)[0])
         assert not torch.equal(a[0], a[1])
         assert a.shape == stack.weights[n].shape
-    normal = torch.cat([stack.apart(a)[1].flatten() / 3 for a in made.values()])
+    normal = torch.cat([stack.by_setting(a)[1].flatten() / 3 for a in made.values()])
     assert normal.mean().item() == pytest.approx(0, abs=0.15)
     assert normal.std().item() == pytest.approx(1, abs=0.1)
     held = trained(anchored, nets, seed=5, tradeoff=1e4, anchor_scale=0.1, steps=400, check_every=1000)
     for n, w in held.weights.items():
-        torch.testing.assert_close(w, stack.apart(made[n])[0], rtol=0, atol=0.02)
+        torch.testing.assert_close(w, stack.by_setting(made[n])[0], rtol=0, atol=0.02)
 
 
 def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
@@ -145,7 +144,7 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
     ])  # fmt: skip
     torch.testing.assert_close(bound, losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(30))
     after = Stack.build(made.nets(), valid.inputs, Runtime(progress=False))
-    assert (alone(after, offmap.Gaussian(), valid) <= bound + 1e-6).all()
+    assert (member_nll(after, offmap.Gaussian(), valid) <= bound + 1e-6).all()
 
     def size(net: nn.Module) -> Tensor:
         return torch.cat([(p.detach().square() + 1e-7).log().flatten() for p in net.parameters()]).mean()

@@ -11,7 +11,7 @@ from torch import nn
 import offmap
 from offmap.data import Place, batches, gather
 from offmap.errors import ModelError
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap_bench.methods.mc_dropout import Config, Mask, fit, mask_shapes, masked
 from trained import inputs, regression
 

@@ -16,7 +16,7 @@ import offmap
 import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.model.select import stack_models
 from offmap.posterior.noise import Normal as NormalNoise
 from offmap.posterior.predictive import Stochastic

@@ -12,21 +12,10 @@ from torch import Tensor, nn
 import trained
 from offmap.data import Batch, Rows
 from offmap.errors import ConfigError
-from offmap.integrations.mlp import mlp
-from offmap.integrations.stack_training import (
-    Stack,
-    Training,
-    alone,
-    maximum_likelihood,
-    not_negative,
-    per_setting,
-    shared,
-    together,
-    train_stack,
-)
+from offmap.integrations.nets import Stack, Training, maximum_likelihood, member_nll, mlp, train_stack
 from offmap.likelihoods import Gaussian
-from offmap.maxwent.risk import prediction_nll
 from offmap.posterior.protocol import Runtime
+from offmap_bench.methods.base import check_settings, ensemble_nll, per_setting, shared
 
 LAW = Gaussian()
 TRAIN, VALID = Rows(*trained.regression(60), 16, "train"), Rows(*trained.regression(30, 1), 16, "valid")
@@ -51,9 +40,9 @@ def test_a_stack_holds_private_copies_setting_by_setting() -> None:
     with torch.no_grad():
         made.weights["0.weight"][2] += 1  # the first member of the second setting
     assert torch.equal(net[0].weight, before)
-    assert torch.equal(made.trained()[0]["0.weight"][0], before)
-    assert torch.equal(made.trained()[1]["0.weight"][0], before + 1)
-    assert made.apart(made(VALID.inputs)).shape == (3, 2, 30, 2)
+    assert torch.equal(made.trained_weights()[0]["0.weight"][0], before)
+    assert torch.equal(made.trained_weights()[1]["0.weight"][0], before + 1)
+    assert made.by_setting(made(VALID.inputs)).shape == (3, 2, 30, 2)
 
 
 def test_buffers_that_differ_go_with_their_member_into_every_setting() -> None:
@@ -63,8 +52,11 @@ def test_buffers_that_differ_go_with_their_member_into_every_setting() -> None:
         return net.eval()
 
     made = Stack.build([build(0.0), build(1.0)], VALID.inputs, Runtime(progress=False), settings=2)
-    assert [[w[m].item() for m in range(2)] for w in (t["1.running_mean"][:, 0] for t in made.trained())] == [[0, 1], [0, 1]]
-    outputs = made.apart(made(VALID.inputs))
+    assert [[w[m].item() for m in range(2)] for w in (t["1.running_mean"][:, 0] for t in made.trained_weights())] == [
+        [0, 1],
+        [0, 1],
+    ]
+    outputs = made.by_setting(made(VALID.inputs))
     assert torch.equal(outputs[0], outputs[1])
 
 
@@ -73,14 +65,14 @@ def test_members_are_judged_alone_or_by_what_their_ensemble_predicts() -> None:
     with torch.no_grad():
         for w in made.weights.values():
             w[3:] += 0.1
-    outputs = made.apart(made(VALID.inputs)).detach()
+    outputs = made.by_setting(made(VALID.inputs)).detach()
     each = [[float(LAW.nll(o[None], VALID.targets).mean()) for o in setting] for setting in outputs]
-    torch.testing.assert_close(made.apart(alone(made, LAW, VALID)), torch.tensor(each))
-    whole = [float(prediction_nll(LAW, setting, VALID.targets).mean()) for setting in outputs]
-    torch.testing.assert_close(made.apart(together(made, LAW, VALID)), torch.tensor(whole)[:, None].expand(2, 3))
+    torch.testing.assert_close(made.by_setting(member_nll(made, LAW, VALID)), torch.tensor(each))
+    whole = [float(LAW.predictive_nll(setting, VALID.targets).mean()) for setting in outputs]
+    torch.testing.assert_close(made.by_setting(ensemble_nll(made, LAW, VALID)), torch.tensor(whole)[:, None].expand(2, 3))
 
 
-@pytest.mark.parametrize("judge", [alone, together])
+@pytest.mark.parametrize("judge", [member_nll, ensemble_nll])
 def test_the_best_checked_state_is_restored(judge) -> None:
     """A rate so large that the end is worse than some state before; states are kept by the test at every check."""
     made, seen = stack(), list[tuple[Tensor, dict[str, Tensor]]]()
@@ -104,7 +96,7 @@ def test_with_a_ceiling_the_last_state_at_or_below_it_is_kept() -> None:
     made, seen = stack(), list[tuple[Tensor, dict[str, Tensor]]]()
 
     def watched(*args) -> Tensor:
-        loss = alone(*args)
+        loss = member_nll(*args)
         seen.append((loss, {n: w.detach().clone() for n, w in made.weights.items()}))
         return loss
 
@@ -143,8 +135,8 @@ def test_a_setting_that_diverges_is_left_out_and_the_others_go_on(caplog: pytest
     short, cut = stack(), Training(steps=15, lr=0.01, check_every=10)
     train_stack(short, maximum_likelihood(short, LAW), TRAIN, VALID, likelihood=LAW, config=cut, seed=1)
     for name, w in made.weights.items():
-        assert torch.equal(made.apart(w)[1], other.apart(other.weights[name])[1])
-        torch.testing.assert_close(made.apart(w)[0], short.weights[name])  # as it stood when it diverged, which was its best
+        assert torch.equal(made.by_setting(w)[1], other.by_setting(other.weights[name])[1])
+        torch.testing.assert_close(made.by_setting(w)[0], short.weights[name])  # as it stood when it diverged, which was its best
 
 
 def test_training_ends_when_every_setting_has_diverged(caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +169,7 @@ def test_settings_must_share_how_they_are_trained() -> None:
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "big", True, None])
 def test_impossible_numbers_are_refused(value) -> None:
     with pytest.raises(ConfigError, match=f"Expected `tradeoff` to be a number of at least 0, but got {value!r}."):
-        not_negative([Tuned(), Tuned(tradeoff=value)], "tradeoff")
+        check_settings({"tradeoff": value})
 
 
 def test_one_field_of_every_setting_becomes_a_tensor() -> None:
@@ -187,7 +179,7 @@ def test_one_field_of_every_setting_becomes_a_tensor() -> None:
 
 def test_without_a_word_there_is_one_setting() -> None:
     made = stack(settings=3)
-    mean = made.trained()[0]
+    mean = made.trained_weights()[0]
     once = Stack.of(made.model, mean, {})
     assert (once.settings, once.members) == (1, 3)
     assert all(torch.equal(once.weights[n], w) and once.weights[n] is not w for n, w in mean.items())

@@ -6,7 +6,7 @@ import torch
 
 import offmap
 from offmap.data import Place, batches, gather
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Categorical
 from offmap.metrics import auroc
 from offmap_bench.methods import deep_ensemble

@@ -7,7 +7,7 @@ import torch
 
 import offmap
 from offmap.data import Place, batches, gather
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.tasks.synthetic import regression

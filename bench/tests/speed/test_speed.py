@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 import offmap
 from offmap.data import Rows
 from offmap.export.guard_graph import graph_of
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.model.select import stack_models
 from offmap.posterior.construct import observe

@@ -15,7 +15,7 @@ from offmap._version import __version__
 from offmap.cli.options import Json, print_result
 from offmap.evaluation import measure_separation
 from offmap.fit import fit
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.random import generator
 from offmap.table import Table
 

@@ -1,6 +1,6 @@
-"""A Lightning callback: when `Trainer.fit` is done, the net gets a guard, and loggers get its metrics on OOD data.
+"""A Lightning callback that fits a guard when `Trainer.fit` ends, and logs its metrics on OOD data.
 
-It works with `lightning` and with `pytorch_lightning`; without either the module imports, and the callback says what to install.
+It works with `lightning` and with `pytorch_lightning`; without either the module imports, and the callback raises.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from offmap.guard import Guard
 logger = logging.getLogger("offmap")
 
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""Distributions of Lightning, and where their Callback is."""
+"""Distributions of Lightning, and the modules of their Callback."""
 
 
 def callback_class() -> Any:
-    """The Callback of the Lightning that is already imported, else of one that is installed, else `object`."""
-    ready = [module for package, module in PACKAGES.items() if sys.modules.get(package)]
-    there = [m for p, m in PACKAGES.items() if p in sys.modules or importlib.util.find_spec(p)]
-    for module in ready or there:
+    """Return the Callback of the Lightning that is already imported, else of one that is installed, else `object`."""
+    imported = [module for package, module in PACKAGES.items() if sys.modules.get(package)]
+    installed = [m for p, m in PACKAGES.items() if p in sys.modules or importlib.util.find_spec(p)]
+    for module in imported or installed:
         try:
             return importlib.import_module(module).Callback
         except ModuleNotFoundError as error:
@@ -44,16 +44,16 @@ Callback: Any = callback_class()
 
 
 class GuardCallback(Callback):
-    """Fits a guard at the end of `Trainer.fit`, then evaluates it on OOD data and logs `offmap/<set>/<metric>`.
+    """Fit a guard at the end of `Trainer.fit`, evaluate it on OOD data and log `offmap/<set>/<metric>`.
 
-    After the fit it holds the `guard`, the `evaluation` (None without `ood`) and the logged `metrics`. In several processes the
-    first one alone fits, on the batches that its own loaders give; models that are sharded over devices cannot be guarded.
+    After the fit it holds the `guard`, the `evaluation` (None without `ood`) and the logged `metrics`. In several processes only
+    the first one fits, on the batches of its own loaders; models that are sharded over devices cannot be guarded.
 
     Args:
         ood: OOD data by name: loaders, data sets, or tensors, with targets or without.
         train: Data to fit with; None: the trainer's training loader.
         valid: Data for τ, clip and threshold; None: the trainer's validation loader, or a tenth of `train` if there is none.
-        test: In-distribution data that OOD data are compared with; None: `valid`, which the threshold has seen.
+        test: In-distribution data that OOD data are compared with; None: `valid`, on which the threshold was set.
         net: Picks the model out of the LightningModule, such as `lambda module: module.encoder`; None: the module itself.
         path: Where to save the guard; None: nowhere.
         options: Further arguments of `offmap.fit`, such as `score="epistemic"` or `params="last-layer"`.
@@ -82,11 +82,11 @@ class GuardCallback(Callback):
         self.metrics: dict[str, float] = {}
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """What would fail after hours of training fails before."""
+        """Check the data before hours of training."""
         self._data(trainer)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Fit, evaluate, log and save, in the first process alone."""
+        """Fit, evaluate, log and save, in the first process only."""
         if not trainer.is_global_zero:
             return
         train, valid, test = self._data(trainer)
@@ -96,14 +96,14 @@ class GuardCallback(Callback):
             target = self.options.get("target", "labels")
             self.evaluation = evaluate(self.guard, test, self.ood, target=target)
             self.metrics = metrics_of(self.evaluation, self.guard.threshold)
-            for each in trainer.loggers:
-                each.log_metrics(self.metrics, step=trainer.global_step)
-                each.save()
+            for trainer_logger in trainer.loggers:
+                trainer_logger.log_metrics(self.metrics, step=trainer.global_step)
+                trainer_logger.save()
         if self.path is not None:
             self.guard.save(self.path)
 
     def _data(self, trainer: Any) -> tuple[Data, Data | None, Data | None]:
-        """Data to fit, to validate and to compare with."""
+        """Return the data to fit, to validate and to compare with."""
         train = self.train if self.train is not None else _loader(trainer.train_dataloader, "train")
         loaders = trainer.val_dataloaders
         valid = self.valid if self.valid is not None or loaders is None else _loader(loaders, "valid")
@@ -116,7 +116,7 @@ class GuardCallback(Callback):
 
 
 def metrics_of(evaluation: Evaluation, threshold: float) -> dict[str, float]:
-    """Every number of an evaluation of one guard by `offmap/<set>/<metric>`, and the share of each set that is flagged."""
+    """Return every number of one guard's evaluation as `offmap/<set>/<metric>`, and the share of each set that is flagged."""
     numbers = {
         f"offmap/{row['set']}/{name}": float(value)
         for row in evaluation.rows for name, value in row.items() if name not in ("scorer", "set")
@@ -126,7 +126,7 @@ def metrics_of(evaluation: Evaluation, threshold: float) -> dict[str, float]:
 
 
 def _loader(loaders: Any, name: str) -> Any:
-    """The one loader that a trainer has."""
+    """Return the one loader of a trainer."""
     several = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
     if isinstance(several, list | tuple) and len(several) == 1:
         several = several[0]

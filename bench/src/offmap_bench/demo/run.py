@@ -15,7 +15,7 @@ from offmap.detectors.nearest import nearest
 from offmap.evaluation import Evaluation, evaluate
 from offmap.fit import fit, guard
 from offmap.guard import Guard
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled

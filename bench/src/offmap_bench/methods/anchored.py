@@ -12,11 +12,11 @@ from torch import Tensor
 
 from offmap._types import Weights
 from offmap.data import Batch
-from offmap.integrations.stack_training import Losses, Stack, Training, member_risks, per_setting
+from offmap.integrations.nets import Losses, Stack, Training, member_risks
 from offmap.likelihoods import Likelihood
 from offmap.posterior.distribution import sum_per_member
 from offmap.posterior.noise import NOISES, draw_noise
-from offmap_bench.methods.base import ensemble_fitters
+from offmap_bench.methods.base import ensemble_fitters, per_setting
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def anchored(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, anchors: We
     def losses(step: int, batch: Batch) -> Tensor:
         nll = member_risks(stack, likelihood, batch)[1]
         distance = sum_per_member({n: (w - anchors[n]).square() for n, w in stack.weights.items()})
-        return (nll + tradeoff[:, None] / dimension * stack.apart(distance)).sum(1)
+        return (nll + tradeoff[:, None] / dimension * stack.by_setting(distance)).sum(1)
 
     return losses
 

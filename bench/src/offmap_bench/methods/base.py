@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from offmap.data import Batches, Rows
+from offmap.data.inputs import take_rows
 from offmap.errors import ConfigError, nearest
-from offmap.integrations.stack_training import Judge, Losses, Stack, Training, alone, shared, train_stack
+from offmap.integrations.nets import Judge, Losses, Stack, Training, member_nll, train_stack
 from offmap.likelihoods import Likelihood
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Runtime
@@ -132,8 +134,36 @@ def grid_fitters(
     return fitter(config)(lambda nets, problem, config: function(nets, problem, [config])[0]), fit_grid
 
 
+@torch.no_grad()
+def ensemble_nll(stack: Stack, likelihood: Likelihood, valid: Rows) -> Tensor:
+    """Return the NLL of every member's ensemble, the same for the M members of a setting, (G·M,)."""
+    size, parts = stack.settings * stack.members, list[Tensor]()
+    for rows in stack.model.blocks(valid.inputs, size):
+        x, y = take_rows(valid.inputs, rows), valid.targets[rows]
+        outputs = stack.by_setting(stack.model.outputs(lambda span: stack.weights | stack.fixed, 1, x, members=size))
+        parts.append(torch.stack([likelihood.predictive_nll(ensemble, y) for ensemble in outputs]))
+    return torch.cat(parts, 1).mean(1).repeat_interleave(stack.members)
+
+
+def shared(configs: Sequence[Training]) -> Training:
+    """Return how all settings of a grid are trained; refuse settings that differ in it, as they take the same steps."""
+    if not configs:
+        raise ConfigError("Expected at least one setting of a grid, but got none.")
+    for name in (f.name for f in fields(Training)):
+        values = list(dict.fromkeys(getattr(config, name) for config in configs))
+        if len(values) > 1:
+            raise ConfigError(f"Expected the settings of a grid to share `{name}`, but got {values}. Fit them one by one.")
+    return configs[0]
+
+
+def per_setting(configs: Sequence[Any], name: str, stack: Stack) -> Tensor:
+    """Return one field of every setting, (G,), on the device and in the dtype of the weights."""
+    values = [float(getattr(config, name)) for config in configs]
+    return next(iter(stack.weights.values())).new_tensor(values)
+
+
 def ensemble_fitters(
-    config: type[T], losses: Callable[[Stack, Likelihood, Sequence[T], int], Losses], *, judge: Judge = alone
+    config: type[T], losses: Callable[[Stack, Likelihood, Sequence[T], int], Losses], *, judge: Judge = member_nll
 ) -> tuple[Callable[..., Sampled], Callable[..., list[Sampled]]]:
     """The same for an ensemble: its members minimise `losses(stack, likelihood, configs, seed)`, and `judge` picks their state."""
 
@@ -146,6 +176,6 @@ def ensemble_fitters(
             stack, losses(stack, problem.likelihood, configs, problem.seed), problem.train, problem.valid,
             likelihood=problem.likelihood, config=training, judge=judge, seed=problem.seed, progress=problem.runtime.progress,
         )  # fmt: skip
-        return stack.sampled()
+        return stack.predictives()
 
     return grid_fitters(config, fit_all)

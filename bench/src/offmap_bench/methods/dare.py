@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from offmap.data import Batch, Rows
-from offmap.integrations.stack_training import Losses, Stack, Training, member_losses, member_risks, per_setting, train_stack
+from offmap.integrations.nets import Losses, Stack, Training, member_risks, row_nll, train_stack
 from offmap.likelihoods import Likelihood
 from offmap.posterior.distribution import sum_per_member
 from offmap.posterior.predictive import Sampled
-from offmap_bench.methods.base import Nets, Problem, check_fields, fitter
+from offmap_bench.methods.base import Nets, Problem, check_fields, fitter, per_setting
 
 TINY = torch.finfo(torch.float32).eps
 """Added to squared weights under a logarithm."""
@@ -44,7 +44,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
         stack, losses, problem.train, valid, likelihood=likelihood, config=config, ceiling=max_risk, seed=problem.seed,
         progress=runtime.progress,
     )  # fmt: skip
-    return stack.sampled()[0]
+    return stack.predictives()[0]
 
 
 def anti_regularised(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, max_risk: Tensor) -> Losses:
@@ -53,8 +53,8 @@ def anti_regularised(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, max
 
     def losses(step: int, batch: Batch) -> Tensor:
         nll = member_risks(stack, likelihood, batch)[1]
-        size = stack.apart(sum_per_member({n: (w.square() + TINY).log() for n, w in stack.weights.items()}))
-        growing = (nll.detach() <= stack.apart(max_risk)).to(nll)
+        size = stack.by_setting(sum_per_member({n: (w.square() + TINY).log() for n, w in stack.weights.items()}))
+        growing = (nll.detach() <= stack.by_setting(max_risk)).to(nll)
         return (nll - tradeoff[:, None] / dimension * growing * size).sum(1)
 
     return losses
@@ -62,6 +62,6 @@ def anti_regularised(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, max
 
 def member_max_risks(stack: Stack, likelihood: Likelihood, valid: Rows, max_risk: float | None) -> Tensor:
     """τ of every member, (M,): the mean of its validation losses plus 2·std/√n, or the same number for all."""
-    losses = member_losses(stack.model, stack.weights | stack.fixed, likelihood, valid)
+    losses = row_nll(stack.model, stack.weights | stack.fixed, likelihood, valid)
     risk = losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(losses.shape[1])
     return risk if max_risk is None else torch.full_like(risk, max_risk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offmap.integrations.stack_training import Training, maximum_likelihood
+from offmap.integrations.nets import Training, maximum_likelihood
 from offmap_bench.methods.base import ensemble_fitters
 
 

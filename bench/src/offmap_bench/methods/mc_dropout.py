@@ -14,12 +14,12 @@ from offmap._types import Inputs, Weights
 from offmap.data import Batch
 from offmap.data.inputs import arguments, rows_of, take_rows
 from offmap.errors import ModelError
-from offmap.integrations.stack_training import Stack, Training, shared, train_stack
+from offmap.integrations.nets import Stack, Training, train_stack
 from offmap.model.params import copy_model
 from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
-from offmap_bench.methods.base import Nets, Problem, check_fields, grid_fitters
+from offmap_bench.methods.base import Nets, Problem, check_fields, grid_fitters, shared
 
 CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that drop whole channels."""
@@ -131,12 +131,14 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
         drawn = [mask.draw(range(step, step + 1), "fit", problem.seed, rows_of(batch[0])) for mask in masks]
         stacked = {name: torch.cat([mask[name] for mask in drawn]) for name in shapes}
         outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
-        return stack.apart(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
+        return stack.by_setting(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
 
     train_stack(
         stack, losses, problem.train, valid, likelihood=likelihood, config=training, seed=problem.seed, progress=runtime.progress
     )
-    return [Sampled(stack.model, weights, mask.thinned(weights)) for weights, mask in zip(stack.trained(), masks, strict=True)]
+    return [
+        Sampled(stack.model, weights, mask.thinned(weights)) for weights, mask in zip(stack.trained_weights(), masks, strict=True)
+    ]
 
 
 fit, fit_grid = grid_fitters(Config, _fit_all)

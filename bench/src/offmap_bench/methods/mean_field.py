@@ -17,7 +17,7 @@ from offmap._types import Weights
 from offmap.data import Batch, Rows
 from offmap.data.inputs import take_rows
 from offmap.errors import ConfigError
-from offmap.integrations.stack_training import Stack, Training, train_stack
+from offmap.integrations.nets import Stack, Training, train_stack
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.monitors import History
 from offmap.maxwent.objective import kl

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from offmap.data import Batch
-from offmap.integrations.stack_training import Losses, Stack, Training, member_risks, per_setting, together
+from offmap.integrations.nets import Losses, Stack, Training, member_risks
 from offmap.likelihoods import Likelihood
-from offmap_bench.methods.base import ensemble_fitters
+from offmap_bench.methods.base import ensemble_fitters, ensemble_nll, per_setting
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def negative_correlation(stack: Stack, likelihood: Likelihood, tradeoff: Tensor)
 
     def losses(step: int, batch: Batch) -> Tensor:
         outputs, nll = member_risks(stack, likelihood, batch)
-        f = stack.apart(likelihood.point(outputs))
+        f = stack.by_setting(likelihood.point(outputs))
         centred = f - f.detach().mean(1, keepdim=True)
         penalty = -(centred * centred.detach()).flatten(2).mean(2)
         return (nll + tradeoff[:, None] * penalty).sum(1)
@@ -42,5 +42,5 @@ def negative_correlation(stack: Stack, likelihood: Likelihood, tradeoff: Tensor)
 fit, fit_grid = ensemble_fitters(
     Config,
     lambda stack, likelihood, configs, seed: negative_correlation(stack, likelihood, per_setting(configs, "tradeoff", stack)),
-    judge=together,
+    judge=ensemble_nll,
 )

@@ -14,10 +14,10 @@ from torch import Tensor
 from offmap._types import Inputs
 from offmap.data import Batch
 from offmap.errors import ConfigError
-from offmap.integrations.stack_training import Losses, Stack, Training, member_risks, per_setting, together
+from offmap.integrations.nets import Losses, Stack, Training, member_risks
 from offmap.likelihoods import Likelihood
 from offmap.random import generator
-from offmap_bench.methods.base import ensemble_fitters
+from offmap_bench.methods.base import ensemble_fitters, ensemble_nll, per_setting
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def overall_diversity(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, *,
 
     def losses(step: int, batch: Batch) -> Tensor:
         nll = member_risks(stack, likelihood, batch)[1]
-        f = stack.apart(likelihood.point(stack(draw_in_box(batch[0], seed, step))))
+        f = stack.by_setting(likelihood.point(stack(draw_in_box(batch[0], seed, step))))
         return nll.sum(1) - tradeoff * stack.members * f.var(1, correction=0).flatten(1).mean(1)
 
     return losses
@@ -55,5 +55,5 @@ fit, fit_grid = ensemble_fitters(
     lambda stack, likelihood, configs, seed: overall_diversity(
         stack, likelihood, per_setting(configs, "tradeoff", stack), seed=seed
     ),
-    judge=together,
+    judge=ensemble_nll,
 )

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from offmap.data import Batch
 from offmap.errors import ConfigError
-from offmap.integrations.stack_training import Losses, Stack, Training, member_risks, together
+from offmap.integrations.nets import Losses, Stack, Training, member_risks
 from offmap.likelihoods import Likelihood
-from offmap_bench.methods.base import ensemble_fitters
+from offmap_bench.methods.base import ensemble_fitters, ensemble_nll
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def repulsive(stack: Stack, likelihood: Likelihood, *, bandwidth: float | None =
 
     def losses(step: int, batch: Batch) -> Tensor:
         nll = member_risks(stack, likelihood, batch)[1]
-        weights = [stack.apart(w).flatten(2) for w in stack.weights.values()]
+        weights = [stack.by_setting(w).flatten(2) for w in stack.weights.values()]
         pairs = torch.stack([(w[:, first] - w[:, second]).square().sum(2) for w in weights]).sum(0)
         distance = F.pad(pairs, (1, 0))[:, index]  # (G, M, M)
         gamma = median_gamma(distance, fixed_median) if bandwidth is None else bandwidth**-2
@@ -64,5 +64,5 @@ def _losses(stack: Stack, likelihood: Likelihood, config: Config) -> Losses:
 
 
 fit, fit_grid = ensemble_fitters(
-    Config, lambda stack, likelihood, configs, seed: _losses(stack, likelihood, configs[0]), judge=together
+    Config, lambda stack, likelihood, configs, seed: _losses(stack, likelihood, configs[0]), judge=ensemble_nll
 )

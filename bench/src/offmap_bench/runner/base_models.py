@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from offmap.data import Batches, Place, Rows, as_batches, load_rows
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.io.atomic import cache_folder, write_whole
 from offmap.likelihoods import Likelihood, infer
 from offmap.model.params import at, sealed, unsealed

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offmap.integrations.stack_training import Training, not_negative
+from offmap.integrations.nets import Training
 from offmap.posterior.predictive import Sampled
 from offmap.posterior.protocol import Runtime, override
 from offmap_bench.methods import anchored, negative_correlation, overall_diversity, repulsive
+from offmap_bench.methods.base import check_settings
 from offmap_bench.runner.base_models import Recipe, Trained, Way, material, trained
 from offmap_bench.tasks.task import Task
 
@@ -60,7 +61,7 @@ def parts(name: str, settings: Settings) -> tuple[Recipe, Training]:
     nets = {key: tuple(value) if key == "hidden" else value for key, value in nets.items()}
     rest = {key: value for key, value in settings.items() if key not in NETS}
     config = override(ENSEMBLES[name].config(), rest)
-    not_negative([config], *({"tradeoff", "anchor_scale"} & ENSEMBLES[name].own))
+    check_settings({key: getattr(config, key) for key in {"tradeoff", "anchor_scale"} & ENSEMBLES[name].own})
     return replace(Recipe(), **nets), config
 
 

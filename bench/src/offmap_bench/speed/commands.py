@@ -20,12 +20,12 @@ from torch import nn
 
 import offmap
 from offmap.extras import require
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap_bench.speed.measure import Claim, Measurement, Record, Timing, compare, once, peak_memory
 from offmap_bench.speed.subjects import FEATURES, HIDDEN, NAMES, OUTPUTS, descend, fit_guard, table, trained_net
 
 MODULE = """
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 
 def make_net():
     return mlp({features}, {outputs}, hidden={hidden}, seed=0)

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import offmap
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.io.atomic import write_whole
 from offmap.report import figures
 from offmap_bench.paths import DOCS

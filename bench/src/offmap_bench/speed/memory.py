@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import offmap
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.posterior.predictive import Stochastic
 from offmap.random import generator
 from offmap_bench.speed.measure import Claim, Measurement, Record, once, peak_memory

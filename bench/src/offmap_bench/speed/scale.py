@@ -25,7 +25,7 @@ import offmap
 from offmap.data import Rows, Shard
 from offmap.distributed.group import Group
 from offmap.distributed.process_group import ProcessGroup, join_group
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import objective as objectives
 from offmap.maxwent.feeding import feed_of, sharded_among

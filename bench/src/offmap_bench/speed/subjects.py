@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.random import generator
 from offmap_bench.nets.resnet import resnet

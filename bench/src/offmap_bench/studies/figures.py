@@ -24,7 +24,7 @@ from torch import Tensor
 import offmap
 from offmap.data import Place, as_batches, load_rows
 from offmap.guard import Guard
-from offmap.integrations.mlp import mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.report.figures import COLOURS, RC, colour
 from offmap_bench.demo.plans import DIGITS, MOONS, REGRESSION
