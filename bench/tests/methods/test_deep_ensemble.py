@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.data import Place, Rows, batches, gather
+from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import mlp, row_nll
 from offmap_bench.methods.deep_ensemble import Config, fit
@@ -20,7 +20,7 @@ LAW = offmap.Gaussian(noise=torch.tensor([0.1]))
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16) -> Rows:
-    return gather(batches(data, PLACE, name=name, batch_size=batch_size))
+    return load_rows(as_batches(data, PLACE, name=name, batch_size=batch_size))
 
 
 def trained(nets: Any, *, seed: int = 0, law: Any = LAW, data: Any = regression, **config: Any) -> Any:
