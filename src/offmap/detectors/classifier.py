@@ -6,9 +6,7 @@ in a forward pass. Otherwise the user names a layer. One pass gives all that det
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +18,8 @@ from offmap.cache import LRUCache, content_key
 from offmap.data import Place
 from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, nearest
-from offmap.model.capture import CaptureMode, ParamUse
-from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed, no_fast_path
+from offmap.model.capture import LayerInput, capture, run_and_capture
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed, replica, widen
 from offmap.model.params import copy_model, floating
 
 PROBE_ROWS = 8
@@ -71,42 +69,27 @@ class LayerRecord(NamedTuple):
     value: Any
 
 
-_RECORDS: ContextVar[list[LayerRecord] | None] = ContextVar("records", default=None)
-
-
-@dataclass(frozen=True)
-class _Hooks:
-    """Hooks of one module; they record nothing outside of `record_layers`."""
-
-    name: str
-
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and (records := _RECORDS.get()) is not None:
-            records.append(LayerRecord(self.name, "input", args[0]))
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if (records := _RECORDS.get()) is not None:
-            records.append(LayerRecord(self.name, "output", output))
-
-
-def add_recorders(model: nn.Module, names: Iterable[str]) -> nn.Module:
-    """Hook modules of a private model once and for all, so that threads that share it need not add and remove hooks."""
-    for name in names:
-        module, hooks = model.get_submodule(name), _Hooks(name)
-        module.register_forward_pre_hook(hooks.before)
-        module.register_forward_hook(hooks.after)
-    return model
-
-
-@contextmanager
-def record_layers() -> Generator[list[LayerRecord]]:
-    """Collect inputs and outputs of hooked modules, in order of execution, in the running thread alone."""
+def run_and_record(
+    model: nn.Module, inputs: Inputs, output_fn: OutputFn, names: Collection[str]
+) -> tuple[Tensor, list[LayerRecord]]:
+    """Run a replica of the model, which no other thread uses; return its output, and what modules take and return, in order."""
     records: list[LayerRecord] = []
-    token = _RECORDS.set(records)
-    try:
-        yield records
-    finally:
-        _RECORDS.reset(token)
+
+    def hook(name: str, module: nn.Module) -> list[Any]:
+        return [
+            module.register_forward_pre_hook(lambda _, args: records.extend(LayerRecord(name, "input", x) for x in args[:1])),
+            module.register_forward_hook(lambda _, __, output: records.append(LayerRecord(name, "output", output))),
+        ]
+
+    with replica(model) as twin:
+        handles = [handle for name in names for handle in hook(name, twin.get_submodule(name))]
+        try:
+            return call(twin, {}, inputs, output_fn), records
+        except MODEL_ERRORS as error:
+            raise model_failed(model, inputs, error) from error
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 @dataclass(frozen=True)
@@ -133,14 +116,11 @@ class Classifier:
     @torch.no_grad()
     def extract_features(self, inputs: Inputs) -> Features:
         """Compute features and logits of all rows, in batches."""
-        parts: list[tuple[Tensor, Tensor]] = []
-        for rows in self.blocks(inputs):
-            block = take_rows(inputs, rows)
-            parts.append(
-                self._extract(block)
-                if self.cache is None
-                else self.cache.get(content_key(block), lambda x=block: self._extract(x))
-            )
+        batches = [take_rows(inputs, rows) for rows in self.blocks(inputs)]
+        if self.cache is None:
+            parts = [self._extract(x) for x in batches]
+        else:
+            parts = [self.cache.get(content_key(x), lambda x=x: self._extract(x)) for x in batches]
         return Features(inputs, torch.cat([h for h, _ in parts]), torch.cat([z for _, z in parts]))
 
     def blocks(self, inputs: Inputs) -> Iterator[slice]:
@@ -149,31 +129,28 @@ class Classifier:
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Compute logits of a few rows, (B, C), with gradients to the inputs."""
-        try:
-            output = call(self.model, {}, inputs, self.output_fn)
-        except MODEL_ERRORS as error:
-            raise model_failed(self.model, inputs, error) from error
+        output, _ = run_and_record(self.model, inputs, self.output_fn, ())
         if self.layer is not None and self.layer.probabilities:
             output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
-        return output.to(torch.promote_types(output.dtype, torch.float32))
+        return widen(output)
 
     def _extract(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Features and logits of one batch."""
-        if rows_of(inputs) == 1:  # as two rows: of one, some operators make a vector
+        rows, layer = rows_of(inputs), self.layer
+        if rows == 1:  # as two rows: of one, some operators make a vector
             features, logits = self._extract(take_rows(inputs, [0, 0]))
             return features[:1], logits[:1]
-        if self.layer is None:
+        if layer is None:
             logits = self.logits(inputs)
-            return logits.new_empty(len(logits), 0), logits
-        if self.layer.weight is not None:
-            logits, uses = capture_matrix_inputs(self.model, inputs, self.output_fn, self.layer.weight)
-            features = uses[-1][1]
-        else:
-            with record_layers() as records:
-                logits = self.logits(inputs)
-            features = find_vectors(records, self.layer)[-1]
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        return features, logits if self.head is None else self.head(features)
+            return logits.new_empty(rows, 0), logits
+        if layer.head is None or layer.weight is None:
+            logits, records = run_and_record(self.model, inputs, self.output_fn, [layer.module])
+            return widen(find_vectors(records, layer)[-1]), widen(logits)
+        uses = capture(self.model, {}, inputs, [layer.weight], output_fn=self.output_fn, last=True)
+        vectors = uses[layer.weight].per_example(rows)
+        assert vectors is not None
+        features = widen(vectors)
+        return features, layer.head(features)
 
 
 def find_features(
@@ -196,7 +173,7 @@ def find_features(
     twin, output_fn = copy_model(model), output_fn or first_tensor
     probe = take_rows(x, slice(0, PROBE_ROWS))
     probe = take_rows(probe, [0, 0]) if rows_of(probe) == 1 else probe
-    logits, uses = capture_matrix_inputs(twin, probe, output_fn)
+    logits, uses = run_and_capture(twin, {}, probe, output_fn=output_fn, last=True)
     check_rows(twin, logits, probe)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ModelError(
@@ -207,8 +184,8 @@ def find_features(
     if features is None and layer is not None:
         return Classifier(twin, output_fn, layer, "", batch_size, cache)
     modules = [name for name, _ in twin.named_modules() if name]
-    with torch.no_grad(), record_layers() as records:
-        call(add_recorders(copy_model(twin, share=True), modules), {}, probe, output_fn)
+    with torch.no_grad():
+        _, records = run_and_record(twin, probe, output_fn, modules)
     remedy = _suggest_layers(records, rows_of(probe))
     if features is not None:
         if not isinstance(features, str) or features not in modules:
@@ -218,48 +195,26 @@ def find_features(
         named, vectors = _find_named_layer(records, features, logits, remedy)
         if layer is None or rows is None or vectors.shape != rows.shape or not _close(vectors, rows):
             layer = named  # other features than the last matrix multiplies
-            add_recorders(twin, [features])
     return Classifier(twin, output_fn, layer, "" if layer else remedy, batch_size, cache)
 
 
-@torch.no_grad()
-def capture_matrix_inputs(
-    model: nn.Module, x: Inputs, output_fn: OutputFn, name: str | None = None
-) -> tuple[Tensor, list[tuple[ParamUse, Tensor]]]:
-    """Run the model; return its output, and the rows (B, D) that each matrix (or that of a name) multiplies once per example."""
-    batch, uses = rows_of(x), list[tuple[ParamUse, Tensor]]()
-
-    def visit(use: ParamUse) -> None:
-        inputs = use.input
-        if inputs is not None and inputs.count == batch and inputs.groups == 1 and name in (None, use.name):
-            uses.append((use, torch.cat([block[0] for block in inputs.rows(None)])))
-
-    # in inference mode products are not taken apart, so that their operands cannot be seen
-    with torch.inference_mode(False), no_fast_path, CaptureMode(floating(model), visit):
-        try:
-            return call(model, {}, x, output_fn), uses
-        except MODEL_ERRORS as error:
-            raise model_failed(model, x, error) from error
-
-
-def find_last_matrix(
-    model: nn.Module, logits: Tensor, uses: list[tuple[ParamUse, Tensor]]
-) -> tuple[FeatureLayer | None, Tensor | None]:
+def find_last_matrix(model: nn.Module, logits: Tensor, uses: dict[str, LayerInput]) -> tuple[FeatureLayer | None, Tensor | None]:
     """Find the last matrix whose product is the model's output, up to a softmax; return it with the rows that it multiplies."""
     weights = floating(model)
-    for use, rows in reversed(uses):
-        assert use.input is not None
-        view, weight = use.input.view, weights[use.name]
-        if weight.numel() != view.outputs * view.fan_in or (view.outputs, view.fan_in) != (logits.shape[1], rows.shape[1]):
+    for name, use in reversed(uses.items()):
+        rows, view, weight = use.per_example(len(logits)), use.view, weights[name]
+        shape = None if rows is None else (logits.shape[1], rows.shape[1])
+        if rows is None or weight.numel() != view.outputs * view.fan_in or (view.outputs, view.fan_in) != shape:
             continue
-        matrix = view.rows(weight[None])[0].clone()
-        added = [w for w in weights.values() if w.numel() == len(matrix) and w.ndim == 1]  # perhaps after the product
-        for bias in [weights[use.bias]] if use.bias else [weight.new_zeros(len(matrix)), *added]:
-            dtype = torch.promote_types(matrix.dtype, torch.float32)
-            head = Head(matrix.to(dtype), bias.reshape(-1).clone().to(dtype))
-            equal = [_close(output_map(head(rows.to(dtype))), logits) for output_map in OUTPUT_MAPS]
+        matrix = widen(view.rows(weight[None])[0].clone())
+        vectors = [w for w in weights.values() if w.numel() == len(matrix) and w.ndim == 1]
+        # the layer's own bias, none, or a vector that is added later
+        beside = [w for n, w in weights.items() if n == f"{name.removesuffix('weight')}bias"]
+        for bias in (*beside, weight.new_zeros(len(matrix)), *vectors):
+            head = Head(matrix, widen(bias.reshape(-1).clone()))
+            equal = [_close(output_map(head(widen(rows))), logits) for output_map in OUTPUT_MAPS]
             if any(equal):
-                return FeatureLayer(head, use.name, probabilities=equal[2]), rows
+                return FeatureLayer(head, name, probabilities=equal[2]), rows
     return None, None
 
 

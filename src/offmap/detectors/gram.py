@@ -1,21 +1,16 @@
 """Gram matrices (Sastry & Oore, 2020): correlations between channels of every layer, against their range in training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from offmap._types import Inputs
 from offmap.data.inputs import rows_of, take_rows
 from offmap.detectors.base import FitData, count_classes, register
-from offmap.detectors.classifier import Classifier, add_recorders, record_layers
+from offmap.detectors.classifier import Classifier, run_and_record
 from offmap.errors import ModelError
-from offmap.model.forward import OutputFn, call
-from offmap.model.params import copy_model
 
 LEAST = 1e-3
 """Of the mean over layers, the least usual deviation that a layer is divided by."""
@@ -52,41 +47,29 @@ def deviation(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (below + above).sum(1)
 
 
-@dataclass(frozen=True)
-class MatrixLayers:
-    """A classifier whose layers with a matrix record their inputs; threads may share it."""
-
-    model: nn.Module
-    names: frozenset[str]
-    output_fn: OutputFn
-
-    @staticmethod
-    def of(classifier: Classifier) -> MatrixLayers:
-        """Hook all layers that hold a matrix, on a copy that shares the classifier's parameters."""
-        model = copy_model(classifier.model, share=True)
-        names = {n for n, m in model.named_modules() if any(p.ndim >= 2 for p in m.parameters(recurse=False))}
-        return MatrixLayers(add_recorders(model, names), frozenset(names), classifier.output_fn)
-
-    def __call__(self, x: Inputs) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the input of every layer but the first at its first use, {name: (B, channels, ...)}, and the model's output."""
-        with record_layers() as records:
-            output = call(self.model, {}, x, self.output_fn)
-        inputs: dict[str, Tensor] = {}
-        for name, side, h in records:
-            if name in self.names and side == "input" and isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2:
-                linear = all(p.ndim <= 2 for p in self.model.get_submodule(name).parameters(recurse=False))
-                inputs.setdefault(name, h.movedim(-1, 1) if linear else h)  # channels of linear layers are last
-        first = next(iter(inputs), None)
-        return {name: h for name, h in inputs.items() if name != first and len(h) == rows_of(x)}, output
+def run_matrix_layers(classifier: Classifier, x: Inputs) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the input of every layer with a matrix, but the first, at its first use, (B, channels, ...), and the model's output."""
+    linear = {
+        name: all(p.ndim <= 2 for p in module.parameters(recurse=False))
+        for name, module in classifier.model.named_modules()
+        if any(p.ndim >= 2 for p in module.parameters(recurse=False))
+    }
+    output, records = run_and_record(classifier.model, x, classifier.output_fn, linear)
+    inputs: dict[str, Tensor] = {}
+    for name, side, h in records:
+        if side == "input" and isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2:
+            inputs.setdefault(name, h.movedim(-1, 1) if linear[name] else h)  # channels of linear layers are last
+    first = next(iter(inputs), None)
+    return {name: h for name, h in inputs.items() if name != first and len(h) == rows_of(x)}, output
 
 
 def layer_deviations(
-    inputs: Inputs, classifier: Classifier, layers: MatrixLayers, powers: int, ranges: Mapping[str, tuple[Tensor, Tensor]]
+    inputs: Inputs, classifier: Classifier, powers: int, ranges: Mapping[str, tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
     """Measure how far each layer is outside its range (C, K) for the predicted class, {layer: (B,)}."""
     parts: dict[str, list[Tensor]] = {name: [] for name in ranges}
     for rows in classifier.blocks(inputs):
-        layer_inputs, output = layers(take_rows(inputs, rows))
+        layer_inputs, output = run_matrix_layers(classifier, take_rows(inputs, rows))
         best = output.argmax(1)
         for name, (low, high) in ranges.items():
             parts[name].append(deviation(correlations(layer_inputs[name], powers), low[best], high[best]))
@@ -97,14 +80,13 @@ def layer_deviations(
 def gram(
     inputs: Inputs,
     classifier: Classifier,
-    layers: MatrixLayers,
     powers: int,
     ranges: Mapping[str, tuple[Tensor, Tensor]],
     usual: Mapping[str, float],
 ) -> Tensor:
     """Sum the deviations of all layers, each divided by its usual one: inputs of B rows -> (B,)."""
     total = torch.zeros(rows_of(inputs), device=classifier.place.device)
-    for name, values in layer_deviations(inputs, classifier, layers, powers, ranges).items():
+    for name, values in layer_deviations(inputs, classifier, powers, ranges).items():
         total += values / usual[name]
     return total
 
@@ -113,11 +95,10 @@ def gram(
 @torch.no_grad()
 def fit(data: FitData, powers: int = 5) -> dict[str, Any]:
     """Take ranges on training rows by predicted class, and the usual deviation on validation rows."""
-    layers = MatrixLayers.of(data.classifier)
     ranges: dict[str, tuple[Tensor, Tensor]] = {}
     predictions: list[Tensor] = []
     for x in data.batches():
-        layer_inputs, output = layers(x)
+        layer_inputs, output = run_matrix_layers(data.classifier, x)
         if not layer_inputs:
             raise ModelError(
                 "Expected a model with two or more layers that hold a matrix for 'gram', but it has fewer. Take another method."
@@ -131,10 +112,8 @@ def fit(data: FitData, powers: int = 5) -> dict[str, Any]:
             low, high = ranges.get(name, (empty, -empty))
             ranges[name] = low.scatter_reduce(0, index, values, "amin"), high.scatter_reduce(0, index, values, "amax")
     count_classes(torch.cat(predictions), data.classes, "predictions on training rows")
-    deviations = layer_deviations(data.valid.inputs, data.classifier, layers, powers, ranges)
+    deviations = layer_deviations(data.valid.inputs, data.classifier, powers, ranges)
     usual = {name: float(values.mean()) for name, values in deviations.items()}
     # a layer that never deviates on validation data must not outweigh all others
     least = LEAST * sum(usual.values()) / len(usual) or 1.0
-    return {
-        "layers": layers, "powers": powers, "ranges": ranges, "usual": {name: max(value, least) for name, value in usual.items()},
-    }  # fmt: skip
+    return {"powers": powers, "ranges": ranges, "usual": {name: max(value, least) for name, value in usual.items()}}
