@@ -1,4 +1,4 @@
-"""Optional packages: asked for when needed, and missed in one clear line."""
+"""Optional packages: imported when needed, with one clear line if they are missing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import Any
 from offmap.errors import ConfigError
 
 PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "laplace": "laplace-torch"}
-
-SINGLE_PROCESS = {"laplace": "laplace-torch curvlinops-for-pytorch backpack-for-pytorch"}
-"""What no extra may name, for it asks for torchvision and with it another torch: installed without what it asks for."""
+"""Names of packages whose modules are called otherwise."""
 
 
-def require(module: str, extra: str = "demo") -> Any:
-    """An optional module, or a ConfigError that says what to install."""
+def require(module: str, extra: str, *, package: str = "offmap", no_deps: str = "") -> Any:
+    """Import an optional module, or raise a ConfigError that says what to install.
+
+    Args:
+        module: The module, such as "pyarrow.parquet".
+        extra: The extra that installs it.
+        package: The distribution that has the extra.
+        no_deps: Packages to install without their dependencies, since these would bring another torch.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         root = module.partition(".")[0]
         if (error.name or "").partition(".")[0] != root:
             raise
-        alone = f" && pip install --no-deps {SINGLE_PROCESS[root]}" if root in SINGLE_PROCESS else ""
-        raise ConfigError(
-            f"{PACKAGES.get(root, root)} is needed here and is not installed: pip install 'offmap[{extra}]'{alone}"
-        ) from error
+        command = f"pip install '{package}[{extra}]'" + (f" && pip install --no-deps {no_deps}" if no_deps else "")
+        raise ConfigError(f"{PACKAGES.get(root, root)} is needed here and is not installed: {command}") from error

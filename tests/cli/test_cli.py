@@ -54,7 +54,7 @@ def test_a_missing_package_is_one_sentence(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = command(monkeypatch, capsys, "demo", "--out", str(tmp_path / "page.html"))
     assert code == 1
-    assert err == "offmap: matplotlib is needed here and is not installed: pip install 'offmap[demo]'\n"
+    assert err == "offmap: matplotlib is needed here and is not installed: pip install 'offmap[figures]'\n"
 
 
 def test_version(monkeypatch, capsys):

@@ -111,7 +111,7 @@ def test_without_lightning_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(integration, "Callback", object)
     with pytest.raises(ConfigError) as error:
         GuardCallback()
-    assert str(error.value) == "lightning is needed here and is not installed: pip install lightning"
+    assert str(error.value) == "lightning is needed here and is not installed: pip install 'offmap[lightning]'"
 
 
 def test_offmap_itself_imports_neither_lightning_nor_scikit_learn():

@@ -88,4 +88,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.gaussian_process", None)
     with pytest.raises(ConfigError) as error:
         gaussian_process(TRAIN, Y)
-    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[detectors]'"
+    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[sklearn]'"

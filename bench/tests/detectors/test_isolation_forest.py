@@ -56,4 +56,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     with pytest.raises(ConfigError) as error:
         isolation_forest(TRAIN)
-    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[detectors]'"
+    assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[sklearn]'"

@@ -197,6 +197,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as error:
         fitted()
     assert str(error.value) == (
-        "laplace-torch is needed here and is not installed: pip install 'offmap[laplace]' && "
+        "laplace-torch is needed here and is not installed: pip install 'offmap-bench[laplace]' && "
         "pip install --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch"
     )

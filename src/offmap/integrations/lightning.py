@@ -71,7 +71,7 @@ class GuardCallback(Callback):
         **options: Any,
     ) -> None:
         if Callback is object:
-            raise ConfigError("lightning is needed here and is not installed: pip install lightning")
+            raise ConfigError("lightning is needed here and is not installed: pip install 'offmap[lightning]'")
         super().__init__()
         self.ood = dict(ood or {})
         self.train, self.valid, self.test = train, valid, test

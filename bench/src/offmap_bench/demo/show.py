@@ -40,8 +40,8 @@ class Shown:
 def demo(out: Path, *, seed: int = 0, fast: bool = False, workers: int = 1, report: Report = lambda title, doing: None) -> Shown:
     """Run all plans and write the page to `out`; `fast` takes a few seconds and shows little but that it runs."""
     check_path(out)
-    for package in ("sklearn", "matplotlib"):
-        require(package)
+    require("sklearn", "sklearn")
+    require("matplotlib", "figures")
     start = time.perf_counter()
     plans: list[Plan] = [quick(plan) for plan in PLANS] if fast else list(PLANS)
     jobs = [(chapter, (plan, seed)) for plan in plans]

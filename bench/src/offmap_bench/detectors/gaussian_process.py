@@ -54,7 +54,7 @@ def gaussian_process(inputs: Tensor, targets: Tensor, *, rows: int = 1000, seed:
     if len(inputs) < 2 or len(targets) != len(inputs):
         raise DataError(f"Expected two training rows or more, each with a target, but got {len(inputs)} and {len(targets)}.")
     check_finite(inputs, targets, "the training data")
-    module, kernels = require("sklearn.gaussian_process", "detectors"), require("sklearn.gaussian_process.kernels", "detectors")
+    module, kernels = require("sklearn.gaussian_process", "sklearn"), require("sklearn.gaussian_process.kernels", "sklearn")
     chosen = permutation(len(inputs), seed, "gaussian process")[:rows].to(inputs.device)
     shift, spread = inputs.mean(0), inputs.std(0, correction=0)
     kernel = kernels.ConstantKernel(1.0, (1e-3, 1e4)) * kernels.RBF(1.0, (1e-2, 1e3)) + kernels.WhiteKernel(0.1, (1e-8, 1e1))

@@ -38,6 +38,6 @@ def isolation_forest(inputs: Tensor, *, trees: int = 100, seed: int = 0) -> Isol
     if len(inputs) < 2:
         raise DataError(f"Expected at least two training rows, but got {len(inputs)}.")
     check_finite(inputs, None, "the training inputs")
-    ensemble = require("sklearn.ensemble", "detectors")
+    ensemble = require("sklearn.ensemble", "sklearn")
     forest = ensemble.IsolationForest(n_estimators=trees, random_state=seed)
     return IsolationForest(forest.fit(inputs.detach().flatten(1).double().cpu().numpy()), inputs.shape[1:])

@@ -34,6 +34,9 @@ from offmap.posterior.distribution import CACHE_BYTES
 from offmap.random import generator
 from offmap_bench.methods.base import Nets, Problem, check_fields, check_words, fitter
 
+NO_DEPS = "laplace-torch curvlinops-for-pytorch backpack-for-pytorch"
+"""What no extra may name: these ask for torchvision, and with it for another torch."""
+
 LAWS: dict[type, str] = {Gaussian: "regression", Categorical: "classification"}
 """laplace-torch's words for the likelihoods that it knows."""
 
@@ -163,7 +166,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
         raise ConfigError(f"Expected a likelihood that laplace-torch knows, {words}, but got {type(likelihood).__name__}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own use of torch and numpy
-        library = require("laplace", "laplace")
+        library = require("laplace", "laplace", package="offmap-bench", no_deps=NO_DEPS)
     rows, around = load_rows(problem.train), stack_models(nets, config.params)
     model = runtime.model(around.net, around.mean | around.fixed, problem.valid.inputs)
     if not isinstance(rows.inputs, Tensor) or model.output_axes not in (0, 1):

@@ -14,7 +14,7 @@ SHARES = (0.6, 0.8)
 
 def digits(*, seed: int = 0) -> Task:
     """901 images of 0–4, split 60/20/20 at random by `seed`; the 896 images of 5–9 are OOD. Pixels from 0 to 1."""
-    bunch = require("sklearn.datasets").load_digits()
+    bunch = require("sklearn.datasets", "sklearn").load_digits()
     x, y = bunch.data / 16.0, bunch.target
     rows = np.random.RandomState(seed).permutation(np.flatnonzero(y < FAMILIAR))
     first, second = (round(share * len(rows)) for share in SHARES)

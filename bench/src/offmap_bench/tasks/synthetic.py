@@ -58,7 +58,7 @@ def moons(*, test: int = 400, strange: int = 1000, distance: float = 0.5) -> Tas
 
     Training and validation points are those of the authors' code. `test` in-distribution points follow from the same generator.
     """
-    make_moons = require("sklearn.datasets").make_moons
+    make_moons = require("sklearn.datasets", "sklearn").make_moons
     rng = np.random.RandomState(0)
 
     def sample(n: int) -> tuple[Array, NDArray[np.int64]]:
