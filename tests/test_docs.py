@@ -18,7 +18,7 @@ from torch import nn
 
 import offmap
 from citycams import Brightness, to_tensor, write_copy
-from offmap_bench.runner.reading import parse
+from offmap_bench.runner.plan import parse
 from offmap_bench.studies import blocks
 
 ROOT = Path(__file__).parents[1]

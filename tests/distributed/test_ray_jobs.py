@@ -23,8 +23,7 @@ from offmap.cli.score_rows import ScoreOptions
 from offmap.data.tables.schema import Schema
 from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, OffmapError
-from offmap_bench.runner.plan import Cell, cells
-from offmap_bench.runner.reading import parse
+from offmap_bench.runner.plan import Cell, cells, parse
 from offmap_bench.runner.run import Event, run
 from offmap_bench.runner.store import Record, read_records
 from shells import Shell

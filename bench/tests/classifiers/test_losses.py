@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap_bench.classifiers import arpl, confidence, cutmix, dropout, godin, logitnorm, mixup, svdd, vos
-from offmap_bench.classifiers.training import Moment, TrainConfig
+from offmap_bench.classifiers.training import BodyAndHead, Moment, TrainConfig
 
 ROWS, CLASSES, WIDTH = 5, 3, 4
 
@@ -212,7 +212,7 @@ def test_svdd_is_the_squared_distance_to_the_first_mean() -> None:
 
 @torch.no_grad()
 def test_dropout_averages_thinned_nets() -> None:
-    net, config = dropout.Thinned(tiny()).double(), dropout.Config(dropout=0.4, draws=6)
+    net, config = BodyAndHead(tiny()).double(), dropout.Config(dropout=0.4, draws=6)
     thin = dropout.masks((6, 1, WIDTH), 0.4, dropout.generator(0, "dropout")).double()
     assert sorted(set(thin.flatten().tolist())) == pytest.approx([0.0, 1 / 0.6])
     for row, got in zip(IMAGES, dropout.score(net, IMAGES, config).tolist(), strict=True):
@@ -232,7 +232,7 @@ def test_losses_reach_every_parameter() -> None:
         "confidence": (confidence, confidence.Branched(tiny(), 0.1), confidence.Config()),
         "godin": (godin, godin.Quotient(tiny()), TrainConfig()),
         "svdd": (svdd, svdd.Drawn(tiny(), 3), svdd.Config()),
-        "dropout": (dropout, dropout.Thinned(tiny()), dropout.Config()),
+        "dropout": (dropout, BodyAndHead(tiny()), dropout.Config()),
     }
     for name, (way, net, config) in made.items():
         net = net.double().train()

@@ -16,7 +16,7 @@ from faults.places import shared_folder
 from offmap_bench.checks.trust import Check
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
-from offmap_bench.runner.cell import heard
+from offmap_bench.runner.cell import captured_warnings
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.features import Extractor
 
@@ -60,12 +60,12 @@ def trial(seed: int, folder: Path) -> str:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    with heard() as said:
+    with captured_warnings() as said:
         found = KINDS[kind](folder)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     (sentence,) = said
     assert str(path) in sentence
-    with heard() as said:
+    with captured_warnings() as said:
         assert all(torch.equal(a, b) for a, b in zip(KINDS[kind](folder), expected, strict=True))
     assert said == []
     return f"{kind} {what}, named and made again"

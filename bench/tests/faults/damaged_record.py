@@ -11,8 +11,7 @@ from pathlib import Path
 from faults.damage import damaged
 from faults.places import shared_folder
 from offmap_bench.checks.trust import Check
-from offmap_bench.runner.plan import Cell, cells
-from offmap_bench.runner.reading import parse
+from offmap_bench.runner.plan import Cell, cells, parse
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import Record, read_records
 

@@ -19,7 +19,7 @@ from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
 from offmap.distributed.jobs import Pool
 from offmap_bench.checks.trust import Check
-from offmap_bench.runner.cell import heard
+from offmap_bench.runner.cell import captured_warnings
 from trained import inputs, quick, regression, regressor
 
 FILES = ("a.csv", "b.npz", "c.parquet")
@@ -73,7 +73,7 @@ def trial(seed: int, folder: Path) -> str:
     before = {name: (out / name).stat().st_mtime_ns for name in FILES}
     what, content = damaged(path.read_bytes(), seed, rng)
     path.write_bytes(content)
-    with heard() as said:
+    with captured_warnings() as said:
         done = scored(room / "data", out)
     assert [(each.rows, each.off_map) for each in done] == [(each.rows, each.off_map) for each in scored(room / "data", out)]
     for name in FILES:

@@ -27,8 +27,7 @@ from offmap.errors import OffmapError
 from offmap.maxwent.checkpoint import Checkpoint, Part
 from offmap.model.params import checksum
 from offmap.serve.parsing import InputSpec, RequestError, parse_inputs
-from offmap_bench.runner.plan import digest
-from offmap_bench.runner.reading import packaged, parse
+from offmap_bench.runner.plan import digest, packaged, parse
 from offmap_bench.runner.store import Record, parse_record, to_line
 from offmap_bench.tasks.citycam_frames import Damaged, frame
 from offmap_bench.tasks.columns import read as read_columns

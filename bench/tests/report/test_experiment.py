@@ -14,11 +14,10 @@ from offmap.errors import FileError
 from offmap_bench.report.citycam import day
 from offmap_bench.report.curves import Line, shown_range, steps_panel
 from offmap_bench.report.experiment import Experiment, dots, figures, write_experiment, write_figures
-from offmap_bench.runner.plan import cells
-from offmap_bench.runner.printed import parse_sheet
-from offmap_bench.runner.reading import parse
+from offmap_bench.runner.compare import parse_sheet
+from offmap_bench.runner.plan import cells, parse
 from offmap_bench.runner.store import Record, Records, settings_of
-from offmap_bench.runner.table import results_of
+from offmap_bench.runner.table import Results
 from pages import check_page
 
 PLAN = parse(
@@ -55,8 +54,8 @@ def experiment(folder: Path, *, whole: bool = True) -> Experiment:
         auroc = 0.6 + 0.2 * ("wine" in cell.task) + 0.01 * cell.seed
         test = {"nll": -1.0, "ence": 0.25, "wide_ence": 0.5} if cell.method == "deep_ensemble" else {}
         metrics = {"test": test, "extrapolation": {"auroc": auroc, "fpr95": 0.5}}
-        records[cell.hash] = Record(cell.told(), "ok", settings_of(cell), metrics)
-    results = results_of(PLAN, Records(records, {}))
+        records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), metrics)
+    results = Results(PLAN, Records(records, {}))
     return Experiment(results, folder, SHEET, [results])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from offmap.posterior.predictive import CachedPredictive, Member
-from offmap_bench.runner.base_models import plain, starts
+from offmap_bench.runner.base_models import as_predictive, untrained
 from offmap_bench.runner.cell import averaged
 from offmap_bench.runner.context import recipe
 from offmap_bench.tasks.catalog import task
@@ -20,7 +20,7 @@ def test_a_number_that_one_member_lacks_has_no_mean() -> None:
 
 def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
     data = task("regression")
-    nets = starts(data, 0, recipe({"hidden": [4]}))
+    nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
     calls: list[int] = []
 
     class Counted:
@@ -28,7 +28,7 @@ def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
 
         def outputs(self, x, draws, *, clip, seed):
             calls.append(len(x))
-            return plain(nets, data).outputs(x, draws, clip=clip, seed=seed)
+            return as_predictive(nets, data).outputs(x, draws, clip=clip, seed=seed)
 
     whole = CachedPredictive(Counted())
     x = data.test[0]
@@ -43,8 +43,8 @@ def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
 
 def test_a_remembered_predictive_keeps_no_more_than_it_may() -> None:
     data = task("regression")
-    nets = starts(data, 0, recipe({"hidden": [4]}))
-    own = plain(nets, data)
+    nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
+    own = as_predictive(nets, data)
     x = data.test[0]
     whole = CachedPredictive(own, most=own.outputs(x, 1).numel())
     assert whole.outputs(x, 1, clip=None, seed=0) is whole.outputs(x, 1, clip=float("inf"), seed=0)

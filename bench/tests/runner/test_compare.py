@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from offmap.errors import ConfigError
-from offmap_bench.runner.compare import Entry, answers, compare_markdown, compared
+from offmap_bench.runner.compare import Entry, Number, answers, compare_markdown, compared, parse_sheet, sheet
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Plan, cells
-from offmap_bench.runner.printed import Number, parse_sheet, sheet, sheets
-from offmap_bench.runner.reading import packaged, parse, read_plan
+from offmap_bench.runner.plan import Plan, cells, packaged, parse, read_plan
 from offmap_bench.runner.store import Record, Records, settings_of
-from offmap_bench.runner.table import Results, results_of
+from offmap_bench.runner.table import Results
 
 
 def plan(name: str, *labels: str, seeds: str = "[0, 1]") -> Plan:
@@ -32,8 +30,8 @@ def results(plan: Plan, values: dict[str, float], **metrics: Any) -> Results:
         if cell.label in values:
             auroc = values[cell.label] - 0.2 * ("wine" in cell.task) + 0.02 * cell.seed
             told = {"test": {"nll": auroc / 10, "width": auroc}, "extrapolation": {"auroc": auroc}}
-            records[cell.hash] = Record(cell.told(), "ok", settings_of(cell), told)
-    return results_of(plan, Records(records, {}))
+            records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), told)
+    return Results(plan, Records(records, {}))
 
 
 SHEET = parse_sheet("""
@@ -112,7 +110,7 @@ def test_the_printed_averages_are_the_means_of_the_printed_cells() -> None:
             assert found == pytest.approx(float(mean.printed[place]), abs=0.2)
 
 
-@pytest.mark.parametrize("name", sorted(sheets()))
+@pytest.mark.parametrize("name", packaged("plans/printed"))
 def test_every_label_of_a_sheet_is_in_a_plan_that_answers(name: str) -> None:
     found = sheet(name)
     told = [tomllib.loads(packaged()[plan]) for plan in found.plans]

@@ -10,17 +10,15 @@ import pytest
 import torch
 
 from offmap.errors import ConfigError
-from offmap.maxwent.risk import prediction_nll
-from offmap.posterior.protocol import Runtime
+from offmap_bench.methods import anchored
+from offmap_bench.runner import base_models
 from offmap_bench.runner import cell as cells
-from offmap_bench.runner import ensembles
-from offmap_bench.runner.base_models import Recipe, Way, digest, material, starts
-from offmap_bench.runner.cell import Bench, chosen_fit
-from offmap_bench.runner.context import FitContext
+from offmap_bench.runner.base_models import SILENT, Recipe, digest, prepare, trained, untrained
+from offmap_bench.runner.cell import Bench, fit_cell
+from offmap_bench.runner.context import FitContext, recipe
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell
+from offmap_bench.runner.plan import Cell, parse
 from offmap_bench.runner.plan import cells as plan_cells
-from offmap_bench.runner.reading import parse
 from offmap_bench.runner.store import settings_of
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
@@ -49,7 +47,7 @@ GRIDS: dict[str, dict[str, list[float]]] = {
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_stacked_grid_chooses_as_fits_one_after_another_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = cell(name, grid=GRIDS[name])
-    stacked = chosen_fit(asked, DATA)
+    stacked = fit_cell(asked, DATA)
     fits: list[tuple[float, dict[str, Any]]] = []
     for candidate in asked.candidates():
         alone = METHODS[name].fit(FitContext(DATA, 0, {}), {**QUICK, **candidate})
@@ -58,19 +56,20 @@ def test_a_stacked_grid_chooses_as_fits_one_after_another_do(name: str, monkeypa
     assert stacked.chosen == best
     assert cells.validation_risk(stacked, DATA, asked) == pytest.approx(risk, rel=1e-4)
     monkeypatch.setitem(METHODS, name, replace(METHODS[name], fit_grid=None))
-    assert chosen_fit(asked, DATA).chosen == best
+    assert fit_cell(asked, DATA).chosen == best
 
 
 def test_a_grid_that_no_stack_can_hold_is_fitted_one_after_another() -> None:
     asked = cell("negative_correlation", grid={"steps": [1, 40]})
-    assert chosen_fit(asked, DATA).chosen == {"steps": 40}
+    assert fit_cell(asked, DATA).chosen == {"steps": 40}
 
 
 def test_the_chosen_nets_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     candidates = [{"tradeoff": 1.0}, {"tradeoff": 1e-3}]
-    first = ensembles.chosen("negative_correlation", DATA, 0, QUICK, candidates)
-    monkeypatch.setattr(ensembles, "_train", pytest.fail)
-    again = ensembles.chosen("negative_correlation", DATA, 0, QUICK, candidates)
+    how = recipe("negative_correlation", QUICK, candidates)
+    first = trained(DATA, 0, how)
+    monkeypatch.setattr(base_models, "train", pytest.fail)
+    again = trained(DATA, 0, how)
     assert (again.chosen, again.seconds) == (first.chosen, first.seconds)
     for one, other in zip(first.nets, again.nets, strict=True):
         assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
@@ -80,24 +79,23 @@ def test_the_chosen_nets_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_the_lowest_validation_nll_is_chosen() -> None:
     """Among fits of which only one has learned anything."""
     candidates = [{"tradeoff": 0.0}, {"tradeoff": 1e6}, {"tradeoff": 1e7}]
-    made = ensembles.chosen("anchored", DATA, 0, QUICK, candidates)
+    made = trained(DATA, 0, recipe("anchored", QUICK, candidates))
     assert made.chosen == {"tradeoff": 0.0}
-    recipe, config = ensembles.terms("anchored", {**QUICK, "tradeoff": 0.0})
-    nets = starts(DATA, 0, recipe)
-    rows, held, law = material(nets, DATA, recipe)
-    fit = ensembles.ENSEMBLES["anchored"].fit_grid
-    (alone,) = fit(nets, rows, held, likelihood=law, configs=[config], runtime=Runtime(progress=False))
-    outputs = torch.stack([net(held.inputs).detach() for net in made.nets])
-    torch.testing.assert_close(outputs, alone.outputs(held.inputs, 1), rtol=1e-4, atol=1e-5)
-    assert prediction_nll(law, outputs, held.targets).isfinite().all()
+    how = recipe("anchored", {**QUICK, "tradeoff": 0.0})
+    nets = untrained(DATA, 0, how)
+    rows, valid, law = prepare(nets, DATA, how.batch_size)
+    alone = anchored.fit(nets, rows, valid, likelihood=law, config=how.training, runtime=SILENT)
+    outputs = torch.stack([net(valid.inputs).detach() for net in made.nets])
+    torch.testing.assert_close(outputs, alone.outputs(valid.inputs, 1), rtol=1e-4, atol=1e-5)
+    assert law.predictive_nll(outputs, valid.targets).isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "grid"), [("anchored", GRIDS["anchored"]), ("repulsive", {})])
 def test_maxwent_starts_from_the_nets_that_were_chosen(name: str, grid: dict[str, Any]) -> None:
     source = {"method": name, "config": QUICK} | ({"grid": grid} if grid else {})
     asked = cell("maxwent", {"solver": "closed-form", "draws": 4, "risk_draws": 4}, source=source)
-    made = chosen_fit(asked, DATA)
-    centres = chosen_fit(cell(name, grid=grid), DATA)
+    made = fit_cell(asked, DATA)
+    centres = fit_cell(cell(name, grid=grid), DATA)
     for member in range(5):
         ours, theirs = made.predictive.plain(member), centres.predictive.plain(member)
         assert all(torch.equal(ours[n], w) for n, w in theirs.items())
@@ -125,7 +123,7 @@ def test_a_plan_names_an_ensemble_and_its_grid() -> None:
         [[method]]
         name = "negative_correlation"
         members = 5
-        config = {hidden = [8], steps = 40, check_every = 20, rate = 0.01}
+        config = {hidden = [8], steps = 40, check_every = 20, lr = 0.01}
         grid = {tradeoff = [1, 0.001]}
     """
     (asked,) = plan_cells(parse(text, "small.toml"))
@@ -141,7 +139,7 @@ def test_a_plan_names_an_ensemble_to_start_from() -> None:
         name = "small"
         seeds = [0]
         tasks = ["regression"]
-        defaults = {hidden = [8], steps = 40, check_every = 20, rate = 0.01, maxwent = {solver = "closed-form", risk_draws = 4}}
+        defaults = {hidden = [8], steps = 40, check_every = 20, lr = 0.01, maxwent = {solver = "closed-form", risk_draws = 4}}
         [[method]]
         name = "anchored"
         label = "Anchored"
@@ -184,17 +182,8 @@ def test_settings_are_filled_in_and_impossible_ones_refused() -> None:
         METHODS["anchored"].settings({"anchor_scale": "wide"})
 
 
-def test_another_way_of_training_has_another_digest_and_plain_hosts_keep_theirs() -> None:
+def test_the_digest_knows_the_method_and_its_candidates() -> None:
     x = torch.arange(12.0).view(6, 2)
-    exact = Task(
-        name="exact",
-        train=(x, x[:, 0]),
-        valid=(x[:2], x[:2, 0]),
-        test=(x, x[:, 0]),
-        ood={"far": x},
-        likelihood="gaussian",
-        outputs=2,
-    )
-    assert digest(exact, 0, Recipe()) == "9b0394b4f993a3aa"
-    ways = [Way({"method": name, "candidates": [{"tradeoff": t}]}, lambda nets: ({}, {})) for name in "ab" for t in (1, 2)]
-    assert len({digest(exact, 0, Recipe()), *(digest(exact, 0, Recipe(), way) for way in ways)}) == 5
+    exact = Task("exact", (x, x[:, 0]), (x[:2], x[:2, 0]), (x, x[:, 0]), {"far": x}, likelihood="gaussian", outputs=2)
+    recipes = [recipe(name, {}, [{"tradeoff": t}]) for name in ("anchored", "negative_correlation") for t in (1, 2)]
+    assert len({digest(exact, 0, Recipe()), *(digest(exact, 0, how) for how in recipes)}) == 5

@@ -10,13 +10,12 @@ import torch
 
 from offmap.errors import ConfigError
 from offmap_bench.runner.context import FitContext
-from offmap_bench.runner.fresh import fit_mean_field
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.store import short
 from offmap_bench.tasks.task import Task
 from trained import inputs, regression
 
-HOSTS = {"hidden": [8], "steps": 20}
+MODELS = {"method": "deep_ensemble", "config": {"hidden": [8], "steps": 20}}
 QUICK: dict[str, dict[str, Any]] = {
     "mean_field": {"hidden": [8], "steps": 20, "check_every": 10, "risk_draws": 4},
     "swag": {"steps": 20, "collect_every": 5, "rank": 3},
@@ -39,7 +38,7 @@ def ground(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FitContext:
         outputs=2,
         likelihood="gaussian",
     )
-    return FitContext(task, 0, HOSTS)
+    return FitContext(task, 0, MODELS)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -48,7 +47,7 @@ def test_a_fit_gives_scores_or_outputs(name: str, ground: FitContext) -> None:
     assert set(QUICK[name]) <= method.keys
     fitted = method.fit(ground, QUICK[name])
     x = ground.task.test[0]
-    if method.single:
+    if method.scores_only:
         assert fitted.scorer is not None
         assert fitted.scorer.score(x).shape == (20,)
     else:
@@ -61,8 +60,9 @@ def test_a_fit_gives_scores_or_outputs(name: str, ground: FitContext) -> None:
 
 def test_a_grid_of_the_competitor_is_what_its_settings_give_alone(ground: FitContext) -> None:
     candidates = [{"tradeoff": value} for value in (0.01, 100.0)]
-    x = ground.task.test[0]
-    for own, together in zip(candidates, fit_mean_field(ground, QUICK["mean_field"], candidates), strict=True):
+    x, fit_grid = ground.task.test[0], METHODS["mean_field"].fit_grid
+    assert fit_grid is not None
+    for own, together in zip(candidates, fit_grid(ground, QUICK["mean_field"], candidates), strict=True):
         alone = METHODS["mean_field"].fit(ground, {**QUICK["mean_field"], **own})
         assert together.predictive is not None
         assert alone.predictive is not None

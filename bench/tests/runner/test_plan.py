@@ -10,8 +10,7 @@ import pytest
 from offmap.errors import ConfigError, FileError
 from offmap_bench.methods import bnn
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, narrowed
-from offmap_bench.runner.reading import packaged, parse, read_plan
+from offmap_bench.runner.plan import Cell, cells, narrowed, packaged, parse, read_plan
 
 NAMES = [
     "bnn-ablation", "bnn-moons", "citycam", "openood", "openood-ways", "synthetic", "tradeoff", "uci", "uci-bnn-short",
@@ -114,11 +113,13 @@ def test_the_order_of_keys_does_not_matter_to_the_hash() -> None:
 
 
 def test_several_tradeoffs_are_left_to_the_method_and_other_keys_to_the_benchmark() -> None:
-    text = TEXT.replace('label = "wide"', 'label = "wide"\ngrid = {tradeoff = [1, 10], rate = [0.1, 0.2], start = [1, 2]}')
+    text = TEXT.replace(
+        'label = "wide"', 'label = "wide"\ngrid = {entropy_weight = [1, 10], lr = [0.1, 0.2], init_fraction = [1, 2]}'
+    )
     made = next(c for c in cells(plan(text)) if c.label == "wide")
-    assert made.config["tradeoff"] == [1, 10]
+    assert made.config["entropy_weight"] == [1, 10]
     assert made.candidates() == [
-        {"lr": 0.1, "start": 1}, {"lr": 0.1, "start": 2}, {"lr": 0.2, "start": 1}, {"lr": 0.2, "start": 2},
+        {"lr": 0.1, "init_fraction": 1}, {"lr": 0.1, "init_fraction": 2}, {"lr": 0.2, "init_fraction": 1}, {"lr": 0.2, "init_fraction": 2},
     ]  # fmt: skip
     assert cells(plan())[0].candidates() == [{}]
 
@@ -159,13 +160,13 @@ def test_a_part_of_a_plan_has_the_hashes_of_the_whole() -> None:
         ('from = "plain"', 'from = "plan"', "`from` of 'wide' to be .*did you mean 'plain'.*but got 'plan'"),
         (
             'label = "plain"',
-            'label = "plain"\ngrid = {rate = [1]}',
+            'label = "plain"\ngrid = {lr = [1]}',
             "`from` of 'wide' to name nets without a `grid`, but 'plain'",
         ),
         ("basis =", "bases =", "a key of `config` of 'maxwent' to be .*did you mean 'basis'.*but got 'bases'"),
-        ("members = 5", "grid = {rate = 1}", "`grid` of 'maxwent' to hold lists of settings of the fit, but 'rate' is 1"),
+        ("members = 5", "grid = {lr = 1}", "`grid` of 'maxwent' to hold lists of settings of the fit, but 'lr' is 1"),
         ("members = 5", 'grid = {score = ["paper"]}', "`grid` of 'maxwent' to hold lists of settings of the fit, but 'score'"),
-        ("members = 5", "grid = {rat = [1]}", "a key of `grid` of 'maxwent' to be .*did you mean 'rate'.*but got 'rat'"),
+        ("members = 5", "grid = {l = [1]}", "a key of `grid` of 'maxwent' to be .*did you mean 'lr'.*but got 'l'"),
         ("draws = 7", "drws = 7", r"a key of \[defaults\] to be .*did you mean 'draws'.*but got 'drws'"),
         ("steps = 90", "stepps = 90", r"a key of \[defaults.deep_ensemble\] to be .*did you mean 'steps'.*but got 'stepps'"),
         ("seeds = [3]", "seed = [3]", r"a key of \[quick\] to be .*did you mean 'seeds'.*but got 'seed'"),
@@ -182,10 +183,10 @@ def test_a_mistake_is_named_with_its_file_and_the_nearest_key(old: str, new: str
     [
         ('basis = "svt"', "Expected `basis` to be .*did you mean 'svd'.*but got 'svt'"),
         ('config = "papr"', "Expected `config` to be .*did you mean 'paper'.*but got 'papr'"),
-        ("rate = -1", "Expected `lr` to be a number above 0, but got -1"),
+        ("lr = -1", "Expected `lr` to be a number above 0, but got -1"),
         ('steps = "many"', "Expected `steps` to be a whole number above 0, but got 'many'"),
-        ("bounded = 1", "Expected `bounded` to be true or false, but got 1"),
-        ("where = [1]", r"Expected `params` to be a pattern of names of parameters, or a list of such, but got \[1\]"),
+        ("clip_loss = 1", "Expected `clip_loss` to be true or false, but got 1"),
+        ("params = [1]", r"Expected `params` to be a pattern of names of parameters, or a list of such, but got \[1\]"),
         ('chunk_size = "all"', "Expected `chunk_size` to be \"auto\" or a whole number above 0, but got 'all'"),
     ],
 )
@@ -200,9 +201,9 @@ def test_an_impossible_setting_is_refused_before_any_work(new: str, message: str
         ("deep_ensemble", "steps = 1.5", "Expected `steps` to be a whole number above 0, but got 1.5"),
         ("deep_ensemble", "hidden = 3", "Expected `hidden` to be a list of whole numbers above 0, but got 3"),
         ("deep_ensemble", 'score = "papr"', "Expected `score` to be .*did you mean 'paper'.*but got 'papr'"),
-        ("mc_dropout", "dropout = 1.0", "Expected `dropout` to be a number from 0 to 1, without 1, but got 1.0"),
+        ("mc_dropout", "dropout = 1.0", "Expected `dropout` to be from 0 to below 1, or None for the model's own, but got 1.0"),
         ("nearest", 'k = "one"', "Expected `k` to be a whole number above 0, but got 'one'"),
-        ("bnn", "tradeoff = -1", "Expected `tradeoff` to be a number of at least 0, or a list of such, but got -1"),
+        ("bnn", "tradeoff = -1", "Expected `tradeoff` to be a number of at least 0, but got -1"),
     ],
 )
 def test_a_wrong_type_is_refused_before_any_work(name: str, config: str, message: str) -> None:
@@ -213,7 +214,7 @@ def test_a_wrong_type_is_refused_before_any_work(name: str, config: str, message
 
 def test_every_value_of_a_grid_is_looked_at() -> None:
     with pytest.raises(ConfigError, match="^small.toml: `grid` of 'maxwent': Expected `lr` to be a number above 0, but got 'x'"):
-        plan(TEXT.replace("members = 5", 'grid = {rate = [0.1, "x"]}', 1))
+        plan(TEXT.replace("members = 5", 'grid = {lr = [0.1, "x"]}', 1))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path) -> None:

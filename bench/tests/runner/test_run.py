@@ -18,12 +18,11 @@ import torch
 
 import offmap
 from offmap.posterior.predictive import Sampled
-from offmap_bench.runner.base_models import plain
+from offmap_bench.runner.base_models import as_predictive
 from offmap_bench.runner.cell import Bench
-from offmap_bench.runner.context import FitContext, without_reading
+from offmap_bench.runner.context import FitContext, without_scoring
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, narrowed
-from offmap_bench.runner.reading import parse
+from offmap_bench.runner.plan import Cell, cells, narrowed, parse
 from offmap_bench.runner.run import Event, run
 from offmap_bench.runner.store import Record, Records, read_records, write_records
 from offmap_bench.tasks.catalog import task
@@ -145,9 +144,9 @@ def test_a_posterior_is_recorded_with_its_setting_filled_in(done: Path) -> None:
 def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
     (cell,) = tiny("ensemble")
     data = task("regression")
-    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_reading(cell.config)).predictive
+    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_scoring(cell.config)).predictive
     assert isinstance(nets, Sampled)
-    made = offmap.guard(plain(nets.nets(), data), data.valid, likelihood="gaussian")
+    made = offmap.guard(as_predictive(nets.nets(), data), data.valid, likelihood="gaussian")
     expected = offmap.evaluate(made, data.valid, data.ood).rows[0]["nll"]
     assert of(read_records(done), "ensemble").metrics["valid"]["nll"] == pytest.approx(expected, abs=1e-5)
 
@@ -172,11 +171,11 @@ def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> Non
 def test_each_net_alone_is_the_mean_over_the_members(done: Path) -> None:
     (cell,) = tiny("plain")
     data = task("regression")
-    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_reading(cell.config)).predictive
+    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_scoring(cell.config)).predictive
     assert isinstance(nets, Sampled)
     areas = []
     for net in nets.nets():
-        alone = offmap.guard(plain([net], data), data.valid, likelihood="gaussian", score="paper")
+        alone = offmap.guard(as_predictive([net], data), data.valid, likelihood="gaussian", score="paper")
         rows = offmap.evaluate(alone, data.test, data.ood).rows
         areas.append(next(row["auroc"] for row in rows if row["set"] == "gap"))
     assert of(read_records(done), "plain").metrics["gap"]["auroc"] == pytest.approx(fmean(areas), abs=1e-5)

@@ -15,15 +15,14 @@ import pytest
 from offmap.errors import FileError
 from offmap.io.atomic import write_whole
 from offmap_bench.paths import RECORDS
-from offmap_bench.runner.plan import Cell, cells
-from offmap_bench.runner.reading import read_plan
+from offmap_bench.runner.plan import Cell, cells, read_plan
 from offmap_bench.runner.store import Record, parse_record, read_records, set_damaged_aside, settings_of, to_line, write_records
 
 CELL = Cell("regression", "nearest", "Nearest row", {"k": 1}, 0)
 
 
 def record(**changes: Any) -> Record:
-    made = Record(CELL.told(), "ok", settings_of(CELL), {"outside": {"auroc": 0.5}}, seconds={"fit": 1.0, "score": 2.0})
+    made = Record(CELL.as_dict(), "ok", settings_of(CELL), {"outside": {"auroc": 0.5}}, seconds={"fit": 1.0, "score": 2.0})
     return replace(made, **changes)
 
 
@@ -37,16 +36,16 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_write_records_replaces_in_place_and_appends_new_ones(tmp_path: Path) -> None:
     path = tmp_path / "plan.jsonl"
-    others = [record(cell={**CELL.told(), "seed": seed}) for seed in (1, 2)]
+    others = [record(cell={**CELL.as_dict(), "seed": seed}) for seed in (1, 2)]
     write_records(path, record(), *others)
-    write_records(path, replace(others[0], steps=7), record(cell={**CELL.told(), "seed": 3}))
+    write_records(path, replace(others[0], steps=7), record(cell={**CELL.as_dict(), "seed": 3}))
     assert [(r.cell["seed"], r.steps) for r in read_records(path).records.values()] == [(0, 0), (1, 7), (2, 0), (3, 0)]
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "plan.jsonl"
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        list(pool.map(write_records, [path] * 12, [record(cell={**CELL.told(), "seed": seed}) for seed in range(12)]))
+        list(pool.map(write_records, [path] * 12, [record(cell={**CELL.as_dict(), "seed": seed}) for seed in range(12)]))
     found = read_records(path)
     assert (len(found.records), found.damaged) == (12, {})
 
@@ -122,8 +121,8 @@ def test_defaults_are_filled_in_so_that_a_change_is_noticed() -> None:
     filled = settings_of(cell)
     assert filled["config"]["steps"] == 50_000
     assert filled["config"]["noise"] == "Uniform(half_width=1.0)"
-    assert filled["from"]["training"]["lr"] == 0.1
-    assert filled["from"]["training"]["steps"] == 10_000
+    assert filled["from"]["lr"] == 0.1
+    assert filled["from"]["steps"] == 10_000
 
 
 def test_a_file_that_fails_to_be_written_leaves_the_old_one(tmp_path: Path) -> None:

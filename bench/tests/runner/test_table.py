@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from offmap_bench.runner.plan import Cell, cells
-from offmap_bench.runner.reading import parse
+from offmap_bench.runner.plan import Cell, cells, parse
 from offmap_bench.runner.store import Record, Records, settings_of
 from offmap_bench.runner.table import markdown
 
@@ -32,7 +31,7 @@ def record(cell: Cell, auroc: float, **changes: Any) -> Record:
         width = None if "yacht" in cell.task else 2.0
         metrics["valid"] = {"nll": -2.0}
         metrics["test"] |= {"nll": -1.0, "rmse": 0.1, "ece": 0.05, "conformal_width": width}
-    return Record(**{"cell": cell.told(), "status": "ok", "settings": settings_of(cell), "metrics": metrics, **changes})
+    return Record(**{"cell": cell.as_dict(), "status": "ok", "settings": settings_of(cell), "metrics": metrics, **changes})
 
 
 def found(**changes: dict[str, Any] | None) -> Records:

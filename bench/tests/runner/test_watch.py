@@ -16,12 +16,10 @@ from offmap.likelihoods import Prediction
 from offmap.maxwent import solve as maxwent
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
-from offmap_bench.runner.plan import Cell, cells
-from offmap_bench.runner.reading import parse
+from offmap_bench.runner.plan import Cell, cells, parse
 from offmap_bench.runner.run import run
-from offmap_bench.runner.store import read_all
-from offmap_bench.runner.views import grid, view_of, views
-from offmap_bench.runner.watch import course, told_apart, traced
+from offmap_bench.runner.store import read_records
+from offmap_bench.runner.watch import course, detection_of, grid, traced, view_of, views
 from offmap_bench.tasks.catalog import task
 
 PLAN = """
@@ -37,7 +35,7 @@ check_every = 20
 [[method]]
 name = "maxwent"
 label = "wide"
-config = {tradeoff = 30, steps = 30, check_every = 10, risk_draws = 5, patience = 100, score = "paper"}
+config = {entropy_weight = 30, steps = 30, check_every = 10, risk_draws = 5, patience = 100, score = "paper"}
 [[method]]
 name = "mc_dropout"
 label = "dropout"
@@ -66,10 +64,10 @@ def test_a_watched_fit_is_the_fit_and_is_seen_at_every_check(solver: Any, tmp_pa
     watched = course(nets, data, maxwent.Config(**options), 3, lambda p: p.q.mean_log_square().tolist())
     plain = offmap.fit(nets, data.train, data.valid, seed=3, progress=False, chunk_size=1, **options).history
     history = watched.fitted.history
-    assert [step for step, _ in watched.seen] == history.step == plain.step == [0, 10, 20, 30]
-    np.testing.assert_allclose([seen for _, seen in watched.seen], history.entropy, rtol=1e-6)
+    assert [step for step, _ in watched.observed] == history.step == plain.step == [0, 10, 20, 30]
+    np.testing.assert_allclose([seen for _, seen in watched.observed], history.entropy, rtol=1e-6)
     np.testing.assert_allclose(history.entropy, plain.entropy, rtol=1e-3)
-    np.testing.assert_allclose(history.max_risk, plain.threshold, rtol=1e-3)
+    np.testing.assert_allclose(history.max_risk, plain.max_risk, rtol=1e-3)
 
 
 def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,9 +81,9 @@ def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: p
     again = traced(cell, tmp_path)
     assert file.stat().st_mtime_ns == before
     assert again.auroc == pytest.approx(made.auroc, rel=1e-5)
-    assert again.threshold == pytest.approx(made.threshold, rel=1e-5)
+    assert again.max_risk == pytest.approx(made.max_risk, rel=1e-5)
     whole = file.read_text(encoding="utf-8")
-    for damaged, reason in ((whole[:50], ""), (whole.replace("30", "31"), "its checksum does not fit")):
+    for damaged, reason in ((whole[:50], ""), (whole.replace("30", "31"), "its checksum does not match")):
         file.write_text(damaged, encoding="utf-8")
         caplog.clear()
         assert traced(cell, tmp_path).auroc == pytest.approx(made.auroc, rel=1e-5)
@@ -98,15 +96,15 @@ def test_detection_on_the_way_is_that_of_a_guard(tmp_path: Path) -> None:
     recipe = Recipe(hidden=(10,), members=1, training=deep_ensemble.Config(steps=40, check_every=20))
     nets = models(data, recipe=recipe, folder=tmp_path)
     guard = offmap.fit(nets, data.train, data.valid, steps=10, risk_draws=5, score="paper", draws=20, progress=False)
-    found = told_apart(guard.predictive, guard.likelihood, data, guard.seed, draws=20)  # type: ignore[arg-type]
+    found = detection_of(guard.predictive, guard.likelihood, data, guard.seed, draws=20)  # type: ignore[arg-type]
     rows = {row["set"]: row for row in offmap.evaluate(guard, data.test, data.ood).rows}
     assert found == pytest.approx((rows["outside"]["auroc"], rows["outside"]["fpr95"]), abs=5e-3)
 
 
 def test_a_view_is_what_the_chosen_fit_says_and_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cell = tiny("dropout")
-    run([cell], tmp_path)
-    record = read_all(tmp_path).records[cell.hash]
+    run([cell], tmp_path / "tiny.jsonl")
+    record = read_records(tmp_path / "tiny.jsonl").records[cell.hash]
     assert record.chosen["dropout"] in (0.1, 0.4)
     mean, std = views(cell, record, tmp_path)[0].band()
     assert mean.shape == std.shape == (300,)
@@ -128,8 +126,8 @@ def test_class_probabilities_are_seen_as_entropy_on_the_square() -> None:
 
 def test_a_clip_of_zero_shows_the_plain_net(tmp_path: Path) -> None:
     cell = tiny("wide")
-    run([cell], tmp_path)
-    wide, plain = views(cell, read_all(tmp_path).records[cell.hash], tmp_path, (None, 0.0))
+    run([cell], tmp_path / "tiny.jsonl")
+    wide, plain = views(cell, read_records(tmp_path / "tiny.jsonl").records[cell.hash], tmp_path, (None, 0.0))
     assert (wide.band()[1] > plain.band()[1]).mean() > 0.9
     data = task("regression")
     assert cell.source is not None
@@ -143,6 +141,6 @@ def test_a_clip_of_zero_shows_the_plain_net(tmp_path: Path) -> None:
 
 def test_what_only_scores_has_no_view(tmp_path: Path) -> None:
     cell = tiny("nearest")
-    run([cell], tmp_path)
+    run([cell], tmp_path / "tiny.jsonl")
     with pytest.raises(ConfigError, match="Expected a method that predicts, but 'nearest' only scores"):
-        views(cell, read_all(tmp_path).records[cell.hash], tmp_path)
+        views(cell, read_records(tmp_path / "tiny.jsonl").records[cell.hash], tmp_path)

@@ -60,4 +60,4 @@ def score(net: Reciprocal, x: Tensor, config: Config) -> Tensor:
     return -net(x).amax(1)
 
 
-WAY = TrainingMethod(Config, loss, score, lambda net, config: Reciprocal(net))
+TRAINING = TrainingMethod(Config, loss, score, lambda net, config: Reciprocal(net))

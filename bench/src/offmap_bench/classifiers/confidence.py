@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod, body_and_head
+from offmap_bench.classifiers.training import BodyAndHead, Moment, TrainConfig, TrainingMethod
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,14 @@ class Config(TrainConfig):
     price: float = 0.1
 
 
-class Branched(nn.Module):
+class Branched(BodyAndHead):
     """Features with two heads: logits, and the logit of the confidence c."""
 
     def __init__(self, net: nn.Sequential, price: float) -> None:
-        super().__init__()
-        self.body, self.head = body_and_head(net)
+        super().__init__(net)
         self.branch = nn.Linear(self.head.in_features, 1)
         self.price: Tensor
         self.register_buffer("price", torch.tensor(price, device=self.head.weight.device))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C)."""
-        return self.head(self.body(x))
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, C), and those of the confidence, (B,)."""
@@ -61,4 +56,4 @@ def score(net: Branched, x: Tensor, config: Config) -> Tensor:
     return -net.both(x)[1]
 
 
-WAY = TrainingMethod(Config, loss, score, lambda net, config: Branched(net, config.price))
+TRAINING = TrainingMethod(Config, loss, score, lambda net, config: Branched(net, config.price))

@@ -24,18 +24,18 @@ def box(height: int, width: int, random: torch.Generator) -> Box:
     return rows, columns
 
 
-def pasted(x: Tensor, order: Tensor, where: Box) -> tuple[Tensor, float]:
+def pasted(x: Tensor, order: Tensor, region: Box) -> tuple[Tensor, float]:
     """Images with the box of x[order], and the share of x that is left: (B, K, H, W) -> the same."""
-    made = x.clone()
-    made[:, :, where[0], where[1]] = x[order][:, :, where[0], where[1]]
-    return made, 1 - made[0, 0, where[0], where[1]].numel() / made[0, 0].numel()
+    mixed = x.clone()
+    mixed[:, :, region[0], region[1]] = x[order][:, :, region[0], region[1]]
+    return mixed, 1 - mixed[0, 0, region[0], region[1]].numel() / mixed[0, 0].numel()
 
 
 def loss(net: nn.Module, x: Tensor, y: Tensor, config: TrainConfig, moment: Moment) -> Tensor:
     """Every image gets a box of another one of the batch, all the same box."""
     order = torch.randperm(len(x), generator=moment.random, device="cpu").to(x.device)
-    made, share = pasted(x, order, box(x.shape[2], x.shape[3], moment.random))
-    return shared_loss(net(made), y, order, share)
+    mixed, share = pasted(x, order, box(x.shape[2], x.shape[3], moment.random))
+    return shared_loss(net(mixed), y, order, share)
 
 
-WAY = TrainingMethod(loss=loss)
+TRAINING = TrainingMethod(loss=loss)

@@ -64,4 +64,4 @@ def score(net: Quotient, x: Tensor, config: TrainConfig) -> Tensor:
     return -moved(net, x, float(net.step))
 
 
-WAY = TrainingMethod(loss=loss, score=score, build=lambda net, config: Quotient(net), settle=settle)
+TRAINING = TrainingMethod(loss=loss, score=score, build=lambda net, config: Quotient(net), settle=settle)

@@ -32,4 +32,4 @@ def loss(net: nn.Module, x: Tensor, y: Tensor, config: Config, moment: Moment) -
     return F.cross_entropy(normed(net(x), config.temperature), y)
 
 
-WAY = TrainingMethod(Config, loss)
+TRAINING = TrainingMethod(Config, loss)

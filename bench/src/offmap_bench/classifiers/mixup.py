@@ -46,4 +46,4 @@ def loss(net: nn.Module, x: Tensor, y: Tensor, config: Config, moment: Moment) -
     return shared_loss(net(mixed(x, order, share)), y, order, share)
 
 
-WAY = TrainingMethod(Config, loss)
+TRAINING = TrainingMethod(Config, loss)

@@ -57,4 +57,4 @@ def score(net: Drawn, x: Tensor, config: Config) -> Tensor:
     return net(x)
 
 
-WAY = TrainingMethod(Config, loss, score, lambda net, config: Drawn(net, config.width), begin=begin, classes=False)
+TRAINING = TrainingMethod(Config, loss, score, lambda net, config: Drawn(net, config.width), begin=begin, classes=False)

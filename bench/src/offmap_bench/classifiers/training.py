@@ -1,4 +1,4 @@
-"""What ways to train share: their configuration, the training itself, and the Scorer that comes out."""
+"""What trainings of classifiers share: their config, the training loop, and the Scorer that results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def nothing(net: Any, x: Tensor, y: Tensor, config: Any) -> None:
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """A way to train: `build` makes the module of a net that ends in a Linear; what it learns is all in its state.
+    """A training: `build` makes the module of a net that ends in a Linear; what it learns is all in its state.
 
     `begin` sees the training data before the first step, `settle` the validation data after the last. Without `classes` the net
     gives no logits.
@@ -81,7 +81,7 @@ class TrainingMethod:
 class Learned:
     """A trained classifier as a Scorer; higher scores are more OOD."""
 
-    way: TrainingMethod
+    training: TrainingMethod
     net: nn.Module
     config: Any = field(default_factory=TrainConfig)
 
@@ -92,12 +92,12 @@ class Learned:
 
     def score(self, x: Tensor) -> Tensor:
         """How OOD each image is, (B,)."""
-        return torch.cat([self.way.score(self.net, part, self.config).detach() for part in self._parts(x)])
+        return torch.cat([self.training.score(self.net, part, self.config).detach() for part in self._parts(x)])
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Prediction:
         """Probabilities and classes; neither without classes."""
-        if not self.way.classes:
+        if not self.training.classes:
             return Prediction()
         probs = torch.cat([self.net(part) for part in self._parts(x)]).softmax(1)
         return Prediction(probs=probs, label=probs.argmax(1))
@@ -109,6 +109,18 @@ class Learned:
         return x.split(BLOCK)
 
 
+class BodyAndHead(nn.Module):
+    """A net in two parts: features, (B, D), and logits."""
+
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__()
+        self.body, self.head = body_and_head(net)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, C)."""
+        return self.head(self.body(x))
+
+
 def body_and_head(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
     """What makes features, (B, D), and the last matrix, which makes logits of them."""
     layers = list(net) if isinstance(net, nn.Sequential) else []
@@ -117,23 +129,23 @@ def body_and_head(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
     return nn.Sequential(*layers[:-1]), layers[-1]
 
 
-def train(way: TrainingMethod, net: nn.Module, data: Pair, valid: Pair, *, config: Any, seed: int = 0) -> None:
-    """Train what `way.build` made, in place, and leave it in evaluation mode. All that is random depends on `seed` alone."""
+def train(method: TrainingMethod, net: nn.Module, data: Pair, valid: Pair, *, config: Any, seed: int = 0) -> None:
+    """Train what `method.build` gave, in place, and leave it in evaluation mode. All that is random depends on `seed` alone."""
     rows = as_batches(data, Place.of(net), name="train", batch_size=config.batch_size)
     steps = config.epochs * math.ceil(len(data[1]) / config.batch_size)
-    way.begin(net, *data, config)
+    method.begin(net, *data, config)
 
     def objective(step: int, batch: Batch) -> Tensor:
         moment = Moment(generator(seed, "classifier", step), step / steps)
         x, y = batch
         assert isinstance(x, Tensor)
-        return way.loss(net, augmented(x, moment.random) if config.augment else x, y, config, moment)
+        return method.loss(net, augmented(x, moment.random) if config.augment else x, y, config, moment)
 
     net.train()
     optimizer = adam(net.parameters(), lr=config.lr)
     minimize(objective, optimizer, rows, steps=steps, seed=seed, schedule=lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
     net.eval()
-    way.settle(net, *valid, config)
+    method.settle(net, *valid, config)
 
 
 def augmented(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
@@ -145,11 +157,11 @@ def augmented(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
     return wide[:, :, down : down + height, right : right + width]
 
 
-def fit(way: TrainingMethod, net: nn.Sequential, data: Pair, valid: Pair, *, config: Any = None, seed: int = 0) -> Learned:
+def fit(method: TrainingMethod, net: nn.Sequential, data: Pair, valid: Pair, *, config: Any = None, seed: int = 0) -> Learned:
     """Build, train, and give the Scorer."""
-    config = config or way.config()
+    config = config or method.config()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = way.build(net, config)
-    train(way, module, data, valid, config=config, seed=seed)
-    return Learned(way, module, config)
+        module = method.build(net, config)
+    train(method, module, data, valid, config=config, seed=seed)
+    return Learned(method, module, config)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap_bench.classifiers.training import Moment, TrainConfig, TrainingMethod, body_and_head
+from offmap_bench.classifiers.training import BodyAndHead, Moment, TrainConfig, TrainingMethod
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,11 @@ class Config(TrainConfig):
     candidates: int = 1_000
 
 
-class Energetic(nn.Module):
+class Energetic(BodyAndHead):
     """A net with its last features of each class, (C, Q, D), and a logistic rule on its energy, which weighs classes."""
 
     def __init__(self, net: nn.Sequential, queue: int) -> None:
-        super().__init__()
-        self.body, self.head = body_and_head(net)
+        super().__init__(net)
         classes, width, device = self.head.out_features, self.head.in_features, self.head.weight.device
         self.shares = nn.Parameter(torch.zeros(classes, device=device))  # the logarithm of what a class counts in the energy
         self.slope, self.shift = nn.Parameter(torch.ones((), device=device)), nn.Parameter(torch.zeros((), device=device))
@@ -34,10 +33,6 @@ class Energetic(nn.Module):
         self.count: Tensor
         self.register_buffer("kept", torch.zeros(classes, queue, width, device=device))
         self.register_buffer("count", torch.zeros(classes, dtype=torch.long, device=device))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, C)."""
-        return self.head(self.body(x))
 
     def energy(self, features: Tensor) -> Tensor:
         """−log Σ_c w_c exp z_c: (B, D) -> (B,)."""
@@ -68,9 +63,9 @@ def outliers(kept: Tensor, noise: Tensor) -> Tensor:
     return mean + longest @ torch.linalg.cholesky(covariance + ridge).mT
 
 
-def apart(familiar: Tensor, strange: Tensor) -> Tensor:
-    """The logistic loss of numbers that should be negative for in-distribution rows and positive for OOD ones."""
-    return F.softplus(familiar).mean() + F.softplus(-strange).mean()
+def logistic_loss(id_values: Tensor, ood_values: Tensor) -> Tensor:
+    """The logistic loss of numbers that should be negative for ID rows and positive for OOD rows."""
+    return F.softplus(id_values).mean() + F.softplus(-ood_values).mean()
 
 
 def loss(net: Energetic, x: Tensor, y: Tensor, config: Config, moment: Moment) -> Tensor:
@@ -81,8 +76,8 @@ def loss(net: Energetic, x: Tensor, y: Tensor, config: Config, moment: Moment) -
     if moment.done < config.start or int(net.count.min()) < config.queue:
         return total
     shape = (net.kept.shape[0], config.candidates, net.kept.shape[2])
-    strange = outliers(net.kept, torch.randn(shape, generator=moment.random, device="cpu").to(x))
-    rule = apart(net.slope * net.energy(features) + net.shift, net.slope * net.energy(strange) + net.shift)
+    virtual = outliers(net.kept, torch.randn(shape, generator=moment.random, device="cpu").to(x))
+    rule = logistic_loss(net.slope * net.energy(features) + net.shift, net.slope * net.energy(virtual) + net.shift)
     return total + config.weight * rule
 
 
@@ -92,4 +87,4 @@ def score(net: Energetic, x: Tensor, config: Config) -> Tensor:
     return net.energy(net.body(x))
 
 
-WAY = TrainingMethod(Config, loss, score, lambda net, config: Energetic(net, config.queue))
+TRAINING = TrainingMethod(Config, loss, score, lambda net, config: Energetic(net, config.queue))

@@ -44,8 +44,7 @@ def bench_run(
     """  # noqa: D301
     from offmap.distributed.jobs import Pool
     from offmap_bench.report.live import Live
-    from offmap_bench.runner.plan import cells, narrowed
-    from offmap_bench.runner.reading import read_plan
+    from offmap_bench.runner.plan import cells, narrowed, read_plan
     from offmap_bench.runner.run import run
 
     whole = read_plan(plan, quick=quick)
@@ -81,8 +80,8 @@ def bench_table(
     Example: offmap bench table uci
     """
     from offmap.io.atomic import write_whole
+    from offmap_bench.runner.plan import read_plan
     from offmap_bench.runner.ranks import ranks_markdown
-    from offmap_bench.runner.reading import read_plan
     from offmap_bench.runner.store import read_records
     from offmap_bench.runner.table import markdown
 
@@ -106,8 +105,7 @@ def bench_compare(
     Example: offmap bench compare uci
     """
     from offmap.io.atomic import write_whole
-    from offmap_bench.runner.compare import answers, compare_markdown
-    from offmap_bench.runner.printed import sheet
+    from offmap_bench.runner.compare import answers, compare_markdown, sheet
 
     printed = sheet(plan)
     page = out or Path("docs") / f"{plan}{'-quick' * quick}-compare.md"

@@ -23,7 +23,7 @@ from offmap.posterior.protocol import Predictive, Runtime, Scorer
 from offmap_bench.demo.plans import DROPOUT, ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Plan
 from offmap_bench.methods import deep_ensemble, mc_dropout
 from offmap_bench.runner.cell import warm_up
-from offmap_bench.runner.views import View, grid, view
+from offmap_bench.runner.watch import View, grid, view
 from offmap_bench.tasks.task import Task
 
 Value = TypeVar("Value")

@@ -14,7 +14,7 @@ from offmap.table import Table
 from offmap_bench.demo.plans import ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5
 from offmap_bench.demo.run import Result
 from offmap_bench.report.panels import CLASSES, SETS, band_panel, image_panel, map_panel, roc_gallery, score_panels
-from offmap_bench.runner.views import grid
+from offmap_bench.runner.watch import grid
 from offmap_bench.tasks.synthetic import SQUARE, truth
 
 LIMITS = (-2.0, 2.0)

@@ -6,7 +6,9 @@ D'Angelo and Fortuin (2021), which the paper cites, as in the authors' code: Σ_
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from offmap.data import Batch
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Losses, Stack, Training, member_risks
 from offmap.likelihoods import Likelihood
+from offmap.posterior.predictive import Sampled
 from offmap_bench.methods.base import ensemble_fitters, ensemble_nll
 
 
@@ -59,10 +62,13 @@ def median_gamma(distance: Tensor, fixed: bool) -> Tensor:
     return math.log(members) / (median.detach() if fixed else median)
 
 
-def _losses(stack: Stack, likelihood: Likelihood, config: Config) -> Losses:
-    return repulsive(stack, likelihood, bandwidth=config.bandwidth, fixed_median=config.fixed_median)
+def _losses(stack: Stack, likelihood: Likelihood, configs: Sequence[Config], seed: int) -> Losses:
+    return repulsive(stack, likelihood, bandwidth=configs[0].bandwidth, fixed_median=configs[0].fixed_median)
 
 
-fit, fit_grid = ensemble_fitters(
-    Config, lambda stack, likelihood, configs, seed: _losses(stack, likelihood, configs[0]), judge=ensemble_nll
-)
+fit, _ = ensemble_fitters(Config, _losses, judge=ensemble_nll)
+
+
+def fit_grid(*args: Any, configs: Sequence[Config], **options: Any) -> list[Sampled]:
+    """Fit several configs one by one; the paper has no such grid."""
+    return [fit(*args, config=config, **options) for config in configs]

@@ -11,7 +11,7 @@ import numpy as np
 from offmap.report.figures import Panel
 from offmap_bench.report.curves import day_panel
 from offmap_bench.runner.table import Results
-from offmap_bench.runner.views import read_as, refitted
+from offmap_bench.runner.watch import read_as, refitted
 from offmap_bench.tasks.citycam import load
 
 TASK = "citycam/weather"

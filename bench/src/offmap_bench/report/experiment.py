@@ -15,11 +15,22 @@ from offmap_bench.report import citycam, synthetic
 from offmap_bench.report.curves import Dots, Line, dots_panel, steps_panel
 from offmap_bench.report.panels import series_legend, write_sheet
 from offmap_bench.runner import table as tables
-from offmap_bench.runner.compare import Comparison, answers, comparisons, far, header, legend, texts
-from offmap_bench.runner.printed import Number, Printed, Sheet, sheets
-from offmap_bench.runner.reading import read_plan
+from offmap_bench.runner.compare import (
+    Comparison,
+    Number,
+    Printed,
+    Sheet,
+    answers,
+    comparisons,
+    far,
+    header,
+    legend,
+    parse_sheet,
+    texts,
+)
+from offmap_bench.runner.plan import packaged, read_plan
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.table import DETECTION, FAMILIAR, Results, brief, complete_seeds, filled, percent, results_of, spread
+from offmap_bench.runner.table import DETECTION, QUALITY_TABLES, Results, brief, complete_seeds, filled, percent, spread
 from offmap_bench.runner.watch import traced
 
 Say = Callable[[str], None]
@@ -47,9 +58,10 @@ class Experiment:
 
 def experiment(name: str, room: Path, *, quick: bool = False) -> Experiment:
     """The plan of that name with what is found of it, and what the paper prints of it; `room` holds the records of all plans."""
-    plan, printed = read_plan(name, quick=quick), sheets().get(name)
+    plan, text = read_plan(name, quick=quick), packaged("plans/printed").get(name)
+    printed = None if text is None else parse_sheet(text)
     several = [] if printed is None else answers(printed, room, quick=quick)
-    return Experiment(results_of(plan, read_records(room / f"{plan.name}.jsonl")), room / plan.name, printed, several)
+    return Experiment(Results(plan, read_records(room / f"{plan.name}.jsonl")), room / plan.name, printed, several)
 
 
 def figures(experiment: Experiment, say: Say = lambda doing: None) -> Figures:
@@ -125,7 +137,7 @@ def tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
         drawn[key] = []
         for quantity, words in CURVES.items():
             lines = {label: Line(t.step, getattr(t, quantity), t.kept) for label, t in traces.items()}
-            bound = next(iter(traces.values())).threshold if quantity == "risk" else None
+            bound = next(iter(traces.values())).max_risk if quantity == "risk" else None
             ends = ", ".join(f"{label} kept at step {t.kept}" for label, t in traces.items())
             svg = steps_panel(lines, label=words, bound=bound)
             drawn[key].append(Panel(svg, words, f"{words} over the steps on {task}: {ends}.", task))
@@ -166,7 +178,7 @@ def _detection(results: Results, name: str, tasks: Sequence[str]) -> Section:
 
 def _familiar(results: Results) -> list[Section]:
     made: list[Section] = []
-    for title, columns, said in FAMILIAR:
+    for title, columns, said in QUALITY_TABLES:
         head, rows, notes = filled(results, "test", results.plan.tasks, columns)
         if rows and columns[0].title == head[1]:
             made.append(Section(title, paragraphs(said) + _table(head, rows) + paragraphs(_plain(notes), "note")))

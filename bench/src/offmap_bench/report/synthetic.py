@@ -12,17 +12,15 @@ from offmap.diagnosis import diagnose
 from offmap.errors import ConfigError
 from offmap.maxwent import config as maxwent
 from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import override
 from offmap.report.diagnosis import amplitude_panels
 from offmap.report.figures import Panel
 from offmap_bench.report.panels import band_panel, map_panel
-from offmap_bench.runner.context import BATCH, FitContext, likelihood_of
+from offmap_bench.runner.base_models import likelihood_of
+from offmap_bench.runner.context import FitContext, config_of
 from offmap_bench.runner.plan import Cell
-from offmap_bench.runner.pretrained import maxwent_settings
 from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import Results
-from offmap_bench.runner.views import POINTS, View, grid, read_as, refitted, view_of, views
-from offmap_bench.runner.watch import course
+from offmap_bench.runner.watch import POINTS, View, course, grid, read_as, refitted, view_of, views
 from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.synthetic import SQUARE, truth
 from offmap_bench.tasks.task import Task
@@ -156,20 +154,20 @@ def courses(pictures: Pictures) -> list[Panel]:
 def passed(cell: Cell, record: Record) -> list[tuple[int, float, View]]:
     """Step, entropy and view at the chosen shares of a fit's steps, of its first net and with the λ that its record chose."""
     task = task_of(cell.task, cell.seed)
-    net = FitContext.of(task, cell.seed, cell.source).models().nets[0]
-    settings = {**maxwent_settings(cell.config), "entropy_weight": float(record.chosen["entropy_weight"]), "patience": None}
-    config = override(maxwent.Config(), {k: v for k, v in settings.items() if k in maxwent.Config.__dataclass_fields__})
+    net = FitContext(task, cell.seed, cell.source).models().nets[0]
+    settings = {**cell.config, "entropy_weight": float(record.chosen["entropy_weight"]), "patience": None}
+    config: maxwent.Config = config_of(maxwent, settings, "config", maxwent.CONFIGS)
     config = replace(config, check_every=max(1, config.steps // 40))
     x = grid(task.inputs, POINTS[2])
     assert x is not None
 
-    law, batch = likelihood_of(task, net), cell.config.get("batch_size", BATCH)
+    law, batch = likelihood_of(task, net), cell.config.get("batch_size", 128)
 
     def look(predictive: Stochastic) -> tuple[float, View]:
         prediction = law.predict(predictive.outputs(x, PREDICTIONS, clip=None, seed=cell.seed))
         return float(predictive.q.mean_log_square().detach().mean()), view_of(prediction)
 
-    seen = course([net], task, config, cell.seed, look, batch_size=batch).seen
+    seen = course([net], task, config, cell.seed, look, batch_size=batch).observed
     wanted = [min(seen, key=lambda s, share=share: abs(s[0] - share * config.steps)) for share in SHARES]
     return [(step, *found) for step, found in wanted]
 

@@ -1,4 +1,4 @@
-"""One cell becomes one record: fit, or remember the fit of the cell before, then score."""
+"""Run one cell to its record: fit, or take the fit of the cell before, then score."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,14 +21,13 @@ from offmap.fit import guard
 from offmap.guard import Guard
 from offmap.posterior.predictive import CachedPredictive, Member
 from offmap.posterior.protocol import Predictive, Scorer
-from offmap_bench.runner.context import READING, FitContext, Fitted
-from offmap_bench.runner.images import accuracy
+from offmap_bench.runner.calibration import regression_measures
+from offmap_bench.runner.context import SCORING, FitContext, Fitted
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, Settings
-from offmap_bench.runner.quality import regression_measures
 from offmap_bench.runner.store import Record, settings_of
 from offmap_bench.tasks.catalog import task as task_of
-from offmap_bench.tasks.task import Task
+from offmap_bench.tasks.task import Pair, Task
 
 MEASURES = (
     "auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "coverage", "width", "wide_nll", "wide_rmse",
@@ -39,21 +38,21 @@ MEASURES = (
 
 @dataclass
 class Bench:
-    """Runs cells one after another; remembers the last task, and the last fit or how it failed, with what it warned of."""
+    """Runs cells one after another; keeps the last task, and the last fit or its error, with its warnings."""
 
     _task: tuple[Any, Task] | None = None
     _fit: tuple[str, Fitted | Exception, list[str]] | None = None
 
     def run(self, cell: Cell) -> Record:
-        """The cell's record; whatever goes wrong is part of it."""
+        """The cell's record; an error is part of it."""
         versions = {"offmap": __version__, "torch": str(torch.__version__)}
-        record = Record(cell.told(), "failed", settings_of(cell), versions=versions, threads=torch.get_num_threads())
-        with heard() as warnings:
+        record = Record(cell.as_dict(), "failed", settings_of(cell), versions=versions, threads=torch.get_num_threads())
+        with captured_warnings() as warnings:
             try:
                 task = self.task(cell)
                 fitted = self.fitted(cell, task, warnings)
                 begin = time.perf_counter()
-                metrics, chosen = measured(cell, task, fitted)
+                metrics, chosen = measure(cell, task, fitted)
                 seconds = {"fit": fitted.seconds, "score": time.perf_counter() - begin}
                 seconds |= {} if fitted.thousand is None else {"thousand": fitted.thousand}
             except Exception as error:  # one cell never loses the others
@@ -63,70 +62,71 @@ class Bench:
         )
 
     def task(self, cell: Cell) -> Task:
-        """The cell's task, read anew only when it is another one."""
+        """The cell's task, read again only when it is another one."""
         if self._task is None or self._task[0] != (cell.task, cell.seed):
             self._task = (cell.task, cell.seed), task_of(cell.task, cell.seed)
         return self._task[1]
 
     def fitted(self, cell: Cell, task: Task, warnings: list[str]) -> Fitted:
-        """The cell's fit; a fit that failed for one cell fails for those that share it, and its warnings are theirs too."""
-        key = cell.hash if METHODS[cell.method].single else cell.fit_key
+        """The cell's fit; cells that share a fit share its error and its warnings."""
+        key = cell.hash if METHODS[cell.method].scores_only else cell.fit_key
         if self._fit is None or self._fit[0] != key:
-            self._fit = None  # memory first: a fit remembers its outputs
-            with heard() as said:
+            self._fit = None  # free the memory of the last fit first
+            with captured_warnings() as messages:
                 try:
-                    made = chosen_fit(cell, task)
+                    fitted = fit_cell(cell, task)
                 except Exception as error:
-                    made = error
-            self._fit = key, made, said
+                    fitted = error
+            self._fit = key, fitted, messages
         warnings += self._fit[2]
         if isinstance(self._fit[1], Exception):
             raise self._fit[1]
         return self._fit[1]
 
 
-def chosen_fit(cell: Cell, task: Task) -> Fitted:
+def fit_cell(cell: Cell, task: Task) -> Fitted:
     """The fit of lowest validation risk among the candidates of the grid; without a grid there is one."""
-    method, ground = METHODS[cell.method], FitContext.of(task, cell.seed, cell.source)
-    if not method.single:
+    method, context, choices = METHODS[cell.method], FitContext(task, cell.seed, cell.source), cell.candidates()
+    if not method.scores_only:
         warm_up()
     if cell.grid and method.fit_grid is not None and set(cell.grid) <= method.stacks:
-        made = method.fit_grid(ground, cell.fit_config, cell.candidates())
+        fits = method.fit_grid(context, cell.fit_config, choices)
     else:
-        made = [fitted_with(ground, cell, candidate) for candidate in cell.candidates()]
-    fits = [replace(fit, predictive=None if fit.predictive is None else CachedPredictive(fit.predictive)) for fit in made]
+        config = cell.config if method.scores_only else cell.fit_config
+        fits = [method.fit(context, {**config, **choice}) for choice in choices]
+        fits = [replace(fit, chosen={**fit.chosen, **choice}) for fit, choice in zip(fits, choices, strict=True)]
+    fits = [fit if fit.predictive is None else replace(fit, predictive=CachedPredictive(fit.predictive)) for fit in fits]
     risks = [validation_risk(fit, task, cell) if len(fits) > 1 else 0.0 for fit in fits]
     return replace(fits[risks.index(min(risks))], seconds=sum(fit.seconds for fit in fits))
 
 
-def fitted_with(ground: FitContext, cell: Cell, candidate: Settings) -> Fitted:
-    """The fit of one candidate, which it names. One that is a scorer itself is told its score."""
-    method = METHODS[cell.method]
-    made = method.fit(ground, {**(cell.config if method.single else cell.fit_config), **candidate})
-    return replace(made, chosen={**made.chosen, **candidate})
+def warm_up() -> None:
+    """Take the first step of an optimiser, which imports half of torch: that is not the first method's time."""
+    weight = torch.zeros(1, requires_grad=True, device="cpu")
+    weight.sum().backward()
+    torch.optim.Adam([weight]).step()
 
 
 def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
     """Mean NLL of the prediction on the validation data; infinite where it is not a number, or nothing is predicted."""
     if fitted.predictive is None:
         return math.inf
-    risk = valid_nll(guarded(fitted.predictive, fitted, task, cell), task)
+    risk = valid_nll(build_guard(fitted.predictive, fitted, task, cell), task)
     return math.inf if math.isnan(risk) else risk
 
 
-def valid_nll(made: Guard, task: Task) -> float:
+def valid_nll(guard: Guard, task: Task) -> float:
     """Mean NLL of the clipped prediction on the validation data."""
-    held = load_rows(as_batches(task.valid, made.place, name="valid"))
-    return float(nll(made, held, clip=made.clip).mean())
+    return float(nll(guard, load_rows(as_batches(task.valid, guard.place, name="valid")), clip=guard.clip).mean())
 
 
-def guarded(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
-    """The fit, or one member of it, read as the cell's config says."""
-    reading = {key: cell.config[key] for key in READING if key in cell.config}
-    return guard(predictive, task.valid, train=task.train, likelihood=fitted.likelihood, seed=cell.seed, **reading)
+def build_guard(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
+    """A guard of the fit, or of one member of it, with the cell's score and draws."""
+    options = {key: cell.config[key] for key in SCORING if key in cell.config}
+    return guard(predictive, task.valid, train=task.train, likelihood=fitted.likelihood, seed=cell.seed, **options)
 
 
-def measured(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str, Any]], Settings]:
+def measure(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str, Any]], Settings]:
     """Metrics {set: {name: value}}, averaged over the members when each is alone; and what was chosen."""
     if fitted.predictive is None:
         assert fitted.scorer is not None
@@ -134,12 +134,12 @@ def measured(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str
     views: Sequence[Predictive] = [fitted.predictive]
     if cell.members == 1:
         views = [Member(fitted.predictive, index) for index in range(fitted.predictive.members)]
-    guards = [guarded(view, fitted, task, cell) for view in views]
-    return averaged([metrics_of(made, task) for made in guards], task), {**fitted.chosen, "clip": [made.clip for made in guards]}
+    guards = [build_guard(view, fitted, task, cell) for view in views]
+    return averaged([metrics_of(g, task) for g in guards], task), {**fitted.chosen, "clip": [g.clip for g in guards]}
 
 
 def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
-    """How one scorer does on the test data and on every OOD set; infinite intervals and thresholds give NaN.
+    """Metrics of one scorer on the test data and on every OOD set; infinite intervals and thresholds give NaN.
 
     The set "valid" holds the NLL of the validation data, by which the clip was chosen.
     """
@@ -149,16 +149,24 @@ def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
         metrics.setdefault(row["set"], {}).update({name: row[name] for name in MEASURES if name in row})
     if isinstance(scorer, Guard):
         for name, scores in evaluation.scores["it"].items():
-            word = "false_alarms" if name == "test" else "flagged"
             share = float((scores > scorer.threshold).float().mean())
-            metrics[name][word] = share if math.isfinite(scorer.threshold) else math.nan
+            metrics[name]["false_alarms" if name == "test" else "flagged"] = (
+                share if math.isfinite(scorer.threshold) else math.nan
+            )
         if not math.isfinite(metrics["test"].get("conformal_width", 0.0)):
             metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
         metrics["test"] |= regression_measures(scorer, task)
         metrics["valid"] = {"nll": valid_nll(scorer, task)}
-    elif (right := accuracy(scorer, task.test)) is not None:
-        metrics["test"]["accuracy"] = right
+    elif (share := accuracy(scorer, task.test)) is not None:
+        metrics["test"]["accuracy"] = share
     return metrics
+
+
+def accuracy(scorer: Scorer, rows: Pair) -> float | None:
+    """The share of right classes; None if it predicts none."""
+    predict = getattr(scorer, "predict", None)
+    label = None if predict is None else predict(rows[0]).label
+    return None if label is None else float((label == rows[1]).double().mean())
 
 
 def averaged(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Task) -> dict[str, dict[str, Any]]:
@@ -174,34 +182,26 @@ def averaged(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Task) -> 
     return result
 
 
+class Collector(logging.Handler):
+    """Collects warnings, each once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Collect one."""
+        if record.getMessage() not in self.messages:
+            self.messages.append(record.getMessage())
+
+
 @contextmanager
-def heard() -> Generator[list[str]]:
-    """What the library warns of meanwhile, each once; it goes into the record instead of on the screen."""
-    said: list[str] = []
-    logger = logging.getLogger("offmap")
-    handler = Listener(lambda text: said.append(text) if text not in said else None)
+def captured_warnings() -> Generator[list[str]]:
+    """Collect the warnings of the library instead of printing them: they go into the record."""
+    logger, handler = logging.getLogger("offmap"), Collector()
     before = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [handler], False
     try:
-        yield said
+        yield handler.messages
     finally:
         logger.handlers, logger.propagate = before
-
-
-class Listener(logging.Handler):
-    """Passes messages on."""
-
-    def __init__(self, told: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self.told = told
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Pass one on."""
-        self.told(record.getMessage())
-
-
-def warm_up() -> None:
-    """Take the first step of an optimiser, which imports half of torch: that is not the first method's time."""
-    weight = torch.zeros(1, requires_grad=True, device="cpu")
-    weight.sum().backward()
-    torch.optim.Adam([weight]).step()

@@ -1,18 +1,88 @@
-"""Our numbers beside the printed ones: mean ± standard deviation over seeds, and where we are better or worse."""
+"""Our numbers beside the paper's printed ones: plans/printed/NAME.toml says which of our labels answer to which of its rows."""
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any, Literal
 
-from offmap_bench.runner.printed import STRANGE, Number, Printed, Sheet
-from offmap_bench.runner.reading import read_plan
+from offmap.errors import ConfigError, nearest
+from offmap_bench.runner.plan import packaged, read_plan
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.table import NOTHING, Results, Values, complete_seeds, missing, percent, plain, results_of, spread, table
+from offmap_bench.runner.table import NOTHING, Results, Values, complete_seeds, missing, percent, plain, spread, table
+
+OOD_SETS = "OOD"
+"""The part of a record that holds its OOD sets, whatever they are called."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """One column of a table: a measure, averaged over the tasks that match, and what was printed for each method, in order.
+
+    `better` is "higher", "lower" or the value that is best; `relative` names the label whose number each is divided by. A printed
+    text such as "> 50" is shown and not judged.
+    """
+
+    title: str
+    tasks: str
+    measure: str
+    printed: tuple[float | str, ...]
+    part: str = OOD_SETS
+    better: Literal["higher", "lower"] | float = "higher"
+    show: Literal["percent", "plain"] = "percent"
+    relative: str | None = None
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One printed table: `methods` are pairs of the printed name and our labels that answer to it."""
+
+    title: str
+    methods: tuple[tuple[str, tuple[str, ...]], ...]
+    numbers: tuple[Number, ...]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What is compared: printed tables, the plans whose records answer, and a note in Markdown."""
+
+    plans: tuple[str, ...]
+    tables: tuple[Printed, ...]
+    note: str
+
+
+def sheet(name: str) -> Sheet:
+    """The printed tables that a plan reproduces."""
+    texts = packaged("plans/printed")
+    if name not in texts:
+        raise ConfigError(f"Expected a plan with printed numbers to compare with, {nearest(name, texts)}, but got {name!r}.")
+    return parse_sheet(texts[name])
+
+
+def parse_sheet(text: str) -> Sheet:
+    """The text of such a file; every number states only what differs from the table's `all`."""
+    content = tomllib.loads(text)
+    return Sheet(tuple(content["plans"]), tuple(map(_table, content["table"])), content.get("note", "").strip())
+
+
+def _table(content: dict[str, Any]) -> Printed:
+    methods = tuple((name, tuple(labels)) for name, *labels in content["methods"])
+    shared: dict[str, Any] = content.get("all", {})
+    values: list[dict[str, Any]] = [{**shared, **number, "printed": tuple(number["printed"])} for number in content["numbers"]]
+    numbers = tuple(Number(**value) for value in values)
+    for number in numbers:
+        if len(number.printed) != len(methods):
+            count = f"{len(methods)} printed numbers, one for each method, in {number.title!r} of {content['title']!r}"
+            raise ConfigError(f"Expected {count}, but got {len(number.printed)}.")
+    return Printed(content["title"], methods, numbers)
+
+
+# ------------------------------------------------------------------------------------------------ comparison
 
 MARKS = {"better": "▲", "alike": "≈", "worse": "▼"}
 MARGIN = {"percent": 1.0, "plain": 0.05}
@@ -88,11 +158,11 @@ class Comparison:
 def compared(printed: Printed, several: Sequence[Results]) -> Comparison:
     """The table with what the records of several plans say."""
     labels = list(dict.fromkeys(label for results in several for label in results.plan.labels))
-    owners = {own: (name, place) for place, (name, answers) in enumerate(printed.methods) for own in answers}
-    order = [own for _, answers in printed.methods for own in answers]
-    found = {number: [_values(number, results) for results in several] for number in printed.numbers}
+    owners = {label: (name, index) for index, (name, answers) in enumerate(printed.methods) for label in answers}
+    order = [label for _, answers in printed.methods for label in answers]
+    means = {number: [_values(number, results) for results in several] for number in printed.numbers}
     rows = [
-        Row(label, *_entries(label, owners.get(label), found))
+        Row(label, *_entries(label, owners.get(label), means))
         for label in [*order, *(label for label in labels if label not in owners)]
     ]
     run = {row.label for row in rows if any(entry.ours for entry in row.entries)}
@@ -104,12 +174,14 @@ Means = Mapping[str, tuple[float, ...]]
 """{label: a mean over tasks for every seed}."""
 
 
-def _entries(label: str, owner: tuple[str, int] | None, found: Mapping[Number, Sequence[Means]]) -> tuple[str, tuple[Entry, ...]]:
-    name, place = owner or ("", None)
+def _entries(
+    label: str, owner: tuple[str, int] | None, by_number: Mapping[Number, Sequence[Means]]
+) -> tuple[str, tuple[Entry, ...]]:
+    name, index = owner or ("", None)
     entries = [
         # the first plan that has the label answers
-        Entry(next((m[label] for m in means if m.get(label)), ()), None if place is None else number.printed[place], number)
-        for number, means in found.items()
+        Entry(next((m[label] for m in means if m.get(label)), ()), None if index is None else number.printed[index], number)
+        for number, means in by_number.items()
     ]
     return name, tuple(entries)
 
@@ -119,12 +191,12 @@ def _values(number: Number, results: Results) -> Means:
     tasks = [task for task in results.plan.tasks if fnmatchcase(task, number.tasks)]
     values = measured(results, number)
     values = values if number.relative is None else relative(values, number.relative)
-    return {label: tuple(complete_seeds(own, tasks, results.plan.seeds)) for label, own in values.items()}
+    return {label: tuple(complete_seeds(v, tasks, results.plan.seeds)) for label, v in values.items()}
 
 
 def measured(results: Results, number: Number) -> Values:
     """One number of every record that has it; that of all OOD sets is their mean."""
-    if number.part != STRANGE:
+    if number.part != OOD_SETS:
         return results.values(number.part, number.measure)
     values: Values = {label: {} for label in results.plan.labels}
     for cell, record in results.ok:
@@ -141,13 +213,13 @@ def relative(values: Mapping[str, Mapping[tuple[str, int], float]], label: str) 
     {('t', 0): 1.5}
     """
     unit = values.get(label, {})
-    return {own: {key: v / unit[key] for key, v in found.items() if unit.get(key)} for own, found in values.items()}
+    return {name: {key: v / unit[key] for key, v in numbers.items() if unit.get(key)} for name, numbers in values.items()}
 
 
 def answers(sheet: Sheet, room: Path, *, quick: bool = False) -> list[Results]:
     """The results of the plans that answer a sheet; `room` holds their records."""
     plans = [read_plan(name, quick=quick) for name in sheet.plans]
-    return [results_of(plan, read_records(room / f"{plan.name}.jsonl")) for plan in plans]
+    return [Results(plan, read_records(room / f"{plan.name}.jsonl")) for plan in plans]
 
 
 def comparisons(sheet: Sheet, several: Sequence[Results]) -> list[Comparison]:
@@ -166,7 +238,7 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
         f"{total['worse']} worse.",
         *([sheet.note] if sheet.note else []),
         *(part for results in several for part in missing(results)),
-        *(_part(comparison) for comparison in made),
+        *(f"## {c.title}\n\n{table(header(c), texts(c))}" for c in made),
         *far(made),
     ]
     return "\n\n".join(parts) + "\n"
@@ -186,12 +258,8 @@ def header(comparison: Comparison) -> list[str]:
 
 
 def texts(comparison: Comparison) -> list[list[str]]:
-    """The rows in words."""
+    """The rows as text."""
     return [[row.label, row.name, *map(str, row.entries)] for row in comparison.rows]
-
-
-def _part(comparison: Comparison) -> str:
-    return f"## {comparison.title}\n\n{table(header(comparison), texts(comparison))}"
 
 
 def far(made: Sequence[Comparison]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a fit of a benchmark is given and gives, and what a plan may know of a method."""
+"""What a fit of a benchmark takes and gives, and what a plan may say of a method."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
-from torch import nn
-
-from offmap.likelihoods import Likelihood, infer
+from offmap.errors import ConfigError, nearest
+from offmap.likelihoods import Likelihood
 from offmap.posterior.protocol import Predictive, Scorer, override
-from offmap_bench.methods import deep_ensemble
-from offmap_bench.runner import ensembles
-from offmap_bench.runner.base_models import Recipe, Trained, trained
+from offmap_bench.methods.base import as_settings, check_fields, check_settings
+from offmap_bench.runner.base_models import ENSEMBLES, Recipe, Trained, trained
 from offmap_bench.tasks.task import Task
 
-READING = ("score", "draws")
-"""Keys that say how a fit is read."""
+SCORING = ("score", "draws")
+"""Settings that say how a fit is scored."""
 
-HOSTS = "deep_ensemble"
+BASE = "deep_ensemble"
 """The method whose nets others start from, unless a plan names another."""
-
-BATCH = Recipe().batch_size
 
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit gives: a Predictive with its likelihood, or a Scorer; how long it took, and what it chose."""
+    """A Predictive with its likelihood, or a Scorer; how long the fit took, and what it chose."""
 
     predictive: Predictive | None = None
     likelihood: Likelihood | None = None
@@ -42,66 +38,81 @@ class Fitted:
 
 @dataclass(frozen=True)
 class FitContext:
-    """What every fit is given: a task, the seed, and the models to start from: settings, method and grid of their training."""
+    """The task and the seed of a fit, and the base models it may start from: {method, config, grid} of their training."""
 
     task: Task
     seed: int
-    source: Settings
-    method: str = HOSTS
-    grid: Settings = field(default_factory=dict[str, Any])
-
-    @staticmethod
-    def of(task: Task, seed: int, source: Settings | None) -> FitContext:
-        """What a cell with such a `source` is given."""
-        told = source or {"config": {}}
-        return FitContext(task, seed, told["config"], told.get("method", HOSTS), told.get("grid", {}))
+    source: Settings | None = None
 
     def models(self) -> Trained:
         """The trained members; of a grid, those that predict the validation data best."""
-        if self.method == HOSTS:
-            return trained(self.task, self.seed, recipe(self.source))
-        choices = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
-        return ensembles.chosen(self.method, self.task, self.seed, self.source, choices)
+        source = self.source or {}
+        name = source.get("method", BASE)
+        return trained(self.task, self.seed, recipe(name, source.get("config", {}), candidates(source.get("grid", {}))))
 
 
 @dataclass(frozen=True)
 class Method:
-    """`keys` are what its config may say, `settings` fills in its defaults; `hosted`: it starts from trained models, `single`: it
-    has no members, `source`: others may start from its nets.
+    """How a plan uses a method.
 
-    `fit_grid` fits a config with every candidate in one stack, where these differ in `stacks` alone, and gives the fits that are
-    left to choose among; without it they are fitted one after another.
+    Args:
+        fit: Fits one config.
+        settings: Fills in the defaults of a config, and refuses impossible ones.
+        keys: What a config may set.
+        from_models: It starts from trained base models.
+        scores_only: It has no members and predicts nothing.
+        gives_models: Others may start from its nets.
+        stacks: Settings in which the candidates of `fit_grid` may differ.
+        fit_grid: Fits a config with several candidates in one stack, and gives the fits that are left to choose among.
     """
 
     fit: Callable[[FitContext, Settings], Fitted]
     settings: Callable[[Settings], dict[str, Any]]
     keys: frozenset[str]
-    hosted: bool = False
-    single: bool = False
-    source: bool = False
+    from_models: bool = False
+    scores_only: bool = False
+    gives_models: bool = False
     stacks: frozenset[str] = frozenset()
     fit_grid: Callable[[FitContext, Settings, Sequence[Settings]], list[Fitted]] | None = None
 
 
-def without_reading(settings: Settings) -> Settings:
-    """What says how a fit is made."""
-    return {key: value for key, value in settings.items() if key not in READING}
+def candidates(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every choice of a grid; one empty choice without a grid.
+
+    >>> candidates({"lr": [0.1, 0.2]}), candidates({})
+    ([{'lr': 0.1}, {'lr': 0.2}], [{}])
+    """
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-def reading(settings: Settings) -> dict[str, Any]:
-    """What says how it is read."""
-    return {key: settings[key] for key in READING if key in settings}
+def without_scoring(settings: Settings) -> dict[str, Any]:
+    """The settings of the fit itself."""
+    return {key: value for key, value in settings.items() if key not in SCORING}
 
 
-def recipe(settings: Settings) -> Recipe:
-    """How models are trained, from a config that states differences only."""
-    own = {f.name for f in fields(Recipe)} - {"members", "training"}
-    training = {k: v for k, v in settings.items() if k not in own}
-    base = replace(Recipe(), training=override(deep_ensemble.Config(), training))
-    return replace(base, **{k: tuple(v) if k == "hidden" else v for k, v in settings.items() if k in own})
+def config_of(module: Any, settings: Settings, key: str = "", presets: Mapping[str, Any] | None = None) -> Any:
+    """A method's config from settings: its default or the preset that `settings[key]` names, with differences; checked."""
+    presets = presets or {"": module.Config()}
+    name = settings.get(key, next(iter(presets)))
+    if name not in presets:
+        raise ConfigError(f"Expected `{key}` to be {nearest(str(name), presets)}, but got {name!r}.")
+    known = {f.name for f in fields(presets[name])}
+    config = override(presets[name], {key: value for key, value in settings.items() if key in known})
+    getattr(module, "check", check_fields)(config)
+    return config
 
 
-def likelihood_of(task: Task, net: nn.Module) -> Likelihood:
-    """The task's likelihood for the outputs of such a net."""
-    inputs, targets = task.valid
-    return infer(net(inputs).detach(), targets, task.likelihood)
+def filled(config: Any, settings: Settings, **defaults: Any) -> dict[str, Any]:
+    """All fields of a config, and the settings beside them, whose defaults are given."""
+    own = as_settings(config)
+    return {**defaults, **own, **{key: value for key, value in settings.items() if key not in own}}
+
+
+def recipe(method: str, settings: Settings, choices: Sequence[Settings] = ({},)) -> Recipe:
+    """How base models are trained, from settings that state differences only, refused if they are impossible."""
+    check_settings(settings)
+    nets = {key: settings[key] for key in ("hidden", "batch_size", "dropout") if key in settings}
+    if "hidden" in nets:
+        nets["hidden"] = tuple(nets["hidden"])
+    training = override(ENSEMBLES[method].Config(), {k: v for k, v in settings.items() if k not in nets})
+    return replace(Recipe(), **nets, training=training, method=method, candidates=tuple(choices))

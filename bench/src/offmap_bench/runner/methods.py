@@ -1,108 +1,158 @@
-"""What a plan may name: each method's keys, and how it is fitted on a task. The only place that knows them all."""
+"""All methods that a plan may name: how each is fitted on a task, and what its config may say."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from statistics import fmean
+from types import ModuleType
 from typing import Any
 
 from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest
-from offmap.maxwent import config as maxwent
-from offmap.posterior.protocol import Scorer
+from offmap.maxwent import solve as maxwent
+from offmap.maxwent.config import CONFIGS
+from offmap.posterior.predictive import Stochastic
+from offmap.posterior.protocol import Predictive, Runtime, Scorer
 from offmap_bench.detectors.gaussian_process import gaussian_process
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
 from offmap_bench.detectors.isolation_forest import isolation_forest
-from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mean_field, swag
-from offmap_bench.runner import ensembles
-from offmap_bench.runner.base_models import Recipe, plain, trained
+from offmap_bench.methods import bnn, dare, laplace, mc_dropout, mean_field, swag
+from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, likelihood_of, prepare, trained, untrained
 from offmap_bench.runner.context import (
-    BATCH,
-    HOSTS,
-    READING,
+    BASE,
+    SCORING,
     FitContext,
     Fitted,
     Method,
     Settings,
-    likelihood_of,
-    reading,
+    config_of,
+    filled,
     recipe,
-    without_reading,
+    without_scoring,
 )
-from offmap_bench.runner.fresh import DROPOUT, ensemble, fit_mc_dropout, fit_mean_field
-from offmap_bench.runner.images import PICTURES
-from offmap_bench.runner.pretrained import around_hosts, bnn_config, filled, fit_bnn, fit_maxwent, maxwent_settings, stated
+from offmap_bench.runner.images import IMAGE_METHODS
 
-ENSEMBLE = Recipe().members
-"""How many models are trained for every task and seed."""
-
-
-def host_settings(settings: Settings) -> dict[str, Any]:
-    """A config of models with its defaults filled in."""
-    return {**asdict(recipe(without_reading(settings))), **reading(settings)}
+BATCH, HIDDEN, DROPOUT = Recipe().batch_size, Recipe().hidden, 0.1
+SIZE = Recipe().members
+"""How many base models are trained for every task and seed."""
 
 
-def fit_deep_ensemble(ground: FitContext, settings: Settings) -> Fitted:
-    """The models as they are; seconds are those of their training, whenever it was."""
-    made = trained(ground.task, ground.seed, recipe(settings))
-    law = likelihood_of(ground.task, made.nets[0])
-    return Fitted(plain(made.nets, ground.task), law, seconds=made.seconds, steps=recipe(settings).training.steps)
+def config_keys(config: type) -> frozenset[str]:
+    """The settings that are fields of a config, and those of scoring; a parameterization is no word of a plan."""
+    return frozenset({f.name for f in fields(config)} - {"parameterization"} | {*SCORING})
 
 
-def hosted(method: Any, **beside: Any) -> Method:
-    """A method around trained models with a Config of its own, and defaults of what stands beside it."""
-    keys = {f.name for f in fields(method.Config)} | {*beside, *READING}
+def reached(predictive: Predictive) -> dict[str, Any]:
+    """What a fit chose and how wide it became."""
+    if isinstance(predictive, laplace.Approximated):
+        return dict(predictive.chosen)
+    if not isinstance(predictive, Stochastic):
+        return {}
+    h = predictive.history
+    return {**h.chosen, "entropy": fmean(h.final_entropy), "kept": h.kept, "stop_reason": h.stop_reason}
+
+
+def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = None, **defaults: Any) -> Method:
+    """A method that takes trained base models. The first of `keys` names one of the presets, the first of which is the default;
+    further keys, and those with `defaults`, stand beside the fields of its config.
+    """
+
+    def read(settings: Settings) -> Any:
+        return config_of(module, settings, keys[0] if presets else "", presets)
+
+    def fit(context: FitContext, settings: Settings) -> Fitted:
+        nets, config = context.models().nets, read(settings)
+        rows, valid, likelihood = prepare(nets, context.task, settings.get("batch_size", BATCH))
+        runtime = Runtime(progress=False, **{key: settings[key] for key in ("chunk_size", "batch_size") if key in settings})
+        begin = time.perf_counter()
+        made = module.fit(nets, rows, valid, likelihood=likelihood, config=config, seed=context.seed, runtime=runtime)
+        seconds = time.perf_counter() - begin
+        steps = max(made.history.step, default=0) if isinstance(made, Stochastic) else getattr(config, "steps", 0)
+        return Fitted(made, likelihood, seconds=seconds, steps=steps, chosen=reached(made))
+
+    names = config_keys(module.Config) | {*keys, *defaults}
+    return Method(fit, lambda settings: filled(read(settings), settings, **defaults), names, from_models=True)
+
+
+def from_scratch(module: ModuleType, stacks: str, *, dropout: float = 0.0) -> Method:
+    """A method that trains nets of its own, all candidates of a grid in `stacks` at once, each told its share of the seconds."""
+
+    def read(settings: Settings) -> Any:
+        return config_of(module, {"dropout": dropout, **settings})
+
+    def fit_grid(context: FitContext, settings: Settings, candidates: Sequence[Settings]) -> list[Fitted]:
+        nets_of = {key: settings[key] for key in ("hidden", "batch_size") if key in settings}
+        nets = untrained(context.task, context.seed, Recipe(**nets_of, dropout=dropout))
+        rows, valid, likelihood = prepare([nets[0].eval(), *nets[1:]], context.task, settings.get("batch_size", BATCH))
+        configs = [read({**settings, **candidate}) for candidate in candidates]
+        begin = time.perf_counter()
+        fits = module.fit_grid(nets, rows, valid, likelihood=likelihood, configs=configs, seed=context.seed, runtime=SILENT)
+        share = (time.perf_counter() - begin) / len(fits)
+        return [
+            Fitted(made, likelihood, seconds=share, steps=configs[0].steps, chosen={**reached(made), **candidate})
+            for made, candidate in zip(fits, candidates, strict=True)
+        ]
+
     return Method(
-        around_hosts(method), lambda settings: filled(stated(method, settings), {**beside, **settings}), frozenset(keys),
-        hosted=True,
+        lambda context, settings: fit_grid(context, settings, [{}])[0],
+        lambda settings: filled(read(settings), settings, hidden=HIDDEN, batch_size=BATCH),
+        config_keys(module.Config) | {"hidden", "batch_size"}, stacks=frozenset({stacks}), fit_grid=fit_grid,
     )  # fmt: skip
 
 
-def detector(make: Callable[..., Scorer], *keys: str, hosted: bool = False) -> Method:
-    """A Scorer made of the training data, by a function of (ground, **settings)."""
+def ensemble(name: str) -> Method:
+    """One of ENSEMBLES, whose nets are cached: its fits are those nets, nothing random; seconds are those of their training."""
+    config = ENSEMBLES[name].Config
 
-    def fitted(ground: FitContext, settings: Settings) -> Fitted:
+    def fit_grid(context: FitContext, settings: Settings, candidates: Sequence[Settings]) -> list[Fitted]:
+        how = recipe(name, without_scoring(settings), candidates)
+        made = trained(context.task, context.seed, how)
+        predictive, likelihood = as_predictive(made.nets, context.task), likelihood_of(context.task, made.nets[0])
+        return [Fitted(predictive, likelihood, seconds=made.seconds, steps=how.training.steps, chosen=made.chosen)]
+
+    def settings_of(settings: Settings) -> dict[str, Any]:
+        how = recipe(name, without_scoring(settings))
+        return filled(how.training, settings, hidden=how.hidden, batch_size=how.batch_size)
+
+    return Method(
+        lambda context, settings: fit_grid(context, settings, [{}])[0], settings_of,
+        config_keys(config) - {"draws"} | {"hidden", "batch_size"}, gives_models=True, fit_grid=fit_grid,
+        stacks=config_keys(config) - config_keys(ENSEMBLES[BASE].Config),
+    )  # fmt: skip
+
+
+def scorer(make: Callable[..., Scorer], *keys: str, from_models: bool = False) -> Method:
+    """A Scorer of the training data, made by a function of (context, **settings)."""
+
+    def fit(context: FitContext, settings: Settings) -> Fitted:
         begin = time.perf_counter()
-        scorer = make(ground, **settings)
-        return Fitted(scorer=scorer, seconds=time.perf_counter() - begin)
+        made = make(context, **settings)
+        return Fitted(scorer=made, seconds=time.perf_counter() - begin)
 
-    return Method(fitted, dict, frozenset(keys), hosted=hosted, single=True)
+    return Method(fit, dict, frozenset(keys), from_models=from_models, scores_only=True)
 
-
-HOST_KEYS = frozenset({f.name for f in fields(deep_ensemble.Config)} | {"hidden", "batch_size"})
-MAXWENT_KEYS = frozenset({f.name for f in fields(maxwent.Config)} - {"parameterization"} | {"config", "batch_size", "chunk_size"})
-BNN_KEYS = frozenset({f.name for f in fields(bnn.Config)} | {"setting", "batch_size"})
-MEAN_FIELD_KEYS = frozenset({f.name for f in fields(mean_field.Config)} | {"hidden", "batch_size"})
 
 METHODS: dict[str, Method] = {
-    HOSTS: Method(fit_deep_ensemble, host_settings, HOST_KEYS | {"score"}, source=True),
-    "maxwent": Method(fit_maxwent, maxwent_settings, MAXWENT_KEYS | {*READING}, hosted=True),
-    "bnn": Method(fit_bnn, lambda settings: filled(bnn_config(settings), settings), BNN_KEYS | {*READING}, hosted=True),
-    "mc_dropout": Method(
-        lambda ground, settings: fit_mc_dropout(ground, settings)[0],
-        lambda settings: host_settings({"dropout": DROPOUT, **settings}),
-        HOST_KEYS | {"dropout", *READING}, stacks=frozenset({"dropout"}), fit_grid=fit_mc_dropout,
+    **{name: ensemble(name) for name in ENSEMBLES},
+    "maxwent": around_models(maxwent, "config", "batch_size", "chunk_size", presets=CONFIGS),
+    "bnn": around_models(bnn, "setting", "batch_size", presets=bnn.ABLATION),
+    "dare": around_models(dare, batch_size=BATCH),
+    "swag": around_models(swag, batch_size=BATCH),
+    "laplace": around_models(laplace),
+    "mc_dropout": from_scratch(mc_dropout, "dropout", dropout=DROPOUT),
+    "mean_field": from_scratch(mean_field, "tradeoff"),
+    "nearest": scorer(lambda context, **s: nearest(context.task.train[0], **s), "k", "standardise"),
+    "mahalanobis": scorer(lambda context, **s: mahalanobis(context.task.train[0], **s), "shrinkage"),
+    "hidden_nearest": scorer(
+        lambda context, **s: hidden_nearest(context.models().nets[0], context.task.train[0], **s), "k", "names", from_models=True
     ),
-    "mean_field": Method(
-        lambda ground, settings: fit_mean_field(ground, settings)[0],
-        lambda settings: filled(stated(mean_field, settings), {"hidden": Recipe().hidden, "batch_size": BATCH, **settings}),
-        MEAN_FIELD_KEYS | {*READING}, stacks=frozenset({"tradeoff"}), fit_grid=fit_mean_field,
+    "hidden_mahalanobis": scorer(
+        lambda context, **s: hidden_mahalanobis(context.models().nets[0], context.task.train[0], **s), "shrinkage", "names",
+        from_models=True,
     ),
-    **{name: ensemble(name) for name in ensembles.ENSEMBLES},
-    "dare": hosted(dare, batch_size=BATCH),
-    "swag": hosted(swag, batch_size=BATCH),
-    "laplace": hosted(laplace),
-    "nearest": detector(lambda ground, **s: nearest(ground.task.train[0], **s), "k", "standardise"),
-    "mahalanobis": detector(lambda ground, **s: mahalanobis(ground.task.train[0], **s), "shrinkage"),
-    "hidden_nearest": detector(
-        lambda ground, **s: hidden_nearest(ground.models().nets[0], ground.task.train[0], **s), "k", "names", hosted=True
-    ),
-    "hidden_mahalanobis": detector(
-        lambda ground, **s: hidden_mahalanobis(ground.models().nets[0], ground.task.train[0], **s), "shrinkage", "names",
-        hosted=True,
-    ),
-    "gaussian_process": detector(lambda ground, **s: gaussian_process(*ground.task.train, seed=ground.seed, **s), "rows"),
-    "isolation_forest": detector(lambda ground, **s: isolation_forest(ground.task.train[0], seed=ground.seed, **s), "trees"),
-    **PICTURES,
+    "gaussian_process": scorer(lambda context, **s: gaussian_process(*context.task.train, seed=context.seed, **s), "rows"),
+    "isolation_forest": scorer(lambda context, **s: isolation_forest(context.task.train[0], seed=context.seed, **s), "trees"),
+    **IMAGE_METHODS,
 }  # fmt: skip

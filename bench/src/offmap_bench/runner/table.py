@@ -1,4 +1,4 @@
-"""Records as Markdown: means over tasks and seeds, every task by itself, and what is not there, said plainly."""
+"""Records as Markdown: means over tasks and seeds, every task by itself, and a list of what is missing."""
 
 from __future__ import annotations
 
@@ -60,21 +60,25 @@ WIDE = tuple(replace(column, measure=f"wide_{column.measure}") for column in CAL
 
 @dataclass(frozen=True)
 class Results:
-    """A plan with what was found of it."""
+    """A plan with its records."""
 
     plan: Plan
-    cells: list[Cell]
-    found: Records
+    records: Records
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """All cells of the plan."""
+        return cells(self.plan)
 
     @cached_property
     def ok(self) -> list[tuple[Cell, Record]]:
         """The cells that are done, with their records."""
-        return [(cell, self.found.records[cell.hash]) for cell in self.cells if self.states[cell.hash] == "ok"]
+        return [(cell, self.records.records[cell.hash]) for cell in self.cells if self.states[cell.hash] == "ok"]
 
     @cached_property
     def states(self) -> dict[str, str]:
-        """What became of every cell, by its hash."""
-        return {cell.hash: self.found.state(cell) for cell in self.cells}
+        """The state of every cell, by its hash."""
+        return {cell.hash: self.records.state(cell) for cell in self.cells}
 
     def sets(self) -> dict[str, list[str]]:
         """The OOD sets, each with the tasks that have it; a task without any record yet has the set that its name says."""
@@ -83,15 +87,15 @@ class Results:
         for cell, record in self.ok:
             done[cell.task] |= record.metrics.keys() - {"test", "valid"}
         tasks |= {task: names for task, names in done.items() if names}
-        known = dict.fromkeys(name for task in self.plan.tasks for name in sorted(done[task]))
-        return {name: [task for task in self.plan.tasks if name in tasks[task]] for name in known}
+        names = dict.fromkeys(name for task in self.plan.tasks for name in sorted(done[task]))
+        return {name: [task for task in self.plan.tasks if name in tasks[task]] for name in names}
 
     def absent(self, part: str, measure: str, tasks: Sequence[str]) -> list[str]:
         """The tasks for which a number does not exist, whatever the method: it is null in all records that have it."""
         has: dict[str, set[bool]] = {}
         for cell, record in self.ok:
-            if measure in (own := record.metrics.get(part, {})):
-                has.setdefault(cell.task, set()).add(own[measure] is not None)
+            if measure in (metrics := record.metrics.get(part, {})):
+                has.setdefault(cell.task, set()).add(metrics[measure] is not None)
         return [task for task in tasks if has.get(task) == {False}]
 
     def values(self, part: str, measure: str) -> Values:
@@ -104,14 +108,9 @@ class Results:
         return values
 
 
-def results_of(plan: Plan, found: Records) -> Results:
-    """A plan with what was found of it."""
-    return Results(plan, cells(plan), found)
-
-
-def markdown(plan: Plan, found: Records) -> str:
+def markdown(plan: Plan, records: Records) -> str:
     """The page of one plan."""
-    results = results_of(plan, found)
+    results = Results(plan, records)
     parts = [
         f"# {plan.name}",
         f"Written by `offmap bench table {words(results)}` from {lead(results)}",
@@ -151,23 +150,22 @@ def missing(results: Results) -> list[str]:
         concerned = [cell for cell in results.cells if results.states[cell.hash] == state]
         if not concerned:
             continue
-        alike: dict[tuple[str, ...], list[str]] = {}
+        by_cells: dict[tuple[str, ...], list[str]] = {}
         for label in dict.fromkeys(cell.label for cell in concerned):
-            own = (f"{cell.task} (seed {cell.seed}){_reason(results, cell)}" for cell in concerned if cell.label == label)
-            alike.setdefault(tuple(own), []).append(label)
+            names = (f"{cell.task} (seed {cell.seed}){_reason(results, cell)}" for cell in concerned if cell.label == label)
+            by_cells.setdefault(tuple(names), []).append(label)
         lines += [f"**{len(concerned)} of {len(results.cells)} cells {words}:**", ""]
-        for own, labels in alike.items():
-            shown = "; ".join(own[:3]) + (f"; and {len(own) - 3} more" if len(own) > 3 else "")
-            lines.append(f"- {', '.join(labels)}, {len(own)}{' each' * (len(labels) > 1)}: {shown}")
+        for names, labels in by_cells.items():
+            shown = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+            lines.append(f"- {', '.join(labels)}, {len(names)}{' each' * (len(labels) > 1)}: {shown}")
         lines.append("")
-    if results.found.damaged:
-        lines.append("Damaged lines: " + ", ".join(results.found.damaged))
+    if results.records.damaged:
+        lines.append("Damaged lines: " + ", ".join(results.records.damaged))
     return ["\n".join(lines).strip()] if lines else []
 
 
 def _reason(results: Results, cell: Cell) -> str:
-    """Why a cell failed, if it did."""
-    record = results.found.records.get(cell.hash)
+    record = results.records.records.get(cell.hash)
     return f": {record.reason}" if record and record.reason else ""
 
 
@@ -177,7 +175,7 @@ def section(results: Results, name: str, tasks: Sequence[str]) -> str:
     return "\n\n".join([f"## Detection, {name}", table(["method", *(c.title for c in DETECTION)], rows), *notes])
 
 
-FAMILIAR = (
+QUALITY_TABLES = (
     ("In-distribution data", QUALITY,
      "Clipped predictions on test data; intervals are conformal, at 95 %; false alarms are test rows above the threshold. "
      "Entropy is (1/d) Σ log φ² of the fit."),
@@ -194,10 +192,10 @@ FAMILIAR = (
 def quality(results: Results) -> list[str]:
     """Predictions on in-distribution data, mean over all tasks."""
     parts: list[str] = []
-    for title, columns, said in FAMILIAR:
+    for title, columns, text in QUALITY_TABLES:
         head, rows, notes = filled(results, "test", results.plan.tasks, columns)
         if rows and columns[0].title == head[1]:
-            parts.append("\n\n".join([f"## {title}", said, table(head, rows), *notes]))
+            parts.append("\n\n".join([f"## {title}", text, table(head, rows), *notes]))
     return parts
 
 
@@ -207,9 +205,9 @@ def filled(
     """Header, rows and notes, without the rows and columns that hold nothing."""
     rows, notes = summary(results, part, tasks, columns)
     rows = [row for row in rows if set(row[1:]) != {NOTHING}]
-    kept = [place for place in range(1, len(columns) + 1) if any(row[place] != NOTHING for row in rows)]
-    head = ["method", *(columns[place - 1].title for place in kept)]
-    return head, [[row[0], *(row[place] for place in kept)] for row in rows], notes
+    shown = [index for index in range(1, len(columns) + 1) if any(row[index] != NOTHING for row in rows)]
+    head = ["method", *(columns[index - 1].title for index in shown)]
+    return head, [[row[0], *(row[index] for index in shown)] for row in rows], notes
 
 
 def summary(results: Results, part: str, tasks: Sequence[str], columns: Sequence[Column]) -> tuple[list[list[str]], list[str]]:
@@ -219,11 +217,11 @@ def summary(results: Results, part: str, tasks: Sequence[str], columns: Sequence
     for column in columns:
         source = column.part or part
         values, absent = results.values(source, column.measure), results.absent(source, column.measure, tasks)
-        own = [task for task in tasks if task not in absent]
+        present = [task for task in tasks if task not in absent]
         if absent:
-            notes[f"{column.title}: {len(own)} of {len(tasks)} tasks; it does not exist for {', '.join(absent)}."] = None
+            notes[f"{column.title}: {len(present)} of {len(tasks)} tasks; it does not exist for {', '.join(absent)}."] = None
         for label in results.plan.labels:
-            means = complete_seeds(values[label], own, results.plan.seeds)
+            means = complete_seeds(values[label], present, results.plan.seeds)
             fewer = 0 < len(means) < len(results.plan.seeds)
             rows[label].append(spread(means, column.show) + FEWER * fewer)
             if fewer:
@@ -239,8 +237,8 @@ def complete_seeds(values: dict[tuple[str, int], float], tasks: Sequence[str], s
     >>> complete_seeds({("a", 0): 1.0, ("b", 0): 2.0, ("a", 1): 5.0}, ["a", "b"], [0, 1])
     [1.5]
     """
-    whole = [seed for seed in seeds if tasks and all((task, seed) in values for task in tasks)]
-    return [fmean(values[task, seed] for task in tasks) for seed in whole]
+    complete = [seed for seed in seeds if tasks and all((task, seed) in values for task in tasks)]
+    return [fmean(values[task, seed] for task in tasks) for seed in complete]
 
 
 def each_task(results: Results, name: str, tasks: Sequence[str]) -> str:
@@ -249,7 +247,7 @@ def each_task(results: Results, name: str, tasks: Sequence[str]) -> str:
     rows: list[list[str]] = []
     for label in results.plan.labels:
         means = [complete_seeds(values[label], [task], seeds) for task in tasks]
-        rows.append([label, *(spread(own, percent) + FEWER * (0 < len(own) < len(seeds)) for own in means)])
+        rows.append([label, *(spread(mean, percent) + FEWER * (0 < len(mean) < len(seeds)) for mean in means)])
     return "\n\n".join([f"## AUROC of each task, {name}", table(["method", *map(brief, tasks)], rows)])
 
 

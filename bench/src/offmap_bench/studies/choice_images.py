@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.metrics import auroc
 from offmap.scores.neighbours import Scale
-from offmap_bench.runner.trained_classifiers import GIVEN, given_net, learned
+from offmap_bench.runner.images import PRETRAINED, learned, pretrained_net
 from offmap_bench.studies.study import Runs, Study, markdown, per_cent
 from offmap_bench.tasks.images import images, open_set
 from offmap_bench.tasks.task import Task
@@ -147,7 +147,7 @@ def measure_resnets() -> dict[str, Any]:
     """Three given nets, and two ways to combine them."""
     task = images("cifar10", strange=False)
     sets = sets_of(task)
-    several = {name: terms_of(given_net(name, 10), task, sets) for name in GIVEN}
+    several = {name: terms_of(pretrained_net(name, 10), task, sets) for name in PRETRAINED}
     each = list(several.values())
     combined = judge(mean_terms(each)) | {MEAN: judge_scores(mean_score(each))}
     return {**{name: judge(terms) for name, terms in several.items()}, "three resnets": combined}

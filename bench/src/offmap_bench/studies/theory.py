@@ -21,7 +21,7 @@ from offmap_bench.demo.run import SILENT, Bench
 from offmap_bench.methods import bnn
 from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
-from offmap_bench.runner.views import grid, view
+from offmap_bench.runner.watch import grid, view
 from offmap_bench.studies.study import Runs, Study, markdown, per_cent, signed
 from offmap_bench.tasks.synthetic import SQUARE
 

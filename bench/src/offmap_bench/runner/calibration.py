@@ -1,4 +1,4 @@
-"""How well predictions on in-distribution data are calibrated, clipped and not: what the paper's table 3 prints, and its baselines."""
+"""Calibration of predictions on in-distribution data, clipped and not: what the paper's table 3 prints, and its baselines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from torch import Tensor
 
 from offmap import conformal
 from offmap.guard import Guard
-from offmap.likelihoods import Prediction
 from offmap.metrics import coverage, ence, mean_width, reference_ece
 from offmap_bench.tasks.task import Task
 
 LEVEL, BINS = 0.95, 10
-WAYS = (("", "chosen"), ("wide_", None))
+CLIPS = (("", "chosen"), ("wide_", None))
 """Prefix of a measure, and the clip it is taken with."""
 
 
@@ -26,39 +25,32 @@ def regression_measures(guard: Guard, task: Task) -> dict[str, float]:
     quantile, which exists for any n and promises nothing.
     """
     result: dict[str, float] = {}
-    for prefix, clip in WAYS:
+    for prefix, clip in CLIPS:
         test, valid = (guard.predict(part[0], clip=clip) for part in (task.test, task.valid))  # pyright: ignore
         if test.mean is None or test.std is None:
             return {}
-        missed = guard.likelihood.residual(valid, task.valid[1]).flatten()
-        measured = calibration(test, task.test[1]) | {
-            **held(test, task.test[1], conformal.quantile(missed, LEVEL) * test.std, "conformal"),
-            **held(test, task.test[1], missed.quantile(LEVEL) * test.std, "calibrated"),
-        }
-        result |= {f"{prefix}{name}": value for name, value in measured.items()}
+        residuals = guard.likelihood.residual(valid, task.valid[1]).flatten()
+        radii = {"conformal": conformal.quantile(residuals, LEVEL) * test.std, "calibrated": residuals.quantile(LEVEL) * test.std}
+        measures = calibration_errors(test.mean, test.std, task.test[1])
+        for name, radius in radii.items():
+            measures |= interval_measures(test.mean, radius, task.test[1], name)
+        result |= {f"{prefix}{name}": value for name, value in measures.items()}
     return result
 
 
-def calibration(test: Prediction, y: Tensor) -> dict[str, float]:
+def calibration_errors(mean: Tensor, std: Tensor, y: Tensor) -> dict[str, float]:
     """Levi's calibration error and that of the authors' code; NaN where draws overflow or agree to the last digit."""
-    assert test.mean is not None
-    assert test.std is not None
-    mean, std, y = test.mean.flatten().double(), test.std.flatten().double(), y.flatten().double()
+    mean, std, y = (t.flatten().double() for t in (mean, std, y))
     if not bool(mean.isfinite().all() and std.square().isfinite().all() and (std > 0).all()):
         return {"ence": math.nan, "reference_ece": math.nan}
-    return {
-        "ence": float(ence(mean, std, y, bins=min(BINS, len(y)))),
-        "reference_ece": float(reference_ece(mean, std.square(), y)),
-    }
+    error = ence(mean, std, y, bins=min(BINS, len(y)))
+    return {"ence": float(error), "reference_ece": float(reference_ece(mean, std.square(), y))}
 
 
-def held(test: Prediction, y: Tensor, radius: Tensor, name: str) -> dict[str, float]:
+def interval_measures(mean: Tensor, radius: Tensor, y: Tensor, name: str) -> dict[str, float]:
     """Coverage and width of mean ± radius; NaN where the radius is not finite."""
-    assert test.mean is not None
-    if not bool(torch.isfinite(radius).all() and torch.isfinite(test.mean).all()):
+    if not bool(torch.isfinite(radius).all() and torch.isfinite(mean).all()):
         return {f"{name}_coverage": math.nan, f"{name}_width": math.nan}
-    lower, upper = ((test.mean + side * radius).flatten() for side in (-1, 1))
-    return {
-        f"{name}_coverage": float(coverage(lower, upper, y.flatten().to(lower))),
-        f"{name}_width": float(mean_width(lower, upper)),
-    }
+    lower, upper = ((mean + side * radius).flatten() for side in (-1, 1))
+    share = coverage(lower, upper, y.flatten().to(lower))
+    return {f"{name}_coverage": float(share), f"{name}_width": float(mean_width(lower, upper))}

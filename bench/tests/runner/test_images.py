@@ -15,14 +15,12 @@ from offmap.errors import ConfigError
 from offmap.metrics import auroc
 from offmap_bench.runner.cell import Bench
 from offmap_bench.runner.context import FitContext
-from offmap_bench.runner.images import LOOKING, some
+from offmap_bench.runner.images import FIT_DATA, learned, pretrained_name, subset, train_config, untrained
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, digest, narrowed
+from offmap_bench.runner.plan import Cell, cells, digest, narrowed, parse
 from offmap_bench.runner.ranks import kind_of, ranks_markdown
-from offmap_bench.runner.reading import parse
 from offmap_bench.runner.run import run
-from offmap_bench.runner.store import Record, Records, read_all, settings_of
-from offmap_bench.runner.trained_classifiers import given, learned, schooling, untrained
+from offmap_bench.runner.store import Record, Records, read_records, settings_of
 from offmap_bench.tasks.task import Task
 
 SIDE = 12
@@ -76,19 +74,19 @@ def test_the_form_of_the_images_decides_on_the_net(task: Task) -> None:
     assert untrained(task, 0)(task.test[0][:2]).shape == (2, 2)
     colour = replace(task, train=(torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])), outputs=6)
     assert untrained(colour, 0)(torch.rand(2, 3, 32, 32)).shape == (2, 6)
-    assert schooling("plain", {}, 3).augment
-    assert not schooling("plain", {}, 1).augment
-    assert schooling("mixup", {"alpha": 0.3, "epochs": 2}, 3).alpha == 0.3
-    assert given(task) is None
-    assert given(replace(task, name="images/cifar10/resnet20/few")) == "resnet20"
+    assert train_config("plain", {}, 3).augment
+    assert not train_config("plain", {}, 1).augment
+    assert train_config("mixup", {"alpha": 0.3, "epochs": 2}, 3).alpha == 0.3
+    assert pretrained_name(task) is None
+    assert pretrained_name(replace(task, name="images/cifar10/resnet20/few")) == "resnet20"
 
 
 def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
-    ground = FitContext.of(task, 0, None)
+    ground = FitContext(task, 0)
     fits = {name: METHODS["detector"].fit(ground, {"method": name, **HOST}) for name in ("energy", "knn", "odin")}
     net = learned(task, "plain", HOST, seed=0)[0].net
     passes: list[int] = []
-    hook = LOOKING.at(ground, HOST)[0].known.classifier.net.register_forward_hook(
+    hook = FIT_DATA.get(ground, HOST)[0].known.classifier.net.register_forward_hook(
         lambda m, args, out: passes.append(len(args[0]))
     )
     for name, fitted in fits.items():
@@ -102,20 +100,20 @@ def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
 
 
 def test_a_guard_takes_one_net_or_several_and_some_rows(task: Task) -> None:
-    ground = FitContext.of(task, 0, None)
+    ground = FitContext(task, 0)
     one, two = (METHODS["image_guard"].fit(ground, {**HOST, "members": m, "rows": 50, "draws": 5}).scorer for m in (1, 2))
     assert isinstance(one, offmap.Guard)
     assert isinstance(two, offmap.Guard)
     assert (one.predictive.members, two.predictive.members) == (1, 2)
-    x, y = some(task.train, 50, 0)
+    x, y = subset(task.train, 50, 0)
     assert len(x) == len(y) == 50
     for image, label in zip(x, y, strict=True):
         (row,) = (task.train[0] == image).flatten(1).all(1).nonzero()[0].tolist()
         assert task.train[1][row] == label
-    assert some(task.train, None, 0)[0] is task.train[0]
+    assert subset(task.train, None, 0)[0] is task.train[0]
 
 
-def test_given_nets_of_different_kinds_are_mixed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretrained_nets_of_different_kinds_are_mixed(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"resnet20": 6, "resnet32": 10}
 
     def net_of(name: str, classes: int) -> nn.Module:
@@ -123,8 +121,8 @@ def test_given_nets_of_different_kinds_are_mixed(task: Task, monkeypatch: pytest
         layers = [nn.Conv2d(1, sizes[name], 5), nn.ReLU(), nn.Conv2d(sizes[name], 6, 3), nn.ReLU(), nn.Flatten()]
         return nn.Sequential(*layers, nn.Linear(6 * (SIDE - 6) ** 2, classes)).eval()
 
-    monkeypatch.setattr("offmap_bench.runner.images.given_net", net_of)
-    made = METHODS["image_guard"].fit(FitContext.of(task, 0, None), {"nets": list(sizes), "draws": 5})
+    monkeypatch.setattr("offmap_bench.runner.images.pretrained_net", net_of)
+    made = METHODS["image_guard"].fit(FitContext(task, 0), {"nets": list(sizes), "draws": 5})
     assert isinstance(made.scorer, offmap.GuardEnsemble)
     guards = [offmap.fit(net_of(name, 2), task.train, task.valid, draws=5) for name in sizes]
     alone = offmap.combine(guards, task.valid)
@@ -137,8 +135,8 @@ def cell(name: str, config: dict[str, Any]) -> Cell:
 
 @pytest.mark.parametrize(
     ("method", "config"),
-    [("detector", {"method": "msp"}), ("classifier", {"way": "arpl"}), ("classifier", {"way": "plain", "members": 2}),
-     ("classifier", {"way": "svdd"}), ("image_guard", {"draws": 5})],
+    [("detector", {"method": "msp"}), ("classifier", {"training": "arpl"}), ("classifier", {"training": "plain", "members": 2}),
+     ("classifier", {"training": "svdd"}), ("image_guard", {"draws": 5})],
 )  # fmt: skip
 def test_a_cell_tells_detection_accuracy_and_seconds(method: str, config: dict[str, Any], task: Task) -> None:
     bench = Bench(_task=(("images/mnist", 0), task))
@@ -146,7 +144,7 @@ def test_a_cell_tells_detection_accuracy_and_seconds(method: str, config: dict[s
     assert record.traceback is None
     assert set(record.metrics) >= {"test", "fashion", "cifar10"}
     assert 0 <= record.metrics["fashion"]["auroc"] <= 1
-    assert ("accuracy" in record.metrics["test"]) is (config.get("way") != "svdd")
+    assert ("accuracy" in record.metrics["test"]) is (config.get("training") != "svdd")
     assert record.metrics["test"].get("accuracy", 1.0) > 0.8
     assert {"fit", "score", "thousand"} == set(record.seconds)
     assert Records({digest(record.cell): record}, {}).state(cell(method, config)) == "ok"
@@ -168,9 +166,9 @@ def test_a_guard_in_a_cell_has_the_score_that_the_cell_names(task: Task) -> None
     [
         ("detector", {"method": "enrgy"}, "Expected `method` to be .*did you mean 'energy'"),
         ("detector", {"method": "msp", "k": 3}, "Expected options of 'msp' to be .*but got 'k'"),
-        ("classifier", {"way": "mixpu"}, "Expected `way` to be .*did you mean 'mixup'.*but got 'mixpu'"),
-        ("classifier", {"way": "plain", "alpha": 0.1}, "Expected options to be .*but got 'alpha'"),
-        ("classifier", {"way": "plain", "epochs": 0}, "Expected `epochs` to be a whole number above 0, but got 0"),
+        ("classifier", {"training": "mixpu"}, "Expected `training` to be .*did you mean 'mixup'.*but got 'mixpu'"),
+        ("classifier", {"training": "plain", "alpha": 0.1}, "Expected options to be .*but got 'alpha'"),
+        ("classifier", {"training": "plain", "epochs": 0}, "Expected `epochs` to be a whole number above 0, but got 0"),
         (
             "image_guard",
             {"nets": ["resnet20", "resnet3"]},
@@ -209,7 +207,7 @@ config = {method = "entropy"}
 name = "classifier"
 label = "mixed"
 tasks = ["images/mnist*"]
-config = {way = "mixup"}
+config = {training = "mixup"}
 """
 
 
@@ -247,7 +245,7 @@ def record(made: Cell) -> Record:
         sets = {"tinyimagenet": near, "mnist": near + 0.05}
     metrics: dict[str, dict[str, Any]] = {"test": {"accuracy": 0.95}} | {name: {"auroc": v} for name, v in sets.items()}
     seconds = {"fit": 12.0, "score": 1.0, "thousand": 0.25}
-    return Record(made.told(), "ok", settings_of(made), metrics=metrics, seconds=seconds)
+    return Record(made.as_dict(), "ok", settings_of(made), metrics=metrics, seconds=seconds)
 
 
 def page(*gone: str) -> list[str]:
@@ -296,8 +294,8 @@ def test_a_run_writes_records_that_the_page_reads(task: Task, tmp_path: Path, mo
         .replace("[0, 1]", "[0]")
         .replace('[seeds_of]\n"images/cifar10/*" = [0]', "")
     )
-    plan = parse(text.replace('way = "mixup"', 'way = "mixup", epochs = 1'), "small.toml")
-    outcome = run(cells(plan), tmp_path / "records")
+    plan = parse(text.replace('training = "mixup"', 'training = "mixup", epochs = 1'), "small.toml")
+    outcome = run(cells(plan), tmp_path / "small.jsonl")
     assert (outcome.done, outcome.failures) == (6, {})
-    assert run(cells(plan), tmp_path / "records").before == 6
-    assert "from 6 of 6 records" in ranks_markdown(plan, read_all(tmp_path / "records"))
+    assert run(cells(plan), tmp_path / "small.jsonl").before == 6
+    assert "from 6 of 6 records" in ranks_markdown(plan, read_records(tmp_path / "small.jsonl"))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offmap.errors import DataError, ModelError
 from offmap.metrics import auroc
 from offmap.posterior.protocol import Scorer
-from offmap_bench.classifiers.catalog import WAYS
+from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.ensemble import Ensemble
 from offmap_bench.classifiers.training import Learned, TrainConfig, augmented, body_and_head, fit
 from offmap_bench.nets.lenet import lenet
@@ -31,13 +31,13 @@ def stripes(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def learned(name: str, seed: int = 0, epochs: int = 2) -> Learned:
-    way = WAYS[name]
+    way = TRAININGS[name]
     changes = {"queue": 20, "candidates": 50} if name == "vos" else {}
     config = replace(way.config(), epochs=epochs, lr=3e-3, batch_size=32, **changes)
     return fit(way, lenet(3, side=SIDE, seed=seed), stripes(192), stripes(60, 1), config=config, seed=seed)
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", TRAININGS)
 def test_every_way_learns_and_scores(name: str) -> None:
     made = learned(name, epochs=16)
     x, y = stripes(90, 2)
@@ -94,6 +94,6 @@ def test_images_are_mirrored_and_shifted() -> None:
 def test_bad_nets_and_images_are_refused_in_words() -> None:
     with pytest.raises(ModelError, match="Expected a torch.nn.Sequential whose last layer is a Linear, but got Conv2d"):
         body_and_head(nn.Conv2d(1, 1, 1))  # pyright: ignore[reportArgumentType]
-    made = Learned(WAYS["plain"], lenet(3, side=SIDE), TrainConfig())
+    made = Learned(TRAININGS["plain"], lenet(3, side=SIDE), TrainConfig())
     with pytest.raises(DataError, match="NaN or infinite"):
         made.score(torch.full((2, 1, SIDE, SIDE), torch.nan))
