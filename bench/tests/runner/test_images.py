@@ -86,9 +86,7 @@ def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
     fits = {name: METHODS["detector"].fit(ground, {"method": name, **HOST}) for name in ("energy", "knn", "odin")}
     net = learned(task, "plain", HOST, seed=0)[0].net
     passes: list[int] = []
-    hook = FIT_DATA.get(ground, HOST)[0].classifier.model.register_forward_hook(
-        lambda m, args, out: passes.append(len(args[0]))
-    )
+    hook = FIT_DATA.get(ground, HOST)[0].classifier.model.register_forward_hook(lambda m, args, out: passes.append(len(args[0])))
     for name, fitted in fits.items():
         alone = offmap.detect(net, task.train, task.valid, method=name)
         assert fitted.scorer is not None
