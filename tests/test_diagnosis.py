@@ -49,13 +49,13 @@ def on_moons(nets: Any, **options: Any) -> offmap.Diagnosis:
 
 
 @pytest.mark.parametrize("basis", ["svd", "identity"])
-def test_the_closed_form_is_exactly_inverse_to_the_floored_amplitude(basis: str, moon_nets: list[nn.Module]):
+def test_the_closed_form_is_exactly_inverse_to_the_clamped_amplitude(basis: str, moon_nets: list[nn.Module]):
     diagnosis = on_moons(moon_nets, basis=basis, solver="closed-form", eps=1e-4)
     assert [layer.name for layer in diagnosis.layers] == ["0.weight", "2.weight", "4.weight"]
     for layer in diagnosis.layers:
         assert layer.basis == basis
         assert layer.amplitude.shape == layer.scale.shape == (2, 1, layer.amplitude.shape[-1])
-        product = layer.floored * layer.scale
+        product = layer.clamped_amplitude * layer.scale
         torch.testing.assert_close(product, product[..., :1].expand_as(product), rtol=1e-3, atol=0)
         assert layer.slope == pytest.approx(-1, abs=1e-3)
         assert layer.correlation < -0.99
@@ -110,7 +110,7 @@ def as_guard(case: Case, q: WeightDistribution) -> offmap.Guard:
     net = copy_model(case.build())
     law = offmap.Gaussian() if case.positions is None else offmap.Categorical()
     model = BatchedModel(net, case.output_fn, 1)
-    return offmap.Guard(Stochastic(model, q), law, Place.of(net), EMPTY)
+    return offmap.Guard(predictive=Stochastic(model, q), likelihood=law, place=Place.of(net), calibration=EMPTY)
 
 
 @BASES
@@ -173,7 +173,7 @@ def test_a_bayesian_net_with_a_trained_mean_is_diagnosed_around_it():
     torch.testing.assert_close(diagnosis.layers[1].amplitude[0, 0], hidden.double().square().mean(0).sqrt(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_guard_without_a_weight_distribution_and_a_bad_floor_are_refused(moon_nets: list[nn.Module]):
+def test_a_guard_without_a_weight_distribution_and_a_bad_eps_are_refused(moon_nets: list[nn.Module]):
     task = moons(test=2, strange=2)
     train, valid = (load_rows(as_batches(d, PLACE, name="data")) for d in (task.train, task.valid))
     plain = fit_plain(moon_nets, train, valid, likelihood=offmap.Bernoulli(), config=PlainConfig(steps=1, check_every=1))

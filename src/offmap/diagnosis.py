@@ -1,10 +1,10 @@
 """What a fit did, and whether it did what the theory says: `diagnose(guard, train)`.
 
-The paper's section 4.2 says how wide each weight of a deep net becomes: φ² = σ_j² / (b·a_k²), inverse to the amplitude a_k of
-the activation that the weight meets on the training data. Directions that the data never use cost no risk, so the noise goes
-there, and an input that does use them makes the drawn networks disagree. In the SVD basis a_k is the root mean square along the
-k-th eigenvector of the layer's inputs; without a basis it is that of the k-th input itself. A layer whose φ does not fall with
-a_k (ρ near 0) was not shaped by the data: λ or the number of steps was too small, or the prior too narrow.
+Section 4.2 of the paper predicts the width of each weight of a deep net: φ² = σ_j² / (b·a_k²), inverse to the amplitude a_k of the
+layer input on the training data. Directions that the data never use cost no risk, so the noise goes there, and an input that uses
+them makes the draws disagree. In the SVD basis a_k is the root mean square along the k-th eigenvector of the layer's inputs; without a
+basis it is that of the k-th input itself. Where φ does not fall with a_k (ρ near 0), the data did not shape the layer: λ or the number
+of steps was too small, or the prior too narrow.
 """
 
 from __future__ import annotations
@@ -30,40 +30,45 @@ from offmap.posterior.construct import Observed, observe
 from offmap.posterior.predictive import Stochastic
 from offmap.table import Table
 
-FLOOR = 1e-4
+EPS = 1e-4
 """Amplitudes below this share of the largest are rounding: they count as that share."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One random matrix: `amplitude` (M, G, D) of its inputs along each direction, and `scale` (M, G, D), the mean φ along it.
+class LayerDiagnosis:
+    """Amplitudes and scales of one random matrix.
 
-    M members; G blocks of rows that meet different inputs, such as the groups of a convolution; D the fan-in. `basis` is "svd"
-    or "identity".
+    Attributes:
+        name: The parameter.
+        basis: "svd" or "identity".
+        amplitude: (M, G, D), root mean square of the layer inputs along each direction; M members, G blocks of rows with different
+            inputs, such as the groups of a convolution, D the fan-in.
+        scale: (M, G, D), mean φ along each direction.
+        eps: Smallest amplitude that counts, as a share of its block's largest.
     """
 
     name: str
     basis: str
     amplitude: Tensor
     scale: Tensor
-    eps: float = FLOOR
+    eps: float = EPS
 
     @property
-    def floored(self) -> Tensor:
-        """The amplitude, at least `floor` times its block's largest, (M, G, D)."""
+    def clamped_amplitude(self) -> Tensor:
+        """The amplitude, at least `eps` times its block's largest, (M, G, D)."""
         return torch.maximum(self.amplitude, self.eps * self.amplitude.amax(-1, keepdim=True))
 
     @property
     def correlation(self) -> float:
-        """Spearman's ρ of floored amplitude and mean φ, averaged over members and blocks; −1: strictly inverse."""
-        pairs = zip(self.floored.flatten(0, 1), self.scale.flatten(0, 1), strict=True)
-        found = [float(rank_correlation(a, s.double())) for a, s in pairs]
-        known = [rho for rho in found if rho == rho]
-        return fmean(known) if known else float("nan")
+        """Spearman's ρ of clamped amplitude and mean φ, averaged over members and blocks; −1: strictly inverse."""
+        pairs = zip(self.clamped_amplitude.flatten(0, 1), self.scale.flatten(0, 1), strict=True)
+        correlations = [float(rank_correlation(a, s.double())) for a, s in pairs]
+        defined = [rho for rho in correlations if rho == rho]
+        return fmean(defined) if defined else float("nan")
 
     @property
     def slope(self) -> float:
-        """Of log φ over log amplitude, by least squares over the directions above the floor; −1: φ is proportional to 1/a."""
+        """Of log φ over log amplitude, by least squares over the directions above `eps`; −1: φ is proportional to 1/a."""
         above = self.amplitude > self.eps * self.amplitude.amax(-1, keepdim=True)
         a, s = self.amplitude.log(), self.scale.double().log()
         count = above.sum(-1, keepdim=True).clamp_min(1)
@@ -74,31 +79,31 @@ class Layer:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Layers with their amplitudes and φ, the history of the fit, and random parameters that meet no input, with the reason."""
+    """Layers, the history of the fit, and {parameter: why} for random parameters that have no layer input."""
 
-    layers: Sequence[Layer]
+    layers: Sequence[LayerDiagnosis]
     history: History
     left_out: dict[str, str]
 
     def table(self) -> Table:
-        """One row per layer; entropy, risk and uncertainty below."""
-        rows = [_row(layer) for layer in self.layers]
-        return Table(rows, [*_notes(self.history), *self._omitted()])
+        """Return one row per layer, with entropy, risk and uncertainty below."""
+        omitted = [f"left out, having no amplitude of inputs: {', '.join(self.left_out)}"] if self.left_out else []
+        return Table([_row(layer) for layer in self.layers], [*_notes(self.history), *omitted])
 
     def __str__(self) -> str:
         return str(self.table())
 
-    def _omitted(self) -> list[str]:
-        return [f"left out, having no amplitude of inputs: {', '.join(self.left_out)}"] if self.left_out else []
 
+def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = EPS) -> Diagnosis:
+    """Compare each layer's φ with the amplitude of its inputs on `train`, and report how the fit went.
 
-def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = FLOOR) -> Diagnosis:
-    """Hold each layer's φ against the amplitude of what it meets on `train`, and tell how the fit went.
-
-    One pass over the training inputs, along the guard's own directions, of the base models (for a Bayesian net with a trained
-    mean: of that mean), to which the closed form is inverse. With `draws` it is one pass of every drawn net, and amplitudes
-    are root mean squares over these: the theory's, which hidden layers with noisy inputs differ in. Amplitudes below `floor`
-    times the largest of a layer are taken for rounding.
+    Args:
+        guard: A guard over a weight distribution, as `offmap.fit` returns.
+        train: The training data.
+        draws: 0: one pass of the base models (of a Bayesian net: of its trained mean), to which the closed form is inverse.
+            Else one pass of so many draws; amplitudes are root mean squares over them, as in the theory, which differ in hidden
+            layers, where inputs are noisy.
+        eps: Amplitudes below this share of a layer's largest count as that share.
     """
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
@@ -106,43 +111,44 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = FLOOR) -
     if not isinstance(predictive, Stochastic):
         raise ConfigError(f"Expected a guard over a weight distribution, but got one over {type(predictive).__name__}.")
     if not isinstance(eps, int | float) or not 0 <= eps < 1:
-        raise ConfigError(f"Expected `floor` to be at least 0 and below 1, but got {eps!r}.")
+        raise ConfigError(f"Expected `eps` to be at least 0 and below 1, but got {eps!r}.")
     draws = checks.integer("draws", draws, 0)
     data = as_batches(train, guard.place, name="train", target=guard.target)
-    seen = _seen(predictive, data, None if draws == 0 else 0, guard.seed)
-    squares = {name: basis.amplitude.square() / max(1, draws) for name, basis in seen.bases.items()}
-    for draw in range(1, draws):
-        for name, basis in _seen(predictive, data, draw, guard.seed).bases.items():
-            squares[name] += basis.amplitude.square() / draws
+    observed = [_observe(predictive, data, draw, guard.seed) for draw in (range(draws) if draws else [None])]
+    bases, why = observed[0].bases, observed[0].why
     q, scale = predictive.q, predictive.q.scale()
     layers = [
-        _layer(name, seen.bases[name], squares[name].sqrt(), scale[name].detach(), eps) for name in q.mean if name in seen.bases
+        _layer(name, bases[name], [o.bases[name].amplitude for o in observed], scale[name].detach(), eps)
+        for name in q.mean
+        if name in bases
     ]
-    left_out = {name: seen.why.get(name, "no basis") for name in q.mean if name not in seen.bases}
-    return Diagnosis(layers, predictive.history, left_out)
+    return Diagnosis(layers, predictive.history, {name: why.get(name, "no basis") for name in q.mean if name not in bases})
 
 
-def _seen(predictive: Stochastic, data: Batches, draw: int | None, seed: int) -> Observed:
-    """What one draw of every member, or the base models, meet along the distribution's own directions."""
+def _observe(predictive: Stochastic, data: Batches, draw: int | None, seed: int) -> Observed:
+    """Layer inputs of one draw of every member, or of the base models, along the distribution's own directions."""
     q, model = predictive.q, predictive.model
     drawn = q.draw([draw or 0], seed=seed, clip=0 if draw is None else None)
-    at = StackedModel(model.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
-    along = dict(q.rotation.items())
-    limit = max((v.shape[-1] for v in along.values()), default=LIMIT)  # pieces as wide as those at fit time
+    stack = StackedModel(model.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
+    directions = dict(q.rotation.items())
+    limit = max((v.shape[-1] for v in directions.values()), default=LIMIT)  # pieces as wide as those at fit time
     with fork_rng(seed):
-        return observe(at, lambda rows: (x for x, _ in data), rotated=False, along=along, pick=model.output_fn, limit=limit)
+        return observe(
+            stack, lambda rows: (x for x, _ in data), rotated=False, along=directions, pick=model.output_fn, limit=limit
+        )
 
 
-def _layer(name: str, basis: Basis, amplitude: Tensor, scale: Tensor, eps: float) -> Layer:
+def _layer(name: str, basis: Basis, amplitudes: Sequence[Tensor], scale: Tensor, eps: float) -> LayerDiagnosis:
+    square = sum((amplitude.square() / len(amplitudes) for amplitude in amplitudes[1:]), amplitudes[0].square() / len(amplitudes))
     rows = basis.frame.rows(scale)  # (M, out, D)
     blocks = rows.split(list(basis.frame.blocks), 1) if basis.frame.blocks else [rows]
     mean = torch.stack([block.mean(1) for block in blocks], 1)  # (M, G, D)
-    return Layer(name, "identity" if basis.matrix is None else "svd", amplitude, mean, eps)
+    return LayerDiagnosis(name, "identity" if basis.matrix is None else "svd", square.sqrt(), mean, eps)
 
 
-def _row(layer: Layer) -> dict[str, Any]:
+def _row(layer: LayerDiagnosis) -> dict[str, Any]:
     members, blocks, directions = layer.amplitude.shape
-    order = layer.floored.flatten(0, 1).argsort(-1, descending=True)
+    order = layer.clamped_amplitude.flatten(0, 1).argsort(-1, descending=True)
     sorted_scale = layer.scale.flatten(0, 1).gather(-1, order)
     tenth = max(1, directions // 10)
     return {
@@ -168,9 +174,9 @@ def _notes(history: History) -> list[str]:
         + ", ".join(map(str, history.kept)),
     ]
     if history.uncertainty:
-        kept = [history.uncertainty[history.step.index(step)][m] for m, step in enumerate(history.kept)]
+        at_kept = [history.uncertainty[history.step.index(step)][m] for m, step in enumerate(history.kept)]
         lines.append(
-            f"mean uncertainty of validation inputs: {fmean(history.uncertainty[0]):.3g} at the start, {fmean(kept):.3g} at the "
+            f"mean uncertainty of validation inputs: {fmean(history.uncertainty[0]):.3g} at the start, {fmean(at_kept):.3g} at the "
             f"kept check, {fmean(history.uncertainty[-1]):.3g} at the last"
         )
     return lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offmap.diagnosis import Diagnosis, Layer
+from offmap.diagnosis import Diagnosis, LayerDiagnosis
 from offmap.maxwent.monitors import History
 from offmap.report.figures import SERIES, Array, Panel, colour, draw_svg, series
 from offmap.report.page import Section, check_path, gallery, legend, paragraphs, render, table, write
@@ -63,15 +63,15 @@ def amplitude_panels(diagnosis: Diagnosis) -> list[Panel]:
     return panels
 
 
-def select_layers(layers: Sequence[Layer]) -> list[Layer]:
+def select_layers(layers: Sequence[LayerDiagnosis]) -> list[LayerDiagnosis]:
     """Return all layers, or some spread over the model where there are many."""
     positions = np.linspace(0, len(layers) - 1, min(len(layers), MOST_PANELS)).round().astype(int)
     return [layers[position] for position in positions]
 
 
-def _draw_amplitudes(layer: Layer) -> str:
+def _draw_amplitudes(layer: LayerDiagnosis) -> str:
     """Draw mean φ over amplitude on log axes, with the line of slope −1 through the centre of the directions in use."""
-    x, y = (t.double().flatten().cpu().numpy() for t in (layer.floored, layer.scale))
+    x, y = (t.double().flatten().cpu().numpy() for t in (layer.clamped_amplitude, layer.scale))
     positive = (x > 0) & (y > 0)
     x, y = x[positive], y[positive]
     few = np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).astype(int) if len(x) else np.arange(0)
