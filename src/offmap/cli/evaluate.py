@@ -6,24 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 
 import offmap
+from offmap.cli import options as opt
 from offmap.cli.models import GuardSource
-from offmap.cli.options import (
-    Drop,
-    GuardFile,
-    Json,
-    Net,
-    Separator,
-    TrustNet,
-    UsageError,
-    Weights,
-    print_result,
-    rich_table,
-    usage_errors,
-)
+from offmap.cli.options import UsageError, option, print_result, rich_table, usage_errors
 from offmap.data.tables.schema import ColumnError, Schema, find_columns
 from offmap.data.tables.table import find_suffix, open_table
 from offmap.evaluation import Evaluation
@@ -34,19 +22,17 @@ METRICS = {"auroc": "AUROC", "fpr95": "FPR@95", "aupr_in": "AUPR in", "aupr_out"
 
 
 def evaluate(
-    guard: GuardFile,
-    test: Annotated[Path, typer.Option(metavar="FILE", help="In-distribution table with its target.")],
-    ood: Annotated[list[str], typer.Option(metavar="NAME=FILE", help="OOD table (repeatable).")],
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="HTML page to write, self-contained.")] = None,
-    net: Net = None,
-    weights: Weights = None,
-    trust_net: TrustNet = False,
-    target: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Target column, for guards fitted in Python (default: the last one).")
-    ] = None,
-    drop: Drop = None,
-    separator: Separator = None,
-    as_json: Json = False,
+    guard: opt.GuardFile,
+    test: Annotated[Path, option("In-distribution table with its target.", "FILE")],
+    ood: Annotated[list[str], option("OOD table (repeatable).", "NAME=FILE")],
+    report: Annotated[Path | None, option("HTML page to write, self-contained.", "FILE")] = None,
+    net: opt.Net = None,
+    weights: opt.Weights = None,
+    trust_net: opt.TrustNet = False,
+    target: Annotated[str | None, option("Target, for guards fitted in Python (default: the last column).", "COLUMN")] = None,
+    drop: opt.Drop = None,
+    separator: opt.Separator = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure how well a guard detects OOD rows, and how well it predicts in-distribution rows.
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import typer
 from torch import nn
 
 import offmap
+from offmap.cli import options as opt
 from offmap.cli.models import load_models
-from offmap.cli.options import Json, Quiet, RequiredNet, Separator, UsageError, Weights, print_result, usage_errors
+from offmap.cli.options import UsageError, option, print_result, usage_errors
 from offmap.data.tables.schema import Array, Column, ColumnError, Schema
 from offmap.data.tables.table import find_suffix, open_table
 from offmap.errors import DataError, ModelError, OffmapError, nearest
@@ -27,48 +27,34 @@ from offmap.report.page import check_path
 FIELDS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "params", "parameterization"}
 """What `--set` accepts; the first three have options of their own, the last is code."""
 
+LikelihoodName = Literal["gaussian", "categorical", "bernoulli"]
+SolverName = Literal["refine", "closed-form", "sgd"]
+
 
 def fit(
-    net: RequiredNet,
-    train: Annotated[Path, typer.Option(metavar="FILE", help="Training table: .csv, .csv.gz, .parquet or .npz.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Guard file to write.")],
-    weights: Weights = None,
-    valid: Annotated[Path | None, typer.Option(metavar="FILE", help="Validation table (default: 10 % of --train).")] = None,
-    calibration: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Table for the threshold alone, whose coverage is then exact.")
-    ] = None,
-    target: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Column to predict (default: the last one; repeatable).")
-    ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Column to exclude from the inputs (repeatable).")
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(metavar="A,B,…", help="Class names in the order of the model's outputs (default: sorted).")
-    ] = None,
-    likelihood: Annotated[
-        Literal["gaussian", "categorical", "bernoulli"] | None,
-        typer.Option(help="Likelihood (default: inferred from the target and the model's output)."),
-    ] = None,
-    basis: Annotated[Literal["svd", "identity"] | None, typer.Option(help="Basis of the weights (default: of --config).")] = None,
-    solver: Annotated[
-        Literal["refine", "closed-form", "sgd"] | None, typer.Option(help="How the scales are found (default: of --config).")
-    ] = None,
-    score: Annotated[Literal["default", "paper", "epistemic", "distance"], typer.Option(help="OOD score.")] = "default",
-    config: Annotated[Literal["default", "paper", "reference"], typer.Option(help="Preset configuration.")] = "default",
+    net: opt.RequiredNet,
+    train: Annotated[Path, option("Training table: .csv, .csv.gz, .parquet or .npz.", "FILE")],
+    out: Annotated[Path, option("Guard file to write.", "FILE", "--out", "-o")],
+    weights: opt.Weights = None,
+    valid: Annotated[Path | None, option("Validation table (default: 10 % of --train).", "FILE")] = None,
+    calibration: Annotated[Path | None, option("Table for the threshold alone, which is then exact.", "FILE")] = None,
+    target: Annotated[list[str] | None, option("Column to predict (default: the last one; repeatable).", "COLUMN")] = None,
+    drop: Annotated[list[str] | None, option("Column to exclude from the inputs (repeatable).", "COLUMN")] = None,
+    classes: Annotated[str | None, option("Class names in the order of the model's outputs (default: sorted).", "A,B,…")] = None,
+    likelihood: Annotated[LikelihoodName | None, option("Likelihood (default: inferred from target and output).")] = None,
+    basis: Annotated[Literal["svd", "identity"] | None, option("Basis of the weights (default: of --config).")] = None,
+    solver: Annotated[SolverName | None, option("How the scales are found (default: of --config).")] = None,
+    score: Annotated[Literal["default", "paper", "epistemic", "distance"], option("OOD score.")] = "default",
+    config: Annotated[Literal["default", "paper", "reference"], option("Preset configuration.")] = "default",
     params: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Parameters to make random: all, matrices, last-layer, or names with *."),
+        list[str] | None, option("Random parameters: all, matrices, last-layer, or names with *.", "PATTERN")
     ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Weight samples for a score.")] = 50,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any field of offmap.Config, as JSON or a word (repeatable)."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    separator: Separator = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    draws: Annotated[int, option("Weight samples for a score.", min=1)] = 50,
+    setting: Annotated[list[str] | None, option("Field of offmap.Config, as JSON or a word.", "NAME=VALUE", "--set")] = None,
+    seed: Annotated[int, option("Random seed.")] = 0,
+    separator: opt.Separator = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Fit a guard around trained models and write it to a file.
 

@@ -28,40 +28,35 @@ def usage_errors(kind: type[ConfigError] = ConfigError) -> Generator[None]:
         raise UsageError(str(error)) from error
 
 
+def option(text: str, metavar: str | None = None, *names: str, **bounds: float) -> Any:
+    """Declare an option by its help text; a default is said in the text."""
+    return typer.Option(*names, help=text, metavar=metavar, **bounds)  # pyright: ignore[reportArgumentType]
+
+
 _NET = (
     "Function or class that makes the model, called without arguments; found in the current folder or installed. Runs its code."
 )
 
-GuardFile = Annotated[
-    Path, typer.Argument(metavar="GUARD", help="A file that `offmap fit` or `Guard.save` wrote.", show_default=False)
-]
-Net = Annotated[str | None, typer.Option(metavar="MODULE:CALLABLE", help=_NET)]
-RequiredNet = Annotated[str, typer.Option(metavar="MODULE:CALLABLE", help=_NET, show_default=False)]
+GuardFile = Annotated[Path, typer.Argument(metavar="GUARD", help="A file that `offmap fit` or `Guard.save` wrote.")]
+Net = Annotated[str | None, option(_NET, "MODULE:CALLABLE")]
+RequiredNet = Annotated[str, option(_NET, "MODULE:CALLABLE")]
 Weights = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="FILE", help="Trained weights, .safetensors or .pt. Repeat for the members of an ensemble, in order."),
+    list[Path] | None, option("Trained weights, .safetensors or .pt. Repeat for the members of an ensemble, in order.", "FILE")
 ]
 TrustNet = Annotated[
-    bool, typer.Option("--trust-net", help="Import the MODULE:CALLABLE that the guard file names. Only for files you trust.")
+    bool, option("Import the MODULE:CALLABLE that the guard file names. Only for files you trust.", None, "--trust-net")
 ]
-Separator = Annotated[
-    str | None, typer.Option(metavar="CHARACTER", help="CSV delimiter (default: detected from the header).", show_default=False)
-]
+Separator = Annotated[str | None, option("CSV delimiter (default: detected from the header).", "CHARACTER")]
 Drop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN", help="Column to exclude from the inputs, for guards fitted in Python (repeatable)."),
+    list[str] | None, option("Column to exclude from the inputs, for guards fitted in Python (repeatable).", "COLUMN")
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="Number of processes, each with one thread.")]
+Jobs = Annotated[int, option("Number of processes, each with one thread.", min=1)]
 EngineName = Annotated[
-    Literal["local", "ray"],
-    typer.Option("--engine", help="Run jobs on this machine, or on Ray (pip install 'offmap[ray]')."),
+    Literal["local", "ray"], option("Run jobs on this machine, or on Ray (pip install 'offmap[ray]').", None, "--engine")
 ]
-Address = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Ray cluster to join (default: start Ray on this machine).", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress bar and no notes.")]
+Address = Annotated[str | None, option("Ray cluster to join (default: start Ray on this machine).", "HOST:PORT")]
+Json = Annotated[bool, option("Print one JSON object.", None, "--json")]
+Quiet = Annotated[bool, option("Print no progress bar and no notes.", None, "--quiet", "-q")]
 
 
 def print_result(as_json: bool, record: dict[str, Any], text: str) -> None:
@@ -88,15 +83,6 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     return str(value) if isinstance(value, Path) else value
-
-
-def format_names(names: list[str]) -> str:
-    """Join the first eight names.
-
-    >>> format_names(["a", "b"])
-    'a, b'
-    """
-    return ", ".join(names[:8]) + ", …" * (len(names) > 8)
 
 
 def rich_table(table: Table, title: str) -> RichTable:

@@ -8,24 +8,24 @@ from typing import Annotated
 
 import typer
 
-from offmap.cli.options import Json, print_result
+from offmap.cli.options import Json, option, print_result
 from offmap.extras import require
 
 
 def serve(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file that `Guard.export` wrote.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = 8000,
+    host: Annotated[str, option("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, option("Port; 0 for a free one.", min=0, max=65535)] = 8000,
     token: Annotated[
         str | None, typer.Option(envvar="OFFMAP_TOKEN", help="Token that clients send as `Authorization: Bearer TOKEN`.")
     ] = None,
-    max_bytes: Annotated[int, typer.Option("--most-bytes", min=1, help="Largest body of a request.")] = 8_000_000,
-    max_rows: Annotated[int, typer.Option("--most-rows", min=1, help="Most rows of a request.")] = 4096,
-    body_seconds: Annotated[float, typer.Option(min=0.1, help="Timeout for a header, and for its body.")] = 10.0,
-    together: Annotated[int, typer.Option(min=1, help="Most rows of waiting requests to run in one call.")] = 256,
-    window: Annotated[int, typer.Option(min=1, help="Rows in the rolling share of off-map rows.")] = 1000,
-    alert: Annotated[float, typer.Option(min=0, max=1, help="Rolling share of off-map rows that raises the alarm.")] = 0.2,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    max_bytes: Annotated[int, option("Largest body of a request.", None, "--most-bytes", min=1)] = 8_000_000,
+    max_rows: Annotated[int, option("Most rows of a request.", None, "--most-rows", min=1)] = 4096,
+    body_seconds: Annotated[float, option("Timeout for a header, and for its body.", min=0.1)] = 10.0,
+    together: Annotated[int, option("Most rows of waiting requests to run in one call.", min=1)] = 256,
+    window: Annotated[int, option("Rows in the rolling share of off-map rows.", min=1)] = 1000,
+    alert: Annotated[float, option("Rolling share of off-map rows that raises the alarm.", min=0, max=1)] = 0.2,
+    threads: Annotated[int, option("Threads of the model.", min=1)] = 1,
     as_json: Json = False,
 ) -> None:
     """Serve an exported guard: POST /score, /health, Prometheus /metrics, a live page at /, OpenAPI at /docs.

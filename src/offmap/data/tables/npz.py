@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -19,15 +19,9 @@ from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, rea
 from offmap.errors import DataError
 
 KIND = "arrays of numbers or words"
-
 MAX_COLUMNS = 1 << 20
 MAX_BYTES = 1 << 26
 """Of one block, and of one row."""
-
-HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
-    (1, 0): npy.read_array_header_1_0,
-    (2, 0): npy.read_array_header_2_0,
-}
 
 
 @dataclass(frozen=True)
@@ -45,30 +39,13 @@ class Member:
         """The names of its columns: `x[0]`, `x[1]`, … or `x`."""
         return [f"{self.name}[{i}]" for i in range(self.shape[1])] if len(self.shape) == 2 else [self.name]
 
-    def stream(self, archive: zipfile.ZipFile, position: int | None) -> Stream:
-        """Open all of its columns together, or in Fortran order the one at `position`."""
+    def open(self, archive: zipfile.ZipFile, position: int | None) -> IO[bytes]:
+        """Open the values of all columns together, or in Fortran order those of the column at `position`."""
         file = archive.open(f"{self.name}.npy")
         skip = self.start + (position or 0) * self.shape[0] * self.dtype.itemsize
         while skip and (skipped := len(file.read(min(skip, 1 << 20)))):
             skip -= skipped
-        return Stream(file, self.shape[1:] if position is None else (), self.dtype)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Rows of one shape, one after another."""
-
-    file: IO[bytes]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def read(self, rows: int) -> NDArray[Any]:
-        """Read the next rows: (rows, ...)."""
-        size = rows * prod(self.shape) * self.dtype.itemsize
-        content = self.file.read(size)
-        if len(content) < size:
-            raise EOFError("an array has fewer values than it says")
-        return np.frombuffer(content, self.dtype).reshape(rows, *self.shape)
+        return file
 
 
 class NpzTable(Table):
@@ -88,18 +65,27 @@ class NpzTable(Table):
     def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield arrays by column. The columns of an array are read together, unless it is in Fortran order."""
         positions = {name: self.members[name].columns.index(name) for name in columns}
-        streams: dict[tuple[str, int | None], Stream] = {}
-        keys = {name: (self.members[name].name, i if self.members[name].fortran else None) for name, i in positions.items()}
-        for name, key in keys.items():
-            if self.members[name].fortran and len(self.members[name].shape) > 2:
+        keys: dict[str, tuple[str, int | None]] = {}
+        streams: dict[tuple[str, int | None], tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]] = {}
+        for name, position in positions.items():
+            member = self.members[name]
+            key = keys[name] = (member.name, position if member.fortran else None)
+            if member.fortran and len(member.shape) > 2:
                 raise DataError(f"Expected arrays with more than two axes in C order in {self.path}, but {name!r} is not.")
             if key not in streams:
-                streams[key] = self.members[name].stream(self.archive, key[1])
-        widths = [(prod(stream.shape), stream.dtype.itemsize) for stream in streams.values()]
-        step = min(rows_per_block(sum(n for n, _ in widths)), max(1, MAX_BYTES // max(1, sum(n * size for n, size in widths))))
+                streams[key] = member.open(self.archive, key[1]), () if member.fortran else member.shape[1:], member.dtype
+        size = sum(prod(shape) * dtype.itemsize for _, shape, dtype in streams.values())
+        step = min(rows_per_block(sum(prod(shape) for _, shape, _ in streams.values())), max(1, MAX_BYTES // max(1, size)))
         for done in range(0, self.count, step):
-            arrays = {key: stream.read(min(step, self.count - done)) for key, stream in streams.items()}
+            arrays = {key: _read_rows(min(step, self.count - done), *stream) for key, stream in streams.items()}
             yield {name: a[:, positions[name]] if (a := arrays[keys[name]]).ndim == 2 else a for name in columns}
+
+
+def _read_rows(rows: int, file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    content = file.read(rows * prod(shape) * dtype.itemsize)
+    if len(content) < rows * prod(shape) * dtype.itemsize:
+        raise EOFError("an array has fewer values than it says")
+    return np.frombuffer(content, dtype).reshape(rows, *shape)
 
 
 @contextmanager
@@ -121,10 +107,8 @@ def _read_header(archive: zipfile.ZipFile, file: str, path: Path) -> Member:
     """Read the header of an array; believe it only if it fits the bytes that follow."""
     name = file.removesuffix(".npy")
     with archive.open(file) as content:
-        version = npy.read_magic(content)
-        if version not in HEADERS:
-            raise DataError(f"Expected {KIND} in {path}, but {name!r} is of another version of the format, {version}.")
-        shape, fortran, dtype = HEADERS[version](content)
+        read = npy.read_array_header_1_0 if npy.read_magic(content) == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(content)
         start = content.tell()
     if not shape or dtype.kind not in "biufU" or any(size < 0 for size in shape):
         raise DataError(f"Expected {KIND}, (n, ...), in {path}, but {name!r} has shape {shape} and type {dtype}.")
