@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -175,3 +176,21 @@ def test_a_damaged_record_is_set_aside_with_a_warning(monkeypatch, capsys, tmp_p
         "records.jsonl",
         "records.jsonl.damaged",
     ]
+
+
+@pytest.mark.parametrize("words", [["bench", "run", "uci", "--quick"], ["demo"], ["bench", "--help"]], ids=str)
+def test_experiments_that_are_not_installed_are_one_sentence(words, monkeypatch, capsys):
+    monkeypatch.setattr("offmap.cli.app.entry_points", lambda group: [])
+    code, out, err = command(monkeypatch, capsys, *words)
+    assert (code, out) == (2, "")
+    assert err == f"offmap: `offmap {words[0]}` belongs to the experiments: install them with `pip install offmap-bench`.\n"
+
+
+def test_entry_points_add_sub_commands(monkeypatch, capsys):
+    def hello() -> None:
+        """Say hello."""
+        print("hello")
+
+    monkeypatch.setattr("offmap.cli.app.entry_points", lambda group: [SimpleNamespace(name="hello", load=lambda: hello)])
+    assert command(monkeypatch, capsys, "hello") == (0, "hello\n", "")
+    assert "hello" in command(monkeypatch, capsys, "--help")[1]

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import offmap
-from offmap.cli.score_folder import NOTES, FolderError, JobResult, JobSpec, file_digest, list_shards, score_folder
-from offmap.cli.score_rows import ScoreOptions
+from offmap.cli.scoring import NOTES, FolderError, JobResult, JobSpec, ScoreOptions, file_digest, list_shards, score_folder
 from offmap.data.tables.images import ImageTransform, read_pixels
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
@@ -59,7 +58,7 @@ def order(data: Path, out: Path, **options) -> JobSpec:
 
 def score(guard: offmap.Guard, asked: JobSpec, *, resume: bool = False, workers: int = 1) -> list[JobResult]:
     pool = Pool(workers=workers)
-    return score_folder(guard, asked, list_shards(asked.data).shards, pool=pool, resume=resume, report=lambda n, told: None)
+    return score_folder(guard, asked, list_shards(asked.data)[0], pool=pool, resume=resume, report=lambda n, told: None)
 
 
 def read(path: Path) -> np.ndarray:

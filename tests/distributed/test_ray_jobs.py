@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 
 import offmap
 from demo_jobs import die, fail, square
-from offmap.cli.score_folder import JobResult, JobSpec, Progress, list_shards, score_folder
-from offmap.cli.score_rows import ScoreOptions
+from offmap.cli.scoring import JobResult, JobSpec, Progress, ScoreOptions, list_shards, score_folder
 from offmap.data.tables.schema import Schema
 from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, OffmapError
@@ -120,7 +119,7 @@ def scored(guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | N
             killed.append(progress.process)
 
     order = JobSpec(data, out, "a guard", Schema(("a", "b", "c")), ScoreOptions(keep=("id",)))
-    return score_folder(guard, order, list_shards(data).shards, pool=pool, resume=False, report=report), killed
+    return score_folder(guard, order, list_shards(data)[0], pool=pool, resume=False, report=report), killed
 
 
 def test_a_worker_killed_in_the_middle_loses_no_row_and_repeats_none(guard: offmap.Guard, data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import offmap
 from faults.damage import damaged
 from faults.places import shared_folder
-from offmap.cli.score_folder import NOTES, JobResult, JobSpec, list_shards, score_folder
+from offmap.cli.scoring import NOTES, JobResult, JobSpec, list_shards, score_folder
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
 from offmap.distributed.jobs import Pool
@@ -62,7 +62,7 @@ def _finished() -> Path:
 
 def scored(data: Path, out: Path) -> list[JobResult]:
     order = JobSpec(data, out, "a guard", Schema(("a", "b", "c")))
-    return score_folder(_guard(), order, list_shards(data).shards, pool=Pool(), resume=True, report=lambda n, told: None)
+    return score_folder(_guard(), order, list_shards(data)[0], pool=Pool(), resume=True, report=lambda n, told: None)
 
 
 def trial(seed: int, folder: Path) -> str:

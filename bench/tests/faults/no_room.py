@@ -20,7 +20,7 @@ from faults import damaged_record, damaged_scores, killed_fit
 from faults.disks import WAYS, mount_small
 from faults.places import shared_folder
 from faults.zygote import zygote
-from offmap.cli.score_folder import NOTES
+from offmap.cli.scoring import NOTES
 from offmap.errors import OffmapError
 from offmap.export.checksum import check_seal
 from offmap.maxwent.checkpoint import _parsed

@@ -22,12 +22,8 @@ from offmap.cli.serve import serve
 from offmap.errors import OffmapError
 
 DEBUG = "--debug"
-EXPERIMENTS = ("bench", "demo")
+EXPERIMENTS = {"bench", "demo"}
 """Sub-commands of the package `offmap-bench`."""
-
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-for command in (fit, score, evaluate, serve, doctor):
-    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -36,7 +32,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def offmap_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -61,8 +56,7 @@ def main() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # `finally` removes half-written files
     try:
-        add_commands()
-        app(args=[word for word in sys.argv[1:] if word != DEBUG], prog_name="offmap")
+        create_app()(args=[word for word in sys.argv[1:] if word != DEBUG], prog_name="offmap")
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -72,8 +66,12 @@ def main() -> None:
         sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
-def add_commands() -> None:
-    """Add the sub-commands of other packages, which they declare in the entry-point group `offmap.commands`."""
+def create_app() -> typer.Typer:
+    """Return the command with its sub-commands, also those that other packages declare as entry points of `offmap.commands`."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.callback()(offmap_command)
+    for command in (fit, score, evaluate, serve, doctor):
+        app.command()(command)
     points = {point.name: point for point in entry_points(group="offmap.commands")}
     for name, point in points.items():
         command = point.load()
@@ -81,10 +79,10 @@ def add_commands() -> None:
             app.add_typer(command, name=name)
         else:
             app.command(name)(command)
-    for name in EXPERIMENTS:
-        if name not in points:
-            settings = {"allow_extra_args": True, "ignore_unknown_options": True}
-            app.command(name, hidden=True, context_settings=settings, add_help_option=False)(_refuse_experiment)
+    for name in EXPERIMENTS - points.keys():
+        settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+        app.command(name, hidden=True, context_settings=settings, add_help_option=False)(_refuse_experiment)
+    return app
 
 
 def _refuse_experiment(context: typer.Context) -> None:

@@ -21,13 +21,13 @@ from offmap.cli.options import UsageError, option, print_result, usage_errors
 from offmap.data.tables.schema import Array, Column, ColumnError, Schema
 from offmap.data.tables.table import find_suffix, open_table
 from offmap.errors import DataError, ModelError, OffmapError, nearest
+from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import first_tensor
 from offmap.report.page import check_path
 
 FIELDS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "params", "parameterization"}
 """What `--set` accepts; the first three have options of their own, the last is code."""
 
-LikelihoodName = Literal["gaussian", "categorical", "bernoulli"]
 SolverName = Literal["refine", "closed-form", "sgd"]
 
 
@@ -41,10 +41,14 @@ def fit(
     target: Annotated[list[str] | None, option("Column to predict (default: the last one; repeatable).", "COLUMN")] = None,
     drop: Annotated[list[str] | None, option("Column to exclude from the inputs (repeatable).", "COLUMN")] = None,
     classes: Annotated[str | None, option("Class names in the order of the model's outputs (default: sorted).", "A,B,…")] = None,
-    likelihood: Annotated[LikelihoodName | None, option("Likelihood (default: inferred from target and output).")] = None,
+    likelihood: Annotated[
+        str | None, option("Likelihood, such as gaussian (default: inferred from target and output).", "NAME")
+    ] = None,
     basis: Annotated[Literal["svd", "identity"] | None, option("Basis of the weights (default: of --config).")] = None,
     solver: Annotated[SolverName | None, option("How the scales are found (default: of --config).")] = None,
-    score: Annotated[Literal["default", "paper", "epistemic", "distance"], option("OOD score.")] = "default",
+    score: Annotated[
+        str, option("OOD score: default, paper, epistemic, distance, or another registered one.", "NAME")
+    ] = "default",
     config: Annotated[Literal["default", "paper", "reference"], option("Preset configuration.")] = "default",
     params: Annotated[
         list[str] | None, option("Random parameters: all, matrices, last-layer, or names with *.", "PATTERN")
@@ -76,6 +80,8 @@ def fit(
         for path in files.values():
             find_suffix(path)
     models = load_models(net, weights or [])
+    if likelihood is not None and likelihood not in LIKELIHOODS:
+        raise UsageError(f"Expected --likelihood to be {nearest(likelihood, LIKELIHOODS)}, but got {likelihood!r}.")
     with open_table(train, separator) as table, usage_errors(ColumnError):
         schema = Schema.choose(table, target or [], drop or [])
     tables = {name: schema.read(path, separator) for name, path in files.items()}
@@ -109,7 +115,7 @@ def _infer_target(
     Words are classes. Whole numbers are if all are below the number of outputs of the model, or 0 and 1 for one output.
     """
     values, count = next(iter(columns.values())), max(2, outputs)
-    if len(columns) > 1 or likelihood == "gaussian":
+    if len(columns) > 1 or (likelihood is not None and not LIKELIHOODS[likelihood].classifies):
         return schema, True
     if isinstance(values, list) or classes:
         classes = classes or tuple(sorted({str(word) for word in values}))
@@ -120,7 +126,7 @@ def _infer_target(
             )
         return replace(schema, classes=classes), False
     small = bool((values == values.round()).all() and (values >= 0).all() and (values < count).all())
-    return schema, not (small or likelihood in ("categorical", "bernoulli"))
+    return schema, not (small or likelihood is not None)
 
 
 def _count_outputs(model: nn.Module, x: Array, path: Path, spec: str) -> int:
