@@ -92,7 +92,7 @@ def throughput(rounds: int = 3) -> Record:
     one, both = "a bare GEMM of one pass of all draws", "both passes"
     score, call = "`guard.score` in memory", "`guard(x)` in memory, two passes of all draws"
     works = {score: lambda: guard.score(x), call: lambda: guard(x)}
-    timings = compare(works, rounds=rounds, gemm={one: works[score], both: works[call]})
+    timings = race(works, rounds=rounds, gemm={one: works[score], both: works[call]})
     commands: dict[str, tuple[float, float]] = {}  # {suffix: seconds of all rows, and of a few}
     with tempfile.TemporaryDirectory() as name:
         prepare(folder := Path(name), trained_net(), HIDDEN, guard=guard)
@@ -108,8 +108,8 @@ def throughput(rounds: int = 3) -> Record:
     measured += [once(f"`offmap score`, {s}, {ROWS:,} rows with the start", "s", every) for s, (every, _) in commands.items()]
     measured.append(once("the start alone", "s", commands[".parquet"][1]))
     claims = [
-        Claim.ratio("times the bare GEMM, `guard.score`", timings[score], timings[one], "at most", 1.7),
-        Claim.ratio("times the bare GEMM of both passes, `guard(x)`", timings[call], timings[both], "at most", 1.7),
+        ratio("times the bare GEMM, `guard.score`", timings[score], timings[one], "at most", 1.7),
+        ratio("times the bare GEMM of both passes, `guard(x)`", timings[call], timings[both], "at most", 1.7),
     ]
     for (suffix, rate), most in zip(rates.items(), (1.3, 1.3, 1.6), strict=True):
         what = f"times `guard(x)` in memory, `offmap score` of {suffix}"

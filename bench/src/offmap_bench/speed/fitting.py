@@ -49,7 +49,7 @@ def fitting(rounds: int = 7, peer_steps: int = 20_000) -> Record:
     refined = 'offmap, solver="refine", 500 steps (the default)'
     ours: dict[str, Work] = {closed: fit_guard, paper: lambda: fit_guard(score="paper"), refined: lambda: fit_guard("refine")}
     bounds = {f"{GEMM} as the closed form": ours[closed], f"{GEMM} as the default": ours[refined]}
-    timings = compare({**ours, "steps": theirs}, rounds=rounds, at_most={refined: 3}, gemm=bounds)
+    timings = race({**ours, "steps": theirs}, rounds=rounds, at_most={refined: 3}, gemm=bounds)
     spent = timings.pop("steps")
     extrapolated = spent.times(peer_steps / steps)
     measured = measurements(timings)
@@ -58,8 +58,8 @@ def fitting(rounds: int = 7, peer_steps: int = 20_000) -> Record:
         Measurement.of("maxwent, 20,000 steps (extrapolated)", extrapolated),
     ]
     claims = [
-        Claim.ratio("times faster, closed form against 20,000 steps", extrapolated, timings[closed], "at least", 100.0),
-        Claim.ratio("times faster, the same with the paper's score", extrapolated, timings[paper], "at least", 100.0),
+        ratio("times faster, closed form against 20,000 steps", extrapolated, timings[closed], "at least", 100.0),
+        ratio("times faster, the same with the paper's score", extrapolated, timings[paper], "at least", 100.0),
     ]
     values = {name: round(count_flops(ours[fit]) / 1e9, 1) for name, fit in (("closed", closed), ("refined", refined))}
     return Record("fitting", rounds, measured, claims, {"timed": steps, **values})
@@ -130,7 +130,7 @@ def steps(rounds: int = 15) -> Record:
     labels = {f"{name}, {words[n]}": descent(n, basis) for n in words for basis, name in (("scaling", "scaling"), ("svd", "SVD"))}
     timings = race(labels, rounds=rounds)
     claims = [
-        Claim.ratio(f"times the scaling step, {w}", timings[f"SVD, {w}"], timings[f"scaling, {w}"], "at most", 2.0)
+        ratio(f"times the scaling step, {w}", timings[f"SVD, {w}"], timings[f"scaling, {w}"], "at most", 2.0)
         for w in words.values()
     ]
     return Record("steps", rounds, measurements(timings, "ms", per=100), claims)
@@ -141,9 +141,9 @@ def stacking(rounds: int = 15) -> Record:
     taken, theirs = peers.maxwent_steps(epochs=4)
     one, five, peer, bound = "one net", "five nets, stacked", "maxwent, five nets in turn", f"{GEMM}, five nets"
     works: dict[str, Work] = {one: descent(1), five: descent(5), peer: theirs}
-    timings = compare(works, rounds=rounds, gemm={bound: works[five]})
+    timings = race(works, rounds=rounds, gemm={bound: works[five]})
     timings[peer] = timings[peer].times(5 * 100 / taken)
-    claim = Claim.ratio("times the step of one", timings[five], timings[one], "at most", 3.0)
+    claim = ratio("times the step of one", timings[five], timings[one], "at most", 3.0)
     return Record("stacking", rounds, measurements(timings, "ms", per=100), [claim])
 
 
@@ -168,8 +168,8 @@ def grids(rounds: int = 3) -> Record:
         f"{correlated}: {turn}": lambda: [fit(negative_correlation, nets, [config]) for config in CORRELATED],
         f"{correlated}: all stacked": lambda: fit(negative_correlation, nets, CORRELATED),
     }
-    timings = compare(works, rounds=rounds, gemm={f"{stacked}, {GEMM}": works[stacked]})
-    claim = Claim.ratio("stacked, times thirty nets one after another", timings[stacked], timings[thirty], "at most", 0.5)
+    timings = race(works, rounds=rounds, gemm={f"{stacked}, {GEMM}": works[stacked]})
+    claim = ratio("stacked, times thirty nets one after another", timings[stacked], timings[thirty], "at most", 0.5)
     return Record("grids", rounds, measurements(timings, "ms", per=50), [claim])
 
 
@@ -187,7 +187,7 @@ def basis(rounds: int = 3) -> Record:
         timings = _basis_passes(subject, rounds)
         measured += measurements({f"{subject.name}, {subject.rows:,} rows: {name}": t for name, t in timings.items()}, "ms")
         what = f"{subject.name}: basis pass, times a plain pass"
-        claims.append(Claim.ratio(what, timings["basis pass"], timings["plain pass"], "at most", 1.5))
+        claims.append(ratio(what, timings["basis pass"], timings["plain pass"], "at most", 1.5))
         print(what, claims[-1].value, flush=True)
     return Record("basis", rounds, measured, claims)
 
@@ -204,7 +204,7 @@ def _basis_passes(subject: Subject, rounds: int) -> dict[str, Timing]:
     works: dict[str, Work] = {"plain": lambda: run_passes(net, x, BATCH), "basis": find_basis}
     if subject.name == MLP.name:
         works["peer"] = lambda: peers.maxwent(net).fit_svd(x.numpy(), batch_size=BATCH)
-    timings = compare(works, rounds=rounds, gemm={GEMM: find_basis})
+    timings = race(works, rounds=rounds, gemm={GEMM: find_basis})
     both, apart = timings["basis"], Timing(eigh.cpu[1 : rounds + 1], eigh.wall[1 : rounds + 1])  # the first turn was not measured
     rest = [[a - b for a, b in zip(*pair, strict=True)] for pair in ((both.cpu, apart.cpu), (both.wall, apart.wall))]
     return {

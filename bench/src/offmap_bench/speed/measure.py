@@ -20,10 +20,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from offmap_bench.paths import RECORDS
 from offmap_bench.studies.study import significant
 
-Work = Callable[[], object]
-Sense = Literal["at least", "at most"]
+GEMM = "a bare GEMM of the same FLOPs"
+SIDE, PRODUCTS = 1024, 10
+"""The bare GEMM: ten float32 products of 1024 × 1024 × 1024."""
 
-# ----------------------------------------------------------------------------------------------------------------- races
+Work = Callable[[], object]
+Unit = Literal["s", "ms", "MB", "rows/s"]
+Sense = Literal["at least", "at most"]
 
 
 @dataclass(frozen=True)
@@ -41,23 +44,22 @@ class Timing:
     def best(self) -> float:
         return min(self.cpu)
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.cpu)
-
     def times(self, factor: float) -> Timing:
-        """The same turns, `factor` times as long."""
         return Timing([factor * seconds for seconds in self.cpu], [factor * seconds for seconds in self.wall])
 
 
-def race(contestants: Mapping[str, Work], *, rounds: int, at_most: Mapping[str, int] | None = None) -> dict[str, Timing]:
-    """Run the contestants in turns, so that a busy machine slows all of them alike.
+def race(
+    works: Mapping[str, Work], *, rounds: int, at_most: Mapping[str, int] | None = None, gemm: Mapping[str, Work] | None = None
+) -> dict[str, Timing]:
+    """Run contestants in turns, so that a busy machine slows all of them alike.
 
     Args:
-        contestants: What each one runs, by name.
+        works: What each contestant runs, by name.
         rounds: Turns of each, after one unmeasured turn.
         at_most: Fewer turns, and no unmeasured one, for slow contestants.
+        gemm: {label: work}; adds the time that a bare GEMM of the work's FLOPs takes, under the label.
     """
+    contestants = {**works, "gemm": multiply()} if gemm else works
     limits = dict.fromkeys(contestants, rounds) | dict(at_most or {})
     timings = {name: Timing() for name in contestants}
     for name, run in contestants.items():
@@ -70,31 +72,12 @@ def race(contestants: Mapping[str, Work], *, rounds: int, at_most: Mapping[str, 
                 run()
                 timings[name].cpu.append(time.process_time() - cpu)
                 timings[name].wall.append(time.perf_counter() - wall)
-    return timings
-
-
-def compare(
-    contestants: Mapping[str, Work],
-    *,
-    rounds: int,
-    at_most: Mapping[str, int] | None = None,
-    gemm: Mapping[str, Work] | None = None,
-) -> dict[str, Timing]:
-    """Race the contestants beside a bare GEMM; `gemm` is {label: work whose FLOPs set the bound}."""
-    timings = race({**contestants, "gemm": multiply()}, rounds=rounds, at_most=at_most)
-    product = timings.pop("gemm")
+    product = timings.pop("gemm", Timing())
     return timings | {label: least_time(product, count_flops(work)) for label, work in (gemm or {}).items()}
 
 
 def repeat(calls: int, call: Work) -> Work:
-    """Call so many times in a row."""
     return lambda: [call() for _ in range(calls)]
-
-
-# ------------------------------------------------------------------------------------------------------------- the bound
-
-SIDE, PRODUCTS = 1024, 10
-GEMM = "a bare GEMM of the same FLOPs"
 
 
 def count_flops(work: Work) -> int:
@@ -105,123 +88,22 @@ def count_flops(work: Work) -> int:
     >>> count_flops(lambda: torch.zeros(3, 4) @ torch.zeros(4, 5))
     120
     """
-
-    def product(to: torch.Size, a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
-        return 2 * math.prod(a) * b[-1]
-
-    def attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
-        return sdpa_flop_count(query, key, value)
-
-    aten = torch.ops.aten  # what torch's counter lacks: products added in place, and attention on the CPU
-    missing = {
-        aten.addmm_: product, aten.baddbmm_: product, aten._scaled_dot_product_flash_attention_for_cpu: attention,
-    }  # fmt: skip
+    aten: Any = torch.ops.aten  # what torch's counter lacks: products added in place, and attention on the CPU
+    missing = {each: lambda to, a, b, *_, **__: 2 * math.prod(a) * b[-1] for each in (aten.addmm_, aten.baddbmm_)}
+    missing[aten._scaled_dot_product_flash_attention_for_cpu] = lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)
     with FlopCounterMode(display=False, custom_mapping=missing) as counter:
         work()
     return counter.get_total_flops()
 
 
 def multiply() -> Work:
-    """Return a contestant: ten float32 products of 1024 × 1024 × 1024."""
     a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
-    return lambda: [torch.mm(a, b) for _ in range(PRODUCTS)]
+    return repeat(PRODUCTS, lambda: torch.mm(a, b))
 
 
 def least_time(product: Timing, flops: float) -> Timing:
     """Return the time of so many FLOPs at the rate of `multiply`."""
     return product.times(flops / (PRODUCTS * 2 * SIDE**3))
-
-
-# --------------------------------------------------------------------------------------------------------------- records
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Best and median of several turns; `wall` is the best on the wall clock."""
-
-    what: str
-    unit: Literal["s", "ms", "MB", "rows/s"]
-    best: float
-    median: float
-    wall: float | None = None
-
-    @staticmethod
-    def of(what: str, timing: Timing, unit: Literal["s", "ms"] = "s", per: float = 1.0) -> Measurement:
-        """Divide a timing by the `per` equal parts it consists of."""
-        factor = (1.0 if unit == "s" else 1e3) / per
-        return Measurement(what, unit, timing.best * factor, timing.median * factor, min(timing.wall) * factor)
-
-
-def once(what: str, unit: Literal["s", "ms", "MB", "rows/s"], value: float, wall: float | None = None) -> Measurement:
-    """A value that was measured once."""
-    return Measurement(what, unit, value, value, wall)
-
-
-def measurements(timings: Mapping[str, Timing], unit: Literal["s", "ms"] = "s", per: float = 1.0) -> list[Measurement]:
-    """Every timing under its own name."""
-    return [Measurement.of(what, timing, unit, per) for what, timing in timings.items()]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A value and its bound."""
-
-    what: str
-    value: float
-    sense: Sense
-    target: float
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.target if self.sense == "at least" else self.value <= self.target
-
-    @staticmethod
-    def ratio(what: str, longer: Timing, shorter: Timing, sense: Sense, target: float) -> Claim:
-        """The best time of one contestant over that of another."""
-        return Claim(what, longer.best / shorter.best, sense, target)
-
-
-@dataclass(frozen=True)
-class Record:
-    """One run of a theme; `values` fill the theme's text in `themes.toml`."""
-
-    theme: str
-    rounds: int
-    measurements: list[Measurement]
-    claims: list[Claim] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-    machine: dict[str, Any] = field(default_factory=lambda: describe_machine())
-
-    def write(self) -> Path:
-        """Write `records/THEME.json`, numbers with four significant digits."""
-        fields = asdict(self) | {"claims": [asdict(claim) | {"met": claim.met} for claim in self.claims]}
-        path = RECORDS / f"{self.theme}.json"
-        path.write_text(json.dumps(significant(fields), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        return path
-
-
-def read(theme: str) -> Record | None:
-    """Read the record of a theme, if there is one."""
-    path = RECORDS / f"{theme}.json"
-    if not path.exists():
-        return None
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    claims = [Claim(**{k: v for k, v in claim.items() if k != "met"}) for claim in fields["claims"]]
-    return Record(**fields | {"claims": claims, "measurements": [Measurement(**m) for m in fields["measurements"]]})
-
-
-def describe_machine() -> dict[str, Any]:
-    """Processor, threads and versions of this run."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "processors": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("offmap", "torch", "maxwent")},
-    }
 
 
 def peak_memory(process: int | str = "self", *, reset: bool = False) -> float:
@@ -237,3 +119,84 @@ def peak_memory(process: int | str = "self", *, reset: bool = False) -> float:
     except OSError:
         return 0.0
     return next((int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM:")), 0.0)
+
+
+# --------------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Best and median of several turns; `wall` is the best on the wall clock."""
+
+    what: str
+    unit: Unit
+    best: float
+    median: float
+    wall: float | None = None
+
+
+def measurements(timings: Mapping[str, Timing], unit: Unit = "s", per: float = 1.0) -> list[Measurement]:
+    """Best, median and wall time of each, divided by the `per` equal parts that a turn consists of."""
+    factor = (1.0 if unit == "s" else 1e3) / per
+    return [
+        Measurement(what, unit, factor * t.best, factor * statistics.median(t.cpu), factor * min(t.wall))
+        for what, t in timings.items()
+    ]
+
+
+def once(what: str, unit: Unit, value: float, wall: float | None = None) -> Measurement:
+    return Measurement(what, unit, value, value, wall)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A value and its bound."""
+
+    what: str
+    value: float
+    sense: Sense
+    target: float
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.target if self.sense == "at least" else self.value <= self.target
+
+
+def ratio(what: str, longer: Timing, shorter: Timing, sense: Sense, target: float) -> Claim:
+    """Claim something of the best time of one contestant over that of another."""
+    return Claim(what, longer.best / shorter.best, sense, target)
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, threads and versions of this run."""
+    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    machine = {"processor": names[0] if names else platform.processor(), "processors": os.cpu_count()}
+    versions = {name: version(name) for name in ("offmap", "torch", "maxwent")}
+    return machine | {"threads": torch.get_num_threads(), "python": platform.python_version()} | versions
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of a theme; `values` fill the theme's text in `themes.toml`."""
+
+    theme: str
+    rounds: int
+    measurements: list[Measurement]
+    claims: list[Claim] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=describe_machine)
+
+    def write(self) -> None:
+        """Write `records/THEME.json`, numbers with four significant digits."""
+        fields = asdict(self) | {"claims": [asdict(claim) | {"met": claim.met} for claim in self.claims]}
+        text = json.dumps(significant(fields), indent=1, ensure_ascii=False) + "\n"
+        (RECORDS / f"{self.theme}.json").write_text(text, encoding="utf-8")
+
+
+def read(theme: str) -> Record | None:
+    """Read the record of a theme, if there is one."""
+    if not (path := RECORDS / f"{theme}.json").exists():
+        return None
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    claims = [Claim(c["what"], c["value"], c["sense"], c["target"]) for c in fields["claims"]]
+    return Record(**fields | {"claims": claims, "measurements": [Measurement(**m) for m in fields["measurements"]]})

@@ -31,7 +31,7 @@ def peers(rounds: int = 3) -> Record:
     """Fits in turns, then scores in turns."""
     per = {name: CALLS if "ensemble" in name else 1 for name in (*SCORERS, STACKED)}  # five passes are short
     works = fits(), {name: repeat(per[name], call) for name, call in scorers(table()["score"][0]).items()}
-    fitting, scoring = (compare(work, rounds=rounds, gemm={f"{STACKED}, {GEMM}": work[STACKED]}) for work in works)
+    fitting, scoring = (race(work, rounds=rounds, gemm={f"{STACKED}, {GEMM}": work[STACKED]}) for work in works)
     every = ("laplace-torch", "bayesian-torch", "deep ensemble")
     return Record(
         "peers",
@@ -53,7 +53,7 @@ def peers(rounds: int = 3) -> Record:
 
 
 def _faster(what: str, ours: str, timings: Mapping[str, Timing], others: Sequence[str]) -> list[Claim]:
-    return [Claim.ratio(f"{what}: times faster than {n}", timings[n], timings[ours], "at least", 1.0) for n in others]
+    return [ratio(f"{what}: times faster than {n}", timings[n], timings[ours], "at least", 1.0) for n in others]
 
 
 def fits() -> dict[str, Work]:

@@ -44,7 +44,7 @@ def scoring(rounds: int = 7) -> Record:
     untuned = "maxwent, `predict_std`, batch 32 (its default)"
     contestants: dict[str, Work] = {ours: lambda: reseed(paper).score(x), joined: lambda: reseed(default).score(x)}
     contestants |= {**tuned, untuned: predict_std(32)}
-    timings = compare(contestants, rounds=rounds, at_most={untuned: 2}, gemm={GEMM: contestants[ours]})
+    timings = race(contestants, rounds=rounds, at_most={untuned: 2}, gemm={GEMM: contestants[ours]})
     best = min(tuned, key=lambda name: timings[name].best)
     products = sum(p.numel() for p in trained_net().parameters() if p.ndim == 2)
     return Record(
@@ -52,9 +52,9 @@ def scoring(rounds: int = 7) -> Record:
         rounds,
         measurements({name: timings[name] for name in (ours, joined, best, untuned, GEMM)}),
         [
-            Claim.ratio("times faster than the peer at its best", timings[best], timings[ours], "at least", 3.5),
-            Claim.ratio("times faster than the peer at its default", timings[untuned], timings[ours], "at least", 40.0),
-            Claim.ratio("times the bare GEMM", timings[ours], timings[GEMM], "at most", 1.7),
+            ratio("times faster than the peer at its best", timings[best], timings[ours], "at least", 3.5),
+            ratio("times faster than the peer at its default", timings[untuned], timings[ours], "at least", 40.0),
+            ratio("times the bare GEMM", timings[ours], timings[GEMM], "at most", 1.7),
         ],
         {"gflop": round(count_flops(contestants[ours]) / 1e9, 1), "passes": round(2 * DRAWS * ROWS * products / 1e9, 1)},
     )
@@ -74,7 +74,7 @@ def latency(rounds: int = 15, calls: int = 20) -> Record:
     }
     contestants |= {name: work for name, work in peers.scorers(x).items() if name != "offmap"}
     turns = {name: repeat(calls, call) for name, call in contestants.items()}
-    timings = compare(turns, rounds=rounds, gemm={GEMM: repeat(calls, lambda: guard.score(x))})
+    timings = race(turns, rounds=rounds, gemm={GEMM: repeat(calls, lambda: guard.score(x))})
     return Record("latency", rounds, measurements(timings, "ms", per=calls))
 
 
