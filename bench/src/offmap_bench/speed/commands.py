@@ -21,8 +21,8 @@ from torch import nn
 import offmap
 from offmap.extras import require
 from offmap.integrations.nets import mlp
-from offmap_bench.speed.measure import Claim, Measurement, Record, Timing, compare, once, peak_memory
-from offmap_bench.speed.subjects import FEATURES, HIDDEN, NAMES, OUTPUTS, descend, fit_guard, table, trained_net
+from offmap_bench.speed import subjects as on
+from offmap_bench.speed.measure import Claim, Measurement, Record, measurements, once, peak_memory, race
 
 MODULE = """
 from offmap.integrations.nets import mlp
@@ -43,11 +43,11 @@ class Spent(NamedTuple):
 
 def prepare(folder: Path, net: nn.Module, hidden: tuple[int, ...], **guards: offmap.Guard) -> None:
     """Write a module that builds the net, its weights, and guards that know the names of the columns."""
-    text = MODULE.format(features=FEATURES, outputs=OUTPUTS, hidden=hidden)
+    text = MODULE.format(features=on.FEATURES, outputs=on.OUTPUTS, hidden=hidden)
     (folder / "bench_module.py").write_text(text, encoding="utf-8")
     save_file(net.state_dict(), folder / "w.safetensors")
     for name, guard in guards.items():
-        replace(guard, about={"inputs": NAMES, "targets": ["y"]}).save(folder / f"{name}.safetensors")
+        replace(guard, about={"inputs": on.NAMES, "targets": ["y"]}).save(folder / f"{name}.safetensors")
 
 
 def score_file(folder: Path, guard: str, data: Path, rows: int) -> Spent:
@@ -69,66 +69,53 @@ def score_file(folder: Path, guard: str, data: Path, rows: int) -> Spent:
     return Spent(peak, seconds, wall, data.stat().st_size / 1e6)
 
 
-# -------------------------------------------------------------------------------------------------------------- throughput
+def write_parquet(path: Path, x: NDArray[Any], group: int = 1 << 20) -> None:
+    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    parquet.write_table(arrow.table(dict(zip((*on.NAMES, "y"), x.T, strict=False))), path, row_group_size=group)
+
 
 ROWS, FEW = 30_000, 500
-
-
-def _write_parquet(path: Path, x: NDArray[Any]) -> None:
-    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    parquet.write_table(arrow.table(dict(zip(NAMES, x.T, strict=True))), path)
-
-
-WRITERS: dict[str, Callable[[Path, NDArray[Any]], None]] = {
-    ".parquet": _write_parquet,
-    ".npz": lambda path, x: np.savez(path, **dict(zip(NAMES, x.T, strict=True))),
-    ".csv": lambda path, x: np.savetxt(path, x, delimiter=",", header=",".join(NAMES), comments=""),
+WRITERS: dict[str, tuple[Callable[[Path, NDArray[Any]], None], float]] = {
+    ".parquet": (write_parquet, 1.3),
+    ".npz": (lambda path, x: np.savez(path, **dict(zip(on.NAMES, x.T, strict=True))), 1.3),
+    ".csv": (lambda path, x: np.savetxt(path, x, delimiter=",", header=",".join(on.NAMES), comments=""), 1.6),
 }
+"""Forms of a table, how each is written, and the bound of its time against `guard(x)` in memory."""
 
 
 def throughput(rounds: int = 3) -> Record:
-    """Rows a second in memory, in turns; then a process for every file."""
-    guard, x = fit_guard(score="paper"), table()["score"][0]
+    """Rows a second in memory, in turns; then a process for every file, and one for its first rows."""
+    guard, x = on.fit_guard(score="paper"), on.table()["score"][0]
     one, both = "a bare GEMM of one pass of all draws", "both passes"
     score, call = "`guard.score` in memory", "`guard(x)` in memory, two passes of all draws"
     works = {score: lambda: guard.score(x), call: lambda: guard(x)}
     timings = race(works, rounds=rounds, gemm={one: works[score], both: works[call]})
-    commands: dict[str, tuple[float, float]] = {}  # {suffix: seconds of all rows, and of a few}
+    spent: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        prepare(folder := Path(name), trained_net(), HIDDEN, guard=guard)
-        for suffix, write in WRITERS.items():
-            spent: list[float] = []
+        prepare(folder := Path(name), on.trained_net(), on.HIDDEN, guard=guard)
+        for suffix, (write, _) in WRITERS.items():
             for rows in (ROWS, FEW):
-                write(data := folder / f"data{suffix}", np.random.RandomState(rows).randn(rows, FEATURES))
-                spent.append(score_file(folder, "guard", data, rows).seconds)
-            commands[suffix] = spent[0], spent[1]
-    rates = {suffix: (ROWS - FEW) / (every - few) for suffix, (every, few) in commands.items()}
-    measured = [_rate(name, timings[name], len(x)) for name in (one, score, call)]
+                write(data := folder / f"data{suffix}", np.random.RandomState(rows).randn(rows, on.FEATURES))
+                spent.setdefault(suffix, []).append(score_file(folder, "guard", data, rows).seconds)
+    rates = {suffix: (ROWS - FEW) / (every - few) for suffix, (every, few) in spent.items()}
+    inverse = measurements({name: timings[name] for name in (one, score, call)})
+    measured = [Measurement(m.what, "rows/s", len(x) / m.best, len(x) / m.median, len(x) / (m.wall or m.best)) for m in inverse]
     measured += [once(f"`offmap score`, {suffix}", "rows/s", rate) for suffix, rate in rates.items()]
-    measured += [once(f"`offmap score`, {s}, {ROWS:,} rows with the start", "s", every) for s, (every, _) in commands.items()]
-    measured.append(once("the start alone", "s", commands[".parquet"][1]))
-    claims = [
-        ratio("times the bare GEMM, `guard.score`", timings[score], timings[one], "at most", 1.7),
-        ratio("times the bare GEMM of both passes, `guard(x)`", timings[call], timings[both], "at most", 1.7),
-    ]
-    for (suffix, rate), most in zip(rates.items(), (1.3, 1.3, 1.6), strict=True):
-        what = f"times `guard(x)` in memory, `offmap score` of {suffix}"
-        claims.append(Claim(what, len(x) / timings[call].best / rate, "at most", most))
-    return Record("throughput", rounds, measured, claims)
+    measured += [once(f"`offmap score`, {suffix}, {ROWS:,} rows with the start", "s", s[0]) for suffix, s in spent.items()]
+    measured.append(once("the start alone", "s", spent[".parquet"][1]))
+    best = {name: timing.best for name, timing in timings.items()}
+    claims = {
+        "times the bare GEMM, `guard.score`": (best[score] / best[one], 1.7),
+        "times the bare GEMM of both passes, `guard(x)`": (best[call] / best[both], 1.7),
+    }
+    for suffix, (_, most) in WRITERS.items():
+        claims[f"times `guard(x)` in memory, `offmap score` of {suffix}"] = len(x) / best[call] / rates[suffix], most
+    return Record("throughput", rounds, measured, [Claim(what, value, "at most", most) for what, (value, most) in claims.items()])
 
-
-def _rate(what: str, timing: Timing, rows: float) -> Measurement:
-    return Measurement(what, "rows/s", rows / timing.best, rows / timing.median, rows / min(timing.wall))
-
-
-# ----------------------------------------------------------------------------------------------------------- large files
 
 SMALL, DRAWS = (32, 32), 20
 CASES = (("paper", 500_000), ("paper", 5_000_000), ("default", 500_000))
 """Scores, and rows of the file."""
-
-GROUP = 100_000
-"""Rows of a row group."""
 
 LIMIT, GROWTH = 1000.0, 64.0
 """Megabytes that the process may take in all, and that ten times as many rows may add."""
@@ -139,38 +126,28 @@ def command(rounds: int = 1) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         prepare_small(Path(folder))
         runs = {case: score_large(Path(folder), *case) for case in CASES}
-    measured: list[Measurement] = []
+    found = Record("command", rounds, [])
     for (kind, rows), spent in runs.items():
-        measured.append(once(f'{rows:,} rows ({spent.size:.0f} MB), score="{kind}", peak', "MB", spent.peak))
-        measured.append(once(f'{rows:,} rows, score="{kind}", time', "s", spent.seconds, spent.wall))
-    few, many = runs[CASES[0]], runs[CASES[1]]
-    claims = [
-        Claim(f"MB at the peak of `offmap score`, {CASES[1][1]:,} rows", many.peak, "at most", LIMIT),
-        Claim(f"MB more for {CASES[1][1]:,} rows than for {CASES[0][1]:,}", many.peak - few.peak, "at most", GROWTH),
-        Claim('rows a second of the processor, score="paper"', CASES[1][1] / many.seconds, "at least", 50_000),
-    ]
-    return Record("command", rounds, measured, claims)
+        found.measurements.append(once(f'{rows:,} rows ({spent.size:.0f} MB), score="{kind}", peak', "MB", spent.peak))
+        found.measurements.append(once(f'{rows:,} rows, score="{kind}", time', "s", spent.seconds, spent.wall))
+    few, many, rows = runs[CASES[0]], runs[CASES[1]], CASES[1][1]
+    found.claims.append(Claim(f"MB at the peak of `offmap score`, {rows:,} rows", many.peak, "at most", LIMIT))
+    found.claims.append(Claim(f"MB more for {rows:,} rows than for {CASES[0][1]:,}", many.peak - few.peak, "at most", GROWTH))
+    found.claims.append(Claim('rows a second of the processor, score="paper"', rows / many.seconds, "at least", 50_000))
+    return found
 
 
 def prepare_small(folder: Path) -> None:
     """Train a small net, and fit a guard for every score."""
-    net = mlp(FEATURES, OUTPUTS, hidden=SMALL, seed=0)
-    descend(net, 200, torch.Generator().manual_seed(0))
-    (x, y), valid = table()["train"], table()["valid"]
-    data = (x[:2_000], y[:2_000]), valid
-    guards = {
-        kind: offmap.fit(net, *data, solver="closed-form", score=kind, draws=DRAWS, progress=False)
-        for kind in ("paper", "default")
-    }
+    net = mlp(on.FEATURES, on.OUTPUTS, hidden=SMALL, seed=0)
+    on.descend(net, 200, torch.Generator().manual_seed(0))
+    (x, y), valid = on.table()["train"], on.table()["valid"]
+    options: dict[str, Any] = {"solver": "closed-form", "draws": DRAWS, "progress": False}
+    guards = {kind: offmap.fit(net, (x[:2_000], y[:2_000]), valid, score=kind, **options) for kind in ("paper", "default")}
     prepare(folder, net, SMALL, **guards)
 
 
 def score_large(folder: Path, kind: str, rows: int) -> Spent:
-    """Write a Parquet file group by group, and score it."""
-    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    schema = arrow.schema([(name, arrow.float64()) for name in (*NAMES, "y")])
-    with parquet.ParquetWriter(folder / "data.parquet", schema) as writer:
-        for part in range(rows // GROUP):
-            x = np.random.RandomState(part + 1).randn(GROUP, FEATURES + 1)
-            writer.write_table(arrow.table(dict(zip((*NAMES, "y"), x.T, strict=True)), schema=schema))
-    return score_file(folder, kind, folder / "data.parquet", rows)
+    """Write a Parquet file in groups of 100,000 rows, and score it."""
+    write_parquet(data := folder / "data.parquet", np.random.RandomState(1).randn(rows, on.FEATURES + 1), group=100_000)
+    return score_file(folder, kind, data, rows)

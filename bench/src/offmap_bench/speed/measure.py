@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from offmap_bench.paths import RECORDS
 from offmap_bench.studies.study import significant
 
+THEMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
 GEMM = "a bare GEMM of the same FLOPs"
 SIDE, PRODUCTS = 1024, 10
 """The bare GEMM: ten float32 products of 1024 × 1024 × 1024."""
@@ -162,11 +164,6 @@ class Claim:
         return self.value >= self.target if self.sense == "at least" else self.value <= self.target
 
 
-def ratio(what: str, longer: Timing, shorter: Timing, sense: Sense, target: float) -> Claim:
-    """Claim something of the best time of one contestant over that of another."""
-    return Claim(what, longer.best / shorter.best, sense, target)
-
-
 def describe_machine() -> dict[str, Any]:
     """Processor, threads and versions of this run."""
     names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
@@ -191,6 +188,15 @@ class Record:
         fields = asdict(self) | {"claims": [asdict(claim) | {"met": claim.met} for claim in self.claims]}
         text = json.dumps(significant(fields), indent=1, ensure_ascii=False) + "\n"
         (RECORDS / f"{self.theme}.json").write_text(text, encoding="utf-8")
+
+
+def record(theme: str, rounds: int, timings: Mapping[str, Timing], unit: Unit = "s", per: float = 1.0) -> Record:
+    """Measurements of a race, with the claims that `themes.toml` makes of their ratios."""
+    claims = [
+        Claim(what, timings[longer].best / timings[less].best, sense, target)
+        for what, longer, less, sense, target in THEMES[theme].get("claims", [])
+    ]
+    return Record(theme, rounds, measurements(timings, unit, per), claims)
 
 
 def read(theme: str) -> Record | None:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ import offmap
 from offmap.integrations.nets import mlp
 from offmap.posterior.predictive import Stochastic
 from offmap.random import generator
+from offmap_bench.speed import subjects as on
 from offmap_bench.speed.measure import Claim, Measurement, Record, once, peak_memory
-from offmap_bench.speed.subjects import FEATURES, HIDDEN, OUTPUTS, Encoder, Subject, fit_guard, trained_net
 
 CHUNK = 32.0
 """Megabytes by which peaks may differ: about what a guard holds of stacked outputs at once."""
@@ -32,28 +32,25 @@ CASES = [
     ("tensor", 100_000, 50), ("tensor", 1_000_000, 50),
     ("tensor", 10_000, 500), ("tensor", 10_000, 2_000),
 ]  # fmt: skip
+GROWTH = {
+    "MB more for 1,000,000 rows than for 10,000, streamed": (CASES[0], CASES[2]),
+    "MB more for 1,000,000 rows than for 100,000, in a tensor": (CASES[3], CASES[4]),
+    "MB more for 2,000 draws than for 500": (CASES[5], CASES[6]),
+}
 
 
 def memory(rounds: int = 2) -> Record:
     """One process a case."""
     with tempfile.TemporaryDirectory() as folder:
-        fit_guard().save(Path(folder, "guard"))
-        torch.save(trained_net().state_dict(), Path(folder, "net"))
-        peaks = {case: [float(_spawn("score_rows", folder, *map(str, case))) for _ in range(rounds)] for case in CASES}
+        on.fit_guard().save(Path(folder, "guard"))
+        torch.save(on.trained_net().state_dict(), Path(folder, "net"))
+        peaks = {case: [_spawn("score_rows", folder, *map(str, case)) for _ in range(rounds)] for case in CASES}
     measured = [
         Measurement(f"{rows:,} rows ({form}), {draws} draws", "MB", min(mb), statistics.median(mb))
         for (form, rows, draws), mb in peaks.items()
     ]
-
-    def growth(what: str, small: int, large: int) -> Claim:
-        return Claim(what, max(peaks[CASES[large]]) - min(peaks[CASES[small]]), "at most", CHUNK)  # the worst of the allocator
-
-    claims = [
-        growth("MB more for 1,000,000 rows than for 10,000, streamed", 0, 2),
-        growth("MB more for 1,000,000 rows than for 100,000, in a tensor", 3, 4),
-        growth("MB more for 2,000 draws than for 500", 5, 6),
-    ]
-    return Record("memory", rounds, measured, claims)
+    growth = {what: max(peaks[large]) - min(peaks[small]) for what, (small, large) in GROWTH.items()}  # the allocator's worst
+    return Record("memory", rounds, measured, [Claim(what, mb, "at most", CHUNK) for what, mb in growth.items()])
 
 
 class Stream(IterableDataset[Tensor]):
@@ -65,46 +62,24 @@ class Stream(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         source = generator("benchmarks", "stream")
         for _ in range(self.rows // self.batch):
-            yield torch.randn(self.batch, FEATURES, generator=source)
+            yield torch.randn(self.batch, on.FEATURES, generator=source)
 
 
 def score_rows(folder: str, form: str, rows: str, draws: str) -> float:
     """Megabytes that scoring adds to this process at its highest."""
-    net = mlp(FEATURES, OUTPUTS, hidden=HIDDEN)
+    net = mlp(on.FEATURES, on.OUTPUTS, hidden=on.HIDDEN)
     net.load_state_dict(torch.load(Path(folder, "net")))
     guard = replace(offmap.load(Path(folder, "guard"), net), draws=int(draws))
-    inputs = DataLoader(Stream(int(rows)), batch_size=None) if form == "stream" else torch.randn(int(rows), FEATURES)
+    inputs = DataLoader(Stream(int(rows)), batch_size=None) if form == "stream" else torch.randn(int(rows), on.FEATURES)
     before = peak_memory(reset=True)
     scores = guard.score(inputs)
     return peak_memory() - before - scores.numel() * scores.element_size() / 1e6
-
-
-# ------------------------------------------------------------------------------------------------------------------ large
-
-ROWS, DRAWS = 64, 4
-NOT_BASES = ("mean.", "raw_scale.", "fixed.")
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-
-
-class Peak(NamedTuple):
-    """Megabytes: the peak above the model, the model's weights, the stored bases; and the draws of a chunk."""
-
-    peak: float
-    weights: float
-    bases: float
-    chunk: int
-
-    @property
-    def copies(self) -> float:
-        """Copies of the weights that the peak amounts to beyond the bases."""
-        return (self.peak - self.bases) / self.weights
 
 
 class Skip(nn.Sequential):
     """Layers and a way around them."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, C, h, w) -> (B, C, h, w)."""
         return torch.relu(input + super().forward(input))
 
 
@@ -123,32 +98,32 @@ def convolutions() -> nn.Sequential:
     return nn.Sequential(first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+ROWS, DRAWS = 64, 4
 SUBJECTS = {
-    "wide": Subject("MLP 5000-2400-5000-10", wide, (5_000,), ROWS),
-    "conv": Subject("ten 3 × 3 convolutions of 512 channels", convolutions, (3, 8, 8), ROWS),
-    "encoder": Subject("Transformer, 8 layers of 512", lambda: Encoder(512, heads=8, layers=8), (16, 16), ROWS),
+    "wide": on.Subject("MLP 5000-2400-5000-10", wide, (5_000,), ROWS),
+    "conv": on.Subject("ten 3 × 3 convolutions of 512 channels", convolutions, (3, 8, 8), ROWS),
+    "encoder": on.Subject("Transformer, 8 layers of 512", lambda: on.Encoder(512, heads=8, layers=8), (16, 16), ROWS),
 }
 
 
 def large(rounds: int = 1) -> Record:
-    """One process for every fit and every scoring."""
-    measured: list[Measurement] = []
-    claims: list[Claim] = []
+    """One process for every fit and every scoring; memory counts in copies of the weights, beyond the stored bases."""
+    found = Record("large", rounds, [])
     with tempfile.TemporaryDirectory() as folder:
-        for name, subject in SUBJECTS.items():
+        for key, subject in SUBJECTS.items():
             for action in ("fit", "score"):
-                found = Peak(*json.loads(_spawn("fit_or_score", action, name, str(Path(folder, name)), **ENVIRONMENT)))
-                sizes = {"the weights": found.weights, "the bases": found.bases} if action == "fit" else {}
-                sizes[f"peak of `{action}`"] = found.peak
-                measured += [once(f"{subject.name}: {part}", "MB", size) for part, size in sizes.items()]
-                what = f"{subject.name}, `{action}`: copies of the weights"
-                claims.append(Claim(what, found.copies, "at most", found.chunk + 3))
-                print(what, found, flush=True)
-    return Record("large", rounds, measured, claims)
+                peak, weights, bases, chunk = _spawn("fit_or_score", action, key, str(Path(folder, key)))
+                sizes = {"the weights": weights, "the bases": bases} if action == "fit" else {}
+                sizes[f"peak of `{action}`"] = peak
+                found.measurements.extend(once(f"{subject.name}: {part}", "MB", size) for part, size in sizes.items())
+                what, copies = f"{subject.name}, `{action}`: copies of the weights", (peak - bases) / weights
+                found.claims.append(Claim(what, copies, "at most", chunk + 3))
+                print(what, copies, flush=True)
+    return found
 
 
-def fit_or_score(action: str, name: str, path: str) -> Peak:
-    """Megabytes that fitting, or scoring with a guard of an earlier process, adds to this process at its highest."""
+def fit_or_score(action: str, name: str, path: str) -> tuple[float, float, float, int]:
+    """Megabytes that a fit, or scores of a guard of an earlier process, add; of weights and of bases; and the chunk size."""
     net, x = SUBJECTS[name].net(), SUBJECTS[name].inputs(ROWS)
     net(x[:2])
     data = (torch.randn(40, 300), torch.arange(40) % 2)
@@ -165,16 +140,21 @@ def fit_or_score(action: str, name: str, path: str) -> Peak:
     if action == "fit":
         guard.save(path)
     assert isinstance(guard.predictive, Stochastic)
-    bases = sum(t.nbytes for n, t in guard.predictive.q.state_dict().items() if not n.startswith(NOT_BASES))
+    state = guard.predictive.q.state_dict()
+    bases = sum(t.nbytes for n, t in state.items() if not n.startswith(("mean.", "raw_scale.", "fixed.")))
     weights = sum(p.nbytes for p in net.parameters())
-    return Peak(after - before, weights / 1e6, bases / 1e6, guard.predictive.model.chunk_size)
+    return after - before, weights / 1e6, bases / 1e6, guard.predictive.model.chunk_size
 
 
-def _spawn(function: str, *arguments: str, **environment: str) -> str:
-    """Run one of this module's functions in a process of its own; the last line that it prints."""
+def _spawn(function: str, *arguments: str) -> Any:
+    """Run one of this module's functions in a process of its own; what it prints at last, as JSON.
+
+    In `fit_or_score` malloc gives freed memory back at once: left to itself, glibc keeps freed blocks of up to 32 MB.
+    """
+    trim = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"} if function == "fit_or_score" else {}
     command = [sys.executable, "-m", "offmap_bench.speed.memory", function, *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
-    return done.stdout.splitlines()[-1]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | trim)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -5,17 +5,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 
 from offmap_bench.paths import DOCS
-from offmap_bench.speed.measure import Record, read
+from offmap_bench.speed.measure import THEMES, Record, read
 from offmap_bench.studies.study import fill, markdown
 
 PAGE = DOCS / "speed.md"
-THEMES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("themes.toml").read_text(encoding="utf-8"))
 RATIOS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("ratios.toml").read_text(encoding="utf-8"))
 """{what: {column: [theme, claim]}}, or [theme, contestant that takes longer, contestant that takes less]."""
 

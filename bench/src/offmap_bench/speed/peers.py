@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,40 +20,25 @@ from offmap.maxwent import solve
 from offmap.posterior.predictive import Sampled, Stochastic
 from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.speed.measure import GEMM, Claim, Measurement, Record, Timing, Work, compare, repeat
+from offmap_bench.speed.measure import GEMM, Record, Timing, Work, race, record, repeat
 from offmap_bench.speed.subjects import BATCH, DRAWS, descend, fit_guard, reseed, table, trained_net
 
 STEPS, MEMBERS, CALLS = 500, 5, 10
 STACKED = "offmap, deep ensemble"
+SCORERS = ("offmap", "bayesian-torch", "MC-dropout", "laplace-torch", "deep ensemble", STACKED)
 
 
 def peers(rounds: int = 3) -> Record:
     """Fits in turns, then scores in turns."""
-    per = {name: CALLS if "ensemble" in name else 1 for name in (*SCORERS, STACKED)}  # five passes are short
-    works = fits(), {name: repeat(per[name], call) for name, call in scorers(table()["score"][0]).items()}
-    fitting, scoring = (race(work, rounds=rounds, gemm={f"{STACKED}, {GEMM}": work[STACKED]}) for work in works)
-    every = ("laplace-torch", "bayesian-torch", "deep ensemble")
-    return Record(
-        "peers",
-        rounds,
-        [
-            *(Measurement.of(f"fit: {name}", timing) for name, timing in fitting.items()),
-            *(Measurement.of(f"10,000 rows: {n}", t, per=per.get(n, CALLS)) for n, t in scoring.items()),
-        ],
-        [
-            *_faster("fit, by default", "offmap, default", fitting, every[1:]),
-            *_faster("fit, closed form", "offmap, closed form", fitting, every),
-            *_faster("φ alone, by default", "offmap, default, φ alone", fitting, every[1:]),
-            *_faster("φ alone, closed form", "offmap, closed form, φ alone", fitting, every),
-            *_faster("ensemble training", STACKED, fitting, every[2:]),
-            *_faster("scores", "offmap", scoring, ("bayesian-torch", "MC-dropout", "laplace-torch")),
-            *_faster("scores of an ensemble", STACKED, scoring, every[2:]),
-        ],
-    )
+    calls = {name: CALLS if "ensemble" in name else 1 for name in SCORERS}  # five passes are short
+    scores = {name: repeat(calls[name], work) for name, work in scorers(table()["score"][0]).items()}
+    found = {f"fit: {name}": t for name, t in _race(fits(), rounds).items()}
+    found |= {f"10,000 rows: {name}": t.times(1 / calls.get(name, CALLS)) for name, t in _race(scores, rounds).items()}
+    return record("peers", rounds, found)
 
 
-def _faster(what: str, ours: str, timings: Mapping[str, Timing], others: Sequence[str]) -> list[Claim]:
-    return [ratio(f"{what}: times faster than {n}", timings[n], timings[ours], "at least", 1.0) for n in others]
+def _race(works: dict[str, Work], rounds: int) -> dict[str, Timing]:
+    return race(works, rounds=rounds, gemm={f"{STACKED}, {GEMM}": works[STACKED]})
 
 
 def fits() -> dict[str, Work]:
@@ -76,9 +61,6 @@ def fit_distribution(solver: Literal["closed-form", "refine"]) -> Stochastic:
     train, valid = (Rows(*table()[name], BATCH, name) for name in ("train", "valid"))
     config = replace(solve.CONFIGS["default"], solver=solver)
     return solve.fit(trained_net(), train, valid, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
-
-
-SCORERS = ("offmap", "bayesian-torch", "MC-dropout", "laplace-torch", "deep ensemble")
 
 
 def scorers(x: Tensor) -> dict[str, Work]:
@@ -114,9 +96,6 @@ def train_stacked() -> Sampled:
     train, held = Rows(x[complete], y[complete], BATCH, "train"), Rows(*valid, BATCH, "valid")
     config = deep_ensemble.Config(steps=STEPS, lr=1e-3, adam_epsilon=1e-8)
     return deep_ensemble.fit(members(), train, held, likelihood=Gaussian(), config=config, runtime=Runtime(progress=False))
-
-
-# ----------------------------------------------------------------------------------------------------------- other makers
 
 
 def maxwent(net: nn.Module | None = None) -> Any:

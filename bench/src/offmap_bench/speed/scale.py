@@ -11,11 +11,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -43,8 +45,6 @@ ROWS = {"pass": 16_384, "risk": 4_096, "step": 2_048}
 """Rows of the training data, of the validation data, and of one batch."""
 
 ALONE = "one process"
-
-# -------------------------------------------------------------------------------------------------------------- measuring
 
 
 def cells() -> dict[str, Callable[[], Any]]:
@@ -120,11 +120,11 @@ def run_rank(folder: Path) -> None:
     measured: dict[str, Any] = {}
     with join_group() as group:
         for name, run in phases(ROWS, group).items():
-            with CountedExchanges() as counted:
+            with count_exchanges() as sizes:
                 run()
             timing = _clock(run)
             spent = {"cpu": timing.best, "wall": min(timing.wall)}
-            measured[name] = {**spent, "exchanges": counted.calls, "bytes": counted.bytes}
+            measured[name] = {**spent, "exchanges": len(sizes), "bytes": sum(sizes)}
         measured["network"] = measure_network(group)
         (folder / f"{group.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
 
@@ -139,27 +139,21 @@ def measure_network(group: Group) -> dict[str, float]:
     return {"call": call.best, "byte": large.best / size, "call_wall": min(call.wall), "byte_wall": min(large.wall) / size}
 
 
-class CountedExchanges:
-    """Exchanges made in a block, and the bytes of each on this rank."""
+@contextmanager
+def count_exchanges() -> Generator[list[int]]:
+    """Collect the bytes of every exchange of this rank within a block."""
+    sizes: list[int] = []
 
-    def __enter__(self) -> CountedExchanges:
-        self.calls, self.bytes = 0, 0
-        self._functions = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast")}
-        for name, function in self._functions.items():
-            setattr(dist, name, partial(self._count, function))
-        return self
-
-    def _count(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def count(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         sent = args[0] if isinstance(args[0], Tensor) else args[1]
-        self.calls, self.bytes = self.calls + 1, self.bytes + sent.numel() * sent.element_size()
+        sizes.append(sent.numel() * sent.element_size())
         return function(*args, **options)
 
-    def __exit__(self, *_: object) -> None:
-        for name, function in self._functions.items():
-            setattr(dist, name, function)
+    with ExitStack() as stack:
+        for name in ("all_reduce", "all_gather", "broadcast"):
+            stack.enter_context(mock.patch.object(dist, name, partial(count, getattr(dist, name))))
+        yield sizes
 
-
-# ------------------------------------------------------------------------------------------------------ a model of the costs
 
 CORES, BANDWIDTH, LATENCY = 32, 1.25e9, 5e-5
 """A node of a cluster: so many cores like the one measured, 10 Gbit/s, 50 µs for an exchange."""
@@ -170,65 +164,46 @@ MOMENTS = 1 << 24
 VALID, RISK_DRAWS, SEARCH, FIT_STEPS, BATCH, CHECKS = 10_000, 50, 20 * 10 + 7 * 50, 500, 4_096, 10
 """Validation rows; draws; draws of all evaluations of a bisection; gradient steps, rows of each, and evaluations in between."""
 
+CASES = {
+    "1e9 rows, a model of 1e6 weights (fan-in 512)": (1e9, 1e6, 512),
+    "1e6 rows, a model of 1e9 weights (fan-in 4,096)": (1e6, 1e9, 4096),
+}
+"""Larger fits: rows, weights, and the fan-in of their square matrices."""
 
-@dataclass(frozen=True)
-class Cost:
+
+class Cost(NamedTuple):
     """Processor seconds of a phase: `fixed`, the same on every rank, and `row` for each row of the data."""
 
     fixed: float
     row: float
 
 
-@dataclass(frozen=True)
-class Case:
-    """A larger fit: rows, weights, and the fan-in of its square matrices."""
-
-    title: str
-    rows: float
-    weights: float
-    fan_in: int
-
-
-CASES = (
-    Case("1e9 rows, a model of 1e6 weights (fan-in 512)", 1e9, 1e6, 512),
-    Case("1e6 rows, a model of 1e9 weights (fan-in 4,096)", 1e6, 1e9, 4096),
-)
-
-
 def costs_of(alone: Runs) -> dict[str, Cost]:
     """From a quarter of the rows and all of them, both in one process."""
-    costs: dict[str, Cost] = {}
-    for name, rows in alone["rows"].items():
-        slope = (alone["all"][name] - alone["quarter"][name]) / (0.75 * rows)
-        costs[name] = Cost(max(0.0, alone["all"][name] - slope * rows), slope)
-    return costs
-
-
-def unit_costs(alone: Runs) -> dict[str, Cost]:
-    """Seconds for one weight (and one draw, or one step), and for one row and weight."""
-    d, times, score = alone["parameters"], {"pass": 1, "risk": alone["draws"], "step": alone["steps"]}, alone["score"]
-    costs = {name: Cost(c.fixed / d / times[name], c.row / d / times[name]) for name, c in costs_of(alone).items()}
-    largest = max(alone["eigh"], key=int)
-    costs["score"] = Cost(0.0, score["seconds"] / score["rows"] / score["draws"] / d)
-    return costs | {"eigh": Cost(alone["eigh"][largest] / int(largest) ** 3, 0.0)}
+    slopes = {name: (alone["all"][name] - alone["quarter"][name]) / (0.75 * rows) for name, rows in alone["rows"].items()}
+    return {name: Cost(max(0.0, alone["all"][name] - slope * alone["rows"][name]), slope) for name, slope in slopes.items()}
 
 
 def fields(runs: Runs) -> dict[str, Any]:
     """Tables and numbers of the page."""
     alone, ranks = runs[ALONE], {size: run for size, run in runs.items() if size != ALONE}
-    unit = unit_costs(alone)
+    d, costs, score = alone["parameters"], costs_of(alone), alone["score"]
+    parts = {"pass": d, "risk": d * alone["draws"], "step": d * alone["steps"]}
+    unit = {name: Cost(cost.fixed / parts[name], cost.row / parts[name]) for name, cost in costs.items()}
+    unit["score"] = Cost(0.0, score["seconds"] / score["rows"] / score["draws"] / d)
+    unit["eigh"] = Cost(alone["eigh"]["1024"] / 1024**3, 0.0)
     words = {"pass": "basis pass", "risk": "validation risk, a draw", "step": "gradient step", "score": "scoring, a draw"}
     rows = [[word, f"{unit[n].row * 1e12:.3g} ps", f"{unit[n].fixed * 1e9:.3g} ns"] for n, word in words.items()]
     rows.append(["eigenvectors, per fan-in³", "", f"{unit['eigh'].fixed * 1e9:.3g} ns"])
     names = {"pass": "basis pass", "risk": f"validation risk, {alone['draws']} draws", "step": f"{alone['steps']} gradient steps"}
     checked: list[list[str]] = []
     ratios: list[float] = []
-    for name, cost in costs_of(alone).items():
+    for name, cost in costs.items():
         for size, run in ranks.items():
-            phase, network = run[name], run["network"]
-            exchanges = network["call"] * phase["exchanges"] + network["byte"] * phase["bytes"] if network else 0.0
+            phase, network = run[name], run["network"] or {"call": 0.0, "byte": 0.0}
+            exchanges = network["call"] * phase["exchanges"] + network["byte"] * phase["bytes"]
             model = cost.fixed + cost.row * alone["rows"][name] / int(size) + exchanges
-            ratios += [phase["cpu"] / model] if network else []
+            ratios += [phase["cpu"] / model] if size != "1" else []
             cells = [f"{phase['cpu']:.3g} s", f"{model:.3g} s", f"{phase['cpu'] / model:.2f}", str(phase["exchanges"])]
             checked.append([names[name], size, *cells, _size(phase["bytes"])])
     networks = [
@@ -239,36 +214,31 @@ def fields(runs: Runs) -> dict[str, Any]:
     again = [ranks["1"][name]["cpu"] / seconds for name, seconds in alone["all"].items()]
     header = ["phase", "processes", "measured", "model", "measured / model", "exchanges", "sent by each"]
     return {
-        **alone["machine"], "d": f"{alone['parameters']:,}", "width": alone["width"], "rows": alone["rows"], "draws": alone["draws"],
-        "steps": alone["steps"], "costs": markdown(["phase", "per row and weight", "beside rows, per weight"], rows),
-        "checked": markdown(header, checked), "worst": f"{max(ratios):.2f}", "least": f"{min(ratios):.2f}",
-        "network": ", ".join(networks), "again": f"{min(again):.2f} to {max(again):.2f}",
-        "cases": "".join(describe_case(case, unit) for case in CASES),
+        **alone["machine"], **alone, "d": f"{d:,}", "checked": markdown(header, checked),
+        "costs": markdown(["phase", "per row and weight", "beside rows, per weight"], rows), "worst": f"{max(ratios):.2f}",
+        "least": f"{min(ratios):.2f}", "network": ", ".join(networks), "again": f"{min(again):.2f} to {max(again):.2f}",
+        "cases": "".join(describe_case(title, *case, unit) for title, case in CASES.items()),
     }  # fmt: skip
 
 
-def describe_case(case: Case, unit: Mapping[str, Cost]) -> str:
+def describe_case(title: str, rows: float, d: float, fan_in: int, unit: Mapping[str, Cost]) -> str:
     """A larger fit on 1, 8 and 64 nodes, by the model."""
-    d, matrices = case.weights, case.weights / case.fan_in**2
-    squares, passes = matrices * case.fan_in**2, -(-round(matrices) // max(1, MOMENTS // case.fan_in**2))
-
-    def phase(name: str, rows: float, cores: int) -> float:
-        return d * unit[name].fixed / CORES + unit[name].row * rows * d / cores
-
-    rows: list[list[str]] = []
+    passes = -(-round(d / fan_in**2) // max(1, MOMENTS // fan_in**2))
+    lines: list[list[str]] = []
     for nodes in (1, 8, 64):
         cores, wire = nodes * CORES, 2 * (nodes - 1) / nodes / BANDWIDTH
-        basis = unit["pass"].row * case.rows * d / cores * passes + wire * 8 * squares
-        eigen = unit["eigh"].fixed * case.fan_in**3 * -(-matrices // cores) + wire * 2 * squares
-        risk, step = phase("risk", VALID, cores), phase("step", BATCH, cores) + (wire * 4 * d + LATENCY) * (nodes > 1)
+        basis = unit["pass"].row * rows * d / cores * passes + wire * 8 * d
+        eigen = unit["eigh"].fixed * fan_in**3 * -(-(d / fan_in**2) // cores) + wire * 2 * d
+        risk = d * unit["risk"].fixed / CORES + unit["risk"].row * VALID * d / cores
+        step = d * unit["step"].fixed / CORES + unit["step"].row * BATCH * d / cores + (wire * 4 * d + LATENCY) * (nodes > 1)
         steps = FIT_STEPS * step + CHECKS * RISK_DRAWS * risk
-        rows.append([str(nodes), *map(_time, (basis, eigen, SEARCH * risk, steps, basis + eigen + SEARCH * risk + steps))])
+        lines.append([str(nodes), *map(_time, (basis, eigen, SEARCH * risk, steps, basis + eigen + SEARCH * risk + steps))])
     again = f"The data are read {passes} times: second moments of {round(MOMENTS / 2**20)} million numbers are held at a time. "
     return fill(
-        "scale_case", title=case.title, sent=f"{_size(10 * squares)} once (second moments and bases), {_size(4 * d)} in every step",
-        held=_size(28 * d + 4 * squares + 8 * max(MOMENTS, case.fan_in**2)), again=again if passes > 1 else "",
-        score=_time(unit["score"].row * RISK_DRAWS * d), guard=_size(4 * d + 4 * squares),
-        table=markdown(["nodes", "basis pass", "eigenvectors", "closed form", f"{FIT_STEPS} steps", "all"], rows),
+        "scale_case", title=title, sent=f"{_size(10 * d)} once (second moments and bases), {_size(4 * d)} in every step",
+        held=_size(32 * d + 8 * max(MOMENTS, fan_in**2)), again=again if passes > 1 else "", guard=_size(8 * d),
+        score=_time(unit["score"].row * RISK_DRAWS * d),
+        table=markdown(["nodes", "basis pass", "eigenvectors", "closed form", f"{FIT_STEPS} steps", "all"], lines),
     )  # fmt: skip
 
 

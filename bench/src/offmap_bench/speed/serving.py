@@ -20,21 +20,8 @@ import numpy as np
 
 import offmap
 from offmap.export.onnx import opened
-from offmap_bench.speed.measure import (
-    GEMM,
-    Claim,
-    Measurement,
-    Record,
-    Timing,
-    Work,
-    compare,
-    count_flops,
-    least_time,
-    measurements,
-    multiply,
-    once,
-    repeat,
-)  # fmt: skip
+from offmap_bench.speed import measure
+from offmap_bench.speed.measure import GEMM, Claim, Measurement, Record, Timing, Work, measurements, once, race, record, repeat
 from offmap_bench.speed.subjects import fit_guard, table
 
 SIZES = {32: 100, 4_096: 1}
@@ -43,27 +30,23 @@ SIZES = {32: 100, 4_096: 1}
 
 def export(rounds: int = 5) -> Record:
     """Few rows and many, the graph and the guard in turns."""
-    guard, measured, claims = fit_guard(), list[Measurement](), list[Claim]()
+    guard, found = fit_guard(), dict[str, Timing]()
     with tempfile.TemporaryDirectory() as folder:
         session = opened(str(_export(guard, folder)))
         for rows, calls in SIZES.items():
             x = table()["score"][0][:rows]
-            graph, ours = f"{rows:,} rows: the graph, ONNX Runtime", f"{rows:,} rows: `guard(x)`, torch"
             works: dict[str, Work] = {
-                graph: repeat(calls, lambda x=x: session.run(None, {"input": x.numpy()})),
-                ours: repeat(calls, lambda x=x: guard(x)),
+                f"{rows:,} rows: the graph, ONNX Runtime": repeat(calls, lambda x=x: session.run(None, {"input": x.numpy()})),
+                (ours := f"{rows:,} rows: `guard(x)`, torch"): repeat(calls, lambda x=x: guard(x)),
             }
             timings = race(works, rounds=rounds, gemm={f"{rows:,} rows: {GEMM}": works[ours]})
-            measured += measurements(timings, "ms", per=calls)
-            claims.append(ratio(f"{rows:,} rows: times `guard(x)`", timings[graph], timings[ours], "at most", 1.0))
-    return Record("export", rounds, measured, claims)
+            found |= {name: timing.times(1 / calls) for name, timing in timings.items()}
+    return record("export", rounds, found, "ms")
 
 
 def _export(guard: offmap.Guard, folder: str) -> Path:
     return guard.export(Path(folder, "g.onnx"), table()["valid"][0][:64]).path
 
-
-# ---------------------------------------------------------------------------------------------------------------- serving
 
 ROWS, CALLS, CLIENTS = 32, 200, 8
 
@@ -81,7 +64,7 @@ def serving(rounds: int = 5) -> Record:
         "npy": (npy.getvalue(), "application/x-npy"),
         "json": (json.dumps({"inputs": x.tolist()}).encode(), "application/json"),
     }
-    bare, product = "bare `session.run`", multiply()
+    bare, product = "bare `session.run`", measure.multiply()
     with tempfile.TemporaryDirectory() as folder:
         path = _export(guard, folder)
         session = opened(str(path))
@@ -95,15 +78,17 @@ def serving(rounds: int = 5) -> Record:
             }
             turns: dict[str, list[Turn]] = {name: [] for name in contestants}
             for _ in range(rounds):
-                for name, measure in contestants.items():
-                    turns[name].append(measure())
+                for name, take_turn in contestants.items():
+                    turns[name].append(take_turn())
     gemm = turns.pop("gemm")
-    bound = least_time(Timing([cpu / 1e3 for cpu, _ in gemm], [w[0] / 1e3 for _, w in gemm]), count_flops(lambda: guard(rows)))
+    bound = measure.least_time(
+        Timing([cpu / 1e3 for cpu, _ in gemm], [w[0] / 1e3 for _, w in gemm]), measure.count_flops(lambda: guard(rows))
+    )
     cpu = {name: sorted(ms for ms, _ in each) for name, each in turns.items()}
     walls = {name: min((sorted(wall) for _, wall in each), key=lambda wall: wall[len(wall) // 2]) for name, each in turns.items()}
     measured = [Measurement(f"{n}, a call", "ms", t[0], t[rounds // 2], walls[n][CALLS // 2]) for n, t in cpu.items()]
     measured += [once(f"{name}, p99 on the wall", "ms", wall[int(0.99 * CALLS)]) for name, wall in walls.items()]
-    measured.append(Measurement.of(GEMM, bound, "ms"))
+    measured += measurements({GEMM: bound}, "ms")
     claims = [
         Claim(f"times the bare call, {name}", t[0] / cpu[bare][0], "at most", 2.0) for name, t in cpu.items() if name != bare
     ]
