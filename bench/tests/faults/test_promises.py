@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offmap_bench.checks.trust import CHECKS, PAGE, page
-from offmap_bench.studies.promises import PROMISES
+from offmap_bench.studies.blocks import PROMISES
 
 ROOT = Path(__file__).parents[3]
 TESTS = sorted({test for promise in PROMISES for test in promise["tests"]})

@@ -31,7 +31,6 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Called for the setup, the call and the teardown of a test."""
         self.seconds[report.nodeid] = round(self.seconds.get(report.nodeid, 0.0) + report.duration, 4)
 
 
@@ -84,7 +83,6 @@ def shares(packages: Mapping[str, Mapping[str, int]]) -> tuple[float, ...]:
 
 
 def table() -> str:
-    """The shares on record, package by package."""
     packages: dict[str, dict[str, int]] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     rows = ["| package | lines | reached | branches | reached |", "|---|--:|--:|--:|--:|"]
     for name, some in [*((name, {name: counts}) for name, counts in packages.items()), ("all", packages)]:

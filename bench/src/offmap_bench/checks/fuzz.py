@@ -101,7 +101,6 @@ def crashes(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
     if "--inside" in sys.argv:
         return fuzz(sys.argv[1])
     from faults.readers import READERS

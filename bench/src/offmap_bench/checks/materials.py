@@ -103,12 +103,10 @@ def component(package: Distribution) -> dict[str, Any]:
 
 
 def pins(text: str) -> dict[str, str]:
-    """Versions by name, of a `constraints.txt`."""
     return {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE)}
 
 
 def audit(packages: Packages, pinned: Mapping[str, str]) -> list[str]:
-    """What is wrong, a line each."""
     wrong: list[str] = []
     for name, package in packages.items():
         if name == "offmap":
@@ -139,7 +137,6 @@ def changed(package: Distribution) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
     packages = installed()
     if sys.argv[1:] == ["bill"]:
         BILL.parent.mkdir(exist_ok=True)

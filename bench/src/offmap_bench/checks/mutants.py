@@ -60,7 +60,6 @@ class Mutant:
         return f"{self.file}:{self.line} {self.operator.removeprefix('core/')} {self.occurrence}"
 
     def text(self) -> str:
-        """The text of the file with the change."""
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
@@ -111,7 +110,6 @@ def mutants_of(file: str) -> dict[Span, list[Mutant]]:
 
 
 def annotations(text: str) -> list[Span]:
-    """Where annotations stand."""
     nodes = [
         kind
         for node in ast.walk(ast.parse(text))
@@ -213,13 +211,11 @@ def explained() -> set[tuple[str, str, str]]:
 
 
 def left() -> list[Entry]:
-    """Survivors on record that nothing explains."""
     reasons = explained()
     return [e for e in records.read("mutants") if e["end"] == "survived" and is_current(e) and change_of(e) not in reasons]
 
 
 def table() -> str:
-    """What is on record, file by file."""
     reasons, entries = explained(), records.read("mutants")
     rows = ["| file | mutants | killed | survived | explained |", "|---|--:|--:|--:|--:|"]
     for name in [*sorted({entry["file"] for entry in entries}), "all"]:
@@ -231,7 +227,6 @@ def table() -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.checks.mutants", description=__doc__)
     parser.add_argument("command", choices=["run", "again", "left"])
     parser.add_argument("files", nargs="*", default=[], help="all by default, else some: src/offmap/posterior/noise.py")

@@ -17,7 +17,6 @@ def read(kind: str) -> list[dict[str, Any]]:
 
 
 def write(kind: str, entries: Iterable[dict[str, Any]]) -> None:
-    """Replace the record."""
     replace_file(RECORDS / f"{kind}.jsonl", "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
 
 

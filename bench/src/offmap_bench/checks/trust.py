@@ -65,7 +65,6 @@ class Outcomes:
     repeated: dict[str, Any] | None = None  # {"trials": ..., "failures": {seed: error}, "seconds": ...}
 
     def add(self, seed: int, ending: str, failure: str | None, seconds: float) -> None:
-        """Count one more trial."""
         self.done = max(self.done, seed + 1)
         self.seconds = round(self.seconds + seconds, 2)
         self.failures.pop(str(seed), None)
@@ -86,7 +85,6 @@ def read(name: str) -> Outcomes:
 
 
 def write(outcomes: Outcomes) -> None:
-    """Replace the record of a check."""
     entries = {entry["name"]: entry for entry in records.read("trust")} | {outcomes.name: asdict(outcomes)}
     records.write("trust", (entries[name] for name in CHECKS if name in entries))
 
@@ -185,7 +183,6 @@ def page() -> str:
 
 
 def fuzz_table() -> str:
-    """What fuzzing gave, reader by reader."""
     found = records.read("fuzz")
     together = {key: sum(entry[key] for entry in found) for key in ("executions", "seconds")}
     crashes = [crash for entry in found for crash in entry["crashes"]]
@@ -198,13 +195,11 @@ def fuzz_table() -> str:
 
 
 def write_page() -> None:
-    """Write the page."""
     PAGE.write_text(page(), encoding="utf-8")
     print(f"The page is {PAGE}")
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.checks.trust", description=__doc__)
     parser.add_argument("command", choices=["run", "retry", "again", "page"])
     parser.add_argument("names", nargs="*", default=[], help=f"all by default: {', '.join(CHECKS)}")

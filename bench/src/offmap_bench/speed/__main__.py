@@ -12,7 +12,6 @@ from offmap_bench.speed.measure import read
 
 
 def main() -> None:
-    """Run the themes asked for, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.speed", description=__doc__)
     parser.add_argument("themes", nargs="*", default="all", choices=["all", *page.THEMES, "table"], help="table: measure nothing")
     asked = parser.parse_args().themes

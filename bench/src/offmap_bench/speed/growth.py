@@ -25,7 +25,6 @@ MOST = {"fit, weights": 1.5}
 
 
 def exponents(rounds: int = 3) -> Record:
-    """Every series in turns, then the slopes."""
     seconds: dict[str, dict[int, float]] = {}
     for name, works in series().items():
         timings = race({str(size): work for size, work in works.items()}, rounds=rounds)

@@ -152,8 +152,6 @@ def once(what: str, unit: Unit, value: float, wall: float | None = None) -> Meas
 
 @dataclass(frozen=True)
 class Claim:
-    """A value and its bound."""
-
     what: str
     value: float
     sense: Sense
@@ -165,7 +163,6 @@ class Claim:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, threads and versions of this run."""
     names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     machine = {"processor": names[0] if names else platform.processor(), "processors": os.cpu_count()}
     versions = {name: version(name) for name in ("offmap", "torch", "maxwent")}

@@ -40,7 +40,6 @@ GROWTH = {
 
 
 def memory(rounds: int = 2) -> Record:
-    """One process a case."""
     with tempfile.TemporaryDirectory() as folder:
         on.fit_guard().save(Path(folder, "guard"))
         torch.save(on.trained_net().state_dict(), Path(folder, "net"))
@@ -54,8 +53,6 @@ def memory(rounds: int = 2) -> Record:
 
 
 class Stream(IterableDataset[Tensor]):
-    """Rows made when they are asked for."""
-
     def __init__(self, rows: int, batch: int = 10_000) -> None:
         self.rows, self.batch = rows, batch
 
@@ -77,8 +74,6 @@ def score_rows(folder: str, form: str, rows: str, draws: str) -> float:
 
 
 class Skip(nn.Sequential):
-    """Layers and a way around them."""
-
     def forward(self, input: Tensor) -> Tensor:
         return torch.relu(input + super().forward(input))
 

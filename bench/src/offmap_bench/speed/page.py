@@ -22,12 +22,10 @@ LIMITS = ("a bare GEMM", "plain")
 
 
 def show(record: Record) -> None:
-    """Print one record."""
     Console().print(Markdown(section(record)))
 
 
 def write() -> Path:
-    """Write the page."""
     PAGE.write_text(text([record for theme in THEMES if (record := read(theme)) is not None]), encoding="utf-8")
     return PAGE
 

@@ -42,7 +42,6 @@ def _race(works: dict[str, Work], rounds: int) -> dict[str, Timing]:
 
 
 def fits() -> dict[str, Work]:
-    """Complete fits around one net."""
     data = table()
     return {
         "offmap, default": lambda: offmap.fit(trained_net(), data["train"], data["valid"], draws=DRAWS, progress=False),
@@ -85,7 +84,6 @@ def mixture_variance(passes: Iterable[Tensor]) -> Tensor:
 
 
 def members() -> list[nn.Sequential]:
-    """The members of the deep ensemble before training."""
     return [trained_net(seed) for seed in range(MEMBERS)]
 
 
@@ -129,7 +127,6 @@ def variational() -> nn.Module:
 
 
 def train_variational() -> nn.Module:
-    """Train it on the likelihood and the divergence."""
     from bayesian_torch.models.dnn_to_bnn import get_kl_loss
 
     net, rows = variational(), len(table()["train"][0])

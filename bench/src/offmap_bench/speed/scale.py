@@ -48,7 +48,6 @@ ALONE = "one process"
 
 
 def cells() -> dict[str, Callable[[], Any]]:
-    """One process, and several under torchrun."""
     torch.set_num_threads(1)
     return {ALONE: measure_alone, **{str(size): partial(start_ranks, size) for size in (1, 2, 4)}}
 
@@ -185,7 +184,6 @@ def costs_of(alone: Runs) -> dict[str, Cost]:
 
 
 def fields(runs: Runs) -> dict[str, Any]:
-    """Tables and numbers of the page."""
     alone, ranks = runs[ALONE], {size: run for size, run in runs.items() if size != ALONE}
     d, costs, score = alone["parameters"], costs_of(alone), alone["score"]
     parts = {"pass": d, "risk": d * alone["draws"], "step": d * alone["steps"]}

@@ -96,7 +96,6 @@ def serving(rounds: int = 5) -> Record:
 
 
 def time_calls(call: Work, calls: int) -> Turn:
-    """Time so many calls in this process."""
     walls: list[float] = []
     start = time.process_time()
     for _ in range(calls):
@@ -126,7 +125,6 @@ class Server:
         self.process.communicate(timeout=30)
 
     def cpu(self) -> float:
-        """Milliseconds of the processor so far."""
         words = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return 1e3 * (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -57,7 +57,6 @@ def trained_net(seed: int = 0) -> nn.Sequential:
 
 
 def fit_guard(solver: Literal["closed-form", "refine"] = "closed-form", *, score: str = "default") -> offmap.Guard:
-    """An SVD guard around the trained net."""
     data = table()
     return offmap.fit(trained_net(), data["train"], data["valid"], solver=solver, score=score, draws=DRAWS, progress=False)
 
@@ -84,7 +83,6 @@ class Encoder(nn.Module):
         self.head = nn.Linear(size, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, 16) -> (B, 10)."""
         return self.head(self.body(self.embed(x)).mean(1))
 
 
@@ -106,13 +104,11 @@ class Subject:
     rows: int
 
     def net(self) -> nn.Module:
-        """The same model every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.make().eval().requires_grad_(False)
 
     def inputs(self, rows: int) -> Tensor:
-        """The same rows every time."""
         return torch.randn(rows, *self.shape, generator=generator("benchmarks", self.name))
 
 
@@ -125,7 +121,6 @@ TRANSFORMER = Subject("Transformer, 2 layers of 128, 32 tokens", lambda: Encoder
 
 @torch.no_grad()
 def run_passes(net: nn.Module, x: Tensor, batch: int, times: int = 1) -> None:
-    """Run the model on all rows in batches, so many times."""
     for _ in range(times):
         for part in x.split(batch):
             net(part)

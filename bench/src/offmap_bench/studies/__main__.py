@@ -14,12 +14,10 @@ STUDIES = ("choice", "choice_images", "distill", "laplace", "options", "quality"
 
 
 def load(name: str) -> Study:
-    """Import a study."""
     return import_module(f"offmap_bench.{'speed' if name == 'scale' else 'studies'}.{name}").STUDY
 
 
 def main() -> None:
-    """Run studies, or write all pages."""
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.studies", description=__doc__)
     parser.add_argument("names", nargs="+", choices=[*STUDIES, "pages"])
     names = parser.parse_args().names

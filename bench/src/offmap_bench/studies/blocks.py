@@ -12,14 +12,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from offmap_bench.checks import trust
 from offmap_bench.paths import DOCS, ROOT
-from offmap_bench.studies import promises
 from offmap_bench.studies.study import TEMPLATES, markdown
 
 Table = dict[str, dict[str, str]]
 """{row: {column: cell}}; rows by their first cell, without stars."""
 
 SPECS: dict[str, dict[str, Any]] = tomllib.loads((TEMPLATES / "blocks.toml").read_text(encoding="utf-8"))
+PROMISES: list[dict[str, Any]] = tomllib.loads((TEMPLATES / "promises.toml").read_text(encoding="utf-8"))["promise"]
 BLOCKS = (*SPECS, "promises")
 UCI = {
     f"{m}, {mode}": ["uci", f"Detection, {mode}", m] for m in ("AUROC", "FPR@95") for mode in ("extrapolation", "interpolation")
@@ -27,12 +28,10 @@ UCI = {
 
 
 def pages() -> list[Path]:
-    """Pages that may quote."""
     return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 
 
 def write() -> None:
-    """Fill the blocks of every page."""
     for path in pages():
         text = path.read_text(encoding="utf-8")
         if (new := fill_blocks(text, path)) != text:
@@ -57,7 +56,7 @@ def fill_blocks(text: str, path: Path) -> str:
 def render(name: str) -> str:
     """Fill one block: paragraphs are wrapped, tables stay as they are."""
     if name == "promises":
-        return promises.render(cell)
+        return render_promises()
     spec = SPECS[name]
     fields = {key: cell(*source) for key, source in spec.get("cells", {}).items()}
     fields |= {key: quote_table(table) for key, table in spec.get("tables", {}).items()}
@@ -102,3 +101,23 @@ def read_table(page: str, heading: str = "", *, first: str | None = None) -> Tab
         if first is None or head[0] == first:
             return {re.sub(r"\\\*|^\*+|\*+$", "", row[0]): dict(zip(head, row, strict=True)) for row in rows}
     raise LookupError(f"docs/{page}.md has no table below {heading!r} that starts with {first!r}.")
+
+
+def render_promises() -> str:
+    """Promises of `templates/promises.toml`, with the tests that hold them and the last figures."""
+    models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (DOCS / "hosts.md").read_text("utf-8"), re.MULTILINE)
+    lines = ["| promise | held by | last measured |", "|---|---|---|"]
+    for promise in PROMISES:
+        tests = "<br>".join(f"`{test}`" for test in promise["tests"])
+        figures = [describe_trials(name) for name in promise.get("trials", ()) if trust.read(name).done]
+        cells = {key: cell(*source) for key, source in promise.get("cells", {}).items()}
+        figures += [promise["figure"].format(zoo=f"{len(models):,}", **cells)] if "figure" in promise else []
+        lines.append(f"| **{promise['name']}.** {promise['sentence']} | {tests} | {'<br>'.join(figures)} |")
+    return "\n".join(lines)
+
+
+def describe_trials(name: str) -> str:
+    """Trials on record, and how many of them failed."""
+    found = trust.read(name)
+    hangs = sum(failure.startswith("hang") for failure in found.failures.values())
+    return f"[{name}](trust.md): {found.done:,} trials, {len(found.failures)} failures, {hangs} hangs"

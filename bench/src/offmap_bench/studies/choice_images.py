@@ -99,7 +99,6 @@ def sets_of(task: Task, unknown: Tensor | None = None) -> dict[str, Tensor]:
 
 
 def terms_of(nets: nn.Module | list[nn.Module], task: Task, sets: Mapping[str, Tensor]) -> Terms:
-    """The terms that the default guard combines."""
     guard = offmap.fit(nets, task.train, (task.valid[0][:ID_IMAGES], task.valid[1][:ID_IMAGES]), progress=False)
     return {name: guard.terms(x) for name, x in sets.items()}
 
@@ -154,7 +153,6 @@ def measure_resnets() -> dict[str, Any]:
 
 
 def cells() -> dict[str, Callable[[], Any]]:
-    """Nets of six classes, and the given ones."""
     return {
         "six digits": partial(measure_six, "six digits", "mnist"),
         "three resnets": measure_resnets,

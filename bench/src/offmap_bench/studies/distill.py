@@ -43,7 +43,6 @@ def measure(name: str, seed: int) -> dict[str, float]:
 
 
 def fields(runs: Runs) -> dict[str, Any]:
-    """A table and a sentence for each seed."""
     by_seed = {seed: {cell: run for cell, run in runs.items() if cell.endswith(f"seed {seed}")} for seed in SEEDS}
     return {
         "summary": "\n\n".join(summarize(seed, mine) for seed, mine in by_seed.items() if mine),
@@ -65,7 +64,6 @@ def table(runs: Runs) -> str:
 
 
 def summarize(seed: int, runs: Runs) -> str:
-    """A sentence from the numbers."""
     kept = {cell: run["auroc one pass"] / run["auroc guard"] for cell, run in runs.items()}
     below = [f"{cell.partition(',')[0]} ({per_cent(share)} %)" for cell, share in kept.items() if share < TARGET]
     cost, gain, seconds = (

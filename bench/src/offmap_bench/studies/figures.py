@@ -45,7 +45,6 @@ Draw = Callable[[Axes], None]
 
 
 def draw_all() -> None:
-    """Write `hero` and `how`."""
     task, place = regression(), Place(torch.device("cpu"), torch.float32)
     train, valid = (
         as_batches(task.train, place, name="train", batch_size=100),
@@ -84,7 +83,6 @@ def write(name: str, panels: list[tuple[str, Draw]]) -> None:
 
 
 def draw_data(axes: Axes, task: Task, x: Tensor) -> None:
-    """Points and the true curve."""
     axes.plot(x[:, 0], truth(x[:, 0].double().numpy()), color=colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
     axes.plot(*(t.flatten() for t in task.train), "o", markersize=2.4, color=colour("ood"), markeredgewidth=0, alpha=0.8)
     axes.set(xlim=(-1.5, 1.5), ylim=(-TALL, TALL), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
@@ -114,14 +112,12 @@ def draw_verdicts(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
 
 
 def draw_samples(axes: Axes, guard: Guard, task: Task, x: Tensor, clip: float | None) -> None:
-    """The means of ten draws."""
     for line in guard.samples(x, 10, clip=clip)[..., 0].clamp(-3 * TALL, 3 * TALL):
         axes.plot(x[:, 0], line, color=colour("series4"), linewidth=0.8, alpha=0.7)
     draw_data(axes, task, x)
 
 
 def draw_score(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
-    """The default score along x."""
     score, rows = guard.score(x), task.train[0][:, 0]
     over = score > guard.threshold
     axes.plot(x[:, 0], torch.where(over, score, torch.nan), color=colour("ood"), linewidth=1.6)

@@ -29,7 +29,6 @@ def measure(plan: Plan, seed: int) -> dict[str, dict[str, float]]:
 
 
 def fields(runs: Runs) -> dict[str, Any]:
-    """A table for every plan."""
     return {"seeds": len(SEEDS), "tables": "\n\n".join(f"## {plan.title}\n\n{table(plan, runs)}" for plan in PLANS)}
 
 

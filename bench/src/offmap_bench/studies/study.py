@@ -63,7 +63,6 @@ class Study:
         return fill(self.name, **versions, **self.fields(record["runs"]))
 
     def write(self) -> Path:
-        """Write the page."""
         self.page.write_text(self.text(), encoding="utf-8")
         return self.page
 
@@ -91,7 +90,6 @@ def per_cent(value: float) -> str:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """A number with a minus sign instead of a dash."""
     return f"{value:.{digits}f}".replace("-", "−")
 
 

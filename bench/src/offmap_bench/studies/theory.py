@@ -62,7 +62,6 @@ def measure() -> dict[str, Any]:
 
 
 def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
-    """Functions that fit, by title."""
     options = SHARED | {"solver": "sgd", "widen": False, "likelihood": bench.law, "score": "paper", "progress": False}
 
     def fit_maxwent(basis: str) -> Guard:
@@ -80,7 +79,6 @@ def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
 
 
 def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]:
-    """The numbers of one fit."""
     history, found = guard.history, measure_separation(*(guard.score(x) for x in (bench.task.test[0], *bench.task.ood.values())))
     mean_net = {layer.name: layer.correlation for layer in diagnose(guard, bench.task.train).layers}
     layers = {
