@@ -18,7 +18,7 @@ from offmap.io.guard_file import load
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
 from offmap.maxwent.config import Config
 from offmap.posterior.distribution import Parameterization, WeightDistribution
-from offmap.posterior.protocol import Predictive, Scorer
+from offmap.posterior.predictive import Predictive, Scorer
 from offmap.report.evaluation import write_page
 
 __all__ = [

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Inputs
+from offmap.cache import CACHE_NUMBERS
 from offmap.data import Batches, Rows, map_rows, sample_rows
 from offmap.data.inputs import rows_of, take_rows
 from offmap.detector import Calibration
@@ -18,7 +19,6 @@ from offmap.errors import ConfigError
 from offmap.guard import COMPARING, Guard, checked_clip
 from offmap.likelihoods import Prediction
 from offmap.maxwent.select import CLIPS, lowest
-from offmap.posterior.distribution import CACHE_BYTES
 from offmap.posterior.predictive import CachedPredictive
 from offmap.scores.combine import ROWS, fit_combined, log_uncertainty
 from offmap.scores.images import are_images, pictured
@@ -43,7 +43,7 @@ def compared(made: Guard, train: Batches, held: Rows, group: Group = SINGLE_PROC
 
     uncertain, energy = over_ranks(log_u, group), over_ranks(plain_energy, group)
     rows, found = sample_rows(train, ROWS, made.seed, group, sharded=sharded), None
-    if are_images(made.likelihood, held) and hasattr(made.predictive, "plain"):
+    if are_images(made.likelihood, held) and made.predictive.mean_weights() is not None:
         found = pictured(made.predictive, rows, held.inputs, uncertain, energy)
     found = found or fit_combined(made.predictive, rows, uncertain)
     if found is None and made.score_with == "distance":
@@ -62,7 +62,7 @@ def calibrated(
 ) -> Guard:
     """The guard with its clip chosen on `held`, and threshold and intervals from `familiar`."""
     asked = replace(
-        made, predictive=CachedPredictive(made.predictive, CACHE_BYTES)
+        made, predictive=CachedPredictive(made.predictive, CACHE_NUMBERS)
     )  # clip, threshold and intervals ask for the same
     asked = replace(asked, clip=choose_clip(asked, held, group) if clip == "choose" else checked_clip(clip))
     calibration = calibration_of(asked, familiar, false_alarms, exact=familiar is not held, group=group)

@@ -22,12 +22,11 @@ from offmap._types import Data
 from offmap.data import Batches, as_batches, fork_rng
 from offmap.errors import ConfigError
 from offmap.guard import Guard
-from offmap.maxwent.monitors import History
 from offmap.metrics import rank_correlation
 from offmap.model.select import StackedModel
 from offmap.posterior.basis import LIMIT, Basis
 from offmap.posterior.construct import Observed, observe
-from offmap.posterior.predictive import Stochastic
+from offmap.posterior.predictive import History, Stochastic
 from offmap.table import Table
 
 EPS = 1e-4

@@ -159,7 +159,7 @@ def _looking(guard: Guard, familiar: Tensor) -> tuple[Passes, Looks]:
     """A pass of the first plain member, and what is read off it: the inputs and some layers, spread over the depth."""
     predictive = own(guard.predictive)
     model = predictive.model
-    weights = {**all_params(model.net), **predictive.plain(0)}
+    weights = {**all_params(model.net), **predictive.mean_weights(0)}
     few = take_rows(familiar, slice(0, 4))
     met = features(model.net, weights, few, model.output_fn, maps=True)
     names = [n for n, h in met.items() if _shown(model.net, n) and not torch.equal(h, few.flatten(1).to(h))]

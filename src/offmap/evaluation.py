@@ -30,7 +30,7 @@ from offmap.metrics import (
     mean_width,
     quantile_ece,
 )  # fmt: skip
-from offmap.posterior.protocol import Scorer
+from offmap.posterior.predictive import Scorer
 from offmap.random import permutation
 from offmap.table import Table
 

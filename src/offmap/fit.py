@@ -27,13 +27,12 @@ from offmap.io.identity import identity, same_on_all, take_from_rank_0
 from offmap.likelihoods import Likelihood, resolve
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint
-from offmap.maxwent.config import CONFIGS, Config
+from offmap.maxwent.config import CONFIGS, Config, Runtime, override
 from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.inspect import UNREACHED, Findings, examine, restore_state
 from offmap.model.params import ParamSelection
 from offmap.model.select import StackedModel, as_models, check_same_function, choose, stack_models
-from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Predictive, Runtime, override
+from offmap.posterior.predictive import Predictive, Sampled, as_predictive
 from offmap.scores.images import are_images, for_images, image_spec
 
 logger = logging.getLogger("offmap")
@@ -171,10 +170,9 @@ def guard(
 
     The scores "default" and "distance" compare with rows of `train`; without it "default" is the paper's score.
     """
-    if not isinstance(predictive, Predictive) or isinstance(predictive, type):
-        raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(predictive).__name__}.")
+    predictive = as_predictive(predictive)
     draws, seed = _check_options(score, draws, seed)
-    model = getattr(predictive, "model", None)
+    model = predictive.model
     place = Place.of(model.net) if model else Place(torch.device("cpu"), torch.float32)
     if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")

@@ -22,9 +22,7 @@ from offmap.detector import Detector, attended, concat_results, merge_parts
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.export.onnx import ExportInfo
 from offmap.likelihoods import Likelihood, Prediction, check_counted
-from offmap.maxwent.monitors import History
-from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.predictive import History, Predictive, Stochastic
 from offmap.scores.combine import CombinedScore, log_uncertainty
 from offmap.scores.images import plain_energy
 from offmap.table import Table
@@ -71,7 +69,7 @@ class Guard(Detector):
     @property
     def history(self) -> History:
         """How the fit went."""
-        return getattr(self.predictive, "history", History())
+        return self.predictive.history or History()
 
     def _describe(self) -> str:
         name = self.score_with if isinstance(self.score_with, str) else "your own function"
@@ -79,7 +77,7 @@ class Guard(Detector):
 
     def block_rows(self, draws: int | None = None) -> int:
         """So many that their stacked outputs stay within a fixed memory."""
-        model = getattr(self.predictive, "model", None)
+        model = self.predictive.model
         numbers = (model.output_numbers if model else 1) * self.predictive.members * (draws or self.draws)
         return max(1, OUTPUT_NUMBERS // numbers)
 
@@ -209,7 +207,7 @@ class Guard(Detector):
     def outputs(self, block: Inputs, clip: float | None, draws: int | None = None) -> Tensor:
         """Stacked outputs of one block, (M·P, B, ...), refused if a row has more or fewer axes than at fit time."""
         stacked = self.predictive.outputs(block, draws or self.draws, clip=clip, seed=self.seed)
-        axes = getattr(getattr(self.predictive, "model", None), "output_axes", None)
+        axes = self.predictive.model and self.predictive.model.output_axes
         if axes is not None and stacked.ndim != axes + 2:
             raise ModelError(
                 f"Expected inputs whose outputs have {axes + 1} axes, as at fit time, but these give {tuple(stacked.shape[1:])}. "

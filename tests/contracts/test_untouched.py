@@ -12,10 +12,9 @@ from torch.utils._pytree import tree_leaves
 import offmap
 from offmap.data import Rows
 from offmap.maxwent import solve as maxwent
-from offmap.maxwent.config import Config
+from offmap.maxwent.config import Config, Runtime
 from offmap.maxwent.risk import Validation
 from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Runtime
 from zoo import Case
 from zoo.ways import HOSTS, WAYS
 

@@ -6,7 +6,7 @@ from sklearn.covariance import ledoit_wolf
 
 from offmap.detectors.mahalanobis import mahalanobis, mahalanobis_distance, shrunk_covariance
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.posterior.protocol import Scorer
+from offmap.posterior.predictive import Scorer
 from offmap.random import generator
 
 

@@ -8,7 +8,7 @@ import torch
 from offmap.detectors import nearest as module
 from offmap.detectors.nearest import nearest, nearest_distance
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.posterior.protocol import Scorer
+from offmap.posterior.predictive import Scorer
 
 
 def rows(n: int, width: int, seed: int) -> torch.Tensor:

@@ -463,7 +463,7 @@ def test_nll_is_that_of_the_prediction_as_reported(guard: offmap.Guard, sorter: 
 def test_any_predictive_gets_the_same_verdicts() -> None:
     made = offmap.guard(Closed(members=2), simulated(60, 1), draws=5)
     x = inputs(9, 5)
-    assert isinstance(Closed(), offmap.Predictive)
+    assert isinstance(made.predictive, offmap.Predictive)
     assert isinstance(made, offmap.Scorer)
     result = made(x.numpy())
     assert result.mean.shape == (9,)

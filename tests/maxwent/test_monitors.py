@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from offmap.maxwent.monitors import BestValidation, History, RiskThreshold
+from offmap.maxwent.monitors import BestValidation, RiskThreshold
 from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.predictive import History
 
 
 def watched(

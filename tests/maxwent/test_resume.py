@@ -10,10 +10,11 @@ from torch import Tensor
 import trained
 from offmap.data import Batch, Rows
 from offmap.maxwent.checkpoint import Checkpoint
-from offmap.maxwent.monitors import History, RiskThreshold
+from offmap.maxwent.monitors import RiskThreshold
 from offmap.maxwent.resume import Descent
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.predictive import History
 
 
 def begun(path: Path | None) -> Descent:

@@ -223,7 +223,7 @@ def test_one_look_tells_the_risk_and_the_mean_uncertainty_of_every_member():
 
 @pytest.mark.parametrize("most", [1 << 23, 0])
 def test_the_risk_along_a_factor_is_that_of_the_widened_distribution(most: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(risk, "CACHE_BYTES", most)
+    monkeypatch.setattr(risk, "CACHE_NUMBERS", most)
     q, validation, _ = regression()
     along = validation.along(q)
     for factor in (torch.tensor([1e-3, 1.0]), torch.tensor([7.0, 0.2])):
@@ -255,7 +255,7 @@ def test_small_draws_along_a_factor_are_made_once(most: int, made: int, dtype: t
     q, validation, _ = regression()
     q, rows = q.to(dtype), validation.data
     validation = replace(validation, data=replace(rows, inputs=rows.inputs.to(dtype), targets=rows.targets.to(dtype)))
-    monkeypatch.setattr(risk, "CACHE_BYTES", P * q.members * q.dimension + most)
+    monkeypatch.setattr(risk, "CACHE_NUMBERS", P * q.members * q.dimension + most)
     along, drawn, draw = validation.along(q), [], q.draw
     monkeypatch.setattr(q, "draw", lambda span, **options: drawn.append(span) or draw(span, **options))
     for factor in (0.1, 1.0, 10.0):

@@ -18,11 +18,10 @@ from offmap.data import Rows
 from offmap.errors import ConfigError
 from offmap.likelihoods import Categorical, Gaussian, Likelihood, Prediction
 from offmap.maxwent import solve as maxwent
-from offmap.maxwent.config import Config
+from offmap.maxwent.config import Config, Runtime
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.posterior.distribution import Parameterization
 from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Runtime
 
 QUICK = {"steps": 60, "check_every": 20, "risk_draws": 10}
 SOLVERS = ("closed-form", "refine", "sgd")

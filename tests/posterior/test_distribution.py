@@ -102,7 +102,7 @@ def test_a_member_draws_the_same_alone_and_in_company():
 
 @pytest.mark.parametrize("limit", [0, 1 << 23])
 def test_remembered_noise_is_never_mistaken_for_other_noise(limit: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(distribution, "CACHE_BYTES", limit)
+    monkeypatch.setattr(distribution, "CACHE_NUMBERS", limit)
     q = small()
     asked = [((0, 1), 0, "infer"), ((0, 1), 1, "infer"), ((0, 1), 0, "infer"), ((0, 1), 0, "valid"), ((1, 0), 0, "valid"),
              ((0,), 0, "valid"), ((0, 1), 0, "fit"), ((0, 1), 0, "valid")]  # fmt: skip
@@ -338,7 +338,7 @@ def test_noise_is_made_once_where_it_is_small_and_asked_for_again(
 
     monkeypatch.setattr(distribution, "draw_noise", counted)
     if limit is not None:
-        monkeypatch.setattr(distribution, "CACHE_BYTES", limit)
+        monkeypatch.setattr(distribution, "CACHE_NUMBERS", limit)
     first, second = (q.draw(range(3), stream=stream)["w"] for _ in range(2))
     assert torch.equal(first, second)
     assert len(asked) == made

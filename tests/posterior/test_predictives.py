@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from offmap.integrations.mlp import mlp
 from torch import nn
 
 import offmap
 from offmap.errors import ConfigError, ModelError
-from offmap.integrations.nets import mlp
+from offmap.maxwent.config import Runtime, override
 from offmap.model.forward import BatchedModel
 from offmap.model.select import stack_models
 from offmap.posterior.construct import scaling
-from offmap.posterior.predictive import Member, Sampled, Stochastic
-from offmap.posterior.protocol import Runtime, override
+from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly, Sampled, Stochastic, as_predictive
 from trained import classifier, inputs, regressor
 
 X = inputs(9, 5)
@@ -131,3 +132,73 @@ def test_the_first_member_of_a_fit_is_a_fit_on_that_net_alone() -> None:
 def test_a_member_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="Expected `index` from 0 to 1, one of the members, but got 2"):
         Member(sampled(2), 2)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_cached_predictive_sees_inputs_that_were_changed_in_place(wrapped: bool) -> None:
+    source = stochastic(2)
+    cached, x = CachedPredictive(source), X.clone()
+    inputs_ = (x,) if wrapped else x
+    first = cached.outputs(inputs_, 3, clip=None, seed=0)
+    assert cached.outputs(inputs_, 3, clip=math.inf, seed=0) is first
+    x.add_(10)  # the same memory
+    assert torch.equal(cached.outputs(inputs_, 3, clip=None, seed=0), source.outputs(x, 3, clip=None, seed=0))
+    assert not torch.equal(cached.outputs(inputs_, 3, clip=None, seed=0), first)
+
+
+def test_every_kind_declares_model_history_and_mean_weights() -> None:
+    source = stochastic(2)
+    for kind in (source, sampled(2), Member(source, 1), CachedPredictive(source)):
+        assert isinstance(kind, offmap.Predictive)
+        assert kind.model is not None
+        weights = kind.mean_weights()
+        assert weights is not None
+        torch.testing.assert_close(weights["0.weight"], regressor(1 if isinstance(kind, Member) else 0)[0].weight.detach())
+
+
+class Constant:
+    """The least that a guard takes."""
+
+    members = 1
+
+    def outputs(self, x: torch.Tensor, draws: int, *, clip: float | None, seed: int) -> torch.Tensor:
+        spread = torch.linspace(-1, 1, draws)[:, None, None] * (0.0 if clip == 0 else 0.1)
+        return x[:, :1].sin() * torch.ones(draws, 1, 1) + spread
+
+
+def test_a_class_with_members_and_outputs_alone_is_guarded() -> None:
+    completed = as_predictive(Constant())
+    assert isinstance(completed, OutputsOnly)
+    assert isinstance(completed, offmap.Predictive)
+    assert (completed.model, completed.history, completed.mean_weights()) == (None, None, None)
+    assert as_predictive(completed) is completed
+    x = inputs(60, 5)
+    guard = offmap.guard(Constant(), (x, x[:, 0].sin()), train=(x, x[:, 0].sin()))
+    assert guard(x).score.shape == (60,)
+    with pytest.raises(ConfigError, match="Expected `predictive` to have `members` and `outputs`, but got Linear"):
+        as_predictive(nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+
+
+def images(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return inputs(40, seed, features=64).reshape(40, 1, 8, 8), torch.arange(40) % 3
+
+
+def convolutional() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+
+
+@pytest.mark.parametrize("kind", ["table", "images"])
+def test_eight_threads_that_share_a_guard_give_equal_results(kind: str) -> None:
+    x = inputs(60, 5)
+    net, data = (regressor(0), (x, x[:, 0])) if kind == "table" else (convolutional(), images(5))
+    guard = offmap.fit(net, data, data, solver="closed-form", draws=8, progress=False)
+    rows = [data[0][i : i + 5] + i for i in range(8)]
+    expected = [guard(x) for x in rows]
+
+    def work(i: int) -> bool:
+        results = [guard(rows[i]) for _ in range(4)]
+        return all(torch.equal(r.score, expected[i].score) and torch.equal(r.p_value, expected[i].p_value) for r in results)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))

@@ -12,7 +12,7 @@ import offmap
 import trained
 from offmap.diagnosis import Diagnosis
 from offmap.errors import FileError
-from offmap.maxwent.monitors import History
+from offmap.posterior.predictive import History
 from offmap.report.diagnosis import MOST_PANELS, risk_limits, select_layers, trace_panels, write_diagnosis
 from pages import check_page
 

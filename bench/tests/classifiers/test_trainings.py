@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offmap.errors import DataError, ModelError
 from offmap.metrics import auroc
-from offmap.posterior.protocol import Scorer
+from offmap.posterior.predictive import Scorer
 from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.ensemble import Ensemble
 from offmap_bench.classifiers.training import Learned, TrainConfig, augmented, body_and_head, fit

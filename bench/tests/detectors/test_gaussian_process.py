@@ -11,7 +11,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.posterior.protocol import Scorer
+from offmap.posterior.predictive import Scorer
 from offmap_bench.detectors import gaussian_process as module
 from offmap_bench.detectors.gaussian_process import gaussian_process
 from trained import inputs, regression

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offmap.detectors.mahalanobis import shrunk_covariance
 from offmap.errors import ConfigError, DataError, ModelError
 from offmap.integrations.nets import mlp
-from offmap.posterior.protocol import Scorer
+from offmap.posterior.predictive import Scorer
 from offmap_bench.detectors import hidden as module
 from offmap_bench.detectors.hidden import hidden_layers, hidden_mahalanobis, hidden_nearest
 from trained import inputs

@@ -10,7 +10,7 @@ import sklearn.ensemble
 import torch
 
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.posterior.protocol import Scorer
+from offmap.posterior.predictive import Scorer
 from offmap_bench.detectors.isolation_forest import isolation_forest
 from trained import inputs
 

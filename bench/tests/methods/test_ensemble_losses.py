@@ -16,9 +16,9 @@ from offmap.data import Rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Losses, Stack, maximum_likelihood, member_risks, mlp
 from offmap.likelihoods import Categorical, Gaussian
+from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import adam, minimize
 from offmap.model.params import copy_model
-from offmap.posterior.protocol import Runtime
 from offmap.random import generator
 from offmap_bench.methods.anchored import anchored
 from offmap_bench.methods.dare import anti_regularised

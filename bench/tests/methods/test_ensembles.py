@@ -13,8 +13,8 @@ import offmap
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, member_nll, mlp
+from offmap.maxwent.config import Runtime
 from offmap.model.params import copy_model
-from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import anchored, dare, deep_ensemble, mc_dropout, negative_correlation, overall_diversity, repulsive
 from trained import classes, inputs, regression, regressor
 

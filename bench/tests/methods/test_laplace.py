@@ -14,7 +14,7 @@ import offmap
 import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError, ShapeError
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.predictive import Predictive
 from offmap.random import generator
 from offmap_bench.methods.laplace import Approximated, Config, Draw, Means, fit
 

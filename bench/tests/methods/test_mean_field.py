@@ -17,10 +17,10 @@ import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
+from offmap.maxwent.config import Runtime
 from offmap.model.select import stack_models
 from offmap.posterior.noise import Normal as NormalNoise
-from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Predictive, Runtime
+from offmap.posterior.predictive import Predictive, Stochastic
 from offmap.random import generator
 from offmap_bench.methods.mean_field import GRID, Config, Posteriors, fit, fit_grid, start
 

@@ -14,7 +14,7 @@ from offmap.data import Batch, Rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, Training, maximum_likelihood, member_nll, mlp, train_stack
 from offmap.likelihoods import Gaussian
-from offmap.posterior.protocol import Runtime
+from offmap.maxwent.config import Runtime
 from offmap_bench.methods.base import check_settings, ensemble_nll, per_setting, shared
 
 LAW = Gaussian()

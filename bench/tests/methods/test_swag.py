@@ -15,8 +15,7 @@ import trained
 from offmap.data import Place, Rows, batches, gather
 from offmap.errors import ConfigError
 from offmap.posterior.noise import Normal
-from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.predictive import Predictive, Sampled
 from offmap.random import generator
 from offmap_bench.methods.swag import COLUMNS, Config, Draw, Moments, fit
 

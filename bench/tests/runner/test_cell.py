@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from offmap.posterior.predictive import CachedPredictive, Member
+from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly
 from offmap_bench.runner.base_models import as_predictive, untrained
 from offmap_bench.runner.cell import averaged
 from offmap_bench.runner.context import recipe
@@ -30,7 +30,7 @@ def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
             calls.append(len(x))
             return as_predictive(nets, data).outputs(x, draws, clip=clip, seed=seed)
 
-    whole = CachedPredictive(Counted())
+    whole = CachedPredictive(OutputsOnly(Counted()))
     x = data.test[0]
     first = [Member(whole, m).outputs(x, 2, clip=None, seed=0) for m in range(5)]
     assert calls == [len(x)]
@@ -46,6 +46,8 @@ def test_a_remembered_predictive_keeps_no_more_than_it_may() -> None:
     nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
     own = as_predictive(nets, data)
     x = data.test[0]
-    whole = CachedPredictive(own, most=own.outputs(x, 1).numel())
+    whole = CachedPredictive(own, own.outputs(x, 1).numel())
     assert whole.outputs(x, 1, clip=None, seed=0) is whole.outputs(x, 1, clip=float("inf"), seed=0)
-    assert whole.outputs(x, 1, clip=0.1, seed=0) is not whole.outputs(x, 1, clip=0.1, seed=0)
+    first = whole.outputs(x, 1, clip=0.1, seed=0)  # in the place of the oldest
+    assert whole.outputs(x, 1, clip=None, seed=0) is not first
+    assert whole.outputs(x, 1, clip=0.1, seed=0) is not first

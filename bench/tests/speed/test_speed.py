@@ -15,9 +15,9 @@ from offmap.data import Rows
 from offmap.export.guard_graph import graph_of
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
+from offmap.maxwent.config import Runtime
 from offmap.model.select import stack_models
 from offmap.posterior.construct import observe
-from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.speed import growth, measure, page
 from offmap_bench.speed.measure import Claim, Measurement, Record, Timing, count_flops

@@ -11,8 +11,7 @@ from offmap.errors import ConfigError
 from offmap.export.passes import Passed
 from offmap.model.forward import BatchedModel, apply_last_layer, call, plan_layers, run_layers
 from offmap.model.params import NamedTensors, at, copy_model
-from offmap.posterior.predictive import CachedPredictive, Sampled, Stochastic
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic
 
 Own = Stochastic | Sampled
 """Predictives that are a model of ours and its weights."""
@@ -20,7 +19,7 @@ Own = Stochastic | Sampled
 
 def own(predictive: Predictive) -> Own:
     """The predictive, refused unless its weights can be written down."""
-    predictive = predictive.whole if isinstance(predictive, CachedPredictive) else predictive
+    predictive = predictive.source if isinstance(predictive, CachedPredictive) else predictive
     if isinstance(predictive, Stochastic | Sampled):
         return predictive
     raise ConfigError(

@@ -85,7 +85,7 @@ def _passes(predictive: Own, compared: CombinedScore | None, half: bool) -> Pass
         return None
     net = predictive.model.net
     own_ = all_params(net)  # one member alone has its fixed weights in the model itself
-    members = [{**own_, **predictive.plain(member)} for member in range(predictive.members)]
+    members = [{**own_, **predictive.mean_weights(member)} for member in range(predictive.members)]
     pictures = compared is not None and compared.logits is not None
     return Passes(predictive.model, members, names, pictures=pictures, half=half)
 

@@ -18,12 +18,12 @@ from offmap._types import Inputs, Weights
 from offmap.data import Batch, Batches, Place, Rows, as_batches, load_rows
 from offmap.data.inputs import take_rows
 from offmap.likelihoods import Gaussian, Likelihood
+from offmap.maxwent.config import Runtime
 from offmap.maxwent.monitors import BestValidation
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
 from offmap.progress import bar
 from offmap.random import generator
 

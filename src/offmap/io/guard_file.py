@@ -22,7 +22,6 @@ from offmap.guard import Guard
 from offmap.io.atomic import HEADER, write_whole
 from offmap.io.schema import check_header, check_tensors
 from offmap.likelihoods import LIKELIHOODS, Likelihood
-from offmap.maxwent.monitors import History
 from offmap.model.forward import BatchedModel, OutputFn, first_tensor
 from offmap.model.inspect import forgotten, restore_state
 from offmap.model.matrix_view import MatrixView
@@ -30,7 +29,7 @@ from offmap.model.params import checksum, digest, sealed
 from offmap.model.select import as_models, stack_models
 from offmap.posterior.distribution import Rotation, WeightDistribution
 from offmap.posterior.noise import NOISES, Noise, Uniform
-from offmap.posterior.predictive import Stochastic
+from offmap.posterior.predictive import History, Stochastic
 from offmap.scores.combine import CombinedScore
 
 FORMAT = "offmap-guard-5"

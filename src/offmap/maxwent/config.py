@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
+from torch import Tensor, nn
+
+from offmap._types import Inputs
 from offmap.checks import option, validate
-from offmap.errors import ConfigError
+from offmap.data.inputs import take_rows
+from offmap.distributed.group import SINGLE_PROCESS, Group
+from offmap.errors import ConfigError, nearest
+from offmap.maxwent.checkpoint import NONE, Checkpoint
 from offmap.maxwent.objective import Growth, as_growth
 from offmap.maxwent.risk import RiskFn, as_risk
-from offmap.model.params import ParamSelection
+from offmap.model.forward import MODEL_ERRORS, BatchedModel, OutputFn, call, check_rows, first_tensor, model_failed
+from offmap.model.inspect import choose_chunk
+from offmap.model.params import ParamSelection, at
 from offmap.posterior.distribution import Parameterization
 from offmap.posterior.noise import Noise, Uniform, as_noise
 
@@ -81,3 +89,57 @@ PAPER = Config(
 )  # fmt: skip
 REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", tolerance="reference")
 CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a method runs its models; nothing here changes what it computes.
+
+    Args:
+        output_fn: Picks the tensor that matters of what a model returns.
+        chunk_size: Draws that run at once under `vmap`, 1 for a loop over them; "auto" follows the rule of `choose_chunk`.
+        batch_size: Rows that run at once.
+        progress: Whether to show a progress bar; None where a person watches.
+        group: The processes that fit together.
+        sharded: Whether each of them has training rows of its own.
+        checkpoint: Where parts of the fit are kept.
+    """
+
+    output_fn: OutputFn = first_tensor
+    chunk_size: int | Literal["auto"] = "auto"
+    batch_size: int = 128
+    progress: bool | None = None
+    group: Group = SINGLE_PROCESS
+    sharded: bool = False
+    checkpoint: Checkpoint = NONE
+
+    def __post_init__(self) -> None:
+        if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
+            raise ConfigError(f"Expected `chunk_size` to be 'auto' or a whole number ≥ 1, but got {self.chunk_size!r}.")
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise ConfigError(f"Expected `batch_size` to be a whole number ≥ 1, but got {self.batch_size!r}.")
+
+    def model(self, net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> BatchedModel:
+        """Make the batched model: its output is measured on two rows; `weights` are stacked, {name: (M, ...)}."""
+        few = take_rows(inputs, slice(0, 2))
+        try:
+            row = call(net, at(weights, 0), few, self.output_fn)
+        except MODEL_ERRORS as error:
+            raise model_failed(net, few, error) from error
+        check_rows(net, row, few)
+        chunk = self.chunk_size
+        if chunk == "auto":
+            chunk = choose_chunk(net, weights, take_rows(inputs, slice(0, self.batch_size)), self.output_fn)
+        return BatchedModel(net, self.output_fn, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
+
+
+AnyConfig = TypeVar("AnyConfig")
+
+
+def override(config: AnyConfig, options: Mapping[str, Any], *, also: Iterable[str] = ()) -> AnyConfig:
+    """A configuration with some fields changed; an unknown field is refused and the nearest one, or one of `also`, named."""
+    valid = [f.name for f in fields(config)]  # pyright: ignore[reportArgumentType]
+    for name in options:
+        if name not in valid:
+            raise ConfigError(f"Expected options to be {nearest(name, {*valid, *also})}, but got {name!r}.")
+    return replace(config, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -3,62 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from offmap.posterior.distribution import WeightDistribution
-
-
-@dataclass
-class History:
-    """How a fit went, one entry per check: lists over members inside.
-
-    `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are
-    in-distribution. `kept` is the step whose state each member ended with (0: the start);
-    `final_risk` and `final_entropy` are of the states that the fit returned.
-    """
-
-    max_risk: list[float] = field(default_factory=list)
-    step: list[int] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-    risk: list[list[float]] = field(default_factory=list)
-    entropy: list[list[float]] = field(default_factory=list)
-    uncertainty: list[list[float]] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    final_risk: list[float] = field(default_factory=list)
-    final_entropy: list[float] = field(default_factory=list)
-    stop_reason: str = ""
-    chosen: dict[str, float] = field(default_factory=dict)
-
-    def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor, uncertainty: Tensor) -> None:
-        """Note one check, (M,) each."""
-        self.step.append(step)
-        self.loss.append(loss)
-        self.risk.append(risk.tolist())
-        self.entropy.append(entropy.tolist())
-        self.uncertainty.append(uncertainty.tolist())
-
-    def describe(self) -> str:
-        """The last check in words: mean over members."""
-        if not self.step:
-            return ""
-        mean = [sum(v) / len(v) for v in (self.risk[-1], self.max_risk, self.entropy[-1])]
-        return f"risk {mean[0]:.3f}  τ {mean[1]:.3f}  entropy {mean[2]:.2f}"
-
-    def of_kept(self) -> tuple[list[float], list[float]]:
-        """Risk and uncertainty of the state that each member keeps, as they were seen."""
-        row = dict(zip(self.step, range(len(self.step)), strict=True))
-        rows = [row[step] for step in self.kept]
-        risk, uncertainty = ([each[r][m] for m, r in enumerate(rows)] for each in (self.risk, self.uncertainty))
-        return risk, uncertainty
-
-    def finish(self, risk: Tensor, entropy: Tensor) -> None:
-        """Note what was reached, (M,) each."""
-        self.final_risk, self.final_entropy = risk.tolist(), entropy.tolist()
-
+from offmap.posterior.predictive import History
 
 Look: TypeAlias = Callable[[WeightDistribution], tuple[Tensor, Tensor]]
 """Validation risk, and uncertainty on in-distribution data, of every member, (M,) each."""

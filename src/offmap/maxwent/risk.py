@@ -21,13 +21,14 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Weights
+from offmap.cache import CACHE_NUMBERS
 from offmap.data import Rows
 from offmap.data.inputs import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood, align_targets, mean_over_positions
 from offmap.model.forward import BatchedModel, Draw
-from offmap.posterior.distribution import CACHE_BYTES, WeightDistribution
+from offmap.posterior.distribution import WeightDistribution
 
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
 """(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
@@ -96,7 +97,7 @@ class Validation:
         are made once.
         """
         whole = all(mean.dtype.itemsize >= 4 for mean in q.mean.values())  # shorter numbers would lose too much when scaled
-        if not whole or q.parameterization is not None or self.draws * q.members * q.dimension > CACHE_BYTES:
+        if not whole or q.parameterization is not None or self.draws * q.members * q.dimension > CACHE_NUMBERS:
             return lambda factor: self._told(range(q.members), self._draw(q, factor=factor.nan_to_num(nan=1.0)))
         drawn: Weights = {}
 

@@ -17,9 +17,9 @@ from offmap.likelihoods import Likelihood
 from offmap.maxwent import closed_form, search
 from offmap.maxwent import objective as objectives
 from offmap.maxwent.checkpoint import Part
-from offmap.maxwent.config import CONFIGS, Config
+from offmap.maxwent.config import CONFIGS, Config, Runtime
 from offmap.maxwent.feeding import feed_of, sharded_among
-from offmap.maxwent.monitors import History, RiskThreshold
+from offmap.maxwent.monitors import RiskThreshold
 from offmap.maxwent.resume import Descent, seen_once
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.select import highest_entropy
@@ -29,8 +29,7 @@ from offmap.model.select import StackedModel, choose, find_last_layer, stack_mod
 from offmap.posterior.construct import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import as_noise
-from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Runtime
+from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 
 logger = logging.getLogger("offmap")

@@ -15,19 +15,23 @@ from torch import Tensor, nn
 
 from offmap._torch_private import TorchDispatchMode, forward_hooks, tensor_tables, tree_leaves
 from offmap._types import Inputs, Weights
-from offmap.data.inputs import rows_of, take_rows
+from offmap.data.inputs import is_table, rows_of, take_rows
 from offmap.errors import ModelError
+from offmap.model.capture import CaptureMode
 from offmap.model.forward import (
     MODEL_ERRORS,
     OutputFn,
     call,
     check_rows,
     first_tensor,
+    forward,
     model_failed,
     no_fast_path,
     no_fused_attention,
+    plan_layers,
+    replica,
 )
-from offmap.model.params import copy_model, floating, listed, one_device
+from offmap.model.params import at, copy_model, floating, listed, one_device
 from offmap.random import generator
 
 ROWS = 8
@@ -260,6 +264,47 @@ def _leaves_of(output: Tensor) -> set[int]:
             found.add(id(getattr(node, "variable", None)))
             stack.extend(parent for parent, _ in node.next_functions)
     return found
+
+
+# ---------------------------------------------------------------------------------------------------------- chunks
+
+CHUNK_NUMBERS, MOST_DRAWS = 1 << 25, 64
+"""Weights that exist at once in a chunk chosen here (128 MB in float32), and its draws."""
+
+WIDE, CHUNK_ACTIVATIONS = 1 << 16, 1 << 20
+"""A loop is as fast as `vmap` once the widest result of an operator (activations, and views of weights) has more numbers than WIDE:
+the arithmetic then takes longer than the calls. Below, a chunk keeps that result, for all of its weight sets, within
+CHUNK_ACTIVATIONS (a core's cache)."""
+
+
+@torch.no_grad()
+def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn = first_tensor) -> int:
+    """Choose how many draws of every member, {name: (M, ...)}, run at once. A rule of sizes, so that all processes agree to the bit:
+
+    1. never more than MOST_DRAWS draws or CHUNK_NUMBERS weights;
+    2. plain stacks of layers on a table run in batched products: as many as that;
+    3. models that `vmap` cannot run, and those whose widest result for `inputs` has more than WIDE numbers, are looped over: 1;
+    4. others run under `vmap`, the widest result of a chunk within CHUNK_ACTIVATIONS numbers.
+    """
+    most = min(MOST_DRAWS, CHUNK_NUMBERS // max(1, sum(w.numel() for w in weights.values())))
+    if output_fn is first_tensor and is_table(inputs) and plan_layers(net):
+        return max(1, most)
+    if most < 4:
+        return 1
+    # as draws will be, in memory and with gradients: some operators mind
+    pair = {n: w[:1].repeat(2, *[1] * (w.ndim - 1)).requires_grad_(w.is_floating_point()) for n, w in weights.items()}
+    try:
+        with torch.enable_grad():
+            forward(net, pair, take_rows(inputs, slice(0, 2)), output_fn=output_fn)
+    except ModelError:
+        return 1
+    with replica(net) as twin, no_fast_path, no_fused_attention, CaptureMode({}, lambda use: None) as mode:
+        call(twin, at(weights, 0), inputs, output_fn)
+    first = next(iter(weights.values()))
+    scale = 1 if first.device.type == "cpu" else 16  # elsewhere a call costs more, beside the arithmetic
+    if mode.widest > scale * WIDE:
+        return 1
+    return max(2, min(most, scale * CHUNK_ACTIVATIONS // max(1, mode.widest * first.shape[0])))
 
 
 # ------------------------------------------------------------------------------------------ state beside parameters

@@ -17,7 +17,7 @@ from offmap.model.matrix_view import MatrixView, rotate
 from offmap.model.params import NamedTensors, count
 from offmap.posterior.noise import Noise, Stream, Uniform, draw_noise
 
-CACHE_BYTES = 1 << 23
+CACHE_NUMBERS = 1 << 23
 """Noise, and weights drawn from it, of at most this many numbers are kept between calls (32 MB in float32 each)."""
 
 Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
@@ -191,7 +191,7 @@ class WeightDistribution(nn.Module):
         if last is not None and last[0] == key and name in last[1]:
             return last[1][name], True
         z = draw_noise({name: like}, index, seed=seed, stream=stream, noise=self.noise)[name]
-        keep = stream != "fit" and self.dimension * self.members * len(index) <= CACHE_BYTES
+        keep = stream != "fit" and self.dimension * self.members * len(index) <= CACHE_NUMBERS
         if keep:
             if last is None or last[0] != key:
                 self._last = last = (key, {})

@@ -1,5 +1,7 @@
-"""Kinds of Predictive: `Stochastic` over a WeightDistribution, `Sampled` over any function that draws weights;
-a `Member` of one, and one `CachedPredictive`.
+"""What a guard asks of a random model: `Predictive`, and its kinds.
+
+`Stochastic` draws from a WeightDistribution, `Sampled` from any function that gives weights; `Member` is one member of another,
+`CachedPredictive` runs another once for the same question. `as_predictive` completes a class that gives outputs and nothing else.
 """
 
 from __future__ import annotations
@@ -7,20 +9,144 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
+from offmap.cache import CACHE_NUMBERS, LRUCache, content_key
 from offmap.errors import ConfigError
-from offmap.maxwent.monitors import History
 from offmap.model.forward import BatchedModel
 from offmap.model.params import at, copy_model
-from offmap.posterior.distribution import CACHE_BYTES, WeightDistribution
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.distribution import WeightDistribution
 
-Drawn: TypeAlias = dict[tuple[int, int, float | None, tuple[int, ...]], dict[range, Weights]]
-"""Draws by their number, seed, clip and the version of q, in spans; the number counts weights."""
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Whatever tells OOD inputs from in-distribution ones."""
+
+    def score(self, x: Inputs) -> Tensor:
+        """Return (B,), higher = more OOD."""
+        ...
+
+
+@dataclass
+class History:
+    """How a fit went, one entry per check: lists over members inside.
+
+    `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are in-distribution. `kept`
+    is the step whose state each member ended with (0: the start); `final_risk` and `final_entropy` are of the states that the fit
+    returned.
+    """
+
+    max_risk: list[float] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    risk: list[list[float]] = field(default_factory=list)
+    entropy: list[list[float]] = field(default_factory=list)
+    uncertainty: list[list[float]] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    final_risk: list[float] = field(default_factory=list)
+    final_entropy: list[float] = field(default_factory=list)
+    stop_reason: str = ""
+    chosen: dict[str, float] = field(default_factory=dict)
+
+    def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor, uncertainty: Tensor) -> None:
+        """Note one check, (M,) each."""
+        self.step.append(step)
+        self.loss.append(loss)
+        self.risk.append(risk.tolist())
+        self.entropy.append(entropy.tolist())
+        self.uncertainty.append(uncertainty.tolist())
+
+    def describe(self) -> str:
+        """Put the last check in words: mean over members."""
+        if not self.step:
+            return ""
+        mean = [sum(v) / len(v) for v in (self.risk[-1], self.max_risk, self.entropy[-1])]
+        return f"risk {mean[0]:.3f}  τ {mean[1]:.3f}  entropy {mean[2]:.2f}"
+
+    def of_kept(self) -> tuple[list[float], list[float]]:
+        """Return risk and uncertainty of the state that each member keeps, as they were measured."""
+        rows = [self.step.index(step) for step in self.kept]
+        risk, uncertainty = ([values[r][m] for m, r in enumerate(rows)] for values in (self.risk, self.uncertainty))
+        return risk, uncertainty
+
+    def finish(self, risk: Tensor, entropy: Tensor) -> None:
+        """Note what was reached, (M,) each."""
+        self.final_risk, self.final_entropy = risk.tolist(), entropy.tolist()
+
+
+@runtime_checkable
+class Outputs(Protocol):
+    """The least that `offmap.guard` takes: a number of models and a stack of their outputs."""
+
+    @property
+    def members(self) -> int:
+        """M, the number of models."""
+        ...
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
+        """Return the outputs of `draws` draws of every member, (M·P, B, ...), member-major."""
+        ...
+
+
+@runtime_checkable
+class Predictive(Outputs, Protocol):
+    """A random model: all that a guard, its file and its export ask of it. What a class does not have is None."""
+
+    @property
+    def model(self) -> BatchedModel | None:
+        """The model and how it is run; a guard without it compares inputs, but no layers."""
+        ...
+
+    @property
+    def history(self) -> History | None:
+        """How it was fitted."""
+        ...
+
+    def mean_weights(self, member: int = 0) -> Weights | None:
+        """Return the weights of one member as it was trained, {name: (...)}."""
+        ...
+
+
+@dataclass(frozen=True)
+class OutputsOnly:
+    """A Predictive around a class that has `members` and `outputs` alone: neither its layers nor its weights are known."""
+
+    source: Outputs
+    model: None = field(default=None, init=False)
+    history: None = field(default=None, init=False)
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return self.source.members
+
+    def mean_weights(self, member: int = 0) -> None:
+        """Return None: nothing is known of the weights."""
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
+        """Return the outputs of the class itself."""
+        return self.source.outputs(x, draws, clip=clip, seed=seed)
+
+
+def as_predictive(source: Outputs) -> Predictive:
+    """Return `source` itself if it is a full Predictive; complete it if it has `members` and `outputs`; else raise.
+
+    >>> class Coin:
+    ...     members = 1
+    ...     def outputs(self, x, draws, *, clip, seed):
+    ...         return torch.zeros(draws, len(x))
+    >>> as_predictive(Coin()).model is None
+    True
+    """
+    if isinstance(source, type) or not isinstance(source, Outputs):
+        raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(source).__name__}.")
+    if isinstance(source, Predictive):
+        return source
+    named: type[OutputsOnly] = type(type(source).__name__, (OutputsOnly,), {})  # summaries and errors name the user's class
+    return named(source)
 
 
 @dataclass(frozen=True)
@@ -30,91 +156,82 @@ class Stochastic:
     model: BatchedModel
     q: WeightDistribution
     history: History = field(default_factory=History)
-    _drawn: Drawn = field(default_factory=dict, init=False, repr=False, compare=False)
+    _draws: LRUCache = field(default_factory=LRUCache, init=False, repr=False, compare=False)
 
     @property
     def members(self) -> int:
         """M."""
         return self.q.members
 
-    def plain(self, member: int = 0) -> Weights:
-        """The weights of one model as it was trained."""
+    def mean_weights(self, member: int = 0) -> Weights:
+        """Return the weights of one model as it was trained."""
         return at(dict(self.q.mean.items()), member) | at(dict(self.q.fixed.items()), member)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
-        """(M·P, B, ...), member-major."""
+        """Return (M·P, B, ...), member-major."""
         if clip == 0:  # all draws are the model itself
-            plain = self.model.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
-            return plain.repeat_interleave(draws, 0)
-        return self.model.outputs(lambda span: self._draw(span, draws, seed, clip), draws, x, members=self.members)
+            base = self.model.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
+            return base.repeat_interleave(draws, 0)
+        if draws * self.members * self.q.dimension > CACHE_NUMBERS:
+            return self.model.outputs(lambda span: self.q.draw(span, seed=seed, clip=clip), draws, x, members=self.members)
+        version = self.q.version()
 
-    def _draw(self, span: range, draws: int, seed: int, clip: float | None) -> Weights:
-        """Some of `draws` draws of q, the latest remembered if all are small: for a few rows, drawing is most of the work."""
-        numbers = draws * self.members * self.q.dimension
-        if numbers > CACHE_BYTES:
-            return self.q.draw(span, seed=seed, clip=clip)
-        spans = self._drawn.setdefault((numbers, seed, clip, self.q.version()), {})
-        drawn = spans.get(span)
-        if drawn is None:
-            drawn = spans[span] = self.q.draw(span, seed=seed, clip=clip)
-            total = sum(key[0] for key in list(self._drawn))
-            for oldest in list(self._drawn):
-                if total > CACHE_BYTES:
-                    self._drawn.pop(oldest, None)
-                    total -= oldest[0]
-        return drawn
+        def draw(span: range) -> Weights:  # for a few rows, drawing is most of the work
+            return self._draws.get((span, seed, clip, version), lambda: self.q.draw(span, seed=seed, clip=clip))
+
+        return self.model.outputs(draw, draws, x, members=self.members)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A model whose weights come from `draw(span, seed)`, {name: (M·p, ...)}; without it nothing is random and P is 1.
+    """A model whose weights come from a function; there is nothing to clip.
 
-    `weights` are the members' trained weights, {name: (M, ...)}. There is nothing to clip.
+    Args:
+        model: The model and how it is run.
+        weights: The members' trained weights, {name: (M, ...)}.
+        draw: `draw(span, seed)` gives {name: (M·p, ...)}; without it nothing is random and P is 1.
+        history: How it was fitted, if that is known.
     """
 
     model: BatchedModel
     weights: Weights
     draw: Callable[[range, int], Weights] | None = None
+    history: History | None = None
 
     @property
     def members(self) -> int:
         """M."""
         return next(iter(self.weights.values())).shape[0]
 
-    def plain(self, member: int = 0) -> Weights:
-        """The weights of one model as it was trained."""
+    def mean_weights(self, member: int = 0) -> Weights:
+        """Return the weights of one model as it was trained."""
         return at(self.weights, member)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
-        """(M·P, B, ...), member-major; P = 1 when nothing is random."""
+        """Return (M·P, B, ...), member-major; P = 1 when nothing is random."""
         draw = self.draw
         if draw is None:
             return self.model.outputs(lambda span: self.weights, 1, x, members=self.members)
         return self.model.outputs(lambda span: draw(span, seed), draws, x, members=self.members)
 
     def nets(self) -> list[nn.Module]:
-        """The trained members as plain modules."""
-        result: list[nn.Module] = []
-        for member in range(self.members):
-            net = copy_model(self.model.net)
+        """Return the trained members as plain modules."""
+        result = [copy_model(self.model.net) for _ in range(self.members)]
+        for member, net in enumerate(result):
             net.load_state_dict(at(self.weights, member), strict=False)
-            result.append(net)
         return result
 
 
 @dataclass(frozen=True)
 class Member:
-    """One member of any Predictive, seen alone.
+    """One member of any Predictive, alone: what a fit on that net by itself gives, with the noise of its number."""
 
-    Members do not disturb each other: it is what a fit on that net by itself gives, with the noise of its number.
-    """
-
-    whole: Predictive
+    source: Predictive
     index: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.index < self.whole.members:
-            raise ConfigError(f"Expected `index` from 0 to {self.whole.members - 1}, one of the members, but got {self.index}.")
+        if not 0 <= self.index < self.source.members:
+            raise ConfigError(f"Expected `index` from 0 to {self.source.members - 1}, one of the members, but got {self.index}.")
 
     @property
     def members(self) -> int:
@@ -123,56 +240,56 @@ class Member:
 
     @property
     def model(self) -> BatchedModel | None:
-        """The model that runs it, if there is one."""
-        return getattr(self.whole, "model", None)
+        """The model that runs it."""
+        return self.source.model
 
     @property
-    def plain(self) -> Callable[..., Weights] | None:
-        """Gives the weights of its model as it was trained, if that is known."""
-        whole = getattr(self.whole, "plain", None)
-        return None if whole is None else lambda member=0: whole(self.index)
+    def history(self) -> History | None:
+        """How all members were fitted."""
+        return self.source.history
+
+    def mean_weights(self, member: int = 0) -> Weights | None:
+        """Return its weights as they were trained."""
+        return self.source.mean_weights(self.index)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
-        """(P, B, ...); all members run, and the others' outputs are left out."""
-        stacked = self.whole.outputs(x, draws, clip=clip, seed=seed)
-        return stacked.unflatten(0, (self.whole.members, -1))[self.index]
+        """Return (P, B, ...); all members run, and the others' outputs are left out."""
+        stacked = self.source.outputs(x, draws, clip=clip, seed=seed)
+        return stacked.unflatten(0, (self.source.members, -1))[self.index]
 
 
-@dataclass(frozen=True)
 class CachedPredictive:
-    """A Predictive that runs once for the same rows, draws, clip and seed: members, clips and scores then share its outputs.
+    """A Predictive that runs once for equal rows, draws, clip and seed: members, clips and scores then share its outputs.
 
-    It remembers outputs of tables, at most `most` numbers of them in all.
+    Args:
+        source: What is run.
+        numbers: Output numbers that are kept; the oldest go first.
     """
 
-    whole: Predictive
-    most: float = math.inf
-    _known: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    def __init__(self, source: Predictive, numbers: int = CACHE_NUMBERS) -> None:
+        self.source = source
+        self.cache = LRUCache(numbers)
 
     @property
     def members(self) -> int:
         """M."""
-        return self.whole.members
+        return self.source.members
 
     @property
     def model(self) -> BatchedModel | None:
-        """The model that runs it, if there is one."""
-        return getattr(self.whole, "model", None)
+        """The model that runs it."""
+        return self.source.model
 
     @property
-    def plain(self) -> Callable[..., Weights] | None:
-        """Gives the weights of a member as it was trained, if they are known."""
-        return getattr(self.whole, "plain", None)
+    def history(self) -> History | None:
+        """How it was fitted."""
+        return self.source.history
+
+    def mean_weights(self, member: int = 0) -> Weights | None:
+        """Return the weights of a member as it was trained."""
+        return self.source.mean_weights(member)
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
-        """(M·P, B, ...), member-major."""
-        if not isinstance(x, Tensor):
-            return self.whole.outputs(x, draws, clip=clip, seed=seed)
-        key = x.data_ptr(), x.shape, x.stride(), draws, None if clip == math.inf else clip, seed
-        if key not in self._known:
-            made = self.whole.outputs(x, draws, clip=clip, seed=seed)
-            if made.numel() + sum(known.numel() for _, known in self._known.values()) > self.most:
-                return made
-            # the inputs are kept too: while they live, no other rows can have their address
-            self._known[key] = x, made
-        return self._known[key][1]
+        """Return (M·P, B, ...), member-major."""
+        key = content_key(x), draws, None if clip == math.inf else clip, seed
+        return self.cache.get(key, lambda: self.source.outputs(x, draws, clip=clip, seed=seed))

@@ -17,9 +17,8 @@ from torch import Tensor
 from offmap.evaluation import Details, Evaluation, Points
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
-from offmap.maxwent.monitors import History
 from offmap.metrics import risk_coverage
-from offmap.posterior.predictive import Stochastic
+from offmap.posterior.predictive import History, Stochastic
 from offmap.report.diagnosis import risk_limits
 from offmap.report.figures import Array, Axis, round_numbers, to_json
 from offmap.scores import uncertainty as scores
@@ -177,7 +176,7 @@ def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
     guard, points = evaluation.detectors.get(name), evaluation.points
     if not isinstance(guard, Guard):
         return "Only guards draw weights that can be clipped."
-    if not isinstance(getattr(guard.predictive, "whole", guard.predictive), Stochastic):
+    if not isinstance(guard.predictive, Stochastic):
         return "This guard does not draw its weights around those of a model, so there is nothing to clip."
     if set(points) != set(evaluation.scores[name]):
         return "The inputs are more than two numbers, so that the predictions cannot be drawn as an image."

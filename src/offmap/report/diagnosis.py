@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offmap.diagnosis import Diagnosis, LayerDiagnosis
-from offmap.maxwent.monitors import History
+from offmap.posterior.predictive import History
 from offmap.report.figures import SERIES, Array, Panel, colour, draw_svg, series
 from offmap.report.page import Section, check_path, gallery, legend, paragraphs, render, table, write
 from offmap.table import Table

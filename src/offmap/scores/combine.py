@@ -25,7 +25,7 @@ from offmap._types import Inputs, Weights
 from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ModelError, ShapeError
 from offmap.likelihoods import Likelihood
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.predictive import Predictive
 from offmap.scores.features import blocks, flat, hidden, layers_of, spread_out, whole
 from offmap.scores.neighbours import LEAST, KNNDistance, Scale
 

@@ -15,7 +15,7 @@ from offmap.data.inputs import Shared, is_table, rows_of, take_rows
 from offmap.model.capture import features
 from offmap.model.params import floating
 from offmap.posterior.noise import Normal
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.predictive import Predictive
 from offmap.random import generator
 
 WIDEST = 4096
@@ -62,11 +62,11 @@ def _met(
     predictive: Predictive, member: int, x: Inputs, names: Sequence[str] | None = None, *, maps: bool = False
 ) -> dict[str, Tensor]:
     """What one member's matrices meet, (B, D) each; nothing for a Predictive that is no model of ours."""
-    plain, model = getattr(predictive, "plain", None), getattr(predictive, "model", None)
-    if plain is None or model is None:
+    weights, model = predictive.mean_weights(member), predictive.model
+    if weights is None or model is None:
         return {}
     # one member alone has its fixed weights in the model itself
-    return features(model.net, floating(model.net) | plain(member), x, model.output_fn, names=names, maps=maps)
+    return features(model.net, floating(model.net) | weights, x, model.output_fn, names=names, maps=maps)
 
 
 def narrowed(rows: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def directions(width: int) -> Tensor:
 
 def blocks(predictive: Predictive, x: Inputs) -> Iterator[Inputs]:
     """Some rows at a time: as many as the model is to run, or more if it is small."""
-    model = getattr(predictive, "model", None)
+    model = predictive.model
     step = STEP if model is None or (model.layers and is_table(x)) else model.batch_size
     return (take_rows(x, slice(start, start + step)) for start in range(0, rows_of(x), step))
 

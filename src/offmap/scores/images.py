@@ -25,7 +25,7 @@ from offmap.data.inputs import rows_of, take_rows
 from offmap.likelihoods import Categorical, Likelihood
 from offmap.maxwent.config import Config
 from offmap.model.params import LAST_LAYER, floating
-from offmap.posterior.protocol import Predictive
+from offmap.posterior.predictive import Predictive
 from offmap.scores.combine import JUDGED, CombinedScore
 from offmap.scores.features import blocks, hidden, layers_of, spread_out
 from offmap.scores.neighbours import LEAST, KNNDistance, Scale

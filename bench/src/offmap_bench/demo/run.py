@@ -17,9 +17,9 @@ from offmap.fit import fit, guard
 from offmap.guard import Guard
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from offmap.maxwent.config import Runtime
 from offmap.model.select import stack_models
-from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Predictive, Runtime, Scorer
+from offmap.posterior.predictive import Predictive, Sampled, Scorer
 from offmap_bench.demo.plans import DROPOUT, ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Plan
 from offmap_bench.methods import deep_ensemble, mc_dropout
 from offmap_bench.runner.cell import warm_up

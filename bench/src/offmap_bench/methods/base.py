@@ -15,8 +15,8 @@ from offmap.data.inputs import take_rows
 from offmap.errors import ConfigError, nearest
 from offmap.integrations.nets import Judge, Losses, Stack, Training, member_nll, train_stack
 from offmap.likelihoods import Likelihood
+from offmap.maxwent.config import Runtime
 from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime
 
 Nets: TypeAlias = nn.Module | Sequence[nn.Module]
 Rule: TypeAlias = tuple[str, Callable[[Any], bool]]

@@ -17,7 +17,7 @@ import torch
 from offmap.errors import ConfigError
 from offmap.maxwent import objective as objectives
 from offmap.maxwent import search
-from offmap.maxwent.monitors import History, RiskThreshold
+from offmap.maxwent.monitors import RiskThreshold
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
 from offmap.maxwent.train import adam, minimize
 from offmap.model.params import ParamSelection
@@ -25,7 +25,7 @@ from offmap.model.select import StackedModel, choose, stack_models
 from offmap.posterior.construct import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Noise, as_noise
-from offmap.posterior.predictive import Stochastic
+from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 from offmap_bench.methods.base import POSITIVE, Nets, Problem, as_settings, check_fields, check_words, fitter
 

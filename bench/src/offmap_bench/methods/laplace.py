@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offmap._types import Inputs, Weights
+from offmap.cache import CACHE_NUMBERS
 from offmap.data import load_rows
 from offmap.data.inputs import rows_of, take_rows
 from offmap.errors import ConfigError, ShapeError
@@ -30,7 +31,7 @@ from offmap.likelihoods import Categorical, Gaussian
 from offmap.model.forward import BatchedModel, OutputFn
 from offmap.model.params import ParamSelection, at, copy_model
 from offmap.model.select import StackedModel, stack_models
-from offmap.posterior.distribution import CACHE_BYTES
+from offmap.posterior.predictive import History
 from offmap.random import generator
 from offmap_bench.methods.base import Nets, Problem, check_fields, check_words, fitter
 
@@ -69,13 +70,14 @@ class Approximated:
     linear: bool = True
     means: int | None = None
     chosen: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    history: History | None = None
 
     @property
     def members(self) -> int:
         """M."""
         return next(iter(self.weights.values())).shape[0]
 
-    def plain(self, member: int = 0) -> Weights:
+    def mean_weights(self, member: int = 0) -> Weights:
         """The weights of one model as it was trained."""
         return at(self.weights, member)
 
@@ -137,7 +139,7 @@ class Draw:
             posterior = self.posteriors[member]
             with torch.no_grad():
                 drawn = posterior.sample(1, generator=generator(seed, "infer", member, number, "laplace"))[0] - posterior.mean
-            if drawn.numel() * (len(self._known) + 1) > CACHE_BYTES:
+            if drawn.numel() * (len(self._known) + 1) > CACHE_NUMBERS:
                 self._known.clear()
             self._known[key] = drawn
         return self._known[key]

@@ -22,10 +22,10 @@ from offmap.data import Batches, Place, Rows, as_batches, load_rows
 from offmap.integrations.nets import Training, mlp
 from offmap.io.atomic import cache_folder, write_whole
 from offmap.likelihoods import Likelihood, infer
+from offmap.maxwent.config import Runtime, override
 from offmap.model.params import at, sealed, unsealed
 from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled
-from offmap.posterior.protocol import Runtime, override
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
 from offmap_bench.tasks.task import Task
 

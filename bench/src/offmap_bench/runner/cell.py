@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -19,8 +20,7 @@ from offmap.data import as_batches, load_rows
 from offmap.evaluation import evaluate
 from offmap.fit import guard
 from offmap.guard import Guard
-from offmap.posterior.predictive import CachedPredictive, Member
-from offmap.posterior.protocol import Predictive, Scorer
+from offmap.posterior.predictive import CachedPredictive, Member, Predictive, Scorer
 from offmap_bench.runner.calibration import regression_measures
 from offmap_bench.runner.context import SCORING, FitContext, Fitted
 from offmap_bench.runner.methods import METHODS
@@ -95,7 +95,9 @@ def fit_cell(cell: Cell, task: Task) -> Fitted:
         config = cell.config if method.scores_only else cell.fit_config
         fits = [method.fit(context, {**config, **choice}) for choice in choices]
         fits = [replace(fit, chosen={**fit.chosen, **choice}) for fit, choice in zip(fits, choices, strict=True)]
-    fits = [fit if fit.predictive is None else replace(fit, predictive=CachedPredictive(fit.predictive)) for fit in fits]
+    fits = [
+        fit if fit.predictive is None else replace(fit, predictive=CachedPredictive(fit.predictive, sys.maxsize)) for fit in fits
+    ]
     risks = [validation_risk(fit, task, cell) if len(fits) > 1 else 0.0 for fit in fits]
     return replace(fits[risks.index(min(risks))], seconds=sum(fit.seconds for fit in fits))
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood
-from offmap.posterior.protocol import Predictive, Scorer, override
+from offmap.maxwent.config import override
+from offmap.posterior.predictive import Predictive, Scorer
 from offmap_bench.methods.base import as_settings, check_fields, check_settings
 from offmap_bench.runner.base_models import ENSEMBLES, Recipe, Trained, trained
 from offmap_bench.tasks.task import Task

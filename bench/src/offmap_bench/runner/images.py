@@ -23,7 +23,8 @@ from offmap.fit import fit
 from offmap.guard import Guard
 from offmap.io.atomic import cache_folder
 from offmap.maxwent import config as maxwent
-from offmap.posterior.protocol import Scorer, override
+from offmap.maxwent.config import override
+from offmap.posterior.predictive import Scorer
 from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.ensemble import Ensemble
 from offmap_bench.classifiers.training import Learned, TrainConfig, train

@@ -12,9 +12,8 @@ from typing import Any
 from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest
 from offmap.maxwent import solve as maxwent
-from offmap.maxwent.config import CONFIGS
-from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Predictive, Runtime, Scorer
+from offmap.maxwent.config import CONFIGS, Runtime
+from offmap.posterior.predictive import Predictive, Scorer, Stochastic
 from offmap_bench.detectors.gaussian_process import gaussian_process
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
 from offmap_bench.detectors.isolation_forest import isolation_forest

@@ -17,8 +17,8 @@ import offmap
 from offmap.data import Rows
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import solve
+from offmap.maxwent.config import Runtime
 from offmap.posterior.predictive import Sampled, Stochastic
-from offmap.posterior.protocol import Runtime
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.speed.measure import GEMM, Record, Timing, Work, race, record, repeat
 from offmap_bench.speed.subjects import BATCH, DRAWS, descend, fit_guard, reseed, table, trained_net

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from offmap.maxwent.config import Runtime
 from offmap.model.select import stack_models
 from offmap.posterior.construct import svd
 from offmap.posterior.predictive import Stochastic
-from offmap.posterior.protocol import Runtime
 from offmap_bench.speed import peers
 from offmap_bench.speed import subjects as on
 from offmap_bench.speed.measure import GEMM, Claim, Record, Work, count_flops, measurements, race, record, repeat
