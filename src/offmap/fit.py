@@ -17,7 +17,18 @@ from torch import nn
 from offmap import checks
 from offmap._types import Data, ScoreFn
 from offmap.calibration import EMPTY, calibrated, compared
-from offmap.data import Batches, Place, Rows, Stream, all_gather_rows, as_batches, fork_rng, is_sharded, load_rows, split_data
+from offmap.data import (
+    Batches,
+    Place,
+    Rows,
+    Stream,
+    all_gather_rows,
+    as_batches,
+    fork_rng,
+    is_sharded,
+    load_rows,
+    load_train_valid,
+)
 from offmap.data.inputs import take_rows
 from offmap.distributed.group import Group
 from offmap.distributed.process_group import join_group
@@ -37,7 +48,6 @@ from offmap.scores.images import are_images, for_images, image_spec
 
 logger = logging.getLogger("offmap")
 
-VALID_SHARE = 0.1
 RANKS = ("same", "sharded", "alone")
 
 
@@ -103,7 +113,7 @@ def fit(
         models = as_models(nets)
         place = Place.of(models[0])
         apart = partial(_apart, given=ranks == "sharded", group=group)
-        rows, held = _data(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+        rows, held = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
         held = all_gather_rows(held, group) if (sharded if valid is None else apart(valid)) else held
         at = stack_models(models)
@@ -269,17 +279,6 @@ def _check_options(score: str | ScoreFn, draws: Any, seed: Any) -> tuple[int, in
     except TypeError as error:
         raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.") from error
     return checked_draws(draws), seed
-
-
-def _data(train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str) -> tuple[Batches, Rows]:
-    """Training batches and validation rows; without `valid`, a tenth of the training data, said so."""
-    if valid is not None:
-        rows = as_batches(train, place, name="train", batch_size=batch_size, target=target)
-        return rows, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
-    rows, held = split_data(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
-    held = load_rows(held, at_least=2)
-    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", held.rows)
-    return rows, held
 
 
 def _checked(data: Batches, law: Likelihood, plain: Sampled) -> Batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,11 @@ from offmap.data.shard import Shard, all_gather_batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError, OffmapError, ShapeError
 from offmap.random import generator, permutation
+
+logger = logging.getLogger("offmap")
+
+VALID_SHARE = 0.1
+"""Share of the training data that is set aside where no validation data are given."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +301,19 @@ def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_si
         return replace(train, source=_reorder(train.source, sorted(rows.tolist()), size), name=name, indexed=True)
 
     return part(order[cut:], "train"), part(order[:cut], "valid")
+
+
+def load_train_valid(
+    train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str
+) -> tuple[Batches, Rows]:
+    """Return training batches and validation rows; without `valid`, a tenth of the training data, with a warning."""
+    if valid is not None:
+        batches = as_batches(train, place, name="train", batch_size=batch_size, target=target)
+        return batches, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
+    batches, held = split_data(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
+    rows = load_rows(held, at_least=2)
+    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", rows.rows)
+    return batches, rows
 
 
 def _reorder(loader: DataLoader[Any], rows: list[int], batch_size: int | None) -> DataLoader[Any]:

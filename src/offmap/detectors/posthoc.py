@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,19 +13,21 @@ from torch import Tensor, nn
 from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
 from offmap.cache import LRUCache
-from offmap.data import Batches, Place, Rows, as_batches, fork_rng, load_rows, split_data
+from offmap.data import Batches, Place, fork_rng, load_train_valid
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.data.inputs import take_rows
 from offmap.detector import Calibration, Detector
 from offmap.detectors.base import DETECTORS, FitData, ScoreFn, check_needs, find_method, fit_score
 from offmap.detectors.classifier import Classifier, Features, find_features
 from offmap.errors import DataError, ModelError
-from offmap.fit import VALID_SHARE
 from offmap.likelihoods import Categorical, Prediction
 from offmap.model.forward import OutputFn
 from offmap.model.select import as_models
 
 logger = logging.getLogger("offmap")
+
+CACHE_NUMBERS = 1 << 24
+"""Features and logits that detectors share for the last inputs (64 MB in float32)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -97,11 +98,11 @@ def detect(
     [-2.0, -0.0]
     """
     find_method(method, options)
-    detectors = detect_all(
-        model, train, valid, methods={method: options}, features=features, output_fn=output_fn, target=target,
-        false_alarms=false_alarms, rows=rows, batch_size=batch_size, seed=seed, cache=False,
+    data = prepare_fit_data(
+        model, train, valid, features=features, output_fn=output_fn, target=target, rows=rows, batch_size=batch_size, seed=seed,
+        cache=False,
     )  # fmt: skip
-    return detectors[method]
+    return fit_detector(method, data, false_alarms=false_alarms, **options)
 
 
 def detect_all(
@@ -199,45 +200,27 @@ def prepare_fit_data(
         raise ModelError(f"Expected one trained torch.nn.Module, but got {type(model).__name__}.")
     with torch.inference_mode(False), fork_rng(seed):
         place = Place.of(as_models(model)[0])
-        batched, held = _split_data(train, valid, place, target, batch_size, seed)
-        first, _ = next(iter(batched))
-        spec = ImageSpec.of(first)
-        classifier = find_features(
-            model,
-            first,
-            features=features,
-            output_fn=output_fn,
-            batch_size=batch_size,
-            cache=LRUCache(1 << 24) if cache else None,
-        )
+        data, held = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+        first, _ = next(iter(data))
+        spec, memory = ImageSpec.of(first), LRUCache(CACHE_NUMBERS) if cache else None
+        classifier = find_features(model, first, features=features, output_fn=output_fn, batch_size=batch_size, cache=memory)
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for x, y in _take_batches(batched, rows, seed):
+        for x, y in _take_batches(data, rows, seed):
             spec.check_shape(x, "the training inputs")
             spec = spec.widen(x)
             batch = replace(classifier, cache=None).extract_features(x)
-            Categorical().check_targets(batch.logits, y, batched.name)
+            Categorical().check_targets(batch.logits, y, data.name)
             counted = y != IGNORED
             parts.append((batch.features[counted], batch.logits[counted], y[counted].long()))
         h, z, y = (torch.cat(column) for column in zip(*parts, strict=True))
         if not len(y):
-            raise DataError(f"Expected classes in `{batched.name}`, but every target is −100.")
+            raise DataError(f"Expected classes in `{data.name}`, but every target is −100.")
         warn_if_inaccurate(spec, z, y)
         spec.check(held.inputs, "the validation inputs")
-        held_features = classifier.extract_features(held.inputs)
-        Categorical().check_targets(held_features.logits, held.targets, held.name)
-    inputs = partial(_take_inputs, batched, rows, seed)
-    return FitData(classifier, h, z, y, held_features, held.targets, inputs, spec, target, seed)
-
-
-def _split_data(train: Data, valid: Data | None, place: Place, target: str, batch_size: int, seed: int) -> tuple[Batches, Rows]:
-    """Training batches and validation rows; without `valid`, a tenth of the training data, with a warning."""
-    if valid is not None:
-        data = as_batches(train, place, name="train", batch_size=batch_size, target=target)
-        return data, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
-    data, held = split_data(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
-    held = load_rows(held, at_least=2)
-    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", held.rows)
-    return data, held
+        valid_features = classifier.extract_features(held.inputs)
+        Categorical().check_targets(valid_features.logits, held.targets, held.name)
+    inputs = lambda: (x for x, _ in _take_batches(data, rows, seed))  # noqa: E731
+    return FitData(classifier, h, z, y, valid_features, held.targets, inputs, spec, target, seed)
 
 
 def _take_batches(data: Batches, rows: int, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
@@ -251,10 +234,6 @@ def _take_batches(data: Batches, rows: int, seed: int) -> Iterator[tuple[Inputs,
         rows -= len(y)
         if rows <= 0:
             return
-
-
-def _take_inputs(data: Batches, rows: int, seed: int) -> Iterator[Inputs]:
-    return (x for x, _ in _take_batches(data, rows, seed))
 
 
 def count_nan_as_ood(scores: Tensor) -> Tensor:
