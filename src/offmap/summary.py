@@ -5,14 +5,14 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from offmap.errors import ConfigError
 from offmap.guard import Guard
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.entropy import Cut, clipped_entropy
-from offmap.posterior.noise import Rademacher
+from offmap.posterior.entropy import clipped_entropy
 from offmap.posterior.predictive import Stochastic
 from offmap.table import Table
 
@@ -44,7 +44,7 @@ def summarize(guard: Guard) -> Table:
 def _random(q: WeightDistribution, name: str) -> dict[str, Any]:
     """Basis, reason, φ and entropy (nats, over all members) of one parameter."""
     scale = functional.softplus(q.raw_scale[name].detach())
-    each = q.noise.entropy() if type(q.noise) is not Rademacher else 0.0  # the constant, where there is one
+    each = q.noise.entropy() or 0.0  # the constant, where there is one
     return {
         "basis": _basis(q, name),
         "why": q.why.get(name, "" if name in q.rotation else "basis='identity'"),
@@ -97,7 +97,7 @@ def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
     except ConfigError as error:  # discrete noise has no entropy
         return [*lines, str(error)]
     lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
-    if clip is not None and q.parameterization is None and isinstance(q.noise, Cut):
+    if clip is not None and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1)) is not None:
         left = clipped_entropy(q, clip)
         inside, ends, share = (float(part.mean()) for part in (left.continuous, left.points, left.share))
         lines.append(

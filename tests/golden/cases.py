@@ -67,6 +67,7 @@ from offmap.data import Place, as_batches, load_rows
 from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
 from offmap.posterior.construct import scaling, svd
+from offmap.posterior.noise import Noise
 from offmap_bench.methods import (
     anchored,
     bnn,
@@ -326,11 +327,14 @@ setting("one_draw_at_a_time", chunk_size=1)
 
 
 @dataclass(frozen=True)
-class Triangle:
+class Triangle(Noise):
     """A user's own noise: the sum of two uniform numbers, with unit variance."""
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return (torch.rand(2, *shape, generator=generator).sum(0) - 1) * math.sqrt(6.0)
+
+    def variance(self) -> float:
+        return 1.0
 
     def entropy(self) -> float:
         return 0.5 + 0.5 * math.log(6.0)

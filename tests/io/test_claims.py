@@ -51,7 +51,7 @@ LIES: dict[str, tuple[str, Any]] = {
     "a batch of text": ("model", {"batch_size": "8"}),
     "false alarms": ("calibration", {"false_alarms": 2}),
     "a frame of fractions": ("frames", {"0.weight": {"view": [1.5], "outs": [], "axes": [], "blocks": []}}),
-    "a noise without width": ("noise", {"half_width": 0}),
+    "a noise without width": ("noise", {"state": {"half_width": 0}}),
     "fields of the likelihood": ("likelihood", {"fields": {"targets": [1]}}),
     "history": ("history", {"risk": "none"}),
     "notes": ("guard", {"notes": [1]}),

@@ -23,7 +23,7 @@ import offmap
 from offmap.errors import ConfigError, FileError, ModelError
 from offmap.io.guard_file import about
 from offmap.model.params import checksum
-from offmap.posterior.noise import Uniform
+from offmap.posterior.noise import Noise, Uniform
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 from zoo import Through
 
@@ -394,9 +394,12 @@ class Gaussian(offmap.Likelihood):
         return outputs[..., 0].var(0)
 
 
-class Noise:
+class OwnNoise(Noise):
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         return torch.empty(shape).normal_(generator=generator)
+
+    def variance(self) -> float:
+        return 1.0
 
     def entropy(self) -> float:
         return 1.0
@@ -407,7 +410,7 @@ class Noise:
     [
         ({"score": lambda out: out[..., 0].var(0)}, "score or likelihood of your own cannot be saved: a file holds no code"),
         ({"likelihood": Gaussian()}, "score or likelihood of your own cannot be saved: a file holds no code"),
-        ({"noise": Noise()}, "noise of your own cannot be saved: a file holds no code"),
+        ({"noise": OwnNoise()}, "noise of your own cannot be saved: a file holds no code"),
     ],
 )  # fmt: skip
 def test_what_is_code_cannot_be_saved(options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -101,5 +101,7 @@ def test_the_summary_tells_both_parts() -> None:
 
 
 def test_noise_without_a_density_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Expected uniform or normal noise for the entropy of clipped draws.*Rademacher"):
+    with pytest.raises(
+        ConfigError, match="Expected noise with a `truncated_entropy`.*for the entropy of clipped draws.*Rademacher"
+    ):
         clipped_entropy(one(1.0, Rademacher()), 1.0)

@@ -125,24 +125,24 @@ def test_the_global_random_state_is_left_alone():
 def test_entropy_of_each_law():
     assert Uniform().entropy() == pytest.approx(math.log(2 * math.sqrt(3)))
     assert Normal().entropy() == pytest.approx(0.5 * math.log(2 * math.pi * math.e))
-    with pytest.raises(ConfigError, match="Rademacher noise has no density, so its weight entropy is not defined; use"):
-        Rademacher().entropy()
+    assert Rademacher().entropy() is None
+    assert Rademacher().truncated_entropy(torch.ones(2)) is None
 
 
 def test_unknown_noise_is_refused_and_the_nearest_named():
     with pytest.raises(ConfigError, match=r"Expected `noise` to be one of \['normal', .*\(did you mean 'normal'\?\), but got"):
         as_noise("gausnormal")
-    with pytest.raises(ConfigError, match="Expected `noise` to be a name or an object with `sample` and `entropy`, but got 3"):
+    with pytest.raises(ConfigError, match="Expected `noise` to be a name or a `Noise`, but got 3. Subclass"):
         as_noise(3)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_noise_of_the_users_own_is_drawn_from():
-    class Constant:
+    class Constant(Noise):
         def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
             return torch.full(shape, 0.5)
 
-        def entropy(self) -> float:
-            return 0.0
+        def variance(self) -> float:
+            return 0.25
 
     assert isinstance(Constant(), Noise)
     assert noise(noise=as_noise(Constant())).unique().tolist() == [0.5]

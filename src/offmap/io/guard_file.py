@@ -28,7 +28,7 @@ from offmap.model.matrix_view import MatrixView
 from offmap.model.params import checksum, digest, sealed
 from offmap.model.select import as_models, stack_models
 from offmap.posterior.distribution import Rotation, WeightDistribution
-from offmap.posterior.noise import NOISES, Noise, Uniform
+from offmap.posterior.noise import noise_from_state, noise_state
 from offmap.posterior.predictive import History, Stochastic
 from offmap.scores.combine import CombinedScore
 
@@ -60,7 +60,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "frames": {n: asdict(f) for n, f in q.frames.items()},
         "why": q.why,
         "restore_state": forgotten(model.net),
-        "noise": _noise_state(q.noise),
+        "noise": noise_state(q.noise),
         "likelihood": law,
         "model": {"chunk_size": model.chunk_size, "batch_size": model.batch_size, "output_numbers": model.output_numbers,
                  "output_axes": model.output_axes, "last_layer": model.last_layer},
@@ -120,7 +120,7 @@ def _built(
         initial_scale={n: torch.nn.functional.softplus(t) for n, t in raw.items()},
         rotation=Rotation(_part(tensors, "rotation."), frames, header["why"]),
         fixed=at.fixed,
-        noise=_noise(header["noise"]),
+        noise=noise_from_state(header["noise"]),
     )
     place = Place.of(at.net)
     q.to(place.device)
@@ -246,16 +246,3 @@ def _likelihood_state(law: Likelihood) -> tuple[dict[str, Any], Weights]:
 
 def _likelihood(state: dict[str, Any], tensors: Weights) -> Likelihood:
     return LIKELIHOODS[state["name"]].from_state(state["fields"] | _part(tensors, "likelihood."))
-
-
-def _noise_state(noise: Noise) -> Any:
-    names = [name for name, known in NOISES.items() if known == noise]
-    if names:
-        return names[0]
-    if isinstance(noise, Uniform):
-        return {"half_width": noise.half_width}
-    raise ConfigError("A guard with noise of your own cannot be saved: a file holds no code.")
-
-
-def _noise(state: Any) -> Noise:
-    return NOISES[state] if isinstance(state, str) else Uniform(**state)

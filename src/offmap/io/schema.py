@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from offmap._types import Weights
-from offmap.errors import FileError
+from offmap.errors import ConfigError, FileError
 from offmap.guard import MOST_DRAWS, SCORES
 from offmap.model.matrix_view import MatrixView
+from offmap.posterior.noise import NOISES, noise_from_state
 
 Rule = Callable[[Any], bool]
 MOST = 1 << 40
@@ -64,6 +65,18 @@ def _digest(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and listed(whole(0))(value[0]) and all(map(text, value[1:]))
 
 
+def _noise(value: Any) -> bool:
+    if not with_keys({"name": text, "state": named(number)})(value):
+        return False
+    if value["name"] not in NOISES:
+        return True  # loading says which names there are
+    try:
+        noise_from_state(value)
+    except (ConfigError, TypeError):
+        return False
+    return True
+
+
 NUMBERS, SIZES = listed(number), listed(whole(0))
 PER_MEMBER = listed(NUMBERS)
 
@@ -75,7 +88,7 @@ CLAIMS: dict[str, Rule] = {
     "frames": named(with_keys(dict.fromkeys(("view", "outs", "axes", "blocks"), SIZES))),
     "why": named(text),
     "restore_state": listed(text),
-    "noise": either(text, with_keys({"half_width": lambda value: number(value) and 0 < value < math.inf})),
+    "noise": _noise,
     "likelihood": with_keys({"name": text, "fields": named(either(None, truth, whole(-1, 1 << 20)))}),
     "model": with_keys({
         "chunk_size": whole(1), "batch_size": whole(1), "output_numbers": whole(1), "output_axes": either(None, whole(0, 64)),

@@ -14,7 +14,6 @@ from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood
 from offmap.model.forward import BatchedModel
 from offmap.posterior.distribution import WeightDistribution, sum_per_member
-from offmap.posterior.noise import Normal, Uniform
 
 Objective: TypeAlias = Callable[[int, Batch], Tensor]
 Growth: TypeAlias = Callable[[Tensor], Tensor]
@@ -103,19 +102,21 @@ def kl(
     V drops out: it turns neither the determinant nor the trace. For normal noise this is the KL of two Gaussians.
 
     >>> import torch
+    >>> from offmap.posterior.noise import Normal
     >>> kl(WeightDistribution({"w": torch.ones(1, 2)}, initial_scale=1.0, noise=Normal()), 1.0)
     tensor([1.0000], grad_fn=<AddBackward0>)
     """
-    if not isinstance(q.noise, Uniform | Normal) or q.parameterization is not None:
+    entropy = q.noise.entropy()
+    if entropy is None or q.parameterization is not None:
         raise ConfigError(
-            "Expected uniform or normal noise for a KL divergence in closed form, with the library's own w = w̄ + Vφz."
+            "Expected noise with a density, such as uniform or normal, for a KL divergence in closed form, with the library's own w = w̄ + Vφz."
         )
     scale = q.scale() if scale is None else scale
     squares = {
         n: q.noise.variance() * s.square() + (q.mean[n] - (0.0 if mean is None else mean[n])).square() for n, s in scale.items()
     }
     logs = sum_per_member({n: s.log() for n, s in scale.items()})
-    constant = q.dimension * (0.5 * math.log(2 * math.pi * variance) - q.noise.entropy())
+    constant = q.dimension * (0.5 * math.log(2 * math.pi * variance) - entropy)
     return sum_per_member(squares) / (2 * variance) - logs + constant
 
 

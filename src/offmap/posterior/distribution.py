@@ -202,8 +202,12 @@ class WeightDistribution(nn.Module):
         """H(q) per member in nats, (M,), of the unclipped distribution: Σ log φ + d·H(z), or −E[log q] for a user's own ω."""
         if self.parameterization is not None:
             return self.sampled_entropy(range(draws), seed=seed, stream="infer")
-        # a rotation has unit determinant, so V drops out
-        return self._log_scale() + self.dimension * self.noise.entropy()
+        entropy = self.noise.entropy()
+        if entropy is None:
+            raise ConfigError(
+                f"{type(self.noise).__name__} noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'."
+            )
+        return self._log_scale() + self.dimension * entropy  # a rotation has unit determinant, so V drops out
 
     def sampled_entropy(self, index: Iterable[int], *, seed: int, stream: Stream) -> Tensor:
         """−(1/P) Σ log q(w_p) per member, (M,), for a user's own parameterization; differentiable in φ."""

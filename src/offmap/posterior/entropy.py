@@ -12,22 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from offmap.errors import ConfigError
 from offmap.posterior.distribution import WeightDistribution
-
-
-@runtime_checkable
-class Cut(Protocol):
-    """Noise that knows its middle: `inside(t)` is P(|z| < t) and −∫_{|z|<t} f log f dz, in the shape of t."""
-
-    def inside(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """(...) -> (...), (...)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -47,19 +37,21 @@ def clipped_entropy(q: WeightDistribution, clip: float | None) -> Clipped:
     >>> clipped_entropy(q, 3**0.5 / 2)  # half of the noise is cut off
     Clipped(continuous=tensor([1.2425]), points=tensor([1.3863]), share=tensor([0.5000]))
     """
-    if q.parameterization is not None or not isinstance(q.noise, Cut):
+    if q.parameterization is not None or q.noise.truncated_entropy(torch.ones(1)) is None:
         raise ConfigError(
-            "Expected uniform or normal noise for the entropy of clipped draws, with the library's own w = w̄ + Vφz, but got "
-            f"{type(q.noise).__name__ if q.parameterization is None else type(q.parameterization).__name__}."
+            "Expected noise with a `truncated_entropy`, such as uniform or normal, for the entropy of clipped draws, with the library's "
+            f"own w = w̄ + Vφz, but got {type(q.noise if q.parameterization is None else q.parameterization).__name__}."
         )
     if clip == 0:  # both ends are one point
         none = torch.zeros(q.members, device=next(iter(q.mean.values())).device)
         return Clipped(none, none, none + 1)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for scale in q.scale().values():
-        wide = scale.double().flatten(1)
-        p, middle = q.noise.inside((math.inf if clip is None else clip) / wide)
+        phi = scale.double().flatten(1)
+        truncated = q.noise.truncated_entropy((math.inf if clip is None else clip) / phi)
+        assert truncated is not None
+        p, inside = truncated
         m = (1 - p) / 2
-        parts.append(((p * wide.log() + middle).sum(1), -2 * torch.xlogy(m, m).sum(1), (1 - p).sum(1)))
+        parts.append(((p * phi.log() + inside).sum(1), -2 * torch.xlogy(m, m).sum(1), (1 - p).sum(1)))
     continuous, points, outside = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
     return Clipped(continuous.float(), points.float(), (outside / q.dimension).float())

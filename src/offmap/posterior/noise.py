@@ -1,11 +1,15 @@
-"""Addressable noise: z is a function of (seed, stream, member, draw, parameter name) and of nothing else."""
+"""Addressable noise: z is a function of (seed, stream, member, draw, parameter name) and of nothing else.
+
+A new law is one class: subclass `Noise`, and put an instance of it in `NOISES` to choose it by name and to save it.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,21 +22,37 @@ Stream: TypeAlias = Literal["fit", "valid", "infer", "order", "split", "init"]
 """What the noise is for; streams never share a number."""
 
 
-@runtime_checkable
-class Noise(Protocol):
-    """Where z comes from: a zero-mean law that can be sampled, with its entropy at unit scale."""
+class Noise(ABC):
+    """The law of one component of z: zero-mean, symmetric, the same for all weights."""
 
+    @abstractmethod
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Independent draws, float32 on the CPU."""
-        ...
+        """Draw independent components, float32 on the CPU, from this generator alone."""
 
-    def entropy(self) -> float:
-        """Differential entropy of one component, in nats."""
-        ...
+    @abstractmethod
+    def variance(self) -> float:
+        """Return E[z²]."""
+
+    def entropy(self) -> float | None:
+        """Return the differential entropy of one component in nats; None if the law has no density."""
+        return None
+
+    def truncated_entropy(self, t: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return P(|z| < t) and −∫_{|z|<t} f log f dz, in the shape of t, for clipped draws; None if they are not known."""
+        return None
+
+    def state(self) -> dict[str, float]:
+        """Return the numbers that a file keeps: the fields of a dataclass."""
+        return asdict(self)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, float]) -> Self:
+        """Build the law that `state()` describes."""
+        return cls(**state)
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Noise):
     """U(−h, h); h = √3 has unit variance. Entropy log 2h.
 
     >>> round(Uniform().entropy(), 4)
@@ -41,58 +61,62 @@ class Uniform:
 
     half_width: float = math.sqrt(3.0)
 
+    def __post_init__(self) -> None:
+        if not 0 < self.half_width < math.inf:
+            raise ConfigError(f"Expected `half_width` to be a number above 0, but got {self.half_width!r}.")
+
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Independent draws, float32 on the CPU."""
+        """Draw from −h to h."""
         return _empty(shape).uniform_(-self.half_width, self.half_width, generator=generator)
 
+    def variance(self) -> float:
+        """Return h²/3."""
+        return self.half_width**2 / 3.0
+
     def entropy(self) -> float:
-        """Log 2h."""
+        """Return log 2h."""
         return math.log(2.0 * self.half_width)
 
-    def inside(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """P(|z| < t), and what that range has of the entropy."""
+    def truncated_entropy(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return p = t/h, and p·log 2h."""
         p = (t / self.half_width).clamp_max(1.0)
         return p, p * self.entropy()
 
-    def variance(self) -> float:
-        """h²/3."""
-        return self.half_width**2 / 3.0
-
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(Noise):
     """N(0, 1). Entropy ½ log 2πe."""
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Independent draws, float32 on the CPU."""
+        """Draw standard normal numbers."""
         return _empty(shape).normal_(generator=generator)
 
+    def variance(self) -> float:
+        """Return 1."""
+        return 1.0
+
     def entropy(self) -> float:
-        """½ log 2πe."""
+        """Return ½ log 2πe."""
         return 0.5 * math.log(2.0 * math.pi * math.e)
 
-    def inside(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """P(|z| < t), and what that range has of the entropy: ½ log 2π · p + ½ E[z²; |z| < t]."""
+    def truncated_entropy(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return p = erf(t/√2), and ½ log 2π · p + ½ E[z²; |z| < t]."""
         p = torch.erf(t / math.sqrt(2.0))
         edge = 2 * t * torch.exp(-t.square() / 2) / math.sqrt(2.0 * math.pi)
         return p, 0.5 * (math.log(2.0 * math.pi) * p + p - torch.where(t.isinf(), 0.0, edge))
 
-    def variance(self) -> float:
-        """1."""
-        return 1.0
-
 
 @dataclass(frozen=True)
-class Rademacher:
+class Rademacher(Noise):
     """±1 with equal odds. It has no density, hence no entropy."""
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Independent draws, float32 on the CPU."""
+        """Draw signs."""
         return _empty(shape).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
 
-    def entropy(self) -> float:
-        """Raise: a discrete law has no density."""
-        raise ConfigError("Rademacher noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'.")
+    def variance(self) -> float:
+        """Return 1."""
+        return 1.0
 
 
 def _empty(shape: tuple[int, ...]) -> Tensor:
@@ -101,21 +125,51 @@ def _empty(shape: tuple[int, ...]) -> Tensor:
 
 
 NOISES: dict[str, Noise] = {"uniform": Uniform(), "normal": Normal(), "rademacher": Rademacher()}
+"""Laws by name, each with its default numbers. Add your own here: `NOISES["laplace"] = Laplace()`."""
 
 
 def as_noise(noise: str | Noise) -> Noise:
-    """The noise of that name, or the object itself if it can `sample` and knows its `entropy`."""
+    """Return the noise of that name, or the object itself."""
     if isinstance(noise, str):
         if noise not in NOISES:
             raise ConfigError(f"Expected `noise` to be {nearest(noise, NOISES)}, but got {noise!r}.")
         return NOISES[noise]
     if not isinstance(noise, Noise):
-        raise ConfigError(f"Expected `noise` to be a name or an object with `sample` and `entropy`, but got {noise!r}.")
+        raise ConfigError(
+            f"Expected `noise` to be a name or a `Noise`, but got {noise!r}. Subclass `offmap.posterior.noise.Noise`."
+        )
     return noise
 
 
+def noise_state(noise: Noise) -> dict[str, Any]:
+    """Describe a registered noise for a file: its name, and its numbers.
+
+    >>> noise_state(Uniform(1.0))
+    {'name': 'uniform', 'state': {'half_width': 1.0}}
+    """
+    for name, registered in NOISES.items():
+        if type(registered) is type(noise):
+            return {"name": name, "state": noise.state()}
+    raise ConfigError(
+        "A guard with noise of your own cannot be saved: a file holds no code. Register it by name, `offmap.posterior.noise."
+        f"NOISES['{type(noise).__name__.lower()}'] = {type(noise).__name__}()`, here and wherever the file is loaded."
+    )
+
+
+def noise_from_state(state: Mapping[str, Any]) -> Noise:
+    """Build the noise that `noise_state` describes."""
+    return type(as_noise(state["name"])).from_state(state["state"])
+
+
 def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise) -> Weights:
-    """Noise for the draws in `index` of every member, in the tensors' dtype: {name: (M, ...)} -> {name: (M, P, ...)}.
+    """Draw noise for the draws in `index` of every member, in the tensors' dtype: {name: (M, ...)} -> {name: (M, P, ...)}.
+
+    Args:
+        like: Tensors whose names and shapes the noise has.
+        index: Numbers of the draws; a draw does not depend on the others.
+        seed: First part of the address.
+        stream: What the noise is for.
+        noise: The law of z.
 
     >>> z = draw_noise({"w": torch.zeros(1, 2)}, [7], seed=0, stream="infer", noise=Uniform())
     >>> again = draw_noise({"w": torch.zeros(1, 2)}, range(5, 8), seed=0, stream="infer", noise=Uniform())
@@ -125,12 +179,8 @@ def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, s
     draws = list(index)
     result: Weights = {}
     for name, tensor in like.items():
-        shape = tuple(tensor.shape[1:])
-        rows = [
-            noise.sample(shape, generator(seed, stream, member, draw, name))
-            for member in range(tensor.shape[0])
-            for draw in draws
-        ]
+        members, shape = tensor.shape[0], tuple(tensor.shape[1:])
+        rows = [noise.sample(shape, generator(seed, stream, m, draw, name)) for m in range(members) for draw in draws]
         z = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows) if rows else _empty((0, *shape))
-        result[name] = z.unflatten(0, (tensor.shape[0], len(draws))).to(tensor)
+        result[name] = z.unflatten(0, (members, len(draws))).to(tensor)
     return result
