@@ -1,4 +1,4 @@
-"""Which lines and branches the tests reach: `python -m offmap_bench.checks.coverage [PYTEST ARGUMENTS]`; `... more TESTS` adds some.
+"""Which lines and branches the tests reach: `python -m offmap_bench.checks.coverage [ARGUMENTS]`; `... more TESTS` adds some.
 
 The tests run once, with the name of the test beside each line that it reaches and the seconds that it takes: both stay in
 `build/coverage` for the mutants. `bench/records/coverage.json` has the shares of each package. Processes that tests start are
@@ -108,9 +108,9 @@ class Reach:
     def tests(self, file: str, line: int, budget: float) -> list[str]:
         """Tests that reach a line, of at most `budget` seconds: the module's own first, then those of its folder, then others.
 
-        A line that no test reaches, inside a statement of several lines, counts as the nearest one above that some test reaches; a
-        line that runs on import belongs to every test that reaches the module. The module's own test file comes first as a whole if
-        it is newer than the coverage, or if the line runs on import.
+        A line inside a statement of several lines counts as the nearest one above that is reached; one that runs on import belongs
+        to every test that reaches the module. The module's own test file comes first, all of it, if it is newer than the coverage
+        or if the line runs on import.
         """
         reached = {n: [name for name in names if name] for n, names in self._data.contexts_by_lineno(str(ROOT / file)).items()}
         near = max((n for n in reached if n <= line), default=line)

@@ -2,8 +2,8 @@
 
 Atheris (the extra `fuzz`) makes bytes by what they make the code do, beginning with valid files. Any error but one of ours is a
 crash, as are hangs and more memory than `LARGEST`; runs go on after a crash and add up in `bench/records/fuzz.jsonl`. In
-`build/fuzz/TARGET` are `corpus` to go on with, and `found` with the bytes of each crash. `make test` runs the same readers on bytes
-that are changed at random (`bench/tests/faults/changed_bytes.py`).
+`build/fuzz/TARGET` are `corpus` to go on with, and `found` with the bytes of each crash. `make test` runs the same readers on
+bytes that are changed at random (`bench/tests/faults/changed_bytes.py`).
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def fuzz(target: str) -> None:
 
 def run(target: str, minutes: float) -> None:
     """Fuzz one reader for so long, in as many processes as that takes, and add to its record."""
-    corpus, found = WORK / target / "corpus", WORK / target / "found"
-    for folder in (corpus, found):
+    corpus, crashed = WORK / target / "corpus", WORK / target / "found"
+    for folder in (corpus, crashed):
         folder.mkdir(parents=True, exist_ok=True)
     entries = {entry["name"]: entry for entry in records.read("fuzz")}
     record = entries.setdefault(target, {"name": target, **EMPTY})
     command = [sys.executable, "-m", "offmap_bench.checks.fuzz", target, "--inside", "-print_final_stats=1", "-verbosity=1"]
-    command += [f"-timeout={SLOWEST}", f"-rss_limit_mb={LARGEST}", "-max_len=65536", f"-artifact_prefix={found}/"]
+    command += [f"-timeout={SLOWEST}", f"-rss_limit_mb={LARGEST}", "-max_len=65536", f"-artifact_prefix={crashed}/"]
     end = time.monotonic() + 60 * minutes
     while (left := int(end - time.monotonic())) > 0:
         start = time.monotonic()
@@ -76,7 +76,7 @@ def run(target: str, minutes: float) -> None:
         if "number_of_executed_units" not in log and "ERROR: libFuzzer" not in log:
             raise RuntimeError(f"the fuzzer did not start:\n{log[-2000:]}")
         add(record, log, time.monotonic() - start)
-        record["crashes"] = crashes(found)
+        record["crashes"] = crashes(crashed)
         records.write("fuzz", (entries[name] for name in sorted(entries)))
     print(f"{target}: {record}", flush=True)
 

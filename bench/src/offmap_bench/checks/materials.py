@@ -38,19 +38,19 @@ Packages = Mapping[str, Distribution]
 
 def installed() -> dict[str, Distribution]:
     """Offmap and all that it needs, by name; extras that are not installed here are left out."""
-    found: dict[str, Distribution] = {}
-    queue, seen = [("offmap", frozenset(EXTRAS))], set[tuple[str, frozenset[str]]]()
+    packages: dict[str, Distribution] = {}
+    queue, visited = [("offmap", frozenset(EXTRAS))], set[tuple[str, frozenset[str]]]()
     while queue:
         name, extras = queue.pop()
-        if (name, extras) in seen:
+        if (name, extras) in visited:
             continue
-        seen.add((name, extras))
+        visited.add((name, extras))
         try:
-            found[name] = distribution(name)
+            packages[name] = distribution(name)
         except PackageNotFoundError:
             continue
-        queue += [(canonicalize_name(need.name), frozenset(need.extras)) for need in needs(found[name], extras)]
-    return dict(sorted(found.items()))
+        queue += [(canonicalize_name(need.name), frozenset(need.extras)) for need in needs(packages[name], extras)]
+    return dict(sorted(packages.items()))
 
 
 def needs(package: Distribution, extras: Iterable[str] = ()) -> list[Requirement]:
@@ -126,14 +126,14 @@ def audit(packages: Packages, pinned: Mapping[str, str]) -> list[str]:
 
 def changed(package: Distribution) -> list[str]:
     """Files that are missing, or whose SHA-256 is not the one in the package's list."""
-    found: list[str] = []
+    packages: list[str] = []
     for file in package.files or []:
         if file.hash is not None and file.hash.mode == "sha256" and file.suffix != ".pyc":
             path = Path(str(package.locate_file(file)))
             digest = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
             if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
-                found.append(str(file))
-    return found
+                packages.append(str(file))
+    return packages
 
 
 def main() -> None:

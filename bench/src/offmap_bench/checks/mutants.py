@@ -221,8 +221,8 @@ def table() -> str:
     for name in [*sorted({entry["file"] for entry in entries}), "all"]:
         some = [entry for entry in entries if name in (entry["file"], "all")]
         survived = [entry for entry in some if entry["end"] == "survived"]
-        killed, known = f"{1 - len(survived) / max(1, len(some)):.0%}", sum(change_of(entry) in reasons for entry in survived)
-        rows.append(f"| {name.removeprefix('src/offmap/')} | {len(some)} | {killed} | {len(survived)} | {known} |")
+        killed, reasoned = f"{1 - len(survived) / max(1, len(some)):.0%}", sum(change_of(entry) in reasons for entry in survived)
+        rows.append(f"| {name.removeprefix('src/offmap/')} | {len(some)} | {killed} | {len(survived)} | {reasoned} |")
     return "\n".join(rows)
 
 

@@ -167,12 +167,12 @@ def page() -> str:
     """Promises, trials and how they ended; fuzzing, coverage and mutants."""
     rows: list[str] = []
     every = [read(name) for name in CHECKS]
-    for found in every:
-        endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(found.endings.items()))
-        each = f"{found.seconds / found.done:.2f}" if found.done else "–"
-        then = f"{found.repeated['trials']:,} | {len(found.repeated['failures'])}" if found.repeated else "– | –"
-        counts = f"{found.done:,} | {endings} | {len(found.failures)} | {each} | {then}"
-        rows.append(f"| {check_of(found.name).promise} (`{found.name}`) | {counts} |")
+    for outcomes in every:
+        endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(outcomes.endings.items()))
+        each = f"{outcomes.seconds / outcomes.done:.2f}" if outcomes.done else "–"
+        then = f"{outcomes.repeated['trials']:,} | {len(outcomes.repeated['failures'])}" if outcomes.repeated else "– | –"
+        counts = f"{outcomes.done:,} | {endings} | {len(outcomes.failures)} | {each} | {then}"
+        rows.append(f"| {check_of(outcomes.name).promise} (`{outcomes.name}`) | {counts} |")
     total = f"In all {sum(o.done for o in every):,} trials and {sum(len(o.failures) for o in every):,} failures"
     if repeated := [o.repeated for o in every if o.repeated]:
         trials, failures = sum(r["trials"] for r in repeated), sum(len(r["failures"]) for r in repeated)
@@ -183,12 +183,12 @@ def page() -> str:
 
 
 def fuzz_table() -> str:
-    found = records.read("fuzz")
-    together = {key: sum(entry[key] for entry in found) for key in ("executions", "seconds")}
-    crashes = [crash for entry in found for crash in entry["crashes"]]
-    total = together | {"name": "all", "crashes": crashes, "peak_mb": max((entry["peak_mb"] for entry in found), default=0)}
+    entries = records.read("fuzz")
+    together = {key: sum(entry[key] for entry in entries) for key in ("executions", "seconds")}
+    crashes = [crash for entry in entries for crash in entry["crashes"]]
+    total = together | {"name": "all", "crashes": crashes, "peak_mb": max((entry["peak_mb"] for entry in entries), default=0)}
     rows = ["| reader | inputs | minutes | crashes | peak MB |", "|---|--:|--:|--:|--:|"]
-    for entry in [*found, total]:
+    for entry in [*entries, total]:
         numbers = (f"{entry['executions']:,}", f"{entry['seconds'] / 60:.1f}", str(len(entry["crashes"])), str(entry["peak_mb"]))
         rows.append(f"| {entry['name'].replace('_', ' ')} | {' | '.join(numbers)} |")
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""`python -m offmap_bench.speed [THEME ...]` measures and records themes, all by default; `table` writes the page from records."""
+"""`python -m offmap_bench.speed [THEME ...]` measures themes, all by default; `... table` writes the page from records."""
 
 from __future__ import annotations
 

@@ -126,15 +126,15 @@ def command(rounds: int = 1) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         prepare_small(Path(folder))
         runs = {case: score_large(Path(folder), *case) for case in CASES}
-    found = Record("command", rounds, [])
+    result = Record("command", rounds, [])
     for (kind, rows), spent in runs.items():
-        found.measurements.append(once(f'{rows:,} rows ({spent.size:.0f} MB), score="{kind}", peak', "MB", spent.peak))
-        found.measurements.append(once(f'{rows:,} rows, score="{kind}", time', "s", spent.seconds, spent.wall))
+        result.measurements.append(once(f'{rows:,} rows ({spent.size:.0f} MB), score="{kind}", peak', "MB", spent.peak))
+        result.measurements.append(once(f'{rows:,} rows, score="{kind}", time', "s", spent.seconds, spent.wall))
     few, many, rows = runs[CASES[0]], runs[CASES[1]], CASES[1][1]
-    found.claims.append(Claim(f"MB at the peak of `offmap score`, {rows:,} rows", many.peak, "at most", LIMIT))
-    found.claims.append(Claim(f"MB more for {rows:,} rows than for {CASES[0][1]:,}", many.peak - few.peak, "at most", GROWTH))
-    found.claims.append(Claim('rows a second of the processor, score="paper"', rows / many.seconds, "at least", 50_000))
-    return found
+    result.claims.append(Claim(f"MB at the peak of `offmap score`, {rows:,} rows", many.peak, "at most", LIMIT))
+    result.claims.append(Claim(f"MB more for {rows:,} rows than for {CASES[0][1]:,}", many.peak - few.peak, "at most", GROWTH))
+    result.claims.append(Claim('rows a second of the processor, score="paper"', rows / many.seconds, "at least", 50_000))
+    return result
 
 
 def prepare_small(folder: Path) -> None:

@@ -42,10 +42,10 @@ def fitting(rounds: int = 7) -> Record:
     bounds = {f"{GEMM} as the closed form": works[closed], f"{GEMM} as the default": works[refined]}
     timings = race(works, rounds=rounds, at_most={refined: 3}, gemm=bounds)
     timings[extrapolated] = timings[extrapolated].times(20_000 / steps)
-    found = record("fitting", rounds, timings)
-    found.measurements[3:3] = measurements({"maxwent, one gradient step": timings[extrapolated].times(1 / 20_000)}, "ms")
+    result = record("fitting", rounds, timings)
+    result.measurements[3:3] = measurements({"maxwent, one gradient step": timings[extrapolated].times(1 / 20_000)}, "ms")
     values = {name: round(count_flops(works[fit]) / 1e9, 1) for name, fit in (("closed", closed), ("refined", refined))}
-    return replace(found, values={"timed": steps, **values})
+    return replace(result, values={"timed": steps, **values})
 
 
 TASKS = ("uci/concrete/extrapolation", "uci/power/extrapolation", "uci/protein/extrapolation")
@@ -54,7 +54,7 @@ STEPS, FEW, MORE = 50_000, 100, 500
 
 def paper_steps(rounds: int = 3) -> Record:
     """Fits of five nets on data of three sizes against the paper's settings, extrapolated from two short fits."""
-    found, best = Record("paper_steps", rounds, []), dict[str, dict[str, float]]()
+    result, best = Record("paper_steps", rounds, []), dict[str, dict[str, float]]()
     for name in TASKS:
         data, nets = task(name, 0), models(task(name, 0))
 
@@ -72,13 +72,13 @@ def paper_steps(rounds: int = 3) -> Record:
         timings["paper"] = Timing(*([b - a for a, b in turns] for turns in pairs)).times(STEPS / (MORE - FEW))
         words = f"{name.split('/')[1]}, {len(data.train[1]):,} + {len(data.valid[1]):,} rows"
         shown = {"default": "default solver", "paper": "paper's settings (extrapolated)"}
-        found.measurements.extend(measurements({f"{words}: {shown.get(n, n)}": t for n, t in timings.items()}))
+        result.measurements.extend(measurements({f"{words}: {shown.get(n, n)}": t for n, t in timings.items()}))
         best[name.split("/")[1]] = {n: t.cpu[0] if n == "paper" else t.best for n, t in timings.items()}
     best["sum"] = {solver: sum(each[solver] for each in best.values()) for solver in next(iter(best.values()))}
     for solver, target in {"default": 50.0, "closed form": 300.0, "closed form, paper's score": 300.0}.items():
         what = f"times faster than the paper's settings, {solver}"
-        found.claims.extend(Claim(f"{what}, {n}", t["paper"] / t[solver], "at least", target) for n, t in best.items())
-    return found
+        result.claims.extend(Claim(f"{what}, {n}", t["paper"] / t[solver], "at least", target) for n, t in best.items())
+    return result
 
 
 def descent(members: int, basis: str = "svd", steps: int = 100) -> Callable[[], str]:
@@ -145,7 +145,7 @@ SUBJECTS = [
 
 def basis(rounds: int = 3) -> Record:
     """The pass that finds the basis, with `eigh` apart, against a forward pass and the authors' package, model by model."""
-    found: dict[str, Timing] = {}
+    passes: dict[str, Timing] = {}
     for subject in SUBJECTS:
         net, x = subject.net(), subject.inputs(subject.rows)
         at, eigh = stack_models(net), Timing()
@@ -167,8 +167,8 @@ def basis(rounds: int = 3) -> Record:
         rest = Timing(*([a - b for a, b in zip(*pair, strict=True)] for pair in ((both.cpu, apart.cpu), (both.wall, apart.wall))))
         shown = {"plain pass": timings.pop("plain pass"), "basis pass": rest, "`eigh`": apart, "basis pass and `eigh`": both}
         shown |= {GEMM: timings.pop(GEMM), **timings}
-        found |= {f"{subject.name}, {subject.rows:,} rows: {name}": timing for name, timing in shown.items()}
-    return record("basis", rounds, found, "ms")
+        passes |= {f"{subject.name}, {subject.rows:,} rows: {name}": timing for name, timing in shown.items()}
+    return record("basis", rounds, passes, "ms")
 
 
 def _clock(function: Callable[..., Any], timing: Timing, *args: Any, **options: Any) -> Any:

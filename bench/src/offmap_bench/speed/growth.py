@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Mapping
 
 import matplotlib
@@ -12,11 +10,11 @@ from matplotlib.figure import Figure
 
 import offmap
 from offmap.integrations.nets import mlp
-from offmap.io.atomic import write_whole
 from offmap.report import figures
 from offmap_bench.paths import DOCS
 from offmap_bench.speed.measure import Claim, Record, Work, once, race
 from offmap_bench.speed.subjects import FEATURES, OUTPUTS, fit_guard, reseed, table
+from offmap_bench.studies.study import render_svg
 
 FIGURE = DOCS / "figures" / "exponents.svg"
 ROWS, DRAWS, WIDTH, WIDTHS = 4_000, 20, 100, (32, 64, 128, 256)
@@ -112,7 +110,4 @@ def draw(record: Record) -> None:
             axes.xaxis.minorticks_off()
             axes.legend(frameon=False, handlelength=3)
         panels["score"].set_ylabel("seconds")
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
-    write_whole(FIGURE, ("\n".join(map(str.rstrip, svg.splitlines())) + "\n").encode())
+        FIGURE.write_text(render_svg(figure), encoding="utf-8")

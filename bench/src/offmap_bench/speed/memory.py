@@ -1,4 +1,4 @@
-"""Themes of memory: what scoring needs beyond inputs and result, and what a model of 25 million weights needs; in fresh processes."""
+"""Themes of memory, in fresh processes: what scoring needs beyond inputs and result, and a model of 25 million weights."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ SUBJECTS = {
 
 def large(rounds: int = 1) -> Record:
     """One process for every fit and every scoring; memory counts in copies of the weights, beyond the stored bases."""
-    found = Record("large", rounds, [])
+    result = Record("large", rounds, [])
     with tempfile.TemporaryDirectory() as folder:
         for key, subject in SUBJECTS.items():
             for action in ("fit", "score"):
                 peak, weights, bases, chunk = _spawn("fit_or_score", action, key, str(Path(folder, key)))
                 sizes = {"the weights": weights, "the bases": bases} if action == "fit" else {}
                 sizes[f"peak of `{action}`"] = peak
-                found.measurements.extend(once(f"{subject.name}: {part}", "MB", size) for part, size in sizes.items())
+                result.measurements.extend(once(f"{subject.name}: {part}", "MB", size) for part, size in sizes.items())
                 what, copies = f"{subject.name}, `{action}`: copies of the weights", (peak - bases) / weights
-                found.claims.append(Claim(what, copies, "at most", chunk + 3))
+                result.claims.append(Claim(what, copies, "at most", chunk + 3))
                 print(what, copies, flush=True)
-    return found
+    return result
 
 
 def fit_or_score(action: str, name: str, path: str) -> tuple[float, float, float, int]:

@@ -32,9 +32,9 @@ def peers(rounds: int = 3) -> Record:
     """Fits in turns, then scores in turns."""
     calls = {name: CALLS if "ensemble" in name else 1 for name in SCORERS}  # five passes are short
     scores = {name: repeat(calls[name], work) for name, work in scorers(table()["score"][0]).items()}
-    found = {f"fit: {name}": t for name, t in _race(fits(), rounds).items()}
-    found |= {f"10,000 rows: {name}": t.times(1 / calls.get(name, CALLS)) for name, t in _race(scores, rounds).items()}
-    return record("peers", rounds, found)
+    timings = {f"fit: {name}": t for name, t in _race(fits(), rounds).items()}
+    timings |= {f"10,000 rows: {name}": t.times(1 / calls.get(name, CALLS)) for name, t in _race(scores, rounds).items()}
+    return record("peers", rounds, timings)
 
 
 def _race(works: dict[str, Work], rounds: int) -> dict[str, Timing]:

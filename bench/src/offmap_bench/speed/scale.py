@@ -91,8 +91,8 @@ def measure_alone() -> dict[str, Any]:
     parts = (x[:2048], y[:2048]), (x[2048:2304], y[2048:2304])
     guard = offmap.fit(make_net(), *parts, solver="closed-form", draws=50, progress=False)
     return significant({
-        "rows": ROWS, "draws": DRAWS, "steps": STEPS, "width": WIDTH, "parameters": sum(p.numel() for p in make_net().parameters()),
-        "quarter": quarter, "all": everything,
+        "rows": ROWS, "draws": DRAWS, "steps": STEPS, "width": WIDTH, "quarter": quarter, "all": everything,
+        "parameters": sum(p.numel() for p in make_net().parameters()),
         "eigh": {n: _clock(lambda a=a: torch.linalg.eigh(a @ a.mT)).best for n, a in matrices.items()},
         "score": {"rows": 2_048, "draws": 50, "seconds": _clock(lambda: guard.score(x[:2048])).best},
         "machine": describe_machine(),

@@ -56,8 +56,12 @@ def latency(rounds: int = 15, calls: int = 20) -> Record:
     return record("latency", rounds, race(turns, rounds=rounds, gemm={GEMM: next(iter(turns.values()))}), "ms", per=calls)
 
 
-SMALL = [(subject, 50, batch, 0.5 if batch <= 128 else 1.2, all_rows)
-         for subject in (on.MLP, on.SMALL_CONV1D, on.CONV1D) for all_rows in (True, False) for batch in (32, 128, 512)]  # fmt: skip
+SMALL = [
+    (subject, 50, batch, 0.5 if batch <= 128 else 1.2, all_rows)
+    for subject in (on.MLP, on.SMALL_CONV1D, on.CONV1D)
+    for all_rows in (True, False)
+    for batch in (32, 128, 512)
+]
 LARGE = [(on.RESNET, 10, 1, None, False), (on.RESNET, 10, 128, 1.3, False), (on.TRANSFORMER, 10, 32, None, False),
          (on.TRANSFORMER, 10, 128, 1.3, False), (on.TRANSFORMER, 10, 512, 1.3, False)]  # fmt: skip
 """Subject, draws, batch, the bound of the cost against plain calls, and whether all rows are scored or one batch."""
@@ -65,7 +69,7 @@ LARGE = [(on.RESNET, 10, 1, None, False), (on.RESNET, 10, 128, 1.3, False), (on.
 
 def architectures(rounds: int = 5) -> Record:
     """Draws against as many plain calls of the model, case by case."""
-    found = Record("architectures", rounds, [])
+    result = Record("architectures", rounds, [])
     for subject, draws, batch, target, all_rows in SMALL + LARGE:
         net, x = subject.net(), subject.inputs(subject.rows if all_rows else batch)
         at = stack_models(net)
@@ -79,7 +83,7 @@ def architectures(rounds: int = 5) -> Record:
         ratio = ours.best / plain.best
         rows = f"{subject.rows:,} rows in batches of {batch}" if all_rows else f"one batch of {batch}"
         case, chunks = f"{subject.name}, {draws} draws, {rows}", f"offmap, chunks of {model.chunk_size} ({ratio:.2f} times)"
-        found.measurements.extend(measurements({f"{case}: plain calls": plain, chunks: ours}, "ms"))
-        found.claims.extend([Claim(f"{case}: times the plain calls", ratio, "at most", target)] if target else [])
+        result.measurements.extend(measurements({f"{case}: plain calls": plain, chunks: ours}, "ms"))
+        result.claims.extend([Claim(f"{case}: times the plain calls", ratio, "at most", target)] if target else [])
         print(case, chunks, flush=True)
-    return found
+    return result

@@ -1,6 +1,6 @@
 """`python -m offmap_bench.studies NAME ...` measures what the records of studies lack, and writes their pages.
 
-`python -m offmap_bench.studies pages` measures nothing: it writes every page that comes from records, and what pages quote of them.
+`python -m offmap_bench.studies pages` measures nothing: it writes all pages that come from records, and what is quoted of them.
 """
 
 from __future__ import annotations

@@ -118,6 +118,6 @@ def render_promises() -> str:
 
 def describe_trials(name: str) -> str:
     """Trials on record, and how many of them failed."""
-    found = trust.read(name)
-    hangs = sum(failure.startswith("hang") for failure in found.failures.values())
-    return f"[{name}](trust.md): {found.done:,} trials, {len(found.failures)} failures, {hangs} hangs"
+    outcomes = trust.read(name)
+    hangs = sum(failure.startswith("hang") for failure in outcomes.failures.values())
+    return f"[{name}](trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs} hangs"

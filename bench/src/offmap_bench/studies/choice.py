@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import offmap
 from offmap.guard import Guard
 from offmap.metrics import auroc
-from offmap.posterior.predictive import Stochastic
 from offmap.scores.combine import log_uncertainty
 from offmap.scores.features import layers_of
 from offmap.scores.neighbours import KNNDistance, Scale
@@ -136,11 +135,11 @@ def measure(name: str, mode: str) -> dict[str, dict[str, float]]:
     """AUROC of every term and combination for each fit; for each ε, of what the weights alone say."""
     task = cut(f"{name}/{mode}", *TABLES[name](), mode, 0)
     nets = models(task, 0, RECIPE)
-    found = {label: measure_terms(nets, task, mode, options) for label, options in FITS.items()}
+    values = {label: measure_terms(nets, task, mode, options) for label, options in FITS.items()}
     for label in ("refine", "closed form"):
         for eps, option in EPSILONS.items():
-            found[f"{label}, {eps}"] = measure_epsilon(nets, task, mode, FITS[label] | option)
-    return found
+            values[f"{label}, {eps}"] = measure_epsilon(nets, task, mode, FITS[label] | option)
+    return values
 
 
 def measure_terms(nets: Sequence[nn.Module], task: Task, mode: str, options: dict[str, Any]) -> dict[str, float]:
@@ -161,7 +160,6 @@ def measure_epsilon(nets: Sequence[nn.Module], task: Task, mode: str, options: d
     outputs = guard.samples(task.test[0]), guard.samples(task.ood[mode][:SCORED])
     u = [log_uncertainty(guard.likelihood, o, guard.predictive.members) for o in outputs]
     paper = [guard.likelihood.score(o) for o in outputs]
-    assert isinstance(guard.predictive, Stochastic)
     entropy = float(guard.predictive.q.mean_log_square().mean())
     return {"the paper's score": float(auroc(*paper)), "u": float(auroc(*u)), "entropy": round(entropy, 3)}
 
@@ -169,8 +167,6 @@ def measure_epsilon(nets: Sequence[nn.Module], task: Task, mode: str, options: d
 def terms_of(guard: Guard, task: Task, x: Tensor, *, training: bool) -> dict[str, Tensor]:
     """Every candidate, (B,). Training rows are their own nearest row: the next one counts."""
     reference = guard.familiar
-    assert reference is not None
-    assert reference.inputs is not None
     outputs, members, last = guard.samples(x), guard.predictive.members, reference.layers[-1]
     whitened, rotated = whiten(task.train[0][: len(reference.inputs.rows)], x)
     nearest = torch.cdist(x.double(), task.train[0].double())
@@ -192,7 +188,6 @@ def whiten(rows: Tensor, x: Tensor) -> tuple[KNNDistance, Tensor]:
     _, s, v = torch.linalg.svd(rows.double() - mean, full_matrices=False)
     rotation = v.mT / s.clamp_min(0.1 * s.max()) * len(rows) ** 0.5
     distance = KNNDistance.of((rows.double() - mean) @ rotation, standardized=False)
-    assert distance is not None
     return distance, (x.double() - mean) @ rotation
 
 

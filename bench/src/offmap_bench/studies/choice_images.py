@@ -1,7 +1,7 @@
 """How the default score of image classifiers combines its terms: on in-distribution images and their changes.
 
-OOD images of the benchmark have no part in it: there are fourteen changes of validation images and, for nets that are trained here
-on six of ten classes, training images of the other four. Their classes are drawn by a seed that no plan uses.
+OOD images of the benchmark have no part in it: there are fourteen changes of validation images and, for nets that are trained
+here on six of ten classes, training images of the other four. Their classes are drawn by a seed that no plan uses.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def judge_scores(scores: Mapping[str, Tensor]) -> dict[str, float]:
 def measure_six(title: str, name: str, members: int = 1) -> dict[str, Any]:
     """Nets trained on six classes; several of them in one guard, and in one for each."""
     task, full = open_set(name, SEED), images(name, SEED, strange=False)
-    known = np.random.RandomState(SEED).permutation(10)[:6]
-    unknown = full.train[0][~torch.isin(full.train[1], torch.from_numpy(known))][:UNKNOWN_IMAGES]
+    shown = np.random.RandomState(SEED).permutation(10)[:6]
+    unknown = full.train[0][~torch.isin(full.train[1], torch.from_numpy(shown))][:UNKNOWN_IMAGES]
     nets = [learned(task, "plain", {}, SEED, member)[0].net for member in range(members)]
     sets = sets_of(task, unknown)
     rows = judge(terms_of(nets, task, sets))

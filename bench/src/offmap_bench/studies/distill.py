@@ -30,16 +30,16 @@ def measure(name: str, seed: int) -> dict[str, float]:
     guard = offmap.fit(net, data.train, data.valid, seed=seed, progress=False)
     start = time.process_time()
     head = offmap.distill(guard, data.train, data.valid, seed=seed)
-    found = {"seconds to teach": time.process_time() - start}
+    values = {"seconds to teach": time.process_time() - start}
     scorers = {"guard": guard.score, "one pass": head.score}
-    found |= {f"auroc {what}": float(auroc(*(score(x) for x in sets))) for what, score in scorers.items()}
+    values |= {f"auroc {what}": float(auroc(*(score(x) for x in sets))) for what, score in scorers.items()}
     x = torch.cat(sets)
     x = x[torch.arange(TIMED) % len(x)]
     with torch.no_grad():
         works = {what: partial(score, x) for what, score in {**scorers, "plain": net}.items()}
-        found |= {f"ms {what}": 1e3 * t.best for what, t in race(works, rounds=7, at_most={"guard": 3}).items()}
-    found["false alarms"] = float((head.score(sets[0]) > head.threshold).double().mean())
-    return significant(found)
+        values |= {f"ms {what}": 1e3 * t.best for what, t in race(works, rounds=7, at_most={"guard": 3}).items()}
+    values["false alarms"] = float((head.score(sets[0]) > head.threshold).double().mean())
+    return significant(values)
 
 
 def fields(runs: Runs) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def table(runs: Runs) -> str:
 
 
 def summarize(seed: int, runs: Runs) -> str:
-    kept = {cell: run["auroc one pass"] / run["auroc guard"] for cell, run in runs.items()}
-    below = [f"{cell.partition(',')[0]} ({per_cent(share)} %)" for cell, share in kept.items() if share < TARGET]
+    ratios = {cell: run["auroc one pass"] / run["auroc guard"] for cell, run in runs.items()}
+    below = [f"{cell.partition(',')[0]} ({per_cent(share)} %)" for cell, share in ratios.items() if share < TARGET]
     cost, gain, seconds = (
         statistics.median(values)
         for values in zip(
@@ -74,7 +74,7 @@ def summarize(seed: int, runs: Runs) -> str:
         )
     )
     return (
-        f"Seed {seed}: {per_cent(statistics.mean(kept.values()))} % of the guard's AUROC on average over {len(runs)} tasks, "
+        f"Seed {seed}: {per_cent(statistics.mean(ratios.values()))} % of the guard's AUROC on average over {len(runs)} tasks, "
         f"{len(runs) - len(below)} of them at 97 % or above{'; below: ' + ', '.join(below) if below else ''}. "
         f"A thousand rows cost {cost:.1f} plain passes (median), 1/{gain:.0f} of the guard's time; "
         f"the head is taught in {seconds:.1f} s of the processor."

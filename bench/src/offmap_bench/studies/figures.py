@@ -31,12 +31,11 @@ from offmap_bench.demo.plans import DIGITS, MOONS, REGRESSION
 from offmap_bench.demo.run import Bench
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.paths import DOCS
+from offmap_bench.studies.study import render_svg
 from offmap_bench.tasks.synthetic import regression, truth
 from offmap_bench.tasks.task import Task
 
 FOLDER = DOCS / "figures"
-
-# --------------------------------------------------------------------------------------------------------------- drawings
 
 TALL, CLIP = 1.6, 0.1
 """Half of the height, and the clip of the middle panel; the guard's own may be 0, which would show the net alone."""
@@ -46,10 +45,8 @@ Draw = Callable[[Axes], None]
 
 def draw_all() -> None:
     task, place = regression(), Place(torch.device("cpu"), torch.float32)
-    train, valid = (
-        as_batches(task.train, place, name="train", batch_size=100),
-        load_rows(as_batches(task.valid, place, name="valid")),
-    )
+    train = as_batches(task.train, place, name="train", batch_size=100)
+    valid = load_rows(as_batches(task.valid, place, name="valid"))
     config = deep_ensemble.Config(steps=2000, lr=2e-3)
     (net,) = deep_ensemble.fit(mlp(1, 2), train, valid, likelihood=Gaussian(), config=config).nets()
     guard, x = offmap.fit(net, task.train, task.valid, progress=False), torch.linspace(-1.5, 1.5, 151)[:, None]
@@ -71,15 +68,13 @@ def write(name: str, panels: list[tuple[str, Draw]]) -> None:
         for axes, (title, draw) in zip(figure.subplots(1, len(panels)), panels, strict=True):
             draw(axes)
             axes.set_title(title, loc="left", fontsize=8.5 if len(panels) < 3 else 8)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    light = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+        light = render_svg(figure)
     light = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), light)
     light = re.sub(r"font: ([\d.]+px) [^\";]+", r"font: \1 system-ui, 'DejaVu Sans', Arial, sans-serif", light)
     to_dark = {pair[0]: pair[1] for pair in COLOURS.values()}
     dark = re.sub("|".join(to_dark), lambda code: to_dark[code[0]], light)
     for kind, svg in (("light", light), ("dark", dark)):
-        (FOLDER / f"{name}-{kind}.svg").write_text("\n".join(map(str.rstrip, svg.splitlines())) + "\n", encoding="utf-8")
+        (FOLDER / f"{name}-{kind}.svg").write_text(svg, encoding="utf-8")
 
 
 def draw_data(axes: Axes, task: Task, x: Tensor) -> None:
@@ -91,9 +86,6 @@ def draw_data(axes: Axes, task: Task, x: Tensor) -> None:
 def draw_band(axes: Axes, guard: Guard, task: Task, x: Tensor, clip: float | None) -> None:
     """Mean ± 2 standard deviations, and the net's own mean."""
     wide, net = guard.predict(x, clip=clip), guard.predict(x, clip=0.0)
-    assert wide.mean is not None
-    assert wide.std is not None
-    assert net.mean is not None
     low, high = ((wide.mean + side * 2 * wide.std).clamp(-3 * TALL, 3 * TALL) for side in (-1, 1))
     axes.fill_between(x[:, 0], low, high, color=colour("band"), linewidth=0)
     axes.plot(x[:, 0], net.mean, color=colour("series4"), linewidth=1.4)
@@ -126,8 +118,6 @@ def draw_score(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
     axes.plot(rows, torch.full_like(rows, float(score.min()) - 0.6), "|", markersize=4, color=colour("ood"), alpha=0.6)
     axes.set(xlim=(-1.5, 1.5), xticks=(-1, 0, 1))
 
-
-# ------------------------------------------------------------------------------------------------------------ screenshots
 
 SHOTS = (
     ("page-light", REGRESSION, "A guard on a line", (1180, 1120), "light", "header", None),

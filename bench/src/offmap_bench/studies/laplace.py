@@ -1,7 +1,7 @@
 """The closed form beside Kronecker-factored Laplace: same nets, same data, the eight UCI tables in both modes.
 
-It needs OFFMAP_DATA, and laplace-torch with curvlinops-for-pytorch and backpack-for-pytorch, installed with `--no-deps` so that they
-bring no other torch.
+It needs OFFMAP_DATA, and laplace-torch with curvlinops-for-pytorch and backpack-for-pytorch, installed with `--no-deps` so that
+they bring no other torch.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def measure_one(fit: Callable[[], tuple[Scorer, float]], sets: Sequence[Tensor])
     middle = time.process_time()
     scores = [score(x) for x in sets]
     seconds = {"fit": middle - start, "score": 1000 * (time.process_time() - middle) / sum(map(len, sets))}
-    found = measure_separation(*scores)
-    return significant({"auroc": found["auroc"], "fpr95": found["fpr95"], "entropy": entropy, **seconds})
+    separation = measure_separation(*scores)
+    return significant({"auroc": separation["auroc"], "fpr95": separation["fpr95"], "entropy": entropy, **seconds})
 
 
 def fit_guard(net: nn.Module, task: Task, solver: Any) -> tuple[Scorer, float]:

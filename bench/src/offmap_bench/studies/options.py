@@ -39,17 +39,17 @@ def measure(name: str) -> dict[str, Any]:
     data = task(name, 0)
     net, (ood,) = models(data, 0)[0], data.ood.values()
     sets = [x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:ROWS]] for x in (data.test[0], ood)]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for label, options in VARIANTS.items():
         before = time.process_time()
         guard = offmap.fit(net, data.train, data.valid, progress=False, **options)
         seconds = time.process_time() - before
-        found[label] = detection(guard, sets) | quality(guard, data) | {"seconds": round(seconds, 2)}
+        results[label] = detection(guard, sets) | quality(guard, data) | {"seconds": round(seconds, 2)}
         if label == BASE:
-            found["draws"] = {str(n): detection(replace(guard, draws=n), sets) for n in DRAWS}
+            results["draws"] = {str(n): detection(replace(guard, draws=n), sets) for n in DRAWS}
             clips = {"chosen": guard.clip, "none": None, "0": 0.0}
-            found["clip"] = {label: quality(replace(guard, clip=clip), data) for label, clip in clips.items()}
-    return found
+            results["clip"] = {label: quality(replace(guard, clip=clip), data) for label, clip in clips.items()}
+    return results
 
 
 def detection(guard: Guard, sets: list[Tensor]) -> dict[str, float]:

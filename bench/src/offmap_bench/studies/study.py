@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from offmap.io.atomic import write_whole
 from offmap_bench.paths import DOCS, RECORDS
@@ -115,3 +119,11 @@ def significant(value: Any, digits: int = 4) -> Any:
     if isinstance(value, dict):
         return {key: significant(each, digits) for key, each in value.items()}
     return [significant(each, digits) for each in value] if isinstance(value, list) else value
+
+
+def render_svg(figure: Figure) -> str:
+    """A figure as SVG that is the same whenever it is drawn."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    return "\n".join(map(str.rstrip, svg.splitlines())) + "\n"

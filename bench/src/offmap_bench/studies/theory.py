@@ -29,7 +29,7 @@ FIGURES = DOCS / "figures"
 SHARED: dict[str, Any] = {
     "steps": 2000, "lr": 0.02, "entropy_weight": 1.0, "check_every": 50, "patience": None, "tolerance": "smoothed",
 }  # fmt: skip
-"""A few minutes instead of an hour. With the paper's λ = 10 most settings cross τ on the way up, before φ has found its shape."""
+"""A few minutes instead of an hour. With the paper's λ = 10 most settings cross τ on the way up, before φ has separation its shape."""
 
 DRAWS = 20
 """Drawn nets over which amplitudes are taken."""
@@ -79,7 +79,10 @@ def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
 
 
 def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]:
-    history, found = guard.history, measure_separation(*(guard.score(x) for x in (bench.task.test[0], *bench.task.ood.values())))
+    history, separation = (
+        guard.history,
+        measure_separation(*(guard.score(x) for x in (bench.task.test[0], *bench.task.ood.values()))),
+    )
     mean_net = {layer.name: layer.correlation for layer in diagnose(guard, bench.task.train).layers}
     layers = {
         layer.name: {
@@ -89,7 +92,7 @@ def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]
         for layer in diagnosis.layers
     }  # fmt: skip
     return {
-        "auroc": round(found["auroc"], 4), "fpr95": round(found["fpr95"], 4), "entropy": round(history.final_entropy[0], 3),
+        "auroc": round(separation["auroc"], 4), "fpr95": round(separation["fpr95"], 4), "entropy": round(history.final_entropy[0], 3),
         "validation nll": round(history.final_risk[0], 4), "max_risk": round(history.max_risk[0], 4),
         "kept step": history.kept[0], "layers": layers,
     }  # fmt: skip
@@ -99,7 +102,6 @@ def uncertainty_map(bench: Bench, guard: Guard, title: str, area: float) -> Pane
     """The entropy of the mean prediction around the moons, unclipped."""
     x, y = (t.numpy() for t in bench.task.train)
     inputs = grid(bench.task.inputs, bench.plan.grid)
-    assert inputs is not None
     svg = map_panel(view(guard, inputs, None).map(), half=SQUARE, points=[x[y == c] for c in (0, 1)], top=0.6931)
     return Panel(svg, title, f"Uncertainty map of {title}", f"AUROC {per_cent(area)}")
 
