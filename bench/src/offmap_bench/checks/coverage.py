@@ -108,7 +108,7 @@ class Reach:
     def tests(self, file: str, line: int, budget: float) -> list[str]:
         """Tests that reach a line, of at most `budget` seconds: the module's own first, then those of its folder, then others.
 
-        A line inside a statement of several lines counts as the nearest one above that is reached; one that runs on import belongs
+        A line inside a statement of several lines counts as the nearest one above that is reached; what runs on import belongs
         to every test that reaches the module. The module's own test file comes first, all of it, if it is newer than the coverage
         or if the line runs on import.
         """

@@ -29,7 +29,7 @@ FIGURES = DOCS / "figures"
 SHARED: dict[str, Any] = {
     "steps": 2000, "lr": 0.02, "entropy_weight": 1.0, "check_every": 50, "patience": None, "tolerance": "smoothed",
 }  # fmt: skip
-"""A few minutes instead of an hour. With the paper's λ = 10 most settings cross τ on the way up, before φ has separation its shape."""
+"""A few minutes instead of an hour. With the paper's λ = 10 most settings cross τ on the way up, before φ has found its shape."""
 
 DRAWS = 20
 """Drawn nets over which amplitudes are taken."""
@@ -79,10 +79,8 @@ def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
 
 
 def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]:
-    history, separation = (
-        guard.history,
-        measure_separation(*(guard.score(x) for x in (bench.task.test[0], *bench.task.ood.values()))),
-    )
+    test, (ood,), history = bench.task.test[0], bench.task.ood.values(), guard.history
+    separation = measure_separation(guard.score(test), guard.score(ood))
     mean_net = {layer.name: layer.correlation for layer in diagnose(guard, bench.task.train).layers}
     layers = {
         layer.name: {
@@ -92,7 +90,7 @@ def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]
         for layer in diagnosis.layers
     }  # fmt: skip
     return {
-        "auroc": round(separation["auroc"], 4), "fpr95": round(separation["fpr95"], 4), "entropy": round(history.final_entropy[0], 3),
+        **{name: round(separation[name], 4) for name in ("auroc", "fpr95")}, "entropy": round(history.final_entropy[0], 3),
         "validation nll": round(history.final_risk[0], 4), "max_risk": round(history.max_risk[0], 4),
         "kept step": history.kept[0], "layers": layers,
     }  # fmt: skip
