@@ -147,14 +147,11 @@ def evaluate(
         place = detector.place if detector else Place(torch.device("cpu"), torch.float32)
         with fork_rng("test"):
             rows = load_rows(as_batches(test, place, name="test", target=target))
-        quality: Quality | None = None
-        if detector:
-            detector.check_targets(rows)
-            quality = measure_predictions(detector, rows)
+        quality = measure_predictions(detector, rows) if detector else Quality()
         scores = evaluation.scores[name] = {"test": scorer.score(rows.inputs)}
         examples = {"test": pick_extremes(scores["test"], [rows.inputs], rows.targets)}
         _add_points(evaluation.points, "test", [rows.inputs], rows.targets)
-        if quality:
+        if quality.metrics:
             evaluation.rows.append({"scorer": name, "set": "test", **quality.metrics})
         for label, data in ood.items():
             parts = _load_inputs(data, place, label, target)
@@ -163,9 +160,7 @@ def evaluate(
             _add_points(evaluation.points, label, parts)
             evaluation.rows.append({"scorer": name, "set": label, **measure_separation(scores["test"], scores[label], positive)})
         threshold = scorer.threshold if isinstance(scorer, Thresholded) else None
-        evaluation.details[name] = Details(
-            threshold, examples, quality.losses if quality else None, quality.reliability if quality else {}
-        )
+        evaluation.details[name] = Details(threshold, examples, quality.losses, quality.reliability)
     return evaluation
 
 
@@ -187,52 +182,58 @@ def measure_separation(id_scores: Tensor, ood_scores: Tensor, positive: Literal[
 class Quality:
     """Metrics of predictions on in-distribution rows (prefix `wide_`: from unclipped draws), losses (n,), and reliability."""
 
-    metrics: dict[str, float]
-    losses: Tensor
-    reliability: dict[str, Tensor]
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    losses: Tensor | None = None
+    reliability: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
-def measure_predictions(detector: Detector, rows: Rows) -> Quality | None:
-    """Measure the quality of predictions; None for detectors that make no claim about targets."""
+def measure_predictions(detector: Detector, rows: Rows) -> Quality:
+    """Measure the quality of predictions; empty for detectors that make no claim about targets."""
+    detector.check_targets(rows)
     predictions = detector.predict_at(rows)
     if not predictions:
-        return None
+        return Quality()
     regression = predictions["own"][0].mean is not None
-    losses = (_squared_errors if regression else _error_rates)(predictions["own"][0], rows.targets)
-    metrics: dict[str, float] = {}
-    reliability: dict[str, Tensor] = {}
-    for name, (prediction, nll) in predictions.items():
-        values, curve = (_measure_regression if regression else _measure_classes)(prediction, rows.targets)
-        values = {"nll": float(nll[~losses.isnan()].mean()), **values}
-        metrics |= values if name == "own" else {f"{name}_{key}": value for key, value in values.items()}
-        reliability[name] = curve.cpu()
     covered, width = (_measure_intervals if regression else _measure_sets)(detector, rows)
+    metrics: dict[str, float] = {}
+    losses: dict[str, Tensor] = {}
+    curves: dict[str, Tensor] = {}
+    for name, (prediction, nll) in predictions.items():
+        values, loss, curve = (_measure_regression if regression else _measure_classes)(prediction, rows.targets)
+        values = {"nll": float(nll[~loss.isnan()].mean()), **values}
+        metrics |= values if name == "own" else {f"{name}_{key}": value for key, value in values.items()}
+        losses[name], curves[name] = loss.cpu(), curve.cpu()
     metrics |= {"conformal_coverage": float(covered), "conformal_width": float(width)}
-    return Quality(metrics, losses.cpu(), reliability)
+    return Quality(metrics, losses["own"], curves)
 
 
-def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor]:
-    """RMSE, and ECE, coverage and width of Gaussian intervals, with coverage by level."""
+def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
+    """RMSE, and ECE, coverage and width of Gaussian intervals; squared errors (n,); coverage by level."""
     assert prediction.mean is not None
     assert prediction.std is not None
+    errors = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
     mean, std, y = prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)
     radius = 1.959964 * std
-    return {
+    metrics = {
         "rmse": float((mean - y).square().mean().sqrt()),
         "ece": float(quantile_ece(mean, std, y)),
         "coverage": float(coverage(mean - radius, mean + radius, y)),
         "width": float(mean_width(mean - radius, mean + radius)),
-    }, coverage_curve(mean, std, y)
+    }
+    return metrics, errors.unsqueeze(-1).flatten(1).mean(1), coverage_curve(mean, std, y)
 
 
-def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor]:
-    """Accuracy and ECE over all positions that count, with accuracy by confidence."""
+def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
+    """Accuracy and ECE over all positions that count; shares of wrong labels (n,), NaN without any; accuracy by confidence."""
     assert prediction.probs is not None
     assert prediction.label is not None
+    y = align_targets(y, prediction.label.shape).long()
+    wrong = (prediction.label != y).double().masked_fill(y == IGNORED, torch.nan)
     counted = y.flatten() != IGNORED
-    probs, y = prediction.probs.movedim(1, -1).flatten(0, -2)[counted], y.flatten().long()[counted]
-    accuracy = (prediction.label.flatten()[counted] == y).float().mean()
-    return {"accuracy": float(accuracy), "ece": float(expected_calibration_error(probs, y))}, confidence_curve(probs, y)
+    probs, labels = prediction.probs.movedim(1, -1).flatten(0, -2)[counted], y.flatten()[counted]
+    accuracy = (prediction.label.flatten()[counted] == labels).float().mean()
+    metrics = {"accuracy": float(accuracy), "ece": float(expected_calibration_error(probs, labels))}
+    return metrics, wrong.unsqueeze(-1).flatten(1).nanmean(1), confidence_curve(probs, labels)
 
 
 def _measure_intervals(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -249,21 +250,6 @@ def _measure_sets(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
     counted = y != IGNORED
     covered = sets.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)[counted]
     return covered.float().mean(), sets.sum(1)[counted].float().mean()
-
-
-def _squared_errors(prediction: Prediction, y: Tensor) -> Tensor:
-    """Mean squared error of every row, (n,)."""
-    assert prediction.mean is not None
-    errors = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
-    return errors.unsqueeze(-1).flatten(1).mean(1)
-
-
-def _error_rates(prediction: Prediction, y: Tensor) -> Tensor:
-    """Share of wrong labels of every row, (n,); NaN for a row whose targets are all −100."""
-    assert prediction.label is not None
-    y = align_targets(y, prediction.label.shape).long()
-    wrong = (prediction.label != y).double().masked_fill(y == IGNORED, torch.nan)
-    return wrong.unsqueeze(-1).flatten(1).nanmean(1)
 
 
 def pick_extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | None = None, count: int = EXAMPLES) -> list[Example]:

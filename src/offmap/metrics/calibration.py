@@ -9,10 +9,8 @@ from offmap.metrics._checks import like, same_length, vector
 
 
 def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
-    r"""Gap between confidence and accuracy of the predicted class, averaged over equally wide bins (Guo et al., 2017).
-
-    .. math:: \mathrm{ECE} = \sum_b \frac{|B_b|}{n} \left| \mathrm{acc}(B_b) - \mathrm{conf}(B_b) \right|,
-              \qquad B_b = \left( \tfrac{b - 1}{\mathrm{bins}}, \tfrac{b}{\mathrm{bins}} \right]
+    """Gap between confidence and accuracy of the predicted class, averaged over equally wide bins (Guo et al., 2017):
+    Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| with the confidences B_b in ((b − 1)/bins, b/bins].
 
     Args:
         probs: (B, C), rows sum to 1.
@@ -28,7 +26,7 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
 
 
 def confidence_curve(probs: Tensor, labels: Tensor, bins: int = 10) -> Tensor:
-    r"""Mean confidence, accuracy and number of examples in the bins of `expected_calibration_error` that are not empty: (k, 3).
+    """Mean confidence, accuracy and number of examples in the bins of `expected_calibration_error` that are not empty: (k, 3).
 
     Args:
         probs: (B, C), rows sum to 1.
@@ -45,9 +43,7 @@ def confidence_curve(probs: Tensor, labels: Tensor, bins: int = 10) -> Tensor:
 
 
 def brier(probs: Tensor, labels: Tensor) -> Tensor:
-    r"""Squared distance between the probabilities and the one-hot truth, summed over classes: from 0 to 2.
-
-    .. math:: \frac1n \sum_i \sum_c (p_{ic} - 1[y_i = c])^2
+    """Squared distance between probabilities and one-hot truth, mean_i Σ_c (p_ic − 1[y_i = c])²: from 0 to 2.
 
     Brier's own sum; the binary score in [0, 1] is half of it.
 
@@ -63,10 +59,8 @@ def brier(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
-    r"""Expected normalised calibration error: relative gap between stated and observed error size (Levi et al., 2022).
-
-    .. math:: \mathrm{ENCE} = \frac1N \sum_b \frac{|\mathrm{RMV}_b - \mathrm{RMSE}_b|}{\mathrm{RMV}_b}, \qquad
-              \mathrm{RMV}_b^2 = \frac{1}{|B_b|} \sum_{i \in B_b} \sigma_i^2
+    """Expected normalised calibration error: relative gap between stated and observed error size (Levi et al., 2022),
+    mean_b |RMV_b − RMSE_b| / RMV_b with the root mean variance RMV_b of group b.
 
     Args:
         mean: (B,).
@@ -90,10 +84,8 @@ def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
 
 
 def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tensor:
-    r"""Mean gap between nominal and empirical coverage of the central Gaussian intervals at evenly spaced levels.
-
-    .. math:: \frac1L \sum_{k=1}^{L} \left| \ell_k - \hat c_k \right|, \qquad \ell_k = \frac{k}{L + 1}, \qquad
-              \hat c_k = \frac1n \#\{i : |y_i - \mu_i| \le z_{(1 + \ell_k)/2}\, \sigma_i\}
+    """Mean gap between nominal and empirical coverage of the central Gaussian intervals at evenly spaced levels:
+    mean_k |ℓ_k − c_k| with ℓ_k = k/(L + 1), and c_k the share of |y_i − μ_i| ≤ z_((1 + ℓ_k)/2) σ_i.
 
     Args:
         mean: (B,).
@@ -108,7 +100,7 @@ def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tens
 
 
 def reference_ece(mean: Tensor, variance: Tensor, y: Tensor, levels: int = 10) -> Tensor:
-    r"""The ECE of the paper's tables, as its authors' code has it: `quantile_ece` with the *variance* as the scale.
+    """The ECE of the paper's tables, as its authors' code has it: `quantile_ece` with the *variance* as the scale.
 
     It depends on the unit of y; use it to reproduce the paper, and `quantile_ece` to judge calibration.
 
@@ -125,7 +117,7 @@ def reference_ece(mean: Tensor, variance: Tensor, y: Tensor, levels: int = 10) -
 
 
 def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Tensor:
-    r"""Level, empirical coverage of the central Gaussian interval at that level, and number of examples: (L, 3).
+    """Level, empirical coverage of the central Gaussian interval at that level, and number of examples: (L, 3).
 
     Args:
         mean: (B,).
@@ -143,7 +135,7 @@ def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Te
 
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
-    r"""Share of targets inside their closed interval; best when it equals the level of the intervals.
+    """Share of targets inside their closed interval; best when it equals the level of the intervals.
 
     Args:
         lower: (B,).
@@ -158,7 +150,7 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
 
 
 def mean_width(lower: Tensor, upper: Tensor) -> Tensor:
-    r"""Mean length of the intervals, in the unit of the targets; infinite as soon as one of them is.
+    """Mean length of the intervals, in the unit of the targets; infinite as soon as one of them is.
 
     Args:
         lower: (B,).
@@ -172,10 +164,8 @@ def mean_width(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def interval_score(lower: Tensor, upper: Tensor, y: Tensor, level: float = 0.95) -> Tensor:
-    r"""Width plus a penalty for every miss, smallest for the true quantiles (Gneiting & Raftery, 2007).
-
-    .. math:: \frac1n \sum_i (u_i - l_i) + \frac2\alpha (l_i - y_i)_+ + \frac2\alpha (y_i - u_i)_+,
-              \qquad \alpha = 1 - \mathrm{level}
+    """Width plus a penalty for every miss, smallest for the true quantiles (Gneiting & Raftery, 2007):
+    mean_i (u_i − l_i) + 2/α (l_i − y_i)₊ + 2/α (y_i − u_i)₊ with α = 1 − level.
 
     Args:
         lower: (B,).

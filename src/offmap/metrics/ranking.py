@@ -14,9 +14,7 @@ from offmap.metrics._checks import like, same_length, vector
 
 
 def auroc(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
-    r"""Probability that a random OOD score exceeds a random ID score, ties counted half.
-
-    .. math:: \frac{1}{nm} \sum_{i,j} 1[s_j > s_i] + \tfrac12\, 1[s_j = s_i]
+    """Probability that a random OOD score exceeds a random ID score, ties counted half.
 
     Pairs are counted in integers, in O((n + m) log n), so that only the last division rounds.
 
@@ -35,7 +33,7 @@ def auroc(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
 
 
 def fpr_at(id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positive: Literal["id", "ood"] = "id") -> Tensor:
-    r"""False positive rate at the tightest threshold that keeps `rate` of the positive class.
+    """False positive rate at the tightest threshold that keeps `rate` of the positive class.
 
     Both conventions are points of scikit-learn's `roc_curve`, where the true positive rate first reaches `rate`.
 
@@ -61,12 +59,9 @@ def fpr_at(id_scores: Tensor, ood_scores: Tensor, rate: float = 0.95, *, positiv
 
 
 def aupr_in(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
-    r"""Average precision with the ID examples as the positive class, ranked by −score.
+    """Average precision with the ID examples as the positive class, ranked by −score; chance is n / (n + m).
 
-    .. math:: \mathrm{AP} = \sum_k (R_k - R_{k-1})\, P_k
-
-    over the distinct thresholds, as `sklearn.metrics.average_precision_score`: no interpolation between points, unlike the
-    trapezoids of OpenOOD. Chance is n / (n + m).
+    Σ_k (R_k − R_(k−1)) P_k over the distinct thresholds, as scikit-learn has it; OpenOOD interpolates by trapezoids instead.
 
     Args:
         id_scores: (n,) of in-distribution examples.
@@ -80,7 +75,7 @@ def aupr_in(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
 
 
 def aupr_out(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
-    r"""Average precision with the OOD examples as the positive class, ranked by score; chance is m / (n + m).
+    """Average precision with the OOD examples as the positive class, ranked by score; chance is m / (n + m).
 
     Args:
         id_scores: (n,) of in-distribution examples.
@@ -94,9 +89,7 @@ def aupr_out(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
 
 
 def risk_coverage(scores: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Mean loss of the k examples of lowest score, against the share k/n of examples that are answered.
-
-    .. math:: \mathrm{coverage}_k = \frac kn, \qquad \mathrm{risk}_k = \frac1k \sum_{i \le k} \ell_{(i)}
+    """Mean loss of the k examples of lowest score (risk), against the share k/n of examples that are answered (coverage).
 
     Ties count with their mean loss, so that the curve does not depend on the order of the data. Returns coverage (B,), risk (B,).
 
@@ -118,7 +111,7 @@ def risk_coverage(scores: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def aurc(scores: Tensor, losses: Tensor) -> Tensor:
-    r"""Area under the risk-coverage curve: the mean risk over all coverages (Geifman & El-Yaniv, 2017).
+    """Area under the risk-coverage curve: the mean risk over all coverages (Geifman & El-Yaniv, 2017).
 
     Args:
         scores: (B,) of all examples.
@@ -132,7 +125,7 @@ def aurc(scores: Tensor, losses: Tensor) -> Tensor:
 
 
 def mean_ranks(table: Tensor, higher_is_better: bool) -> Tensor:
-    r"""Rank of each method among all, averaged over tasks: 1 is best, ties share the mean of their ranks.
+    """Rank of each method among all, averaged over tasks: 1 is best, ties share the mean of their ranks.
 
     Args:
         table: (methods, tasks), complete.
@@ -158,7 +151,7 @@ def mean_ranks(table: Tensor, higher_is_better: bool) -> Tensor:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
-    r"""Spearman's ρ, the correlation of ranks; ties share the mean of their ranks. NaN where `a` or `b` is constant.
+    """Spearman's ρ, the correlation of ranks; ties share the mean of their ranks. NaN where `a` or `b` is constant.
 
     Args:
         a: (B,).
