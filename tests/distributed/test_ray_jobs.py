@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 import offmap
-from demo_jobs import die, fail, square
+from demo_jobs import die, die_once, fail, square
 from offmap.cli.scoring import JobResult, JobSpec, Progress, ScoreOptions, list_shards, score_folder
 from offmap.data.tables.schema import Schema
 from offmap.distributed.jobs import Pool
@@ -64,7 +64,7 @@ def workers() -> list[int]:
     def ours(pid: int) -> bool:
         return pid == os.getpid() or (pid in parents and ours(parents[pid]))
 
-    return [pid for pid in parents if ours(pid) and title(pid).startswith("ray::Worker.run")]
+    return [pid for pid in parents if ours(pid) and title(pid).startswith(("ray::run_job", "ray::IDLE"))]
 
 
 def title(pid: int) -> str:
@@ -84,8 +84,17 @@ def test_what_is_told_comes_in_order_and_an_error_as_it_was() -> None:
 
 def test_a_job_that_kills_its_workers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MAX_DEATHS", 1)
-    with pytest.raises(OffmapError, match="A worker died in the middle of the same job, 1 of 1 times: ActorDiedError"):
+    with pytest.raises(OffmapError, match="A worker died in the middle of the same job, 1 of 1 times: WorkerCrashedError"):
         Pool("ray", 1).run_jobs([(die, ())], report=lambda *told: None)
+
+
+def test_the_job_of_a_worker_that_dies_is_run_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard = list[Any]()
+    jobs = [(die_once, (str(tmp_path / "mark"),)), (square, (torch.arange(3.0),))]
+    alive, squares = TWO.run_jobs(jobs, report=lambda *item: heard.append(item))
+    assert (alive, squares.tolist()) == ("alive", [0, 1, 4])
+    assert [item for number, item in heard if number == 0] == ["about to die, or not"] * 2
+    assert caplog.messages == ["A worker died; its job is run again."]
 
 
 # ------------------------------------------------------------------------------------------------------- scores
