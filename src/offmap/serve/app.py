@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from offmap._version import __version__
 from offmap.serve.model import Batcher, Model
-from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs
+from offmap.serve.parsing import Arrays, RequestError, parse_inputs
 
 MAX_POINTS = 300
 """Of the live page's line, one a second at most."""
@@ -43,16 +43,9 @@ ERROR = {"type": "object", "properties": {"detail": {"type": "string"}}, "requir
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a request, and of the live page.
+    """Limits of a request; `window` rows make the rolling share of off-map rows, and more than `alert` of them an alarm.
 
-    Args:
-        max_bytes: Largest body.
-        max_rows: Most rows of a request.
-        body_seconds: Timeout for a header, and for its body.
-        together: Most rows of waiting requests to run in one call.
-        window: Rows in the rolling share of off-map rows.
-        alert: Share above which the live page shows an alarm.
-        token: Required by all but /health and the pages; None for no token.
+    Waiting requests are run in one call if they have at most `together` rows. `token` is required by all but /health and the pages.
     """
 
     max_bytes: int = 8_000_000
@@ -82,17 +75,16 @@ class Monitor:
         self.seconds = Histogram("offmap_seconds", "Seconds that requests to /score took.", buckets=SECONDS, registry=registry)
         self.alert, self.clock, self.start = limits.alert, clock, clock()
         self.latest: deque[bool] = deque(maxlen=limits.window)
-        self.recent = self.total = self.total_flagged = 0
+        self.total = self.total_flagged = 0
         self.line: deque[tuple[float, float]] = deque(maxlen=MAX_POINTS)
 
     def count_rows(self, outputs: Arrays) -> None:
         """Count the rows of one response."""
-        infinite = float(np.nextafter(self.bounds[-1], np.inf))  # counts in the last bucket, but does not spoil the sum
-        for score, ood in zip(outputs["score"].tolist(), outputs["ood"].tolist(), strict=True):
-            self.scores.observe(score if np.isfinite(score) else infinite)
-            self.recent += ood - (self.latest[0] if len(self.latest) == self.latest.maxlen else 0)
-            self.latest.append(ood)
-        rows, flagged = len(outputs["ood"]), int(outputs["ood"].sum())
+        scores, rows, flagged = outputs["score"], len(outputs["ood"]), int(outputs["ood"].sum())
+        infinite = np.nextafter(self.bounds[-1], np.inf)  # counts in the last bucket, but does not spoil the sum
+        for score in np.where(np.isfinite(scores), scores, infinite).tolist():
+            self.scores.observe(score)
+        self.latest.extend(outputs["ood"].tolist())
         self.total, self.total_flagged = self.total + rows, self.total_flagged + flagged
         self.rows.inc(rows)
         self.flagged.inc(flagged)
@@ -109,7 +101,7 @@ class Monitor:
     @property
     def share(self) -> float:
         """Share of off-map rows among the latest; 0 before the first."""
-        return self.recent / len(self.latest) if self.latest else 0.0
+        return sum(self.latest) / len(self.latest) if self.latest else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the live page draws."""
@@ -215,32 +207,26 @@ def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 def _score_responses(model: Model) -> dict[int | str, dict[str, Any]]:
     """Describe every status of /score for OpenAPI."""
-    lists = {name: {"type": "array", "items": {}} for name in model.outputs}
-    lists |= {"ood": {"type": "array", "items": {"type": "boolean"}}}
-    lists |= {"score": {"type": "array", "items": {"type": ["number", "null"]}}}
-    schema = {"type": "object", "properties": lists, "required": list(model.outputs)}
-    success = {200: {"description": "A row per example of each.", "content": {"application/json": {"schema": schema}}}}
-    return {**success, **_errors(*REASONS)}
+    items: dict[str, Any] = {"ood": {"type": "boolean"}, "score": {"type": ["number", "null"]}}
+    lists = {name: {"type": "array", "items": items.get(name, {})} for name in model.outputs}
+    schema = {"type": "object", "properties": lists, "required": list(lists)}
+    success = {"description": "A row per example of each.", "content": {"application/json": {"schema": schema}}}
+    return {200: success, **_errors(*REASONS)}
 
 
 def _score_body(model: Model, limits: Limits) -> dict[str, Any]:
     """Describe the bodies that /score takes for OpenAPI."""
-
-    def describe(spec: InputSpec) -> dict[str, Any]:
-        dtype = np.dtype(spec.dtype)
-        integer = dtype.kind in "iu"
-        bounds: Any = np.iinfo(dtype) if integer else np.finfo(dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    arrays: dict[str, Any] = {}
+    for spec in model.inputs:
+        integer = np.dtype(spec.dtype).kind in "iu"
+        bounds: Any = np.iinfo(spec.dtype) if integer else np.finfo(spec.dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
         low, high = (int(b) if integer else float(b) for b in (bounds.min, bounds.max))
         inner: dict[str, Any] = {"type": "integer" if integer else "number", "minimum": low, "maximum": high}
         for size in reversed(spec.shape):
             inner = {"type": "array", "items": inner} | ({} if size is None else {"minItems": size, "maxItems": size})
-        return {"type": "array", "items": inner, "minItems": 1, "maxItems": limits.max_rows}
-
-    arrays = {spec.name: describe(spec) for spec in model.inputs}
+        arrays[spec.name] = {"type": "array", "items": inner, "minItems": 1, "maxItems": limits.max_rows}
     by_name = {"type": "object", "properties": arrays, "required": list(arrays), "additionalProperties": False}
     inputs = {"anyOf": [*arrays.values(), by_name]} if len(arrays) == 1 else by_name
     schema = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
-    content: dict[str, Any] = {"application/json": {"schema": schema}}
-    if len(arrays) == 1:
-        content["application/x-npy"] = {"schema": {"type": "string", "format": "binary"}}
-    return {"requestBody": {"required": True, "content": content}}
+    binary = {"application/x-npy": {"schema": {"type": "string", "format": "binary"}}} if len(arrays) == 1 else {}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}} | binary}}

@@ -82,12 +82,9 @@ class Waiting:
 
 
 class Batcher:
-    """Run requests in one thread; those that wait meanwhile run together in one call.
+    """Run requests in one thread, those that wait together in calls of at most `together` rows, unless one has more.
 
-    Args:
-        model: Maps inputs to outputs.
-        together: Most rows of a call, unless one request has more.
-        max_waiting: Most rows that wait; more are refused.
+    At most `max_waiting` rows wait; more are refused.
     """
 
     def __init__(self, model: Callable[[Arrays], Arrays], *, together: int = 256, max_waiting: int = 16384) -> None:
