@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import offmap
-from offmap_bench.tasks.digits import digits
+from offmap_bench.tasks.synthetic import digits
 
 SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 torch.manual_seed(0)

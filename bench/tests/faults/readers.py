@@ -31,8 +31,8 @@ from offmap_bench.runner.plan import digest, packaged, parse
 from offmap_bench.runner.store import Record, parse_record, to_line
 from offmap_bench.tasks.citycam_frames import Damaged, frame
 from offmap_bench.tasks.columns import read as read_columns
-from offmap_bench.tasks.features import opened as picture
-from offmap_bench.tasks.features import remembered
+from offmap_bench.tasks.features import open_image as picture
+from offmap_bench.tasks.features import read_features
 from trained import quick, regression, regressor
 
 REFUSALS = (OffmapError, Damaged, RequestError)
@@ -135,7 +135,7 @@ def _read_weights(data: bytes, folder: Path) -> None:
 
 
 def _remembered(data: bytes, folder: Path) -> None:
-    remembered(_file(folder, "features.safetensors", data))
+    read_features(_file(folder, "features.safetensors", data))
 
 
 def _features(folder: Path) -> list[bytes]:

@@ -10,7 +10,7 @@ from offmap.integrations.nets import mlp
 from offmap.likelihoods import Categorical
 from offmap.metrics import auroc
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.tasks.digits import digits
+from offmap_bench.tasks.synthetic import digits
 
 SEEDS = range(5)
 

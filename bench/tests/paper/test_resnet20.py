@@ -9,8 +9,8 @@ import torch
 
 import offmap
 from offmap_bench.nets.resnet import cifar_resnet
-from offmap_bench.tasks.pixels import pair
-from offmap_bench.tasks.weights import weights
+from offmap_bench.tasks.images import read_pair
+from offmap_bench.tasks.pretrained import weights
 
 STRANGE = {"tinyimagenet": "tinyimagenet apart", "textures": "textures", "scenes": "scenes", "mnist": "mnist"}
 MEASURED = {
@@ -30,10 +30,10 @@ def test_detectors_agree_with_a_first_measurement(data_folder: Path) -> None:
     images = data_folder / "images"
     net = cifar_resnet(20)
     net.load_state_dict(weights("cifar10_resnet20", data_folder / "weights"))
-    x, y = pair("cifar10", FORM, images, rows=4000)
-    train = tuple(t[18_000:] for t in pair("cifar10 train", FORM, images))
+    x, y = read_pair("cifar10", FORM, images, rows=4000)
+    train = tuple(t[18_000:] for t in read_pair("cifar10 train", FORM, images))
     detectors = offmap.detect_all(net, train, (x[:500], y[:500]), methods=list(MEASURED))
-    strange = {name: pair(source, FORM, images, rows=2000)[0] for name, source in STRANGE.items()}
+    strange = {name: read_pair(source, FORM, images, rows=2000)[0] for name, source in STRANGE.items()}
     found = offmap.evaluate(detectors, (x[2000:], y[2000:]), strange)
     for name, wanted in MEASURED.items():
         got = torch.tensor([100 * row["auroc"] for row in found.rows if row["scorer"] == name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from offmap_bench.tasks.digits import digits
+from offmap_bench.tasks.synthetic import digits
 
 
 def test_known_digits_are_split_and_unknown_ones_kept_apart():

@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import requests
 
 from offmap.errors import ConfigError, DataError
-from offmap_bench.tasks import backbone, download
-from offmap_bench.tasks.download import Redirections, Remote, fetch
-from offmap_bench.tasks.originals import ORIGINALS
+from offmap_bench.tasks import download, pretrained
+from offmap_bench.tasks.download import Remote, fetch
+from offmap_bench.tasks.uci import ORIGINALS
 from sites import CONTENT, Handler, Site, serving
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -53,17 +52,17 @@ def test_a_file_that_is_there_is_not_asked_for(site: Site, tmp_path: Path) -> No
 def test_a_broken_connection_goes_on_where_it_broke(site: Site, tmp_path: Path) -> None:
     site.drops = [100_000, 50_000]
     assert get(site, tmp_path / "table.zip", tries=1).read_bytes() == CONTENT
-    assert site.asked == [None, "bytes=100000-", "bytes=150000-"]
+    assert site.asked == [None, "bytes=98304-", "bytes=147456-"]  # in blocks of 8 KiB
 
 
 def test_another_call_goes_on_where_the_last_gave_up(site: Site, tmp_path: Path) -> None:
     site.drops, path = [100_000, 0], tmp_path / "table.zip"
-    with pytest.raises(DataError, match="table.zip, but there is none and the connection broke off"):
+    with pytest.raises(DataError, match="table.zip, but there is none and the server cannot be reached or broke off"):
         get(site, path, None, tries=1)
     assert not path.exists()
-    assert (tmp_path / "table.zip.part").stat().st_size == 100_000
+    assert (tmp_path / "table.zip.part").stat().st_size == 98_304
     assert get(site, path, None).read_bytes() == CONTENT
-    assert site.asked[-1] == "bytes=100000-"
+    assert site.asked[-1] == "bytes=98304-"
     assert names(tmp_path) == ["table.zip"]
 
 
@@ -84,20 +83,20 @@ def test_without_a_tag_or_a_digest_nothing_is_joined(site: Site, tmp_path: Path)
 def test_without_a_tag_a_digest_vouches_for_what_is_joined(site: Site, tmp_path: Path) -> None:
     site.drops, site.etag = [100_000], ""
     assert get(site, tmp_path / "table.zip").read_bytes() == CONTENT
-    assert site.asked == [None, "bytes=100000-"]
+    assert site.asked == [None, "bytes=98304-"]
 
 
 def test_a_server_that_ignores_ranges_sends_all_again(site: Site, tmp_path: Path) -> None:
     site.drops, site.ranges = [100_000], False
     assert get(site, tmp_path / "table.zip").read_bytes() == CONTENT
-    assert site.asked == [None, "bytes=100000-"]
+    assert site.asked == [None, "bytes=98304-"]
 
 
 def test_a_server_that_always_breaks_at_one_place_is_given_up(site: Site, tmp_path: Path) -> None:
     site.drops, site.ranges = [1000] * 10, False
-    with pytest.raises(DataError, match="the connection broke off. Put http://127.0.0.1:.*/table.zip there"):
+    with pytest.raises(DataError, match="broke off: .*. Put http://127.0.0.1:.*/table.zip there"):
         get(site, tmp_path / "table.zip", tries=3)
-    assert len(site.asked) == 4
+    assert len(site.asked) == 3
 
 
 def test_a_part_that_is_too_long_begins_anew(site: Site, tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ def test_no_server_gives_one_line(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["ftp://127.0.0.1/table.zip", "file:///etc/hostname", "data:,x", "gopher://127.0.0.1/"])
 def test_a_server_that_sends_on_to_another_protocol_is_not_followed(site: Site, tmp_path: Path, target: str) -> None:
     site.moved = [target]
-    with pytest.raises(DataError, match=r"the server answered 302 \(.*(which is refused|is not allowed)\)"):
+    with pytest.raises(DataError, match="the server sends on to an address that is refused"):
         get(site, tmp_path / "table.zip", None)
     assert not (tmp_path / "table.zip").exists()
 
@@ -161,28 +160,29 @@ def test_a_server_may_send_on_to_another_address(site: Site, tmp_path: Path) -> 
     assert len(site.asked) == 2
 
 
-def test_a_secure_address_never_becomes_an_open_one() -> None:
-    request = urllib.request.Request("https://a.example/table.zip")
-    with pytest.raises(urllib.error.HTTPError, match="sends on to http://, which is refused") as raised:
-        Redirections().redirect_request(request, io.BytesIO(), 302, "Found", {}, "http://a.example/table.zip")
-    raised.value.close()
-    followed = Redirections().redirect_request(request, io.BytesIO(), 302, "Found", {}, "https://b.example/table.zip")
-    assert followed.full_url == "https://b.example/table.zip"
+def test_a_secure_address_never_becomes_an_open_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFMAP_OFFLINE", "0")
+    response = requests.Response()
+    response.url, response.status_code, response.raw = "http://a.example/table.zip", 200, io.BytesIO()
+    monkeypatch.setattr(requests, "get", lambda *args, **options: response)
+    with pytest.raises(DataError, match="sends on to an address that is refused: http://a.example/table.zip is not secure"):
+        fetch(Remote("https://a.example/table.zip"), tmp_path / "table.zip", tries=1, pause=0)
 
 
 def test_a_file_without_end_is_cut_off_and_removed(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offmap_bench.tasks.download.LARGEST", 100_000)
     with pytest.raises(DataError, match="Expected a file of at most 100000 bytes at .*, but it is longer. It was removed"):
         get(site, tmp_path / "table.zip", None)
-    assert names(tmp_path) == ["table.zip.part.lock"]
+    assert "table.zip" not in names(tmp_path)
+    assert "table.zip.part" not in names(tmp_path)
 
 
 def test_every_download_is_verified() -> None:
-    assert backbone.WEIGHTS.sha256 is not None
+    assert pretrained.RESNET50.sha256 is not None
     for original in ORIGINALS.values():  # by the numbers of the table: archives are packed anew now and then
         assert re.fullmatch("[0-9a-f]{16}", original.rows)
     remotes = [p for p in Path(download.__file__).parents[1].rglob("*.py") if "Remote(" in p.read_text(encoding="utf-8")]
-    assert sorted(path.name for path in remotes) == ["backbone.py", "originals.py"]
+    assert sorted(path.name for path in remotes) == ["pretrained.py", "uci.py"]
 
 
 def test_offline_asks_nobody(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

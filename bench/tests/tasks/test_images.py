@@ -11,9 +11,19 @@ import torch
 from offmap.errors import ConfigError, DataError, FileError
 from offmap_bench.nets.resnet import cifar_resnet
 from offmap_bench.tasks.catalog import task
-from offmap_bench.tasks.images import SETTINGS, few, images, open_set, setting_of
-from offmap_bench.tasks.pixels import OPENOOD, SOURCES, array, pair, resize_images
-from offmap_bench.tasks.weights import weights
+from offmap_bench.tasks.images import (
+    OPENOOD,
+    SETTINGS,
+    SOURCES,
+    array,
+    few,
+    images,
+    open_set,
+    read_pair,
+    resize_images,
+    setting_of,
+)
+from offmap_bench.tasks.pretrained import weights
 
 GREY = ("mnist", "fashion_mnist", "notmnist_test", "omniglot_small_28")
 MANY = {"cifar100_train": 100, "cifar100_test": 100, "tinyimagenet_train": 200, "tinyimagenet_test": 200}
@@ -52,11 +62,11 @@ def test_all_images_have_the_form_of_the_familiar_ones(name: str, folder: Path) 
 
 def test_cifar_is_validated_on_the_first_test_images_and_mnist_on_training_images(folder: Path) -> None:
     cifar, mnist = images("cifar10", folder=folder), images("mnist", folder=folder)
-    test = pair("cifar10", (3, 32, 32), folder)[0]
+    test = read_pair("cifar10", (3, 32, 32), folder)[0]
     torch.testing.assert_close(torch.cat([cifar.valid[0], cifar.test[0]]), test, rtol=0, atol=0)
     assert [len(part[1]) for part in (mnist.train, mnist.valid, mnist.test)] == [30, 10, 40]
     both = torch.cat([mnist.train[0], mnist.valid[0]]).flatten(1).sum(1)
-    every = pair("mnist train", (1, 28, 28), folder)[0].flatten(1).sum(1)
+    every = read_pair("mnist train", (1, 28, 28), folder)[0].flatten(1).sum(1)
     torch.testing.assert_close(both.sort().values, every.sort().values)
     assert not torch.equal(images("mnist", 1, folder).valid[0], mnist.valid[0])
     assert torch.equal(images("cifar10", 1, folder).valid[0], cifar.valid[0])
@@ -101,19 +111,19 @@ def test_pictures_in_folders_are_read_as_arrays_are(folder: Path, tmp_path: Path
             path.write_text("no picture")
         else:
             picture.fromarray(wide).save(path)
-    x, y = pair("svhn", (3, 32, 32), folder)
+    x, y = read_pair("svhn", (3, 32, 32), folder)
     assert y.tolist() == [0, 1, 1]  # classes are numbered by name
     torch.testing.assert_close(x[0], torch.from_numpy(wide[:, 8:40]).movedim(2, 0).float() / 255)  # the middle square
     torch.testing.assert_close(x[1], x[0])
-    assert torch.equal(pair("svhn", (3, 32, 32), folder, rows=2)[0], x[[0, 1]])
+    assert torch.equal(read_pair("svhn", (3, 32, 32), folder, rows=2)[0], x[[0, 1]])
     assert torch.equal(images("openood-cifar10", folder=folder).ood["svhn"], x)
     (folder / "svhn_test" / "3" / "c.PNG").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"Expected a picture at .*c.PNG, but it cannot be read .*Replace or remove it"):
-        pair("svhn", (3, 32, 32), folder)
+    with pytest.raises(DataError, match=r"Expected an image at .*c.PNG, but it cannot be read .*Replace or remove it"):
+        read_pair("svhn", (3, 32, 32), folder)
     (folder / "dtd.npz").unlink()
     (folder / "dtd").mkdir()
-    with pytest.raises(DataError, match=r"Expected pictures at .*dtd/<class>/<name>.png or .jpg, but there are none"):
-        pair("dtd", (3, 32, 32), folder)
+    with pytest.raises(DataError, match=r"Expected images at .*dtd/<class>/<name>.png or .jpg, but there are none"):
+        read_pair("dtd", (3, 32, 32), folder)
 
 
 def test_a_small_task_has_some_images_of_every_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,15 +207,15 @@ def test_weights_are_read_without_running_code(tmp_path: Path) -> None:
 def test_the_given_nets_know_their_training_images(depth: int, right: int, data_folder: Path) -> None:
     net = cifar_resnet(depth)
     net.load_state_dict(weights(f"cifar10_resnet{depth}", data_folder / "weights"))
-    x, y = pair("cifar10 train", (3, 32, 32), data_folder / "images", rows=100)
+    x, y = read_pair("cifar10 train", (3, 32, 32), data_folder / "images", rows=100)
     with torch.no_grad():
         assert int((net.eval()(x).argmax(1) == y).sum()) >= right
 
 
 def test_the_true_files_have_their_images(data_folder: Path) -> None:
     for name, source in SOURCES.items():
-        x, y = pair(name, (1, 28, 28), data_folder / "images", rows=20)
+        x, y = read_pair(name, (1, 28, 28), data_folder / "images", rows=20)
         assert 0 < len(x) <= 20, source
         assert len(x) == len(y)
-    mnist = pair("mnist train", (1, 28, 28), data_folder / "images", rows=2000)[0]
+    mnist = read_pair("mnist train", (1, 28, 28), data_folder / "images", rows=2000)[0]
     assert float(mnist.mean()) == pytest.approx(0.1307, abs=0.003)

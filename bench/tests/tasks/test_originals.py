@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from offmap.errors import DataError
-from offmap_bench.tasks import originals
-from offmap_bench.tasks.originals import ORIGINALS, download
-from offmap_bench.tasks.uci import read, uci
+from offmap_bench.tasks.uci import ORIGINALS, digest, download, ordered, read, uci
 from sites import Site, serving
 
 
@@ -50,8 +48,8 @@ def test_the_archives_zip_gives_the_table_of_the_records(name: str, site: Site, 
 
 def test_protein_has_its_target_first_in_the_archive(data_folder: Path) -> None:
     values = read("protein", data_folder / "uci")
-    assert originals.digest(values) == ORIGINALS["protein"].order
-    assert originals.digest(originals.ordered(values[::-1])) == ORIGINALS["protein"].rows
+    assert digest(values) == ORIGINALS["protein"].order
+    assert digest(ordered(values[::-1])) == ORIGINALS["protein"].rows
     assert list(ORIGINALS["protein"].columns)[-1] == 0
 
 
@@ -103,7 +101,7 @@ def test_another_file_than_the_zip_is_said(content: bytes, message: str, site: S
 
 
 def test_a_zip_that_would_fill_the_memory_is_refused(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(originals, "LARGEST", 1000)
+    monkeypatch.setattr("offmap_bench.tasks.uci.MAX_TEXT", 1000)
     site.content = zipped("yacht", np.ones((1000, 7)))
     with pytest.raises(DataError, match="it would be larger than 1000 bytes"):
         download("yacht", tmp_path / "yacht.csv.gz", replace(ORIGINALS["yacht"], url=site.url))

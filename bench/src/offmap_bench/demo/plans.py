@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from offmap_bench.tasks.digits import digits
-from offmap_bench.tasks.synthetic import moons, regression
+from offmap_bench.tasks.synthetic import digits, moons, regression
 from offmap_bench.tasks.task import Task
 
 PLAIN, ENSEMBLE, DROPOUT = "Plain net", "Deep ensemble ×5", "MC-dropout"

@@ -32,8 +32,8 @@ from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from offmap_bench.runner.base_models import SEED_STEP, read_cached, update_digest, write_cached
 from offmap_bench.runner.context import FitContext, Fitted, Method, Settings, config_of, filled
+from offmap_bench.tasks.pretrained import WEIGHTS, weights
 from offmap_bench.tasks.task import Pair, Task
-from offmap_bench.tasks.weights import WEIGHTS, weights
 
 FORMAT = 2
 """Raised whenever the same training and data come to give other nets."""

@@ -10,7 +10,7 @@ from typing import Any
 from offmap_bench.demo.plans import DIGITS, PLANS, Plan
 from offmap_bench.demo.run import run
 from offmap_bench.studies.study import Runs, Study, markdown
-from offmap_bench.tasks.digits import digits
+from offmap_bench.tasks.synthetic import digits
 
 SEEDS = range(5)
 

@@ -8,15 +8,14 @@ from functools import partial
 
 from offmap.errors import ConfigError, nearest
 from offmap_bench.tasks.citycam import SHIFTS, citycam
-from offmap_bench.tasks.digits import digits
 from offmap_bench.tasks.images import SETTINGS, few, images, open_set, renamed
-from offmap_bench.tasks.synthetic import moons, regression
+from offmap_bench.tasks.pretrained import WEIGHTS
+from offmap_bench.tasks.synthetic import digits, moons, regression
 from offmap_bench.tasks.tabular import PREFIX, named
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, SETS, uci
-from offmap_bench.tasks.weights import WEIGHTS
 
-PICTURES: dict[str, Callable[[int], Task]] = {
+IMAGE_TASKS: dict[str, Callable[[int], Task]] = {
     **{f"images/{name}": partial(images, name) for name, setting in SETTINGS.items() if setting.near},
     **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
     **{
@@ -31,8 +30,8 @@ TASKS: dict[str, Callable[[int], Task]] = {
     "moons": lambda seed: moons(),
     "digits": lambda seed: digits(seed=seed),
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
-    **PICTURES,
-    **{f"{name}/few": partial(few, whole) for name, whole in PICTURES.items()},
+    **IMAGE_TASKS,
+    **{f"{name}/few": partial(few, whole) for name, whole in IMAGE_TASKS.items()},
     **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }
 
@@ -63,12 +62,12 @@ def expand(patterns: Sequence[str]) -> list[str]:
     >>> expand(["moons", "uci/y*"])
     ['moons', 'uci/yacht/extrapolation', 'uci/yacht/interpolation']
     """
-    found: list[str] = []
+    tasks: list[str] = []
     for pattern in patterns:
         if pattern.startswith(PREFIX):
             named(pattern)
         matching = [pattern] if pattern.startswith(PREFIX) else [name for name in TASKS if fnmatchcase(name, pattern)]
         if not matching:
             raise ConfigError(f"Expected a task or a pattern of tasks to be {nearest(pattern, TASKS)}, but got {pattern!r}.")
-        found += matching
-    return list(dict.fromkeys(found))
+        tasks += matching
+    return list(dict.fromkeys(tasks))

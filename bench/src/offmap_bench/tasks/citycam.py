@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from offmap.errors import ConfigError, DataError, nearest
 from offmap.io.atomic import cache_folder
 from offmap.progress import bar
-from offmap_bench.tasks.backbone import resnet50
 from offmap_bench.tasks.citycam_frames import BUSES, Damaged, Frame, Run, frames, judge, runs
+from offmap_bench.tasks.download import data_folder
 from offmap_bench.tasks.features import Extractor, standard
-from offmap_bench.tasks.places import data_folder
+from offmap_bench.tasks.pretrained import resnet50
 from offmap_bench.tasks.task import Pair, Task, tensor
 from offmap_bench.tasks.uci import moments, split
 
@@ -58,16 +58,10 @@ def citycam(shift: str, seed: int = 0, folder: str | Path | None = None, **optio
 
 
 def load(
-    shift: str,
-    seed: int = 0,
-    folder: str | Path | None = None,
-    *,
-    backbone: nn.Module | None = None,
-    preprocess: Callable[[Any], Tensor] = standard,
-    batch_size: int = 64,
-    cache: str | Path | None = None,
+    shift: str, seed: int = 0, folder: str | Path | None = None, *, backbone: nn.Module | None = None,
+    preprocess: Callable[[Any], Tensor] = standard, batch_size: int = 64, cache: str | Path | None = None,
     show: bool | None = None,
-) -> Shift:
+) -> Shift:  # fmt: skip
     """The paper's protocol (section 7.3). Inputs are what `backbone` says of a frame, as they are; the target is how many
     vehicles are on it. A tenth of the in-distribution frames is for testing, a twentieth of the rest for validation, by `seed`.
 
@@ -83,21 +77,21 @@ def load(
         raise ConfigError(f"Expected the name of a shift of CityCam to be {nearest(shift, SHIFTS)}, but got {shift!r}.")
     root = data_folder() / "citycam" if folder is None else Path(folder)
     cameras, rule = SHIFTS[shift](seed)
-    sequences = found(root, cameras)
+    sequences = find_runs(root, cameras)
     extract = Extractor(
         resnet50() if backbone is None else backbone, Path(cache or cache_folder()) / "citycam", preprocess, batch_size
     )
     damaged: list[str] = []
-    parts = [part for run in sequences if (part := chosen(run, rule, damaged))]
-    rows, x = passed(parts, extract, damaged, show)
+    parts = [part for run in sequences if (part := select_frames(run, rule, damaged))]
+    rows, x = extract_features(parts, extract, damaged, show)
     judge(damaged, sum(len(run.images) for run in sequences), root)
-    return divided(shift, rows, x, seed, root)
+    return split_shift(shift, rows, x, seed, root)
 
 
 def camera_rule(seed: int) -> tuple[Sequence[str], Rule]:
     """Five cameras are in-distribution; the choice is that of the authors' code."""
-    familiar = set(np.random.RandomState(seed).choice(CAMERAS, len(CAMERAS) // 2, replace=False).tolist())
-    return CAMERAS, lambda run, frame: None if run.buses else frame.camera not in familiar
+    in_distribution = set(np.random.RandomState(seed).choice(CAMERAS, len(CAMERAS) // 2, replace=False).tolist())
+    return CAMERAS, lambda run, frame: None if run.buses else frame.camera not in in_distribution
 
 
 def bigbus_rule(seed: int) -> tuple[Sequence[str], Rule]:
@@ -108,12 +102,12 @@ def bigbus_rule(seed: int) -> tuple[Sequence[str], Rule]:
 def weather_rule(seed: int) -> tuple[Sequence[str], Rule]:
     """One day, OOD from an hour on."""
 
-    def strange(run: Run, frame: Frame) -> bool | None:
+    def is_ood(run: Run, frame: Frame) -> bool | None:
         if frame.time is None:
             raise Damaged("its <time> cannot be read")
         return None if run.buses or frame.time.date() != DAY else frame.time.hour >= HOUR
 
-    return WEATHER_CAMERAS, strange
+    return WEATHER_CAMERAS, is_ood
 
 
 SHIFTS: dict[str, Callable[[int], tuple[Sequence[str], Rule]]] = {
@@ -123,7 +117,7 @@ SHIFTS: dict[str, Callable[[int], tuple[Sequence[str], Rule]]] = {
 }
 
 
-def found(root: Path, cameras: Sequence[str]) -> list[Run]:
+def find_runs(root: Path, cameras: Sequence[str]) -> list[Run]:
     """The sequences of the cameras; a large vehicle's that lies in two places is taken once."""
     by_camera = {camera: runs(root, camera) for camera in cameras}
     sequences = [run for group in by_camera.values() for run in group]
@@ -139,21 +133,21 @@ def found(root: Path, cameras: Sequence[str]) -> list[Run]:
     return [run for run in sequences if not run.buses or not (run.folder.name in seen or seen.add(run.folder.name))]
 
 
-def chosen(run: Run, rule: Rule, damaged: list[str]) -> list[tuple[Frame, bool]]:
+def select_frames(run: Run, rule: Rule, damaged: list[str]) -> list[tuple[Frame, bool]]:
     """The frames of a sequence that are part of the shift, and whether they are OOD."""
-    kept: list[tuple[Frame, bool]] = []
+    part: list[tuple[Frame, bool]] = []
     for frame in frames(run, damaged):
         try:
-            strange = rule(run, frame)
+            ood = rule(run, frame)
         except Damaged as error:
             damaged.append(f"{frame.image.with_suffix('.xml')}: {error}")
             continue
-        if strange is not None:
-            kept.append((frame, strange))
-    return kept
+        if ood is not None:
+            part.append((frame, ood))
+    return part
 
 
-def passed(
+def extract_features(
     parts: Sequence[list[tuple[Frame, bool]]], extract: Extractor, damaged: list[str], show: bool | None
 ) -> tuple[list[tuple[Frame, bool]], Tensor]:
     """The frames whose images can be read, and their features, (n, D): one file of the cache for each sequence."""
@@ -173,23 +167,23 @@ def passed(
     return rows, torch.cat(blocks) if blocks else torch.zeros(0, 0)
 
 
-def divided(shift: str, rows: Sequence[tuple[Frame, bool]], x: Tensor, seed: int, root: Path) -> Shift:
+def split_shift(shift: str, rows: Sequence[tuple[Frame, bool]], x: Tensor, seed: int, root: Path) -> Shift:
     """The task: in-distribution rows in three parts, OOD rows in the order of their files."""
-    strange = np.array([side for _, side in rows], dtype=bool)
-    known, unknown = int((~strange).sum()), int(strange.sum())
-    if known < LEAST or not unknown:
+    ood = np.array([side for _, side in rows], dtype=bool)
+    count, ood_count = int((~ood).sum()), int(ood.sum())
+    if count < LEAST or not ood_count:
         raise DataError(
-            f"Expected {LEAST} in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but got {known} "
-            f"and {unknown}."
+            f"Expected {LEAST} in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but got {count} "
+            f"and {ood_count}."
         )
-    train, valid, test = split(np.flatnonzero(~strange), seed)
-    places = {"train": train, "valid": valid, "test": test, "ood": np.flatnonzero(strange)}
+    train, valid, test = split(np.flatnonzero(~ood), seed)
+    places = {"train": train, "valid": valid, "test": test, "ood": np.flatnonzero(ood)}
     vehicles = np.array([frame.vehicles for frame, _ in rows], dtype=np.float64)
     centre, unit = (float(value) for value in moments(vehicles[train]))
 
     def part(name: str) -> Pair:
         return x[torch.from_numpy(places[name])], tensor((vehicles[places[name]] - centre) / unit)
 
-    ood = {shift: part("ood")[0]}
-    task = Task(f"citycam/{shift}", part("train"), part("valid"), part("test"), ood, likelihood="gaussian", outputs=2)
+    sets = {shift: part("ood")[0]}
+    task = Task(f"citycam/{shift}", part("train"), part("valid"), part("test"), sets, likelihood="gaussian", outputs=2)
     return Shift(task, {name: [rows[i][0] for i in index.tolist()] for name, index in places.items()}, centre, unit)

@@ -1,4 +1,4 @@
-"""Images through a backbone, in batches; what it says of them is kept on disk."""
+"""Features of images by a backbone, in batches, cached on disk."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class Extractor:
     def __call__(self, images: Sequence[Path], name: str) -> tuple[Tensor, dict[int, str]]:
         """Features (n, D) of the readable images, in order; and what is wrong with the others, by their place."""
         path = self.folder / f"{name}-{self.key(images)}.safetensors"
-        found = remembered(path)
-        if found is None:
-            found = self.compute(images)
-            told, kept = json.dumps({str(place): reason for place, reason in found[1].items()}), {"features": found[0]}
-            write_whole(path, save(kept, {"offmap": sealed(told, kept)}))
-        return found
+        cached = read_features(path)
+        if cached is None:
+            cached = features, failures = self.compute(images)
+            header, tensors = json.dumps(failures), {"features": features}
+            write_whole(path, save(tensors, {"offmap": sealed(header, tensors)}))
+        return cached
 
     def key(self, images: Sequence[Path]) -> str:
         """Twenty hexadecimal digits that tell these images, this backbone and this preprocessing apart from others."""
-        told = [(path.name, stat.st_size, stat.st_mtime_ns) for path in images for stat in [path.stat()]]
-        return hashlib.sha256(json.dumps([FORMAT, self.digest, told]).encode()).hexdigest()[:20]
+        files = [(path.name, stat.st_size, stat.st_mtime_ns) for path in images for stat in [path.stat()]]
+        return hashlib.sha256(json.dumps([FORMAT, self.digest, files]).encode()).hexdigest()[:20]
 
     @cached_property
     def digest(self) -> str:
@@ -95,13 +95,13 @@ class Extractor:
         return value
 
     def compute(self, images: Sequence[Path]) -> tuple[Tensor, dict[int, str]]:
-        """Features and failures, nothing remembered."""
+        """Features and failures, without the cache."""
         parts: list[Tensor] = []
         failures: dict[int, str] = {}
         for start in range(0, len(images), self.batch_size):
             batch: list[Tensor] = []
             for place, path in enumerate(images[start : start + self.batch_size], start):
-                image = opened(path)
+                image = open_image(path)
                 if isinstance(image, str):
                     failures[place] = image
                 else:
@@ -130,7 +130,7 @@ def run(backbone: nn.Module, batch: Tensor) -> Tensor:
     return out.float().cpu().contiguous()
 
 
-def opened(path: Path) -> Any:
+def open_image(path: Path) -> Any:
     """The image in memory as RGB, or in words why it cannot be had. Only JPEG and PNG are tried."""
     image = require("PIL.Image", "images")
     try:
@@ -142,15 +142,15 @@ def opened(path: Path) -> Any:
         return f"cannot be read ({str(error) or type(error).__name__})"
 
 
-def remembered(path: Path) -> tuple[Tensor, dict[int, str]] | None:
-    """What was kept; None when there is nothing, or when the file is damaged, said so."""
+def read_features(path: Path) -> tuple[Tensor, dict[int, str]] | None:
+    """Cached features; None when there are none, or when the file is damaged, with a warning."""
     if not path.exists():
         return None
     try:
         with safe_open(path, "pt") as file:
             features = file.get_tensor("features")
-            told = json.loads(unsealed(file.metadata()["offmap"], {"features": features}))
-            return features, {int(place): reason for place, reason in told.items()}
+            header = json.loads(unsealed(file.metadata()["offmap"], {"features": features}))
+            return features, {int(index): reason for index, reason in header.items()}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         logger.warning("The cached features at %s cannot be read (%s) and are computed again.", path, error)
         return None

@@ -1,4 +1,4 @@
-"""The paper's two synthetic tasks (section 7.1), number for number: 1-D regression and two moons."""
+"""Small tasks: the paper's 1-D regression and two moons (section 7.1), number for number, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -39,18 +39,11 @@ def regression(*, test: int = 200, strange: int = 200) -> Task:
         x = np.concatenate([rng.randn(n // 2) * 0.1 + centre for centre in CENTRES])
         return x[:, None], truth(x) + 0.02 * rng.randn(len(x))
 
-    train, valid, familiar = sample(100), sample(20), sample(test)
+    train, valid, held_out = sample(100), sample(20), sample(test)
     outside = np.concatenate([np.linspace(low, high, strange // 2) for low, high in OUTSIDE])
     gap = np.linspace(*GAP, strange)
-    return Task(
-        name="regression",
-        train=pair(*train),
-        valid=pair(*valid),
-        test=pair(*familiar),
-        ood={"outside": tensor(outside[:, None]), "gap": tensor(gap[:, None])},
-        likelihood="gaussian",
-        outputs=2,
-    )
+    ood = {"outside": tensor(outside[:, None]), "gap": tensor(gap[:, None])}
+    return Task("regression", pair(*train), pair(*valid), pair(*held_out), ood, likelihood="gaussian", outputs=2)
 
 
 def moons(*, test: int = 400, strange: int = 1000, distance: float = 0.5) -> Task:
@@ -65,15 +58,26 @@ def moons(*, test: int = 400, strange: int = 1000, distance: float = 0.5) -> Tas
         x, y = make_moons(n_samples=n, noise=0.1, random_state=rng)
         return x - np.array([0.5, 0.25]), y
 
-    train, valid, familiar = sample(200), sample(50), sample(test)
+    train, valid, held_out = sample(200), sample(50), sample(test)
     around = rng.uniform(-SQUARE, SQUARE, (4 * strange, 2))
     nearest = np.linalg.norm(around[:, None] - train[0][None], axis=2).min(1)
-    return Task(
-        name="moons",
-        train=pair(*train),
-        valid=pair(*valid),
-        test=pair(*familiar),
-        ood={"off the moons": tensor(around[nearest > distance][:strange])},
-        likelihood="bernoulli",
-        outputs=1,
-    )
+    ood = {"off the moons": tensor(around[nearest > distance][:strange])}
+    return Task("moons", pair(*train), pair(*valid), pair(*held_out), ood, likelihood="bernoulli", outputs=1)
+
+
+SHOWN = 5
+"""Digits 0–4 are in-distribution, 5–9 OOD."""
+
+SHARES = (0.6, 0.8)
+"""Where training data end and where validation data end; the rest is for testing."""
+
+
+def digits(*, seed: int = 0) -> Task:
+    """901 images of 0–4, split 60/20/20 at random by `seed`; the 896 images of 5–9 are OOD. Pixels from 0 to 1."""
+    bunch = require("sklearn.datasets", "sklearn").load_digits()
+    x, y = bunch.data / 16.0, bunch.target
+    rows = np.random.RandomState(seed).permutation(np.flatnonzero(y < SHOWN))
+    first, second = (round(share * len(rows)) for share in SHARES)
+    train, valid, test = (pair(x[part], y[part]) for part in np.split(rows, [first, second]))
+    ood = {"digits 5–9": tensor(x[y >= SHOWN])}
+    return Task("digits", train, valid, test, ood, likelihood="categorical", outputs=SHOWN)

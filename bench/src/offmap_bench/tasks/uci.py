@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
+import logging
 import math
 import os
+import zipfile
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offmap.errors import ConfigError, DataError, nearest
+from offmap.io.atomic import write_whole
 from offmap_bench.tasks.columns import moments, read_gzip
-from offmap_bench.tasks.originals import ORIGINALS, download
-from offmap_bench.tasks.places import data_folder, offline
+from offmap_bench.tasks.download import Remote, data_folder, fetch, offline
 from offmap_bench.tasks.task import Pair, Task, pair, tensor
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+
+logger = logging.getLogger("offmap")
 
 SETS = ("yacht", "energy", "concrete", "wine", "power", "naval", "protein", "kin8nm")
 MODES = ("extrapolation", "interpolation")
@@ -46,28 +54,21 @@ def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -
 def cut(name: str, x: Array, y: Array, mode: str, seed: int) -> Task:
     """A regression table as a task, by the protocol of `uci`."""
     internal, external = halves(x)
-    familiar, strange = (internal, external) if mode == "extrapolation" else (external, internal)
-    train, valid, test = split(familiar, seed)
+    id_rows, ood_rows = (internal, external) if mode == "extrapolation" else (external, internal)
+    train, valid, test = split(id_rows, seed)
     shift, scale = moments(x[train])
     middle, unit = moments(y[train])
 
     def part(rows: Index) -> Pair:
         return pair((x[rows] - shift) / scale, (y[rows] - middle) / unit)
 
-    return Task(
-        name=name,
-        train=part(train),
-        valid=part(valid),
-        test=part(test),
-        ood={mode: tensor((x[strange] - shift) / scale)},
-        likelihood="gaussian",
-        outputs=2,
-    )
+    ood = {mode: tensor((x[ood_rows] - shift) / scale)}
+    return Task(name, part(train), part(valid), part(test), ood, likelihood="gaussian", outputs=2)
 
 
 def read(name: str, folder: str | Path | None = None) -> Array:
     """The table as it is in the file, (n, columns)."""
-    path = place(name, folder)
+    path = find_file(name, folder)
     try:
         values = np.loadtxt(io.StringIO(read_gzip(path).decode("utf-8")), delimiter=",", skiprows=1, ndmin=2)
     except FileNotFoundError as error:
@@ -82,7 +83,7 @@ def read(name: str, folder: str | Path | None = None) -> Array:
     return values
 
 
-def place(name: str, folder: str | Path | None) -> Path:
+def find_file(name: str, folder: str | Path | None) -> Path:
     """The file of a set in the given folder, else below OFFMAP_DATA; downloaded to there if it is missing and can be had."""
     path = (data_folder() / "uci" if folder is None else Path(folder)) / f"{name}.csv.gz"
     if folder is not None or path.exists():
@@ -125,3 +126,94 @@ def split(rows: Index, seed: int, shares: tuple[float, float] = (TEST_SHARE, VAL
     test = math.ceil(shares[0] * len(mixed))
     valid = math.ceil(shares[1] * (len(mixed) - test))
     return mixed[test + valid :], mixed[test : test + valid], mixed[:test]
+
+
+# ------------------------------------------------------------------------------------------------ the archive
+
+ARCHIVE = "https://archive.ics.uci.edu/static/public/"
+
+MAX_TEXT = 100_000_000
+"""Bytes of a text file; what claims more is no table of the archive."""
+
+
+@dataclass(frozen=True)
+class Original:
+    """A zip of the archive: the text file in it, how that is read, and which of its columns make the table, the target last.
+
+    The archive publishes no checksums. So `rows` and `order`, digests of the table that the records of offmap were made from,
+    stand in for one: of its rows in any order, and as they come.
+    """
+
+    url: str
+    member: str
+    columns: Sequence[int]
+    rows: str
+    order: str
+    delimiter: str | None = None
+    skip: int = 0
+
+
+ORIGINALS = {
+    "yacht": Original(ARCHIVE + "243/yacht+hydrodynamics.zip", "yacht_hydrodynamics.data", range(7), "1bd3364bf0c3ed03", "ec08588637fd9358"),
+    "wine": Original(
+        ARCHIVE + "186/wine+quality.zip", "winequality-red.csv", range(12), "38163c20a38e90b6", "d4f6a6d672e0ee31", delimiter=";", skip=1
+    ),
+    "naval": Original(
+        ARCHIVE + "316/condition+based+maintenance+of+naval+propulsion+plants.zip", "data.txt", [*range(16), 17],
+        "e1d461b910286c6f", "79ef6f0669e7d0c3",
+    ),
+    "protein": Original(
+        ARCHIVE + "265/physicochemical+properties+of+protein+tertiary+structure.zip", "CASP.csv", [*range(1, 10), 0],
+        "af0581c414e994d6", "19667c545027b658", delimiter=",", skip=1,
+    ),
+}  # fmt: skip
+"""The other four are spreadsheets (energy, concrete, power) or not in the archive (kin8nm)."""
+
+
+def download(name: str, path: Path, original: Original | None = None, *, show: bool | None = None) -> None:
+    """Write the table to `path` as gzip-compressed CSV, one header row, from the archive's file."""
+    original = original or ORIGINALS[name]
+    archive = fetch(Remote(original.url), path.with_name(f"{name}.zip"), show=show)
+    try:
+        values = table(archive, original)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, IndexError, NotImplementedError) as error:
+        raise DataError(f"Expected {original.member} in the zip at {original.url}, but it cannot be read: {error}.") from error
+    finally:
+        archive.unlink()
+    if digest(ordered(values)) != original.rows:
+        raise DataError(
+            f"Expected the table of {name!r} at {original.url}, but its numbers are not those that offmap knows. "
+            f"Put a table that you trust at {path}."
+        )
+    if digest(values) != original.order:
+        logger.warning("The rows of %s come in another order than in offmap's records, so splits by seed differ.", name)
+    text = "\n".join(",".join(map(repr, row)) for row in values.tolist())
+    header = ",".join([*(f"x{i}" for i in range(values.shape[1] - 1)), "y"])
+    write_whole(path, gzip.compress(f"{header}\n{text}\n".encode(), mtime=0))
+
+
+def table(path: Path, original: Original) -> Array:
+    """The numbers of the text file in the zip, the target last: (n, columns)."""
+    with zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.rpartition("/")[2] == original.member and "MACOSX" not in name]
+        if not members:
+            raise ValueError(f"it holds only {archive.namelist()[:10]}")
+        if archive.getinfo(members[0]).file_size > MAX_TEXT:
+            raise ValueError(f"it would be larger than {MAX_TEXT} bytes")
+        text = archive.read(members[0]).decode("utf-8")
+    values = np.loadtxt(io.StringIO(text), delimiter=original.delimiter, skiprows=original.skip, ndmin=2)
+    return values[:, list(original.columns)]
+
+
+def ordered(values: Array) -> Array:
+    """Rows in the order of their numbers, first column first."""
+    return values[np.lexsort(values.T[::-1])]
+
+
+def digest(values: Array) -> str:
+    """Sixteen hexadecimal digits of a table.
+
+    >>> digest(np.array([[1.0, 2.0]]))
+    'dc91ce9a50ddc828'
+    """
+    return hashlib.sha256(np.ascontiguousarray(values + 0.0, "<f8").tobytes()).hexdigest()[:16]  # + 0.0: no negative zeros

@@ -10,7 +10,7 @@ import torch
 from transformers import ResNetConfig, ResNetModel
 
 from offmap.errors import DataError
-from offmap_bench.tasks.backbone import ResNet50, resnet50
+from offmap_bench.tasks.pretrained import ResNet50, resnet50
 
 
 def torchvision_name(name: str) -> str:
@@ -58,7 +58,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="ResNet-50 at .*resnet50.pth, but there is no such file. Put https://"):
         resnet50(path)
     path.write_bytes(b"not weights")
-    with pytest.raises(DataError, match="ResNet-50 at .*resnet50.pth, but the file cannot be read"):
+    with pytest.raises(DataError, match="ResNet-50 at .*resnet50.pth, but it cannot be read"):
         resnet50(path)
     torch.save({"conv1.weight": torch.zeros(3)}, path)
     with pytest.raises(DataError, match="265 of them are missing or have another shape, such as 'conv1.weight'"):
