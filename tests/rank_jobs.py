@@ -23,7 +23,7 @@ import offmap
 from offmap.data import Place, as_batches
 from offmap.distributed.process_group import join_group
 from offmap.errors import ModelError, OffmapError
-from offmap.maxwent.feeding import feed_of, sharded_among
+from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.model.select import stack_models
 from offmap.posterior.construct import observe
 
@@ -83,8 +83,8 @@ def moments() -> Tensors:
     """Σ h hᵀ by way of its bases: s, and V·diag(s²)·Vᵀ; more rows than are all counted, in several batches."""
     at, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with join_group() as group:
-        dealt = sharded_among(data, group, sharded=False)
-        seen = observe(at, feed_of(data), rotated=True, dealt=dealt)
+        dealt = shard_feed(data, group, sharded=False)
+        seen = observe(at, feed_inputs(data), rotated=True, dealt=dealt)
     found: Tensors = {}
     for name, b in seen.bases.items():
         v = b.matrix

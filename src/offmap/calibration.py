@@ -18,7 +18,7 @@ from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, s
 from offmap.errors import ConfigError
 from offmap.guard import COMPARING, Guard, checked_clip
 from offmap.likelihoods import Prediction
-from offmap.maxwent.select import CLIPS, lowest
+from offmap.maxwent.search import CLIPS, find_lowest
 from offmap.posterior.predictive import CachedPredictive
 from offmap.scores.combine import ROWS, fit_combined, log_uncertainty
 from offmap.scores.images import are_images, pictured
@@ -78,7 +78,7 @@ def choose_clip(made: Guard, held: Rows, group: Group = SINGLE_PROCESS) -> float
     def risk(clip: float) -> float:
         return float(all_gather_concat(group, nll(few, mine, clip=clip) if mine.rows else None).mean())
 
-    best, _ = lowest(CLIPS, risk)
+    best = find_lowest({clip: risk(clip) for clip in CLIPS})
     return None if best == float("inf") else best
 
 

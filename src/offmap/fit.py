@@ -34,11 +34,11 @@ from offmap.distributed.group import Group
 from offmap.distributed.process_group import join_group
 from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.guard import SCORES, Guard, checked_draws, measure
-from offmap.io.identity import identity, same_on_all, take_from_rank_0
 from offmap.likelihoods import Likelihood, resolve
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint
 from offmap.maxwent.config import CONFIGS, Config, Runtime, override
+from offmap.maxwent.identity import check_same_on_all, identify
 from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.inspect import UNREACHED, Findings, examine, restore_state
 from offmap.model.params import ParamSelection
@@ -117,9 +117,9 @@ def fit(
         sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
         held = all_gather_rows(held, group) if (sharded if valid is None else apart(valid)) else held
         at = stack_models(models)
-        take_from_rank_0(at, group)
+        group.broadcast(*at.net.buffers(), *at.fixed.values())  # buffers, such as running means, drift apart in training
         same = partial(
-            identity, at, settings=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, output_fn=output_fn
+            identify, at, config=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, output_fn=output_fn
         )
         kept = _checkpoint(checkpoint, partial(same, {"train": None if sharded else rows, "valid": held}), group)
         runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
@@ -215,7 +215,7 @@ def _checkpoint(path: str | Path | None, words: Callable[[], dict[str, str]], gr
     if path is None and group.size == 1:
         return Checkpoint()
     told = words()
-    same_on_all(told, group)
+    check_same_on_all(told, group)
     return Checkpoint(None if path is None else checks.path("checkpoint", path), told, group)
 
 

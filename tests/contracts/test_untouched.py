@@ -81,7 +81,7 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, loop: bool):
     made = guard.predictive
     assert isinstance(made, Stochastic)
     validation = Validation(made.model, guard.likelihood, Rows(*valid, 4, "valid"), draws=2)
-    validation = validation.bounded(dict([*made.q.mean.items(), *made.q.fixed.items()]))
+    validation = validation.clip_losses(dict([*made.q.mean.items(), *made.q.fixed.items()]))
     assert bool((validation(made.q) <= torch.tensor(guard.history.max_risk)).all())
     for name, scale in made.q.scale().items():
         assert scale.dtype == FINE[case.dtype]

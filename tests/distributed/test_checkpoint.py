@@ -61,7 +61,7 @@ AT = (r"\"step\": 30", r"\"stop_reason\": \"finished\"")  # as they stand in JSO
 def test_wherever_it_was_ended_the_fit_gives_the_same_guard(
     part: str, tmp_path: Path, undisturbed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offmap.maxwent.checkpoint.SHARE", 1.0)  # write at every check
+    monkeypatch.setattr("offmap.maxwent.checkpoint.TIME_SHARE", 1.0)  # write at every check
     file = tmp_path / "fit.state"
     with pytest.raises(Ended):
         jobs.stepped(file, jobs.EndsAfter(file, part, ended))
@@ -72,10 +72,10 @@ def test_ended_after_the_last_step_the_fit_gives_the_same_guard(
     tmp_path: Path, undisturbed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No step is left to bring the generators of a DataLoader to where they were; a pass over it follows all the same."""
-    monkeypatch.setattr("offmap.maxwent.checkpoint.SHARE", 1.0)
+    monkeypatch.setattr("offmap.maxwent.checkpoint.TIME_SHARE", 1.0)
     file = tmp_path / "fit.state"
     with monkeypatch.context() as patch, pytest.raises(Ended):  # noqa: PT012
-        patch.setattr("offmap.maxwent.resume.Descent.end", lambda self: ended())
+        patch.setattr("offmap.maxwent.checkpoint.Descent.end", lambda self: ended())
         jobs.stepped(file)
     assert rb"\"step\": 40" in file.read_bytes()
     assert_same(jobs.stepped(file), undisturbed)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from offmap.data import Batches, Place, Rows, Shard, as_batches
 from offmap.distributed.group import SingleProcess, shard_slice
-from offmap.maxwent.feeding import sharded_among
+from offmap.maxwent.solve import shard_feed
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 
@@ -78,7 +78,7 @@ def test_parts_of_rows_are_even_and_cover_all(rows: int, ranks: int) -> None:
 def test_each_batch_comes_with_the_rows_that_others_have_before_it(rows: int, size: int, ranks: int) -> None:
     source = data("loader", rows, size)
     for rank in range(ranks):
-        dealt = sharded_among(source, Seat(rank, ranks), sharded=False)
+        dealt = shard_feed(source, Seat(rank, ranks), sharded=False)
         assert dealt is not None
         own = 0
         for x, before in dealt.feed(1):

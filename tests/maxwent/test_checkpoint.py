@@ -98,10 +98,10 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "a header as long as can be": (HEADER.to_bytes(8, "little") + b" " * 99, "(?i)header"),
     "another format": (sealed_file(WHOLE | {"format": "other"}), f"expected '{FORMAT}', but got 'other'"),
     "a list": (sealed_file([]), f"expected '{FORMAT}', but got None"),
-    "no identity": (sealed_file(WHOLE | {"identity": None}), "its parts make no sense"),
-    "parts that are a list": (sealed_file(WHOLE | {"parts": ["part"]}), "its parts make no sense"),
-    "a part that is a number": (sealed_file(WHOLE | {"parts": {"part": {}, "other": 1}}), "its parts make no sense"),
-    "tensors of no part": (sealed_file(WHOLE | {"parts": {"other": {}}}), "its parts make no sense"),
+    "no identity": (sealed_file(WHOLE | {"identity": None}), "malformed parts"),
+    "parts that are a list": (sealed_file(WHOLE | {"parts": ["part"]}), "malformed parts"),
+    "a part that is a number": (sealed_file(WHOLE | {"parts": {"part": {}, "other": 1}}), "malformed parts"),
+    "tensors of no part": (sealed_file(WHOLE | {"parts": {"other": {}}}), "malformed parts"),
 }
 
 

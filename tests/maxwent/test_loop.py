@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from offmap.data import Batch, Place, Rows, as_batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError
-from offmap.maxwent.train import Cycle, adam, cycle, minimize
+from offmap.maxwent.train import Cycle, adam, minimize
 from threads import Thread, in_ranks
 
 
@@ -106,7 +106,7 @@ def test_it_works_where_gradients_are_switched_off():
 def test_no_data_is_refused_not_waited_for():
     empty = as_batches(torch.utils.data.DataLoader([]), Place(torch.device("cpu"), torch.float32), name="train")
     with pytest.raises(DataError, match="Expected at least one batch in `train`, but it is empty"):
-        next(cycle(empty, 0))
+        next(iter(Cycle(empty, 0)))
 
 
 def stepped(x: Tensor, y: Tensor, group: Group = SINGLE_PROCESS) -> tuple[Tensor, list[float]]:

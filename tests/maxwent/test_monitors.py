@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from offmap.maxwent.monitors import BestValidation, RiskThreshold
+from offmap.maxwent.train import BestValidation, RiskMonitor
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History
 
 
 def watched(
     risks: list[list[float]], *, every: int = 1, max_risk: tuple[float, float] = (1.0, 1.0), patience: int | None = None
-) -> tuple[WeightDistribution, RiskThreshold, History]:
+) -> tuple[WeightDistribution, RiskMonitor, History]:
     """Two members whose validation risks are told beforehand, check by check."""
     q = WeightDistribution({"w": torch.zeros(2, 3), "b": torch.zeros(2, 1)})
     told = iter(risks)
     history = History()
     return (
         q,
-        RiskThreshold(
+        RiskMonitor(
             q,
             lambda _: (torch.tensor(next(told)), torch.zeros(2)),
             torch.tensor(max_risk),
@@ -129,7 +129,7 @@ def test_kept_states_do_not_follow_later_steps():
 def test_reports_are_given_the_step_and_the_history():
     q = WeightDistribution({"w": torch.zeros(1, 3)})
     told: list[tuple[int, int]] = []
-    monitor = RiskThreshold(
+    monitor = RiskMonitor(
         q,
         lambda _: (torch.zeros(1), torch.zeros(1)),
         torch.ones(1),
@@ -178,7 +178,7 @@ def test_a_trained_mean_is_kept_with_its_scale_and_a_frozen_one_is_left_alone():
     for trainable in (True, False):
         q = WeightDistribution({"w": torch.zeros(1, 3)}, trainable_mean=trainable)
         told = iter([[0.0], [9.0]])
-        monitor = RiskThreshold(
+        monitor = RiskMonitor(
             q, lambda _, told=told: (torch.tensor(next(told)), torch.zeros(1)), torch.ones(1), every=1, history=History()
         )
         for step in range(2):

@@ -9,10 +9,8 @@ from torch import Tensor
 
 import trained
 from offmap.data import Batch, Rows
-from offmap.maxwent.checkpoint import Checkpoint
-from offmap.maxwent.monitors import RiskThreshold
-from offmap.maxwent.resume import Descent
-from offmap.maxwent.train import Cycle, adam, minimize
+from offmap.maxwent.checkpoint import Checkpoint, Descent
+from offmap.maxwent.train import Cycle, RiskMonitor, adam, minimize
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History
 
@@ -20,7 +18,7 @@ from offmap.posterior.predictive import History
 def begun(path: Path | None) -> Descent:
     """One member that passes every check, one after every third step."""
     q = WeightDistribution({"w": torch.zeros(1, 4)}, initial_scale=0.1)
-    monitor = RiskThreshold(q, lambda _: (torch.zeros(1), torch.zeros(1)), torch.ones(1), every=3, history=History())
+    monitor = RiskMonitor(q, lambda _: (torch.zeros(1), torch.zeros(1)), torch.ones(1), every=3, history=History())
     cycle = Cycle(Rows(*trained.regression(10), 4, "train"), seed=0)
     return Descent(Checkpoint(path, {}), "steps", q, monitor, adam(q.raw_scale.parameters(), lr=0.1), cycle)
 

@@ -16,7 +16,7 @@ from offmap.data import Rows
 from offmap.errors import ConfigError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
 from offmap.maxwent import risk
-from offmap.maxwent.risk import RISKS, Validation, as_risk, chance_nll, zero_one
+from offmap.maxwent.risk import RISKS, Validation, as_risk, zero_one
 from offmap.model import forward
 from offmap.model.forward import BatchedModel
 from offmap.model.params import copy_model
@@ -159,7 +159,7 @@ def test_a_factor_that_is_tried_is_not_written():
     q, validation, _ = regression()
     before = {n: s.detach().clone() for n, s in q.scale().items()}
     factor = torch.full((q.members,), 2.0)
-    risk, _ = validation.along(q)(factor)
+    risk, _ = validation.evaluator(q)(factor)
     assert all(torch.equal(s, before[n]) for n, s in q.scale().items())
     q.scale_by(factor)
     torch.testing.assert_close(validation(q), risk, rtol=1e-4, atol=1e-5)
@@ -177,7 +177,7 @@ def test_outputs_that_are_not_numbers_have_a_risk_above_any_threshold():
     q, validation, _ = regression(members=1)
     q.scale_by(math.nan)
     assert not bool((validation(q) <= 1e30).any())
-    assert not bool((validation.look(q)[0] <= 1e30).any())
+    assert not bool((validation.evaluate(q)[0] <= 1e30).any())
 
 
 def test_the_smoothed_threshold_counts_one_more_example_at_chance():
@@ -189,11 +189,17 @@ def test_the_smoothed_threshold_counts_one_more_example_at_chance():
         assert float(validation.max_risk(q, tolerance="smoothed")[member]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_chance_of_classes_is_the_entropy_of_their_frequencies():
-    assert chance_nll(Categorical(), torch.tensor([0, 0, 0, 1])) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
-    assert chance_nll(Bernoulli(), torch.tensor([[1], [0]])) == pytest.approx(math.log(2))
+def test_smoothed_tolerance_needs_a_baseline():
+    q, validation, _ = regression(likelihood=Laplace())
     with pytest.raises(ConfigError, match="a likelihood with `baseline_nll` for tolerance='smoothed'; use tolerance='paper'"):
-        chance_nll(Laplace(), torch.zeros(2))
+        validation.max_risk(q, tolerance="smoothed")
+
+
+def test_chance_of_classes_is_the_entropy_of_their_frequencies():
+    assert float(Categorical().baseline_nll(torch.tensor([0, 0, 0, 1])).mean()) == pytest.approx(
+        -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    )
+    assert float(Bernoulli().baseline_nll(torch.tensor([[1], [0]])).mean()) == pytest.approx(math.log(2))
 
 
 # -------------------------------------------------------------------------------------------------------------- ignored
@@ -203,19 +209,19 @@ def test_ignored_targets_are_no_mistakes_and_no_class_of_their_own():
     outputs = torch.tensor([[[[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]], [[2.0, 0.0]] * 3]])  # (P, B, T, C)
     y = torch.tensor([[0, 0, -100], [-100, -100, -100]])
     assert zero_one(Categorical(-1), outputs, y).tolist() == [0.5, 0.0]
-    assert chance_nll(Categorical(-1), torch.tensor([0, 1, -100, -100])) == pytest.approx(math.log(2))
+    assert float(Categorical(-1).baseline_nll(torch.tensor([0, 1, -100, -100])).mean()) == pytest.approx(math.log(2))
 
 
 def test_chance_of_a_dense_regression_is_that_of_one_position():
     y = torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(0))
     pooled = y.double().var(correction=0)
     expected = 0.5 * (2 * math.pi * math.e * pooled).log()
-    assert chance_nll(Gaussian(noise=torch.ones(1)), y) == pytest.approx(float(expected))
+    assert float(Gaussian(noise=torch.ones(1)).baseline_nll(y).mean()) == pytest.approx(float(expected))
 
 
 def test_one_look_tells_the_risk_and_the_mean_uncertainty_of_every_member():
     q, validation, outputs = regression()
-    risk, uncertainty = validation.look(q)
+    risk, uncertainty = validation.evaluate(q)
     assert torch.equal(risk, validation(q))
     variance = outputs[..., 1].exp().mean(1) + outputs[..., 0].var(1, correction=0)  # (M, n)
     torch.testing.assert_close(uncertainty, variance.mean(1), rtol=1e-4, atol=0)
@@ -225,21 +231,21 @@ def test_one_look_tells_the_risk_and_the_mean_uncertainty_of_every_member():
 def test_the_risk_along_a_factor_is_that_of_the_widened_distribution(most: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(risk, "CACHE_NUMBERS", most)
     q, validation, _ = regression()
-    along = validation.along(q)
+    along = validation.evaluator(q)
     for factor in (torch.tensor([1e-3, 1.0]), torch.tensor([7.0, 0.2])):
         wider, validation, _ = regression()
         wider.scale_by(factor)
-        for ours, expected in zip(along(factor), validation.look(wider), strict=True):
+        for ours, expected in zip(along(factor), validation.evaluate(wider), strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bounded", [True, False])
 def test_members_that_are_not_asked_about_cost_nothing(bounded: bool, monkeypatch: pytest.MonkeyPatch):
     q, validation, _ = regression()
-    validation = validation.bounded(dict(q.mean.items())) if bounded else validation
+    validation = validation.clip_losses(dict(q.mean.items())) if bounded else validation
     passed, outputs = list[int](), BatchedModel.outputs
     monkeypatch.setattr(BatchedModel, "outputs", lambda *args, members: passed.append(members) or outputs(*args, members=members))
-    along = validation.along(q)
+    along = validation.evaluator(q)
     both = along(torch.tensor([3.0, 2.0]))
     second = along(torch.tensor([math.nan, 2.0]))
     assert passed == [2, 1]
@@ -256,7 +262,7 @@ def test_small_draws_along_a_factor_are_made_once(most: int, made: int, dtype: t
     q, rows = q.to(dtype), validation.data
     validation = replace(validation, data=replace(rows, inputs=rows.inputs.to(dtype), targets=rows.targets.to(dtype)))
     monkeypatch.setattr(risk, "CACHE_NUMBERS", P * q.members * q.dimension + most)
-    along, drawn, draw = validation.along(q), [], q.draw
+    along, drawn, draw = validation.evaluator(q), [], q.draw
     monkeypatch.setattr(q, "draw", lambda span, **options: drawn.append(span) or draw(span, **options))
     for factor in (0.1, 1.0, 10.0):
         along(torch.full((2,), factor))
@@ -270,9 +276,9 @@ def test_a_users_own_law_is_asked_for_every_factor():
         lambda mean, scale, z: {n: mean[n] + scale[n].square() * z[n] for n in mean}, lambda *_: torch.zeros(1)
     )
     factor = torch.tensor([3.0, 0.5])
-    tried = validation.along(q)(factor)
+    tried = validation.evaluator(q)(factor)
     q.scale_by(factor)
-    for ours, expected in zip(tried, validation.look(q), strict=True):
+    for ours, expected in zip(tried, validation.evaluate(q), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -284,15 +290,15 @@ def test_the_members_themselves_are_passed_once(monkeypatch: pytest.MonkeyPatch)
         "outputs",
         lambda model, draw, draws, *args, **options: asked.append(draws) or outputs(model, draw, draws, *args, **options),
     )
-    torch.testing.assert_close(validation.plain(q), validation.losses(q, clip=0).mean(1))
+    torch.testing.assert_close(validation.base_risk(q), validation.losses(q, clip=0).mean(1))
     assert asked == [1, 1]
 
 
 def test_a_rough_look_takes_fewer_rows_and_draws_and_is_as_far_from_its_threshold(monkeypatch: pytest.MonkeyPatch):
     q, validation, _ = regression(rows=50)
-    monkeypatch.setattr(risk, "ROUGH", 20)
+    monkeypatch.setattr(risk, "SUBSAMPLE", 20)
     max_risk = validation.max_risk(q)
-    few, near = validation.subsampled(q, max_risk)
+    few, near = validation.subsample(q, max_risk)
     assert torch.equal(few.data.targets, validation.data.targets[::3])
     assert few.draws == 2
     torch.testing.assert_close(near - few.losses(q, clip=0).mean(1), max_risk - validation.losses(q, clip=0).mean(1))
@@ -301,7 +307,7 @@ def test_a_rough_look_takes_fewer_rows_and_draws_and_is_as_far_from_its_threshol
 def test_a_rough_look_at_few_rows_has_the_same_threshold():
     q, validation, _ = regression()
     max_risk = validation.max_risk(q)
-    few, near = validation.subsampled(q, max_risk)
+    few, near = validation.subsample(q, max_risk)
     assert few.data.rows == validation.data.rows
     assert torch.equal(near, max_risk)
 

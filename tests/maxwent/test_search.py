@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offmap.maxwent.search import Bracket, Found, Look, find_largest_factor, find_largest_factor_near, seen_of, shrink_to_feasible
+from offmap.maxwent.search import Bracket, Evaluate, Factor, find_largest_factor, find_largest_factor_near, shrink_to_feasible
 
 LIMITS = st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4).map(lambda e: 10 ** torch.tensor(e, dtype=torch.float64))
 
@@ -75,9 +75,9 @@ def test_a_risk_that_jumps_is_found_in_not_many_more_looks_than_halvings(jump: f
 
 def test_a_flat_line_that_points_nowhere_does_no_harm():
     """Two looks tell nearly the same: τ would be reached at −∞."""
-    bracket = Bracket(0, 1024, 1e-320, 0.0, looks=1, known={512: 1e3})
+    bracket = Bracket(0, 1024, 1e-320, 0.0, evaluations=1, points={512: 1e3})
     assert bracket.next() == 1
-    bracket = Bracket(0, 1024, 1e-320, 0.0, looks=1, known={512: -1e3})
+    bracket = Bracket(0, 1024, 1e-320, 0.0, evaluations=1, points={512: -1e3})
     assert bracket.next() == 1023
 
 
@@ -96,7 +96,7 @@ def test_members_that_are_not_sought_for_are_never_asked_about():
     found = find_largest_factor(look, torch.tensor([4.0, 9.0]), torch.zeros(2), among=torch.tensor([False, True]), halvings=20)
     assert set(look.asked) == {1}
     assert float(found.factor[1]) == pytest.approx(3.0, rel=1e-4)
-    assert bool(found.seen[0][0].isnan())
+    assert bool(found.values[0][0].isnan())
 
 
 def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do():
@@ -106,15 +106,15 @@ def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do(
     found = find_largest_factor(look, torch.full((3,), 0.5), torch.zeros(3), halvings=20)
     assert float(found.factor[0]) == pytest.approx(100, rel=1e-3)
     assert found.factor[1:].tolist() == pytest.approx([1e-5, 1e-5])
-    assert found.seen[0].isnan().tolist() == [False, True, True]
+    assert found.values[0].isnan().tolist() == [False, True, True]
 
 
 @given(LIMITS, st.integers(3, 12))
 def test_what_was_seen_is_what_a_look_at_the_answer_shows(limit: Tensor, halvings: int):
-    look: Look = lambda c: (c.square(), 7 * c)  # noqa: E731
+    look: Evaluate = lambda c: (c.square(), 7 * c)  # noqa: E731
     found = find_largest_factor(look, limit.square(), torch.zeros_like(limit), halvings=halvings)
     shown = look(found.factor)
-    for seen, expected in zip(found.seen, shown, strict=True):
+    for seen, expected in zip(found.values, shown, strict=True):
         assert bool(((seen == expected) | (found.factor < 1.1e-5)).all())
 
 
@@ -124,7 +124,7 @@ def test_a_rough_answer_shortens_the_search_where_it_is_right_and_does_no_harm_w
     found = find_largest_factor_near(limit * 2**off, look, limit.square(), torch.zeros_like(limit))
     assert bool((found.factor <= limit * (1 + 1e-9)).all())
     assert bool((found.factor * 1.05 >= limit).all())
-    torch.testing.assert_close(found.seen[0], found.factor.square())
+    torch.testing.assert_close(found.values[0], found.factor.square())
     assert len(look.asked) <= (5 if abs(off) < 0.4 else 16)
 
 
@@ -134,7 +134,7 @@ def test_what_is_known_of_the_start_is_a_look_less():
     max_risk, start = torch.tensor([16.1, 1.0]), (torch.ones(2),)
     found = find_largest_factor(look, max_risk, torch.zeros(2), start=start, low=1.0, high=10.0, halvings=6)
     assert found.factor.tolist() == pytest.approx([2.0, 1.0], rel=0.04)
-    assert found.seen[0].tolist() == pytest.approx((found.factor**4).tolist())  # that of the second is the start's
+    assert found.values[0].tolist() == pytest.approx((found.factor**4).tolist())  # that of the second is the start's
     assert look.asked == [2, 1]
 
 
@@ -143,15 +143,15 @@ def test_only_members_without_a_right_rough_answer_are_sought_elsewhere():
     found = find_largest_factor_near(torch.tensor([2.1, 0.01]), look, torch.tensor([4.0, 9.0]), torch.zeros(2))
     assert found.factor.tolist() == pytest.approx([2.0, 3.0], rel=0.03)
     assert look.asked[-1] == 1
-    torch.testing.assert_close(found.seen[0], found.factor.square())
+    torch.testing.assert_close(found.values[0], found.factor.square())
 
 
 def test_what_was_not_seen_is_looked_at():
-    found = Found(torch.ones(2), (torch.tensor([1.0, math.nan]), torch.tensor([5.0, math.nan])))
-    risk, more = seen_of(found, lambda: (torch.tensor([8.0, 9.0]), torch.tensor([6.0, 7.0])))
+    found = Factor(torch.ones(2), (torch.tensor([1.0, math.nan]), torch.tensor([5.0, math.nan])))
+    risk, more = found.fill_values(lambda: (torch.tensor([8.0, 9.0]), torch.tensor([6.0, 7.0])))
     assert (risk.tolist(), more.tolist()) == ([1.0, 9.0], [5.0, 7.0])
-    whole = Found(torch.ones(1), (torch.ones(1),))
-    assert seen_of(whole, lambda: pytest.fail("nothing is missing")) is whole.seen
+    whole = Factor(torch.ones(1), (torch.ones(1),))
+    assert whole.fill_values(lambda: pytest.fail("nothing is missing")) is whole.values
 
 
 def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
@@ -159,7 +159,7 @@ def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
     widened: list[Tensor] = []
     risk = torch.tensor([0.5, 4.0, 1.0])
     validation: Any = SimpleNamespace(
-        look=lambda q: (risk, risk), along=lambda q: lambda c: (c.square() * risk,), plain=lambda q: torch.zeros(3)
+        evaluate=lambda q: (risk, risk), evaluator=lambda q: lambda c: (c.square() * risk,), base_risk=lambda q: torch.zeros(3)
     )
     q: Any = SimpleNamespace(scale_by=widened.append)
     assert shrink_to_feasible(q, validation, torch.ones(3)) is None

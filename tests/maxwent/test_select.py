@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offmap.maxwent.select import CLIPS, highest_entropy, lowest
+from offmap.maxwent.search import CLIPS, find_lowest
+from offmap.maxwent.solve import select_highest_entropy
+from offmap.posterior.predictive import History
 
 
 def test_the_grid_of_clips_is_the_papers():
@@ -16,21 +20,23 @@ def test_the_grid_of_clips_is_the_papers():
 
 
 @given(st.lists(st.one_of(st.floats(-10, 10), st.just(math.nan), st.just(math.inf)), min_size=1, max_size=9))
-def test_lowest_is_the_first_of_the_smallest_and_never_nan(risks: list[float]):
-    candidates = [float(i) for i in range(len(risks))]
-    best, told = lowest(candidates, lambda c: risks[int(c)])
-    assert list(told) == candidates
+def test_find_lowest_is_the_first_of_the_smallest_and_never_nan(risks: list[float]):
+    best = find_lowest({float(i): risk for i, risk in enumerate(risks)})
     numbers = [r for r in risks if not math.isnan(r)]
     if numbers and min(numbers) < math.inf:
         assert risks[int(best)] == min(numbers)
         assert int(best) == risks.index(min(numbers))
 
 
-def test_the_widest_of_those_that_passed_is_chosen():
-    fits = [("a", [1.0, 1.0], True), ("b", [2.0, 3.0], True), ("c", [9.0, 9.0], False), ("d", [4.0, 0.0], True)]
-    assert highest_entropy(fits, lambda f: torch.tensor(f[1]), lambda f: f[2])[0] == "b"
+def candidate(entropy: list[float], stop_reason: str) -> tuple[Any, History]:
+    return SimpleNamespace(parameterization=None, mean_log_square=lambda: torch.tensor(entropy)), History(stop_reason=stop_reason)
 
 
-def test_the_widest_of_all_is_chosen_if_none_passed():
-    fits = [("a", 1.0), ("b", 2.0)]
-    assert highest_entropy(fits, lambda f: torch.tensor([f[1]]), lambda f: False)[0] == "b"
+def test_select_highest_entropy_of_those_that_converged():
+    fits = [candidate(e, s) for e, s in (([1.0, 1.0], "finished"), ([2.0, 3.0], "stopped"), ([9.0, 9.0], "diverged"))]
+    assert select_highest_entropy([*fits, candidate([4.0, 0.0], "finished")]) is fits[1]
+
+
+def test_select_highest_entropy_of_all_if_none_converged():
+    fits = [candidate([e], "diverged") for e in (1.0, 2.0)]
+    assert select_highest_entropy(fits) is fits[1]

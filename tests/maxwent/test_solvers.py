@@ -51,7 +51,7 @@ def solve(
     made = maxwent.fit(nets, train, valid, likelihood=law_used, config=config, seed=seed, runtime=run)
     risk = Validation(made.model, law_used, valid, as_risk(config.risk), config.risk_draws, seed)
     if config.clip_loss and config.max_risk is None:
-        risk = risk.bounded(dict([*made.q.mean.items(), *made.q.fixed.items()]))
+        risk = risk.clip_losses(dict([*made.q.mean.items(), *made.q.fixed.items()]))
     return made, risk, torch.tensor(made.history.max_risk)
 
 
@@ -71,7 +71,7 @@ def test_the_kept_state_is_at_or_below_the_threshold_and_uses_some_of_it(solver:
     assert not any(p.requires_grad for p in made.q.parameters())
     if solver != "sgd":  # which has not come far after so few steps
         # widened until the risk was nearly spent: half as much again is too much
-        wider, _ = validation.along(made.q)(torch.full((made.q.members,), 1.5))
+        wider, _ = validation.evaluator(made.q)(torch.full((made.q.members,), 1.5))
         assert bool((wider > max_risk).all())
 
 
@@ -395,14 +395,14 @@ def test_all_floors_are_tried_in_one_distribution(solver: str, monkeypatch: pyte
 def test_no_graph_is_held_while_factors_are_sought(monkeypatch: pytest.MonkeyPatch):
     """A graph would hold a copy of φ for every floor: models may be large."""
     held: weakref.WeakSet[Any] = weakref.WeakSet()
-    at_looks, told = list[int](), Validation._told
+    at_looks, told = list[int](), Validation._summarize
 
     class Box:
         def __init__(self, tensor: Tensor) -> None:
             self.tensor = tensor
             held.add(self)
 
-    monkeypatch.setattr(Validation, "_told", lambda *args: at_looks.append(len(held)) or told(*args))
+    monkeypatch.setattr(Validation, "_summarize", lambda *args: at_looks.append(len(held)) or told(*args))
     with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
         solve(models(members=2), solver="closed-form", eps=(1e-4, 1e-3, 1e-2))
     assert len(at_looks) > 10

@@ -63,6 +63,10 @@ class Rows:
         order = permutation(self.rows, seed, "order", epoch).to(self.targets.device)
         return iter(self.take(order))
 
+    def generators(self) -> list[torch.Generator]:
+        """Return the generators that decide the order: none."""
+        return []
+
     def take(self, rows: Tensor) -> Rows:
         """Return some of the rows."""
         return replace(self, inputs=take_rows(self.inputs, rows), targets=self.targets[rows])
@@ -109,6 +113,11 @@ class Stream:
             return iter(self)
         order = permutation(self.rows, seed, "order", epoch).tolist()
         return iter(replace(self, source=_reorder(self.source, order, self.source.batch_size)))
+
+    def generators(self) -> list[torch.Generator]:
+        """Return the generators by which the DataLoader may shuffle, the global one first."""
+        own = [getattr(self.source, "generator", None), getattr(self.source.sampler, "generator", None)]
+        return [torch.default_generator, *{id(source): source for source in own if source is not None}.values()]
 
 
 Batches: TypeAlias = Rows | Stream

@@ -19,8 +19,7 @@ from offmap.data import Batch, Batches, Place, Rows, as_batches, load_rows
 from offmap.data.inputs import take_rows
 from offmap.likelihoods import Gaussian, Likelihood
 from offmap.maxwent.config import Runtime
-from offmap.maxwent.monitors import BestValidation
-from offmap.maxwent.train import adam, minimize
+from offmap.maxwent.train import BestValidation, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.select import stack_models
 from offmap.posterior.predictive import Sampled

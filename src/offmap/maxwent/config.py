@@ -13,7 +13,7 @@ from offmap.checks import option, validate
 from offmap.data.inputs import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import ConfigError, nearest
-from offmap.maxwent.checkpoint import NONE, Checkpoint
+from offmap.maxwent.checkpoint import NO_CHECKPOINT, Checkpoint
 from offmap.maxwent.objective import Growth, as_growth
 from offmap.maxwent.risk import RiskFn, as_risk
 from offmap.model.forward import MODEL_ERRORS, BatchedModel, OutputFn, call, check_rows, first_tensor, model_failed
@@ -111,7 +111,7 @@ class Runtime:
     progress: bool | None = None
     group: Group = SINGLE_PROCESS
     sharded: bool = False
-    checkpoint: Checkpoint = NONE
+    checkpoint: Checkpoint = NO_CHECKPOINT
 
     def __post_init__(self) -> None:
         if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -24,7 +23,7 @@ GROWTHS: dict[str, Growth] = {"abs": lambda scale: scale, "log": lambda scale: 2
 
 
 def as_growth(growth: str | Growth) -> Growth:
-    """The growth of that name; a function of the user's is g of φ²."""
+    """Return the growth of that name; a function of the user's is g of φ²."""
     if callable(growth):
         checks.function("regularizer", growth, ["φ²"])
         return lambda scale: growth(scale.square())
@@ -36,16 +35,10 @@ def as_growth(growth: str | Growth) -> Growth:
 
 
 def maxwent(
-    q: WeightDistribution,
-    model: BatchedModel,
-    likelihood: Likelihood,
-    *,
-    entropy_weight: float,
-    growth: Growth = GROWTHS["abs"],
-    draws: int = 1,
-    seed: int = 0,
-) -> Objective:
-    """Algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step.
+    q: WeightDistribution, model: BatchedModel, likelihood: Likelihood, *, entropy_weight: float, growth: Growth = GROWTHS["abs"],
+    draws: int = 1, seed: int = 0,
+) -> Objective:  # fmt: skip
+    """Return the objective of algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step.
 
     For a user's own ω the entropy itself, sampled with the same draws, takes the place of Σ g.
     """
@@ -53,83 +46,21 @@ def maxwent(
     def objective(step: int, batch: Batch) -> Tensor:
         index = range(step * draws, (step + 1) * draws)
         scale = q.scale()
-        risk = _risk(q, model, likelihood, batch, index, scale, seed)
+        risk = expected_nll(q, model, likelihood, batch, index, scale, seed)
         if q.parameterization is not None:
-            spread = q.sampled_entropy(index, seed=seed, stream="fit")
+            entropy = q.sampled_entropy(index, seed=seed, stream="fit")
         else:
-            spread = sum_per_member({name: growth(s) for name, s in scale.items()})
-        return (risk - entropy_weight / q.dimension * spread).sum()
+            entropy = sum_per_member({name: growth(s) for name, s in scale.items()})
+        return (risk - entropy_weight / q.dimension * entropy).sum()
 
     return objective
 
 
-def elbo(
-    q: WeightDistribution,
-    model: BatchedModel,
-    likelihood: Likelihood,
-    *,
-    entropy_weight: float,
-    prior_variance: float,
-    prior_mean: Mapping[str, Tensor] | None = None,
-    draws: int = 1,
-    seed: int = 0,
-) -> Objective:
-    """The negative ELBO of variational Bayes, KL-weighted, per training row: E_q[NLL] + λ·(1/d)·KL(q ‖ N(m, σ²I)).
-
-    The paper's appendix C maximises E_q[Σ log p] − 10·(n/d)·KL over the n training rows. Divided by n that is this with λ = 10,
-    whatever n is; the Bayesian posterior itself is λ = d/n. `prior_mean` is m by name, (M, ...); None is 0.
-    """
-
-    def objective(step: int, batch: Batch) -> Tensor:
-        scale = q.scale()
-        risk = _risk(q, model, likelihood, batch, range(step * draws, (step + 1) * draws), scale, seed)
-        return (risk + entropy_weight / q.dimension * kl(q, prior_variance, prior_mean, scale=scale)).sum()
-
-    return objective
-
-
-def kl(
-    q: WeightDistribution,
-    variance: float,
-    mean: Mapping[str, Tensor] | None = None,
-    *,
-    scale: Mapping[str, Tensor] | None = None,
-) -> Tensor:
-    """KL(q ‖ N(m, σ²I)) per member in nats, (M,), in closed form for noise of entropy h and variance v per component:
-
-        Σ_k [(v·φ_k² + (w̄_k − m_k)²) / 2σ² − log φ_k] + d·(½ log 2πσ² − h)
-
-    V drops out: it turns neither the determinant nor the trace. For normal noise this is the KL of two Gaussians.
-
-    >>> import torch
-    >>> from offmap.posterior.noise import Normal
-    >>> kl(WeightDistribution({"w": torch.ones(1, 2)}, initial_scale=1.0, noise=Normal()), 1.0)
-    tensor([1.0000], grad_fn=<AddBackward0>)
-    """
-    entropy = q.noise.entropy()
-    if entropy is None or q.parameterization is not None:
-        raise ConfigError(
-            "Expected noise with a density, such as uniform or normal, for a KL divergence in closed form, with the library's own w = w̄ + Vφz."
-        )
-    scale = q.scale() if scale is None else scale
-    squares = {
-        n: q.noise.variance() * s.square() + (q.mean[n] - (0.0 if mean is None else mean[n])).square() for n, s in scale.items()
-    }
-    logs = sum_per_member({n: s.log() for n, s in scale.items()})
-    constant = q.dimension * (0.5 * math.log(2 * math.pi * variance) - entropy)
-    return sum_per_member(squares) / (2 * variance) - logs + constant
-
-
-def _risk(
-    q: WeightDistribution,
-    model: BatchedModel,
-    likelihood: Likelihood,
-    batch: Batch,
-    index: range,
-    scale: Mapping[str, Tensor],
+def expected_nll(
+    q: WeightDistribution, model: BatchedModel, likelihood: Likelihood, batch: Batch, index: range, scale: Mapping[str, Tensor],
     seed: int,
-) -> Tensor:
-    """E_q[NLL] per member, (M,), over the draws in `index`."""
+) -> Tensor:  # fmt: skip
+    """Return E_q[NLL] per member, (M,), over the draws in `index`."""
     x, y = batch
     outputs = model(q.draw(index, seed=seed, stream="fit", scale=scale), x)
     return likelihood.nll(outputs, y).mean(1).unflatten(0, (q.members, len(index))).mean(1)

@@ -1,9 +1,9 @@
-"""The largest number by which φ may be multiplied: the last point of a grid whose validation risk stays at or below τ."""
+"""Searches on validation data: the largest factor of φ whose risk stays at or below τ, and the clip of lowest risk."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -13,34 +13,44 @@ from torch import Tensor
 from offmap.maxwent.risk import Validation
 from offmap.posterior.distribution import WeightDistribution
 
-Look: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
-"""Factors, (M,), NaN for members that are not asked -> (M,) each: the risk first, then whatever else is seen."""
+Evaluate: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
+"""Factors, (M,), NaN for members that need not be evaluated -> (M,) each: the risk first, then anything else."""
+
+CLIPS: tuple[float, ...] = (math.inf, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.0)
+"""The paper's grid of clips."""
 
 POWER = 4.0
-"""How fast the risk rises above the base model's with the factor, before two looks tell better."""
+"""How fast the risk rises above the base model's with the factor, before two points tell better."""
 
 
-class Found(NamedTuple):
-    """The factor of every member, (M,), and what was seen there, NaN for members without a look at it."""
+class Factor(NamedTuple):
+    """The factor of every member, (M,), and what was evaluated there, NaN for members for which it was not."""
 
     factor: Tensor
-    seen: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    def fill_values(self, evaluate: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return the values, evaluating now for members that the search did not evaluate at their factor."""
+        missing = self.values[0].isnan()
+        if not bool(missing.any()):
+            return self.values
+        return tuple(torch.where(missing, now, then) for now, then in zip(evaluate(), self.values, strict=True))
 
 
 @dataclass
 class Bracket:
     """One member's search: the answer is `below`, or a point between it and `above`.
 
-    Bisection takes the middle. Where the base model's risk is known, the risk above it is close to a power of the factor: a line
-    through the logarithms of two looks, or through one, tells where τ is reached, and mostly it is within a point of there.
+    Bisection takes the middle. Where the base model's risk is finite, the risk above it is close to a power of the factor: a line
+    through the logarithms at two points, or through one, shows where τ is reached, mostly within a point.
     """
 
     below: int
     above: int
-    slope: float  # of log (risk − plain) from point to point, before two looks tell better
-    target: float  # log (τ − plain); NaN: not known
-    looks: int = 0
-    known: dict[int, float] = field(default_factory=dict)  # log (risk − plain) at points, where it is a number
+    slope: float  # of log (risk − base) from point to point, before two points tell better
+    target: float  # log (τ − base); NaN: unknown
+    evaluations: int = 0
+    points: dict[int, float] = field(default_factory=dict)  # log (risk − base), where it is a number
 
     @property
     def open(self) -> bool:
@@ -48,68 +58,76 @@ class Bracket:
         return self.above - self.below > 1
 
     def next(self) -> int:
-        """The point to look at."""
+        """Return the point to evaluate."""
         guess = self._crossing()
-        # lines may be poor: every third look halves what is left
-        if math.isnan(guess) or (self.looks and self.looks % 3 == 0):
+        # lines may be poor: every third evaluation halves what is left
+        if math.isnan(guess) or (self.evaluations and self.evaluations % 3 == 0):
             return (self.below + self.above) // 2
         return min(max(math.floor(min(max(guess, self.below), self.above)), self.below + 1), self.above - 1)
 
-    def saw(self, point: int, excess: float, *, passed: bool) -> None:
-        """Note a look: risk − plain, and whether it is at most τ − plain."""
-        self.looks += 1
+    def update(self, point: int, excess: float, *, passed: bool) -> None:
+        """Narrow the bracket by an evaluation: risk − base, and whether it is at most τ − base."""
+        self.evaluations += 1
         self.below, self.above = (point, self.above) if passed else (self.below, point)
-        self.know(point, excess)
+        self.add_point(point, excess)
 
-    def know(self, point: int, excess: float) -> None:
+    def add_point(self, point: int, excess: float) -> None:
         """Let lines go through a point."""
         if 0 < excess < math.inf:
-            self.known[point] = math.log(excess)
+            self.points[point] = math.log(excess)
 
     def _crossing(self) -> float:
-        """Where the line reaches the target."""
-        near = sorted(self.known, key=lambda p: abs(self.known[p] - self.target))[:2]
+        """Return where the line reaches the target."""
+        near = sorted(self.points, key=lambda p: abs(self.points[p] - self.target))[:2]
         if not near or math.isnan(self.target):
             return math.nan
-        slope = self.slope if len(near) == 1 else (self.known[near[0]] - self.known[near[1]]) / (near[0] - near[1])
-        return near[0] + (self.target - self.known[near[0]]) / slope if slope > 0 else math.nan
+        slope = self.slope if len(near) == 1 else (self.points[near[0]] - self.points[near[1]]) / (near[0] - near[1])
+        return near[0] + (self.target - self.points[near[0]]) / slope if slope > 0 else math.nan
 
 
 def find_largest_factor(
-    look: Look, max_risk: Tensor, plain: Tensor, *, start: tuple[Tensor, ...] | None = None, among: Tensor | None = None,
-    low: float = 1e-5, high: float = 1e2, halvings: int = 10,
-) -> Found:  # fmt: skip
-    """The largest c per member among the points that so many halvings of log [low, high] come to, with risk(c) ≤ τ; `low` where
-    none is. `plain` is the risk at c = 0, (M,), `init_fraction` what is seen at `low`, if it is known; members that are not `among` those
-    sought for, (M,), get any number.
+    evaluate: Evaluate, max_risk: Tensor, base_risk: Tensor, *, start: tuple[Tensor, ...] | None = None,
+    among: Tensor | None = None, low: float = 1e-5, high: float = 1e2, halvings: int = 10,
+) -> Factor:  # fmt: skip
+    """Find the largest factor c per member with risk(c) ≤ τ, on the grid that `halvings` of log [low, high] give.
 
-    >>> found = find_largest_factor(lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24)
-    >>> found.factor, found.seen
+    Args:
+        evaluate: The risk at a factor, first of its results.
+        max_risk: τ, (M,).
+        base_risk: The risk at c = 0, (M,).
+        start: The results at `low`, if they are known.
+        among: The members to search for, (M,) bool; others get any number.
+        low: The smallest factor, returned where none passes.
+        high: The largest factor.
+        halvings: How fine the grid is.
+
+    >>> result = find_largest_factor(lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24)
+    >>> result.factor, result.values
     (tensor([2.0000]), (tensor([4.0000]),))
     """
     slope = POWER * math.log(high / low) / 2**halvings
     ends = [2**halvings if sought else 1 for sought in (torch.ones_like(max_risk) if among is None else among).tolist()]
-    targets = [math.log(s) if 0 < s < math.inf else math.nan for s in (max_risk - plain).tolist()]
+    targets = [math.log(s) if 0 < s < math.inf else math.nan for s in (max_risk - base_risk).tolist()]
     brackets = [Bracket(0, end, slope, target) for end, target in zip(ends, targets, strict=True)]
-    seen = start
+    values = start
     if start is not None:
-        for bracket, excess in zip(brackets, (start[0] - plain).tolist(), strict=True):
-            bracket.know(0, excess)
+        for bracket, excess in zip(brackets, (start[0] - base_risk).tolist(), strict=True):
+            bracket.add_point(0, excess)
     while any(b.open for b in brackets):
         points = [b.next() if b.open else b.below for b in brackets]
-        asked = torch.tensor([b.open for b in brackets], device=max_risk.device)
-        now = look(_point(points, max_risk, low, high, halvings).masked_fill(~asked, math.nan))
-        passed = asked & (now[0] <= max_risk)
-        for bracket, point, excess, fits in zip(brackets, points, (now[0] - plain).tolist(), passed.tolist(), strict=True):
+        active = torch.tensor([b.open for b in brackets], device=max_risk.device)
+        now = evaluate(_grid_point(points, max_risk, low, high, halvings).masked_fill(~active, math.nan))
+        passed = active & (now[0] <= max_risk)
+        for bracket, point, excess, fits in zip(brackets, points, (now[0] - base_risk).tolist(), passed.tolist(), strict=True):
             if bracket.open:
-                bracket.saw(point, excess, passed=fits)
-        before = seen or tuple(torch.full_like(each, math.nan) for each in now)
-        seen = tuple(torch.where(passed, new, old) for new, old in zip(now, before, strict=True))
-    return Found(_point([b.below for b in brackets], max_risk, low, high, halvings), seen or ())
+                bracket.update(point, excess, passed=fits)
+        before = values or tuple(torch.full_like(value, math.nan) for value in now)
+        values = tuple(torch.where(passed, new, old) for new, old in zip(now, before, strict=True))
+    return Factor(_grid_point([b.below for b in brackets], max_risk, low, high, halvings), values or ())
 
 
-def _point(index: list[int], like: Tensor, low: float, high: float, halvings: int) -> Tensor:
-    """The factors at points of the grid, (M,): where bisection would come to."""
+def _grid_point(index: list[int], like: Tensor, low: float, high: float, halvings: int) -> Tensor:
+    """Return the factors at points of the grid, (M,): those that bisection would come to."""
     points = torch.tensor(index, device=like.device)
     below, above = torch.full_like(like, low).log(), torch.full_like(like, high).log()
     for bit in reversed(range(halvings)):
@@ -119,37 +137,40 @@ def _point(index: list[int], like: Tensor, low: float, high: float, halvings: in
 
 
 def find_largest_factor_near(
-    about: Tensor, look: Look, max_risk: Tensor, plain: Tensor, *, reach: float = 1.4, halvings: int = 5
-) -> Found:
-    """The same where a rough answer is known: sought within `reach` times of it, elsewhere for members without it.
+    guess: Tensor, evaluate: Evaluate, max_risk: Tensor, base_risk: Tensor, *, reach: float = 1.4, halvings: int = 5
+) -> Factor:
+    """Find the largest factor within `reach` times of a guess, (M,), and elsewhere for members for which it is not there.
 
     >>> find_largest_factor_near(torch.tensor([1.7]), lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24).factor
     tensor([2.0000])
     """
-    share, seen = find_largest_factor(lambda c: look(about * c), max_risk, plain, low=1 / reach, high=reach, halvings=halvings)
+    ratio, values = find_largest_factor(
+        lambda c: evaluate(guess * c), max_risk, base_risk, low=1 / reach, high=reach, halvings=halvings
+    )
     edge = reach ** (1 - 2 ** (1 - halvings))  # what the last step leaves of the ends
-    inside = (share * reach > 1 + 1e-6) & (share < edge * (1 - 1e-6))
+    inside = (ratio * reach > 1 + 1e-6) & (ratio < edge * (1 - 1e-6))
     if bool(inside.all()):
-        return Found(about * share, seen)
-    wide = find_largest_factor(look, max_risk, plain, among=~inside)
-    both = zip(seen, wide.seen, strict=True)
-    return Found(torch.where(inside, about * share, wide.factor), tuple(torch.where(inside, near, far) for near, far in both))
-
-
-def seen_of(found: Found, look: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """What the search saw at its answer; a look at φ as it is now, for members it did not look at there."""
-    missing = found.seen[0].isnan()
-    if not bool(missing.any()):
-        return found.seen
-    return tuple(torch.where(missing, now, then) for now, then in zip(look(), found.seen, strict=True))
+        return Factor(guess * ratio, values)
+    wide = find_largest_factor(evaluate, max_risk, base_risk, among=~inside)
+    both = zip(values, wide.values, strict=True)
+    return Factor(torch.where(inside, guess * ratio, wide.factor), tuple(torch.where(inside, near, far) for near, far in both))
 
 
 def shrink_to_feasible(q: WeightDistribution, validation: Validation, max_risk: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Shrink the members whose risk is above τ until it is not; if there are none, what a look at them shows."""
-    seen = validation.look(q)
-    passed = seen[0] <= max_risk
+    """Shrink the members whose risk is above τ until it is not; if there are none, return risk and uncertainty, (M,) each."""
+    values = validation.evaluate(q)
+    passed = values[0] <= max_risk
     if bool(passed.all()):
-        return seen
-    found = find_largest_factor(validation.along(q), max_risk, validation.plain(q), among=~passed, low=1e-6, high=1.0)
-    q.scale_by(torch.where(passed, torch.ones_like(max_risk), found.factor))
+        return values
+    result = find_largest_factor(validation.evaluator(q), max_risk, validation.base_risk(q), among=~passed, low=1e-6, high=1.0)
+    q.scale_by(torch.where(passed, torch.ones_like(max_risk), result.factor))
     return None
+
+
+def find_lowest(risks: Mapping[float, float]) -> float:
+    """Return the candidate of lowest risk, the first of equals; NaN never wins.
+
+    >>> find_lowest({3.0: 9.0, 1.0: 1.0, -1.0: 1.0})
+    1.0
+    """
+    return min(risks, key=lambda candidate: math.inf if math.isnan(risks[candidate]) else risks[candidate])

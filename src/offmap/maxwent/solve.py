@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.data import Batches, Rows, Shard
+from offmap.data.inputs import rows_of
+from offmap.distributed.group import Group
 from offmap.likelihoods import Likelihood
-from offmap.maxwent import closed_form, search
-from offmap.maxwent import objective as objectives
-from offmap.maxwent.checkpoint import Part
+from offmap.maxwent import closed_form, objective, search
+from offmap.maxwent.checkpoint import Descent, Part, observe_once
 from offmap.maxwent.config import CONFIGS, Config, Runtime
-from offmap.maxwent.feeding import feed_of, sharded_among
-from offmap.maxwent.monitors import RiskThreshold
-from offmap.maxwent.resume import Descent, seen_once
 from offmap.maxwent.risk import Validation, as_risk
-from offmap.maxwent.select import highest_entropy
-from offmap.maxwent.train import Cycle, adam, minimize
+from offmap.maxwent.train import Cycle, RiskMonitor, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.select import StackedModel, choose, find_last_layer, stack_models
-from offmap.posterior.construct import Observed, observe
+from offmap.posterior.construct import Feed, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.merge_moments import Dealt
 from offmap.posterior.noise import as_noise
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
@@ -39,31 +38,31 @@ logger = logging.getLogger("offmap")
 class Task:
     """What every solver is given."""
 
-    at: StackedModel
+    models: StackedModel
     model: BatchedModel
     train: Batches
     likelihood: Likelihood
     config: Config
     validation: Validation
-    seen: Observed
+    observed: Observed
     seed: int
     runtime: Runtime
 
     def distribution(self, initial_scale: float | Callable[[str], Tensor]) -> WeightDistribution:
-        """Q around the members, with the basis that the configuration asks for."""
+        """Return q around the members, in the basis that the configuration asks for."""
         return WeightDistribution(
-            self.at.mean,
+            self.models.mean,
             initial_scale=initial_scale,
-            rotation=self.seen.rotation(),
-            fixed=self.at.fixed,
+            rotation=self.observed.rotation(),
+            fixed=self.models.fixed,
             noise=as_noise(self.config.noise),
             parameterization=self.config.parameterization,
         )
 
     def max_risk(self, q: WeightDistribution) -> Tensor:
-        """τ per member, (M,)."""
+        """Return τ per member, (M,)."""
         if self.config.max_risk is not None:
-            return torch.full((q.members,), float(self.config.max_risk), device=self.at.mean[next(iter(self.at.mean))].device)
+            return torch.full((q.members,), float(self.config.max_risk), device=self.models.device)
         return self.validation.max_risk(q, tolerance=self.config.tolerance)
 
 
@@ -77,27 +76,31 @@ def fit(
     seed: int = 0,
     runtime: Runtime = Runtime(),
 ) -> Stochastic:
-    """Centre a distribution on the trained nets and widen it until the validation risk reaches τ, every member on its own.
+    """Centre a distribution on trained nets and widen it until the validation risk reaches τ, every member on its own.
 
-    A Centre is taken as it is, with its random parameters already chosen; nets are copied, and `config.where` chooses.
+    Args:
+        nets: Trained nets, which are copied, or a StackedModel whose random parameters are already chosen.
+        train: Training batches, for the basis and the gradient steps.
+        valid: Validation rows, for the risk.
+        likelihood: Compares outputs with targets.
+        config: The options of MaxWEnt.
+        seed: Decides noise and order.
+        runtime: How models run.
     """
-    at = nets if isinstance(nets, StackedModel) else choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
-    model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
-    model = replace(model, last_layer=find_last_layer(at.net, at.mean, at.weights(0), valid.inputs, runtime.output_fn))
-    needed = config.basis == "svd" or config.solver != "sgd"
-    rotated = config.basis == "svd" and config.parameterization is None
-    seen = Observed()
-    if needed:
-        dealt = sharded_among(train, runtime.group, sharded=runtime.sharded)
-        look = partial(observe, rotated=rotated, pick=runtime.output_fn, limit=config.fan_in_limit, dealt=dealt)
-        seen = seen_once(runtime.checkpoint, train, at.device, lambda: look(at, feed_of(train)))
+    models = (
+        nets if isinstance(nets, StackedModel) else choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
+    )
+    model = runtime.model(models.net, models.mean | models.fixed, valid.inputs)
+    last_layer = find_last_layer(models.net, models.mean, models.weights(0), valid.inputs, runtime.output_fn)
+    model = replace(model, last_layer=last_layer)
     validation = Validation(model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed, group=runtime.group)
     if config.clip_loss and config.max_risk is None:
-        validation = validation.bounded(at.mean | at.fixed)
-    task = Task(at, model, train, likelihood, config, validation, seen, seed, runtime)
-    solver = SOLVERS[config.solver]
-    fits = [solver(replace(task, config=replace(config, entropy_weight=t))) for t in several(config.entropy_weight)]
-    q, history = highest_entropy(fits, lambda f: _spread(f[0]), lambda f: f[1].stop_reason != "diverged")
+        validation = validation.clip_losses(models.mean | models.fixed)
+    observed = observe_inputs(models, train, config, runtime)
+    task = Task(models, model, train, likelihood, config, validation, observed, seed, runtime)
+    solve = SOLVERS[config.solver]
+    fits = [solve(replace(task, config=replace(config, entropy_weight=w))) for w in as_floats(config.entropy_weight)]
+    q, history = select_highest_entropy(fits)
     q.requires_grad_(False)
     runtime.group.broadcast(*q.raw_scale.values())
     if any(risk > bound for risk, bound in zip(history.final_risk, history.max_risk, strict=True)):
@@ -108,113 +111,163 @@ def fit(
     return Stochastic(model, q, history)
 
 
-def several(setting: float | Sequence[float]) -> list[float]:
-    """The values to try of a setting that may have several."""
-    return [float(setting)] if isinstance(setting, int | float) else [float(value) for value in setting]
+def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime: Runtime) -> Observed:
+    """Return the sizes and directions of the layer inputs over the training data, where the solver needs them."""
+    if config.basis != "svd" and config.solver == "sgd":
+        return Observed()
+    rotated = config.basis == "svd" and config.parameterization is None
+    dealt = shard_feed(train, runtime.group, sharded=runtime.sharded)
+    options = {"rotated": rotated, "pick": runtime.output_fn, "limit": config.fan_in_limit, "dealt": dealt}
+    return observe_once(runtime.checkpoint, train, models.device, lambda: observe(models, feed_inputs(train), **options))
 
 
-def _spread(q: WeightDistribution) -> Tensor:
-    """What fits are ranked by, (M,): the entropy of a user's own ω, else (1/d) Σ log φ², which Rademacher noise has too."""
-    return q.entropy() if q.parameterization is not None else q.mean_log_square()
+def feed_inputs(train: Batches) -> Feed:
+    """Return the inputs of the training data as a function of the batch size; that of a stream is its own."""
+    return lambda rows: (x for x, _ in _resize(train, rows))
+
+
+def shard_feed(train: Batches, group: Group, *, sharded: bool) -> Dealt | None:
+    """Return every process's own batches: each N-th of them, or all if its rows are its own, `sharded`."""
+    if group.size == 1:
+        return None
+
+    def feed(rows: int) -> Iterator[tuple[Any, int]]:
+        if sharded:
+            yield from ((x, 0) for x, _ in _resize(train, rows))
+            return
+        data = replace(_resize(train, rows), shard=Shard(group, "batches"))
+        for turn, (x, _) in enumerate(data):
+            yield x, (data.usual_rows or rows_of(x)) * (turn * (group.size - 1) + group.rank)
+
+    return Dealt(group, feed)
+
+
+def _resize(train: Batches, rows: int) -> Batches:
+    return replace(train, batch_size=max(rows, train.batch_size)) if isinstance(train, Rows) else train
+
+
+def as_floats(option: float | Sequence[float]) -> list[float]:
+    """Return the values to try of an option that may have several."""
+    return [float(option)] if isinstance(option, int | float) else [float(value) for value in option]
+
+
+def select_highest_entropy(fits: Sequence[tuple[WeightDistribution, History]]) -> tuple[WeightDistribution, History]:
+    """Return the fit of highest mean entropy, of those that did not diverge if there are any (appendix B of the paper)."""
+
+    def entropy(q: WeightDistribution) -> float:
+        # (1/d) Σ log φ², which Rademacher noise has too; a user's own ω has its entropy alone
+        values = q.entropy() if q.parameterization is not None else q.mean_log_square()
+        return float(values.detach().mean())
+
+    converged = [fit for fit in fits if fit[1].stop_reason != "diverged"]
+    return max(converged or fits, key=lambda fit: entropy(fit[0]))
 
 
 def solve_closed_form(task: Task) -> tuple[WeightDistribution, History]:
-    """φ = c times the geometry of the activations, no gradient step."""
-    q, history, (risk, uncertainty) = _shaped(task)
+    """Set φ to c times the geometry of the layer inputs, without gradient steps."""
+    q, history, (risk, uncertainty) = _fit_shape(task)
     history.finish(risk, q.mean_log_square().detach())
     history.add(0, float("nan"), risk, q.mean_log_square().detach(), uncertainty)
     return q, history
 
 
-def _shaped(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, Tensor]]:
-    """The closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member; and what is seen
-    of it on the validation rows.
-    """
-    shape = partial(closed_form.unit_scale, task.at.mean, task.seen.bases)
-    known = task.runtime.checkpoint["shape"]
-    if known is None:
-        q = task.distribution(shape(eps=several(task.config.eps)[0]))
-        found = _searched(task, q, lambda eps: q.set_scale(shape(eps=eps)))
-        task.runtime.checkpoint.keep("shape", lambda: Part({}, found), always=True)
-    else:
-        found = {name: tensor.to(task.at.device) for name, tensor in known.tensors.items()}
-        q = task.distribution(shape(eps=found["eps"]))
-        q.scale_by(found["factor"])
-    chosen = {"factor": float(found["factor"].mean()), "eps": float(found["eps"].log().mean().exp())}
-    history = History(max_risk=found["max_risk"].tolist(), kept=[0] * q.members, stop_reason="finished", chosen=chosen)
-    return q, history, (found["risk"], found["uncertainty"])
-
-
-def _searched(task: Task, q: WeightDistribution, shape: Callable[[float | Tensor], None]) -> Weights:
-    """τ, and ε, c, risk and uncertainty of the best shape of every member, (M,), which q ends with: sought roughly for every ε,
-    by all draws and rows for the best. One q takes one shape after another: models may be large.
-    """
-    eps_values, validation = several(task.config.eps), task.validation
-    max_risk = task.max_risk(q)
-    few, near = validation.subsampled(q, max_risk)
-    plain = few.plain(q)
-    subsampled: list[tuple[Tensor, Tensor]] = []  # (entropy, c), (M,) each
-    for eps in eps_values:
-        shape(eps)
-        about = search.find_largest_factor(few.along(q), near, plain).factor
-        subsampled.append((q.mean_log_square().detach() + 2 * about.log(), about))  # a graph would hold φ
-    best = torch.stack([entropy for entropy, _ in subsampled]).argmax(0, keepdim=True)
-    eps, about = torch.tensor(eps_values, device=best.device)[best[0]], torch.stack([c for _, c in subsampled]).gather(0, best)[0]
-    shape(eps)
-    found = search.find_largest_factor_near(about, validation.along(q), max_risk, validation.plain(q))
-    q.scale_by(found.factor)
-    risk, uncertainty = search.seen_of(found, lambda: validation.look(q))
-    return {"max_risk": max_risk, "eps": eps, "factor": found.factor, "risk": risk, "uncertainty": uncertainty}
-
-
 def solve_refine(task: Task) -> tuple[WeightDistribution, History]:
-    """Gradient steps from a share of the closed form: the right geometry is worth tens of thousands of steps."""
-    q, history, _ = _shaped(task)
+    """Take gradient steps from a fraction of the closed form: the right geometry is worth tens of thousands of steps."""
+    q, history, _ = _fit_shape(task)
     q.scale_by(float(task.config.init_fraction))
     return _descend(task, q, History(chosen=history.chosen))
 
 
 def solve_sgd(task: Task) -> tuple[WeightDistribution, History]:
-    """Algorithm 1 from a small constant φ."""
+    """Run algorithm 1 from a small constant φ."""
     raw = task.config.initial_raw_scale
     raw = raw if raw is not None else (-10.0 if task.config.basis == "svd" else -5.0)
     scale = float(raw) if raw > 30 else math.log1p(math.exp(raw))  # softplus
     return _descend(task, task.distribution(scale), History())
 
 
+SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
+    "refine": solve_refine, "closed-form": solve_closed_form, "sgd": solve_sgd,
+}  # fmt: skip
+
+
+def _fit_shape(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, Tensor]]:
+    """Return the closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member, with
+    its risk and uncertainty.
+    """
+    shape = partial(closed_form.unit_scale, task.models.mean, task.observed.bases)
+    part = task.runtime.checkpoint["shape"]
+    if part is None:
+        q = task.distribution(shape(eps=as_floats(task.config.eps)[0]))
+        result = _search_shape(task, q, lambda eps: q.set_scale(shape(eps=eps)))
+        task.runtime.checkpoint.keep("shape", lambda: Part({}, result), always=True)
+    else:
+        result = {name: tensor.to(task.models.device) for name, tensor in part.tensors.items()}
+        q = task.distribution(shape(eps=result["eps"]))
+        q.scale_by(result["factor"])
+    chosen = {"factor": float(result["factor"].mean()), "eps": float(result["eps"].log().mean().exp())}
+    history = History(max_risk=result["max_risk"].tolist(), kept=[0] * q.members, stop_reason="finished", chosen=chosen)
+    return q, history, (result["risk"], result["uncertainty"])
+
+
+def _search_shape(task: Task, q: WeightDistribution, set_shape: Callable[[float | Tensor], None]) -> Weights:
+    """Return τ, and ε, c, risk and uncertainty of the best shape of every member, (M,), which q ends with.
+
+    The search is rough for every ε, and by all draws and rows for the best. One q takes one shape after another: models may be
+    large.
+    """
+    eps_values, validation = as_floats(task.config.eps), task.validation
+    max_risk = task.max_risk(q)
+    few, few_max_risk = validation.subsample(q, max_risk)
+    few_base = few.base_risk(q)
+    entropies, factors = list[Tensor](), list[Tensor]()
+    for eps in eps_values:
+        set_shape(eps)
+        factors.append(search.find_largest_factor(few.evaluator(q), few_max_risk, few_base).factor)
+        entropies.append(q.mean_log_square().detach() + 2 * factors[-1].log())  # a graph would hold φ
+    best = torch.stack(entropies).argmax(0, keepdim=True)
+    eps, guess = torch.tensor(eps_values, device=best.device)[best[0]], torch.stack(factors).gather(0, best)[0]
+    set_shape(eps)
+    result = search.find_largest_factor_near(guess, validation.evaluator(q), max_risk, validation.base_risk(q))
+    q.scale_by(result.factor)
+    risk, uncertainty = result.fill_values(lambda: validation.evaluate(q))
+    return {"max_risk": max_risk, "eps": eps, "factor": result.factor, "risk": risk, "uncertainty": uncertainty}
+
+
 def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[WeightDistribution, History]:
-    """Adam on the objective; every member ends with its last state at or below τ."""
-    config, max_risk, group = task.config, task.max_risk(q), task.runtime.group
+    """Take Adam steps on the objective; every member ends with its last state at or below τ."""
+    config, max_risk, runtime = task.config, task.max_risk(q), task.runtime
     assert isinstance(config.entropy_weight, float)
-    group.broadcast(*q.raw_scale.values())
+    runtime.group.broadcast(*q.raw_scale.values())
     name = f"steps.{config.entropy_weight!r}"
-    start = search.shrink_to_feasible(q, task.validation, max_risk) if task.runtime.checkpoint[name] is None else None
-    objective = objectives.maxwent(
-        q, task.model, task.likelihood, entropy_weight=config.entropy_weight, growth=objectives.as_growth(config.regularizer),
+    start = search.shrink_to_feasible(q, task.validation, max_risk) if runtime.checkpoint[name] is None else None
+    loss = objective.maxwent(
+        q, task.model, task.likelihood, entropy_weight=config.entropy_weight, growth=objective.as_growth(config.regularizer),
         draws=config.draws_per_step, seed=task.seed,
     )  # fmt: skip
-    with bar("MaxWEnt", config.steps, show=task.runtime.progress) as advance:
-        monitor = RiskThreshold(
-            q, task.validation.look, max_risk, every=config.check_every, history=history, patience=config.patience,
+    optimizer = adam(q.raw_scale.parameters(), lr=config.lr, epsilon=config.adam_epsilon)
+    divided = runtime.group.size > 1 and not runtime.sharded
+    data = replace(task.train, shard=Shard(runtime.group, "rows")) if divided else task.train
+    with bar("MaxWEnt", config.steps, show=runtime.progress) as advance:
+        monitor = RiskMonitor(
+            q, task.validation.evaluate, max_risk, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
-        optimizer = adam(q.raw_scale.parameters(), lr=config.lr, epsilon=config.adam_epsilon)
-        data = task.train if group.size == 1 or task.runtime.sharded else replace(task.train, shard=Shard(group, "rows"))
-        descent = Descent(task.runtime.checkpoint, name, q, monitor, optimizer, Cycle(data, task.seed))
+        descent = Descent(runtime.checkpoint, name, q, monitor, optimizer, Cycle(data, task.seed))
         if descent.resume() is not None:
             return q, history
         if not descent.step:
             monitor.check(0, float("nan"), start)
         history.stop_reason = "stopped" if monitor.finished else minimize(
-            objective, optimizer, descent.cycle, steps=config.steps, monitors=[monitor, descent], start=descent.step, group=group
+            loss, optimizer, descent.cycle, steps=config.steps, monitors=[monitor, descent], start=descent.step, group=runtime.group
         )  # fmt: skip
         if history.stop_reason == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
     monitor.restore()
-    seen = tuple(max_risk.new_tensor(each) for each in history.of_kept())
+    values = tuple(max_risk.new_tensor(value) for value in history.of_kept())
     if config.rescale:
-        seen = _filled(task, q, max_risk, seen)
-    history.finish(seen[0], q.mean_log_square().detach())
+        values = _rescale(task, q, max_risk, values)
+    history.finish(values[0], q.mean_log_square().detach())
     history.chosen["entropy_weight"] = config.entropy_weight
     descent.end()
     if history.stop_reason == "diverged":
@@ -225,16 +278,12 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     return q, history
 
 
-def _filled(task: Task, q: WeightDistribution, max_risk: Tensor, seen: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Use what is left of the risk: multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ.
-    Takes what is `seen` on the validation rows before, and returns what is seen then.
+def _rescale(task: Task, q: WeightDistribution, max_risk: Tensor, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Multiply φ by the largest factor per member, up to 10, that keeps the risk at or below τ.
+
+    Takes risk and uncertainty before, (M,) each, and returns those after.
     """
-    look, plain = task.validation.along(q), task.validation.plain(q)
-    found = search.find_largest_factor(look, max_risk, plain, start=seen, low=1.0, high=10.0, halvings=6)
-    q.scale_by(found.factor)
-    return found.seen
-
-
-SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
-    "refine": solve_refine, "closed-form": solve_closed_form, "sgd": solve_sgd,
-}  # fmt: skip
+    evaluate, base_risk = task.validation.evaluator(q), task.validation.base_risk(q)
+    result = search.find_largest_factor(evaluate, max_risk, base_risk, start=values, low=1.0, high=10.0, halvings=6)
+    q.scale_by(result.factor)
+    return result.values

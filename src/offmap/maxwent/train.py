@@ -1,18 +1,20 @@
-"""The only training loop of the library."""
+"""The only training loop of the library, and what watches it: RiskMonitor keeps the last state below τ, BestValidation the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from offmap.data import Batch, Batches, Stream
+from offmap.data import Batch, Batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError
 from offmap.maxwent.objective import Objective
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.predictive import History
 
 Monitor: TypeAlias = Callable[[int, Tensor], bool]
 """Called after every step with (step, loss); returns True to stop."""
@@ -31,12 +33,20 @@ def minimize(
     start: int = 0,
     group: Group = SINGLE_PROCESS,
 ) -> str:
-    """Take `steps` gradient steps and say how it ended: "finished", "stopped", or "diverged" before a non-finite step.
+    """Take gradient steps and return the stop reason: "finished", "stopped", or "diverged" before a non-finite step.
 
-    `schedule(step)` multiplies the learning rate; `init_fraction` steps are taken already. Every process of a `group` brings rows of its
-    own to each step, and all take the same.
+    Args:
+        objective: (step, batch) -> scalar.
+        optimizer: Holds the parameters.
+        data: Training batches.
+        steps: The number of the last step.
+        monitors: Called after every step; any of them may stop the loop.
+        seed: Decides the order of the data.
+        schedule: (step) -> factor of the learning rate.
+        start: Steps that were taken before.
+        group: The processes that step together, each with rows of its own.
     """
-    rates = [group["lr"] for group in optimizer.param_groups]
+    rates = [params["lr"] for params in optimizer.param_groups]
     source = data if isinstance(data, Cycle) else Cycle(data, seed)
     for step, batch in zip(range(start, steps), source, strict=False):
         loss = objective(step, batch)
@@ -45,36 +55,36 @@ def minimize(
         optimizer.zero_grad()
         loss.backward()
         if group.size > 1:
-            loss = _averaged(loss.detach(), len(batch[1]), optimizer, group)
+            loss = _average_gradients(loss.detach(), len(batch[1]), optimizer, group)
             if not bool(loss.isfinite()):
                 return "diverged"
         if schedule is not None:
-            for each, lr in zip(optimizer.param_groups, rates, strict=True):
-                each["lr"] = lr * schedule(step)
+            for params, lr in zip(optimizer.param_groups, rates, strict=True):
+                params["lr"] = lr * schedule(step)
         optimizer.step()
-        verdicts = [monitor(step, loss.detach()) for monitor in monitors]  # all are asked, also after one says stop
+        verdicts = [monitor(step, loss.detach()) for monitor in monitors]  # call all, also after one says stop
         if any(verdicts):
             return "stopped"
     return "finished"
 
 
-def _averaged(loss: Tensor, rows: int, optimizer: torch.optim.Optimizer, group: Group) -> Tensor:
-    """Loss and, in place, gradients over the rows of all processes, Σ n·g / Σ n, from the mean over each one's own."""
-    gradients = [p.grad for each in optimizer.param_groups for p in each["params"] if p.grad is not None]
-    own = torch.stack([loss * rows, loss.new_tensor(float(rows))])
+def _average_gradients(loss: Tensor, rows: int, optimizer: torch.optim.Optimizer, group: Group) -> Tensor:
+    """Average loss and, in place, gradients over the rows of all processes: Σ n·g / Σ n."""
+    gradients = [p.grad for params in optimizer.param_groups for p in params["params"] if p.grad is not None]
+    totals = torch.stack([loss * rows, loss.new_tensor(float(rows))])
     for gradient in gradients:
         gradient.mul_(rows)
-    group.all_reduce(own, *gradients)
+    group.all_reduce(totals, *gradients)
     for gradient in gradients:
-        gradient.div_(own[1].to(gradient))
-    return own[0] / own[1]
+        gradient.div_(totals[1].to(gradient))
+    return totals[0] / totals[1]
 
 
 @dataclass
 class Cycle:
-    """Batches without end, in a new order every epoch. It knows where it stands, and another can go on from there.
+    """Batches without end, in a new order every epoch; another Cycle can continue from its position.
 
-    A DataLoader shuffles by generators of its own: how those stood when the epoch began is in `order`.
+    A DataLoader shuffles by generators of its own: their states at the begin of the epoch are in `order`.
     """
 
     data: Batches
@@ -84,7 +94,7 @@ class Cycle:
     order: list[Tensor] = field(default_factory=list[Tensor])
 
     def __iter__(self) -> Iterator[Batch]:
-        passed, generators = self.taken, generators_of(self.data)
+        skip, generators = self.taken, self.data.generators()
         for generator, state in zip(generators, self.order, strict=False):
             generator.set_state(state)
         while True:
@@ -92,26 +102,131 @@ class Cycle:
             empty, self.taken = True, 0
             for batch in self.data.shuffled(self.seed, self.epoch):
                 empty, self.taken = False, self.taken + 1
-                if self.taken > passed:
+                if self.taken > skip:
                     yield batch
             if empty:
                 raise DataError(f"Expected at least one batch in `{self.data.name}`, but it is empty.")
-            self.epoch, passed = self.epoch + 1, 0
-
-
-def generators_of(data: Batches) -> list[torch.Generator]:
-    """Those that a user's DataLoader may shuffle by, the global one first."""
-    if not isinstance(data, Stream):
-        return []
-    own = [getattr(data.source, "generator", None), getattr(data.source.sampler, "generator", None)]
-    return [torch.default_generator, *{id(each): each for each in own if each is not None}.values()]
-
-
-def cycle(data: Batches, seed: int) -> Iterator[Batch]:
-    """Batches without end, in a new order every epoch."""
-    return iter(Cycle(data, seed))
+            self.epoch, skip = self.epoch + 1, 0
 
 
 def adam(parameters: Iterable[Tensor], *, lr: float, epsilon: float = 1e-8) -> torch.optim.Optimizer:
-    """Adam, as everywhere in the paper."""
+    """Return Adam, as everywhere in the paper."""
     return torch.optim.Adam(list(parameters), lr=lr, eps=epsilon, fused=True)
+
+
+class RiskMonitor:
+    """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back.
+
+    The state is φ, and the mean where it is trained. A member that has failed `patience` checks in a row is done, as it would be
+    alone; when all are, the loop stops.
+
+    Args:
+        q: The distribution that is trained.
+        evaluate: Risk and mean uncertainty of every member, (M,) each.
+        max_risk: τ, (M,).
+        every: Steps between two checks.
+        history: Gets an entry per check.
+        patience: Failed checks after which a member is done; None: never.
+        report: Called after every check, for a progress bar.
+    """
+
+    def __init__(
+        self, q: WeightDistribution, evaluate: Callable[[WeightDistribution], tuple[Tensor, Tensor]], max_risk: Tensor, *,
+        every: int, history: History, patience: int | None = None, report: Callable[[int, History], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.q, self.evaluate, self.max_risk, self.every, self.patience = q, evaluate, max_risk, every, patience
+        self.failures = [0] * q.members
+        self.history, self.report = history, report
+        self.state = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
+        self.best = [tensor.detach().clone() for tensor in self.state]
+        history.max_risk = max_risk.tolist()
+        history.kept = [0] * q.members
+
+    def __call__(self, step: int, loss: Tensor) -> bool:
+        """Check now and then; stop when every member is done."""
+        if (step + 1) % self.every:
+            return False
+        passed = self.check(step + 1, float(loss)).tolist()
+        self.failures = [0 if p else f + 1 for p, f in zip(passed, self.failures, strict=True)]
+        return self.finished
+
+    @property
+    def done(self) -> list[bool]:
+        """Which members are done."""
+        return [self.patience is not None and failures >= self.patience for failures in self.failures]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every member is done."""
+        return all(self.done)
+
+    def check(self, step: int, loss: float, values: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Evaluate the members, unless their `values` are given, keep those that pass, and return which did, (M,)."""
+        risk, uncertainty = self.evaluate(self.q) if values is None else values
+        with torch.no_grad():
+            entropy = self.q.mean_log_square()
+            done = torch.tensor(self.done, device=risk.device)
+            passed = (risk <= self.max_risk.to(risk)) & entropy.isfinite() & ~done
+            for tensor, best in zip(self.state, self.best, strict=True):
+                best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
+        self.history.add(step, loss, risk, entropy, uncertainty)
+        self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
+        if self.report is not None:
+            self.report(step, self.history)
+        return passed
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give every member the last state that passed."""
+        for tensor, best in zip(self.state, self.best, strict=True):
+            tensor.copy_(best)
+
+
+class BestValidation:
+    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far.
+
+    Args:
+        weights: The weights that are trained, {name: (M, ...)}.
+        loss: The validation loss of every member, (M,).
+        every: Steps between two checks.
+        ceiling: Keep the last state whose loss is not above it, (M,), instead of the lowest.
+        report: Called after every check with the step.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, ceiling: Tensor | None = None,
+        report: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.weights, self.loss, self.every, self.report = dict(weights), loss, every, report
+        self.lowest: Tensor | None = None
+        self.ceiling = ceiling
+        self.best = {name: w.detach().clone() for name, w in weights.items()}
+
+    def __call__(self, step: int, loss: Tensor) -> bool:
+        """Check now and then; never stop the loop."""
+        if (step + 1) % self.every == 0:
+            self.check()
+            if self.report is not None:
+                self.report(step + 1)
+        return False
+
+    @torch.no_grad()
+    def check(self, among: Tensor | None = None) -> None:
+        """Evaluate the loss and keep the members, of those `among` (M,), that are better than before."""
+        now = self.loss().nan_to_num(nan=torch.inf)
+        if among is not None:
+            now = torch.where(among, now, torch.inf)
+        if self.ceiling is not None:
+            better = now <= self.ceiling
+        else:
+            lowest = torch.full_like(now, torch.inf) if self.lowest is None else self.lowest
+            better, self.lowest = now < lowest, torch.minimum(now, lowest)
+        for name, w in self.weights.items():
+            self.best[name] = torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, self.best[name])
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give every member its best weights, those after the last step among them."""
+        self.check()
+        for name, w in self.weights.items():
+            w.copy_(self.best[name])

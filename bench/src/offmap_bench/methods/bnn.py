@@ -15,11 +15,9 @@ from typing import Literal
 import torch
 
 from offmap.errors import ConfigError
-from offmap.maxwent import objective as objectives
 from offmap.maxwent import search
-from offmap.maxwent.monitors import RiskThreshold
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
-from offmap.maxwent.train import adam, minimize
+from offmap.maxwent.train import RiskMonitor, adam, minimize
 from offmap.model.params import ParamSelection
 from offmap.model.select import StackedModel, choose, stack_models
 from offmap.posterior.construct import Observed, observe
@@ -28,6 +26,7 @@ from offmap.posterior.noise import Noise, as_noise
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 from offmap_bench.methods.base import POSITIVE, Nets, Problem, as_settings, check_fields, check_words, fitter
+from offmap_bench.methods.elbo import elbo
 
 logger = logging.getLogger("offmap")
 
@@ -95,12 +94,12 @@ def fit(nets: Nets | StackedModel, problem: Problem, config: Config) -> Stochast
     start = search.shrink_to_feasible(q, validation, max_risk)
     history = History()
     with bar("BNN", config.steps, show=runtime.progress) as advance:
-        monitor = RiskThreshold(
-            q, validation.look, max_risk, every=config.check_every, history=history, patience=config.patience,
+        monitor = RiskMonitor(
+            q, validation.evaluate, max_risk, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
         monitor.check(0, float("nan"), start)
-        objective = objectives.elbo(
+        objective = elbo(
             q, model, likelihood, entropy_weight=config.tradeoff, prior_variance=config.prior_variance,
             prior_mean=at.mean if config.mean == "frozen" else None, draws=config.draws_per_step, seed=seed,
         )  # fmt: skip

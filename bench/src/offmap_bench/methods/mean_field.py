@@ -19,13 +19,13 @@ from offmap.data.inputs import take_rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, Training, train_stack
 from offmap.likelihoods import Likelihood
-from offmap.maxwent.objective import kl
 from offmap.model.forward import BatchedModel
 from offmap.model.select import StackedModel, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Normal, Stream, draw_noise
 from offmap.posterior.predictive import History, Stochastic
 from offmap_bench.methods.base import POSITIVE, Nets, Problem, check_fields, grid_fitters
+from offmap_bench.methods.elbo import kl
 
 GRID = tuple(10.0**k for k in range(-3, 4))
 """The paper's λ."""

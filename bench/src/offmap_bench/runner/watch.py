@@ -97,15 +97,15 @@ def course(
         watch=lambda q: observed.append(looking(Stochastic(model, q))),
     )  # fmt: skip
     if config.clip_loss and config.max_risk is None:
-        validation = validation.bounded(at.mean | at.fixed)
-    (one,) = maxwent.several(config.entropy_weight)
+        validation = validation.clip_losses(at.mean | at.fixed)
+    (one,) = maxwent.as_floats(config.entropy_weight)
     config = replace(config, entropy_weight=one)
     q, history = maxwent.SOLVERS[config.solver](
         maxwent.Task(at, model, train, likelihood, config, validation, inputs, seed, SILENT)
     )
     q.requires_grad_(False)
     if not observed:  # a closed form is searched by parts of it
-        validation.look(q)
+        validation.evaluate(q)
     # the start may have been looked at several times, every check once
     return Course(Stochastic(model, q, history), list(zip(history.step, observed[-len(history.step) :], strict=True)))
 

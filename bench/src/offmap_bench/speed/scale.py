@@ -30,8 +30,8 @@ from offmap.distributed.process_group import ProcessGroup, join_group
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import objective as objectives
-from offmap.maxwent.feeding import feed_of, sharded_among
 from offmap.maxwent.risk import Validation
+from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.select import stack_models
@@ -67,13 +67,15 @@ def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], obje
     at, train = stack_models(make_net()), make_data(rows["pass"])
     model, law = BatchedModel(at.net, chunk_size=DRAWS), Gaussian()
     step = replace(make_data(rows["step"]), batch_size=rows["step"])
-    q = WeightDistribution(at.mean, rotation=observe(at, feed_of(make_data(512)), rotated=True).rotation(), initial_scale=1e-3)
+    q = WeightDistribution(
+        at.mean, rotation=observe(at, feed_inputs(make_data(512)), rotated=True).rotation(), initial_scale=1e-3
+    )
     validation = Validation(model, law, make_data(rows["risk"]), draws=DRAWS, group=group)
     optimizer = adam(q.raw_scale.parameters(), lr=1e-3)
     objective = objectives.maxwent(q, model, law, entropy_weight=1.0)
     mine = step if group.size == 1 else replace(step, shard=Shard(group, "rows"))
     return {
-        "pass": lambda: observe(at, feed_of(train), rotated=False, dealt=sharded_among(train, group, sharded=False)),
+        "pass": lambda: observe(at, feed_inputs(train), rotated=False, dealt=shard_feed(train, group, sharded=False)),
         "risk": lambda: validation(q),
         "step": lambda: minimize(objective, optimizer, Cycle(mine, 0), steps=STEPS, group=group),
     }
