@@ -1,8 +1,8 @@
 # %% [markdown]
 # # From the notebook to the service
 #
-# A guard is one file beside the weights of the net. Another process loads both and answers, to the bit, what the first one would.
-# Where Python is not welcome, a handful of draws can be frozen into one plain module without randomness.
+# A guard is one file beside the weights of the net. Another process loads both and returns the same scores to the bit. Where this
+# library is not installed, one exported file predicts, scores and flags.
 
 # %%
 import os
@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import offmap
-from offmap.model.freeze import freeze
 from offmap_bench.tasks.synthetic import regression
 
 SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
@@ -22,7 +21,7 @@ x, y = task.train
 
 
 def build() -> nn.Module:
-    """The net's form; its weights are in a file of their own."""
+    """The architecture; the weights are in their own file."""
     return nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
 
@@ -38,7 +37,7 @@ for _ in range(100 if SMOKE else 1000):
 
 # %% [markdown]
 # With separate `calibration` data the threshold, p-values and intervals are exact rather than approximate. `score="epistemic"`
-# keeps no training rows in the file; the default score keeps up to 4,096 of them, because it compares with them.
+# keeps no training rows in the file; the default score keeps up to 4,096 of them, because it measures distances to them.
 
 # %%
 calibration = (task.test[0][:100], task.test[1][:100])
@@ -51,16 +50,16 @@ guard.save(folder / "guard.safetensors")
 print(f"the guard's file: {(folder / 'guard.safetensors').stat().st_size / 1e3:.0f} kB")
 
 # %% [markdown]
-# In the service. A guard file holds no code and no weights: it is read with safetensors, and refused, with the reason, if the net
-# has other weights than at fit time.
+# In the service. A guard file holds no code and no weights: it is read with safetensors, and refused if the net has other weights
+# than at fit time.
 
 # %%
 served = build()
 served.load_state_dict(torch.load(folder / "net.pt", weights_only=True))
 again = offmap.load(folder / "guard.safetensors", served)
-asked = torch.tensor([[0.75], [0.1], [2.0]])
-print("same scores:", torch.equal(again.score(asked), guard.score(asked)))
-print("verdicts:", again(asked).ood.tolist())
+inputs = torch.tensor([[0.75], [0.1], [2.0]])
+print("same scores:", torch.equal(again.score(inputs), guard.score(inputs)))
+print("OOD:", again(inputs).ood.tolist())
 
 try:
     offmap.load(folder / "guard.safetensors", build())
@@ -68,16 +67,15 @@ except offmap.errors.FileError as error:
     print("another net:", type(error).__name__)
 
 # %% [markdown]
-# A frozen module holds its draws as buffers: a call gives all outputs, `(draws, rows, 2)`, and what follows is arithmetic. It is
-# traced by `torch.export` like any other module. (ONNX files are planned, and not there yet.)
+# `guard.export` writes draws, score and threshold as one graph: `.onnx` for ONNX Runtime, `.pt2` for torch. The file is checked
+# on the example rows before it is written.
 
 # %%
-q = again.predictive.q
-frozen = freeze(served, q.draw(range(10), seed=again.seed))
-program = torch.export.export(frozen, (asked,), dynamic_shapes=(({0: torch.export.Dim.AUTO},),))
-outputs = program.module()(asked)
-print("outputs of ten draws:", tuple(outputs.shape))
-print("variance of the means:", [f"{v:.2g}" for v in outputs[..., 0].var(0, correction=0).tolist()])
+info = again.export(folder / "guard.pt2", example=task.valid[0][:32])
+graph = torch.export.load(folder / "guard.pt2").module()
+outputs = dict(zip(info.outputs, graph(inputs), strict=True))
+print("outputs of the graph:", *outputs)
+print("the same flags:", torch.equal(outputs["ood"], again(inputs).ood))
 
 for path in folder.iterdir():
     path.unlink()

@@ -1,10 +1,10 @@
 # %% [markdown]
-# # A guard around a Hugging Face net
+# # A guard around a Hugging Face model
 #
-# Which sentences is it being asked about that it never learned to read? This runs in half a minute on one core and downloads
-# nothing: the net is a small BERT with random weights, trained here. With your own, only the last cells matter:
-# `offmap.fit(model, train, valid)` takes it as it comes, with batches from your tokenizer. Token classifiers and language models
-# work alike, and `guard(x).score_map` then has a score for every token.
+# Which sentences are unlike those it was trained on? This runs in half a minute on one core and downloads nothing: the model is a
+# small BERT, trained here. With your own, only the last cells matter: `offmap.fit(model, train, valid)` takes it unchanged, with
+# batches from your tokenizer. Token classifiers and language models work as well; `guard(x).score_map` then has a score for every
+# token.
 
 # %%
 import os
@@ -37,7 +37,7 @@ def sentence(subjects: list[str], verbs: list[str], places: list[str]) -> str:
     return f"the {subject} {random.choice(verbs)} {random.choice(['in', 'near'])} the {place}"
 
 
-def familiar(n: int) -> list[tuple[str, int]]:
+def sentences(n: int) -> list[tuple[str, int]]:
     """Sentences about animals (0) and machines (1)."""
     topics = [(ANIMALS, LIFE), (MACHINES, WORK)]
     return [(sentence(*topics[i % 2], PLACES), i % 2) for i in range(n)]
@@ -49,7 +49,7 @@ def familiar(n: int) -> list[tuple[str, int]]:
 
 # %%
 def collate(rows: list[tuple[str, int]]) -> BatchEncoding:
-    """What a tokenizer gives: numbers padded to the longest sentence of the batch, and a mask that tells padding."""
+    """Return what a tokenizer does: ids padded to the longest sentence of the batch, and a mask of the padding."""
     words = [text.split() for text, _ in rows]
     longest = max(map(len, words))
     ids = torch.tensor([[IDS[w] for w in line] + [0] * (longest - len(line)) for line in words])
@@ -57,7 +57,7 @@ def collate(rows: list[tuple[str, int]]) -> BatchEncoding:
 
 
 def trained(loader: DataLoader) -> BertForSequenceClassification:
-    """A small BERT that tells animals from machines."""
+    """Train a small BERT to classify animals and machines."""
     config = BertConfig(
         vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         max_position_embeddings=16, num_labels=2,
@@ -70,28 +70,28 @@ def trained(loader: DataLoader) -> BertForSequenceClassification:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    return model.eval()  # dropout off: a model must not draw random numbers of its own
+    return model.eval()  # dropout off: a model must not draw random numbers
 
 
 # %%
 torch.manual_seed(0)
 random.seed(0)
-train = DataLoader(familiar(400 if SMOKE else 2000), batch_size=32, shuffle=True, collate_fn=collate)
-valid = DataLoader(familiar(200), batch_size=32, collate_fn=collate)
+train = DataLoader(sentences(400 if SMOKE else 2000), batch_size=32, shuffle=True, collate_fn=collate)
+valid = DataLoader(sentences(200), batch_size=32, collate_fn=collate)
 model = trained(train)
 
 # %% [markdown]
-# The net is handed over as it is. `closed-form` takes no gradient steps; the default solver takes longer, and goes further.
+# Pass the model as it is. `closed-form` takes no gradient steps; the default solver takes longer, and detects better.
 
 # %%
 guard = offmap.fit(model, train, valid, solver="closed-form", draws=10 if SMOKE else 50, risk_draws=10 if SMOKE else 50)
 
 # %%
-test = familiar(200)
+test = sentences(200)
 shuffled = [(" ".join(random.sample(text.split(), len(text.split()))), y) for text, y in test]
-strange = [(sentence(OTHERS[:5], OTHERS[5:9], OTHERS[9:]), 0) for _ in range(200)]
+unknown = [(sentence(OTHERS[:5], OTHERS[5:9], OTHERS[9:]), 0) for _ in range(200)]
 print("set             accuracy  score   called OOD")
-for name, rows in {"in-distribution": test, "shuffled words": shuffled, "unknown words": strange}.items():
+for name, rows in {"in-distribution": test, "shuffled words": shuffled, "unknown words": unknown}.items():
     result = guard(DataLoader(rows, batch_size=64, collate_fn=collate))
     right = (result.label == torch.tensor([y for _, y in rows])).float().mean()
     accuracy = f"{right:8.0%}" if name != "unknown words" else "       -"

@@ -1,8 +1,7 @@
 # %% [markdown]
 # # A guard at the end of `Trainer.fit`
 #
-# `GuardCallback` waits until training is done, fits a guard on the trainer's own loaders, measures it on OOD data, and gives
-# the numbers to every logger.
+# `GuardCallback` fits a guard on the trainer's loaders when training ends, evaluates it on OOD data, and logs the metrics.
 
 # %%
 import os
@@ -40,8 +39,8 @@ class Moons(pl.LightningModule):
 
 
 # %% [markdown]
-# What else is given to the callback goes to `offmap.fit`. Fifty validation points on which the net makes no mistake leave little
-# room to widen: `slack="smoothed"` counts one more point, at chance.
+# All other arguments of the callback go to `offmap.fit`. Fifty validation points on which the net makes no mistake leave little
+# room to widen: `tolerance="smoothed"` adds one more point, at chance level.
 
 # %%
 torch.manual_seed(0)

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # The same verdicts for a method of your own
+# # A guard over your own method
 #
-# Whatever gives a stack of outputs can have a guard: threshold, p-values, intervals, evaluation. Two attributes are asked of it,
-# `members` and `outputs`. Here that is dropout left on while predicting, written by hand, beside MaxWEnt on the same net.
+# Any object that returns a stack of outputs can have a guard: threshold, p-values, intervals, evaluation. It needs two attributes,
+# `members` and `outputs`. This example writes MC-dropout by hand, and compares it with MaxWEnt on the same net.
 
 # %%
 import os
@@ -32,14 +32,14 @@ for _ in range(100 if SMOKE else 1500):
 net.eval()
 
 # %% [markdown]
-# Outputs are `(members · draws, rows, ...)`. The seed must decide them: the same call must give the same numbers. `clip` is for
-# methods that can be narrowed; where nothing can, it is ignored, and clip 0 means "as the net was trained".
+# Outputs are `(members · draws, rows, ...)`. They must depend on the seed only: the same call must return the same numbers. `clip`
+# is for methods that can be narrowed, others ignore it; clip 0 means the trained net itself.
 
 
 # %%
 @dataclass(frozen=True)
-class LeftOn:
-    """Dropout while predicting."""
+class MCDropout:
+    """Predict with dropout switched on."""
 
     net: nn.Module
     members: int = 1
@@ -58,19 +58,19 @@ class LeftOn:
 
 
 # %%
-own = offmap.guard(LeftOn(net), task.valid, score="epistemic", clip=None)
-ours = offmap.fit(net, task.train, task.valid, score="epistemic", steps=20 if SMOKE else 500, progress=False)
-found = offmap.evaluate({"dropout, by hand": own, "MaxWEnt": ours}, task.test, task.ood)
+dropout = offmap.guard(MCDropout(net), task.valid, score="epistemic", clip=None)
+maxwent = offmap.fit(net, task.train, task.valid, score="epistemic", steps=20 if SMOKE else 500, progress=False)
+evaluation = offmap.evaluate({"dropout, by hand": dropout, "MaxWEnt": maxwent}, task.test, task.ood)
 print("guard             set       AUROC")
-for row in found.rows:
+for row in evaluation.rows:
     if row["set"] != "test":
         print(f"{row['scorer']:17} {row['set']:8} {row['auroc']:6.1%}")
     else:
         print(f"{row['scorer']:17} {row['set']:8} {row['rmse']:7.3f} RMSE, {row['conformal_coverage']:.0%} inside their interval")
 
 # %% [markdown]
-# What only scores, such as a distance or a detector from another library, needs no stack: an object with `score(x)`, higher for
-# more OOD inputs, goes into `offmap.evaluate` as it is.
+# A distance, or a detector from another library, needs no stack of outputs: `offmap.evaluate` takes any object with `score(x)`,
+# higher for more OOD inputs.
 
 
 # %%

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Which pixels are OOD?
 #
-# A small net paints every pixel of an image: background, disc or square. Its images are made here. Then something lies in the
-# picture that it has never seen, and the guard's `score_map` says where.
+# A small net classifies every pixel of a synthetic image: background, disc or square. Then an image contains an object of no known
+# class, and the guard's `score_map` shows where.
 
 # %%
 import os
@@ -19,7 +19,7 @@ rows, columns = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing=
 
 
 def scene(stripes: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """An image (1, 24, 24), the class of every pixel, and where the OOD thing lies."""
+    """An image (1, 24, 24), the class of every pixel, and a mask of the OOD object."""
     image, label = 0.1 * torch.randn(SIZE, SIZE), torch.zeros(SIZE, SIZE, dtype=torch.long)
     where = torch.zeros(SIZE, SIZE, dtype=torch.bool)
     for kind, left in ((1, 0), (2, 12)):
@@ -65,15 +65,15 @@ print(f"pixels right: {(result.label == test[1]).float().mean():.1%}; images fla
 
 # %%
 image, _, where = scenes(20 if SMOKE else 60, stripes=True)
-strange = guard(image)
-print(f"with a striped patch, images flagged: {strange.ood.float().mean():.0%}")
-inside, outside = strange.score_map[where].mean(), strange.score_map[~where].mean()
+result = guard(image)
+print(f"with a striped patch, images flagged: {result.ood.float().mean():.0%}")
+inside, outside = result.score_map[where].mean(), result.score_map[~where].mean()
 print(f"score inside the patch {inside:.3f}, outside {outside:.3f} nats")
 
 # %% [markdown]
-# One picture as text: what the net painted, and, as #, the twentieth of the pixels that are most OOD.
+# One image as text: the predicted classes, and, as #, the 5 % of pixels with the highest scores.
 
 # %%
-far = strange.score_map[0] > strange.score_map[0].quantile(0.95)
-for line, marks in zip(strange.label[0][::2].tolist(), far[::2].tolist(), strict=True):
+far = result.score_map[0] > result.score_map[0].quantile(0.95)
+for line, marks in zip(result.label[0][::2].tolist(), far[::2].tolist(), strict=True):
     print("".join("#" if mark else ".o■"[kind] for kind, mark in zip(line, marks, strict=True)))

@@ -19,13 +19,13 @@ SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 steps = 100 if SMOKE else None
 
 # %% [markdown]
-# Wines of three growers. The third is held back: the classifier learns to tell the other two apart, and is then given its wines.
+# Wines of three growers. The classifier learns from two of them, and is then tested on wines of the third.
 
 # %%
 X, y = load_wine(return_X_y=True)
-known = y < 2
-X_train, X_test, y_train, y_test = train_test_split(X[known], y[known], test_size=0.3, random_state=0)
-strange = X[~known]
+first_two = y < 2
+X_train, X_test, y_train, y_test = train_test_split(X[first_two], y[first_two], test_size=0.3, random_state=0)
+others = X[~first_two]
 
 pipeline = make_pipeline(
     QuantileTransformer(n_quantiles=30, output_distribution="normal", random_state=0),
@@ -36,11 +36,11 @@ search.fit(X_train, y_train)
 print(f"best: {search.best_params_['offmapclassifier__hidden']}, test accuracy {search.score(X_test, y_test):.0%}")
 
 # %% [markdown]
-# The last step of the pipeline holds the guard; rows pass the steps before it first.
+# The last step of the pipeline holds the guard; it gets rows transformed by the steps before it.
 
 # %%
 before, classifier = search.best_estimator_[:-1], search.best_estimator_[-1]
-for name, rows in {"growers 1 and 2": X_test, "grower 3": strange}.items():
+for name, rows in {"growers 1 and 2": X_test, "grower 3": others}.items():
     print(f"{name}: {classifier.off_map(before.transform(rows)).mean():.0%} of {len(rows)} off the map")
 
 # %% [markdown]
@@ -49,4 +49,4 @@ for name, rows in {"growers 1 and 2": X_test, "grower 3": strange}.items():
 
 # %%
 detector = OffmapDetector(random_state=0, steps=steps).fit(X_train)
-print("outliers among grower 3:", f"{np.mean(detector.predict(strange) == -1):.0%}")
+print("outliers among grower 3:", f"{np.mean(detector.predict(others) == -1):.0%}")
