@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: doctests become code, and the star of `(B, *positions)` is a star."""
+"""Docstrings as Markdown: doctests become code, stars of shapes stay stars, and options document themselves."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ STAR = re.compile(r"(?<=[(, ])\*(?=\w+[,)])")
 
 
 class Markdown(Extension):
-    """Rewrites every docstring once."""
-
-    def on_attribute(self, *, attr: Attribute, **_: Any) -> None:
-        """Document a field by the second argument of its `option(default, doc, ...)`."""
-        value = attr.value
-        if isinstance(value, ExprCall) and str(value.function) == "option" and attr.docstring is None:
-            attr.docstring = Docstring(ast.literal_eval(str(value.arguments[1])), parent=attr)
+    """Rewrite every docstring once, and give fields that are `option(default, text)` their text."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring = Docstring(rewritten(obj.docstring.value), lineno=obj.docstring.lineno, parent=obj)
+            obj.docstring = Docstring(to_markdown(obj.docstring.value), lineno=obj.docstring.lineno, parent=obj)
+
+    def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
+        if isinstance(attr.value, ExprCall) and str(attr.value.function) == "option":
+            default, text, *_ = attr.value.arguments
+            attr.docstring = Docstring(ast.literal_eval(str(text)), lineno=attr.lineno, parent=attr)
+            attr.value = default
 
 
-def rewritten(text: str) -> str:
-    """A docstring's text with its doctests in fences.
+def to_markdown(text: str) -> str:
+    """Return a docstring's text with its doctests in fences.
 
-    >>> rewritten("Twice, (B, *positions).")
+    >>> to_markdown("Twice, (B, *positions).")
     'Twice, (B, \\\\*positions).'
     """
-    return STAR.sub(r"\\*", DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text))
+    return STAR.sub(r"\\*", DOCTEST.sub(lambda match: f"```pycon\n{match[0]}\n```", text))

@@ -1,4 +1,4 @@
-"""What mkdocs does besides: examples become pages and notebooks, and a page that asks other servers for anything is refused."""
+"""Hooks of mkdocs: examples become pages and notebooks, and a page that asks other servers for anything is refused."""
 
 from __future__ import annotations
 

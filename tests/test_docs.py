@@ -152,24 +152,24 @@ def module(name: str) -> ModuleType:
 
 def test_docstrings_are_shown_with_their_doctests_as_code() -> None:
     pytest.importorskip("griffe", reason="needs griffe: pip install 'offmap[docs]'")
-    rewritten = module("docstrings").rewritten
-    assert rewritten("Rows (B, *positions), a*b.") == "Rows (B, \\*positions), a*b."
+    to_markdown = module("docstrings").to_markdown
+    assert to_markdown("Rows (B, *positions), a*b.") == "Rows (B, \\*positions), a*b."
     text = "Twice.\n\n>>> x = [\n...     1]\n>>> x\n[1]\n\nThe end."
-    assert rewritten(text) == "Twice.\n\n```pycon\n>>> x = [\n...     1]\n>>> x\n[1]\n```\n\nThe end."
+    assert to_markdown(text) == "Twice.\n\n```pycon\n>>> x = [\n...     1]\n>>> x\n[1]\n```\n\nThe end."
 
 
 @pytest.mark.parametrize(
     ("html", "foreign"),
     [
         ('<script src="https://cdn.example/x.js"></script>', ["https://cdn.example/x.js"]),
-        ("<img alt='a' src='//host.example/a.png'>", ["//host.example/a.png"]),
+        ("<img alt='a' src='//server.example/a.png'>", ["//server.example/a.png"]),
         ('<link rel="stylesheet" href="https://fonts.example/css">', ["https://fonts.example/css"]),
         ("<style>@import 'https://a.example/b.css'; p { background: url(//c.example/d.png) }</style>",
          ["https://a.example/b.css", "//c.example/d.png"]),
         ('<a href="https://example.org">a link</a><img src="own.svg"><link rel="canonical" href="https://example.org/">', []),
     ],
 )  # fmt: skip
-def test_a_page_that_asks_other_hosts_is_found(html: str, foreign: list[str]) -> None:
+def test_a_page_that_loads_from_other_servers_is_found(html: str, foreign: list[str]) -> None:
     pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'offmap[docs]'")
     assert module("hooks").asked(html) == foreign
 

@@ -1,4 +1,4 @@
-"""The examples run as a user would run them, and say what they should; they are pages and notebooks, too."""
+"""The examples run as a user would run them, print what they should, and become pages and notebooks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ NOISE = ("ignore::FutureWarning", "ignore:The 'train_dataloader' does not", "ign
 
 
 def printed(name: str, folder: Path, **environment: str) -> str:
-    """What a process of its own prints; warnings are errors there too."""
-    paths = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))}
-    silent = [part for each in (NOISE if name == "lightning_callback" else ()) for part in ("-W", each)]
+    """Run an example in its own process, with warnings as errors, and return its output."""
+    paths = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT / "bench/src"), os.environ.get("PYTHONPATH")]))
+    }
+    silent = [part for warning in (NOISE if name == "lightning_callback" else ()) for part in ("-W", warning)]
     result = subprocess.run(
         [sys.executable, "-W", "error", *silent, ROOT / "examples" / f"{name}.py"],
         capture_output=True, text=True, cwd=folder, env=os.environ | environment | paths, check=False, timeout=600,
@@ -39,7 +41,7 @@ def test_an_example_runs_in_smoke_mode(name: str, tmp_path: Path) -> None:
     assert len(printed(name, tmp_path, OFFMAP_SMOKE="1").splitlines()) >= 3
 
 
-def test_the_guard_of_a_hugging_face_net_tells_strange_sentences(tmp_path: Path) -> None:
+def test_the_guard_of_a_hugging_face_model_detects_unknown_sentences(tmp_path: Path) -> None:
     header, *lines = printed("huggingface", tmp_path).splitlines()
     assert header.split() == ["set", "accuracy", "score", "called", "OOD"]
     table = {line[:15].strip(): [float(v.rstrip("%")) for v in line[15:].split() if v != "-"] for line in lines}
