@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from offmap import checks
+from offmap import checks, metrics
 from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
 from offmap.data import Place, Rows, as_batches, drop_targets, fork_rng, iter_batches, load_rows
@@ -18,18 +18,6 @@ from offmap.data.inputs import is_table, rows_of, take_rows
 from offmap.detector import Detector
 from offmap.errors import ConfigError, DataError
 from offmap.likelihoods import Prediction, align_targets
-from offmap.metrics import (
-    aupr_in,
-    aupr_out,
-    auroc,
-    confidence_curve,
-    coverage,
-    coverage_curve,
-    expected_calibration_error,
-    fpr_at,
-    mean_width,
-    quantile_ece,
-)  # fmt: skip
 from offmap.posterior.predictive import Scorer
 from offmap.random import permutation
 from offmap.table import Table
@@ -171,10 +159,10 @@ def measure_separation(id_scores: Tensor, ood_scores: Tensor, positive: Literal[
     {'auroc': 1.0, 'fpr95': 0.0, 'aupr_in': 1.0, 'aupr_out': 1.0}
     """
     return {
-        "auroc": float(auroc(id_scores, ood_scores)),
-        "fpr95": float(fpr_at(id_scores, ood_scores, positive=positive)),
-        "aupr_in": float(aupr_in(id_scores, ood_scores)),
-        "aupr_out": float(aupr_out(id_scores, ood_scores)),
+        "auroc": float(metrics.auroc(id_scores, ood_scores)),
+        "fpr95": float(metrics.fpr_at(id_scores, ood_scores, positive=positive)),
+        "aupr_in": float(metrics.aupr_in(id_scores, ood_scores)),
+        "aupr_out": float(metrics.aupr_out(id_scores, ood_scores)),
     }
 
 
@@ -195,16 +183,16 @@ def measure_predictions(detector: Detector, rows: Rows) -> Quality:
         return Quality()
     regression = predictions["own"][0].mean is not None
     covered, width = (_measure_intervals if regression else _measure_sets)(detector, rows)
-    metrics: dict[str, float] = {}
+    quality: dict[str, float] = {}
     losses: dict[str, Tensor] = {}
     curves: dict[str, Tensor] = {}
     for name, (prediction, nll) in predictions.items():
         values, loss, curve = (_measure_regression if regression else _measure_classes)(prediction, rows.targets)
         values = {"nll": float(nll[~loss.isnan()].mean()), **values}
-        metrics |= values if name == "own" else {f"{name}_{key}": value for key, value in values.items()}
+        quality |= values if name == "own" else {f"{name}_{key}": value for key, value in values.items()}
         losses[name], curves[name] = loss.cpu(), curve.cpu()
-    metrics |= {"conformal_coverage": float(covered), "conformal_width": float(width)}
-    return Quality(metrics, losses["own"], curves)
+    quality |= {"conformal_coverage": float(covered), "conformal_width": float(width)}
+    return Quality(quality, losses["own"], curves)
 
 
 def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
@@ -214,13 +202,13 @@ def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, fl
     errors = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
     mean, std, y = prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)
     radius = 1.959964 * std
-    metrics = {
+    values = {
         "rmse": float((mean - y).square().mean().sqrt()),
-        "ece": float(quantile_ece(mean, std, y)),
-        "coverage": float(coverage(mean - radius, mean + radius, y)),
-        "width": float(mean_width(mean - radius, mean + radius)),
+        "ece": float(metrics.quantile_ece(mean, std, y)),
+        "coverage": float(metrics.coverage(mean - radius, mean + radius, y)),
+        "width": float(metrics.mean_width(mean - radius, mean + radius)),
     }
-    return metrics, errors.unsqueeze(-1).flatten(1).mean(1), coverage_curve(mean, std, y)
+    return values, errors.unsqueeze(-1).flatten(1).mean(1), metrics.coverage_curve(mean, std, y)
 
 
 def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
@@ -232,15 +220,15 @@ def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float
     counted = y.flatten() != IGNORED
     probs, labels = prediction.probs.movedim(1, -1).flatten(0, -2)[counted], y.flatten()[counted]
     accuracy = (prediction.label.flatten()[counted] == labels).float().mean()
-    metrics = {"accuracy": float(accuracy), "ece": float(expected_calibration_error(probs, labels))}
-    return metrics, wrong.unsqueeze(-1).flatten(1).nanmean(1), confidence_curve(probs, labels)
+    values = {"accuracy": float(accuracy), "ece": float(metrics.expected_calibration_error(probs, labels))}
+    return values, wrong.unsqueeze(-1).flatten(1).nanmean(1), metrics.confidence_curve(probs, labels)
 
 
 def _measure_intervals(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
     """Coverage and mean width of conformal intervals."""
     interval = detector.interval(rows.inputs, LEVEL)
     lower, upper = interval.lower.flatten(), interval.upper.flatten()
-    return coverage(lower, upper, rows.targets.flatten()), mean_width(lower, upper)
+    return metrics.coverage(lower, upper, rows.targets.flatten()), metrics.mean_width(lower, upper)
 
 
 def _measure_sets(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
