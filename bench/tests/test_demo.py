@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from offmap.metrics import auroc
-from offmap_bench.demo import plans, story
+from offmap_bench.demo import run as plans
+from offmap_bench.demo import story
 from offmap_bench.demo.run import run
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import offmap
 from offmap import cli
-from offmap_bench.demo.plans import METHODS, PLANS
+from offmap_bench.demo.run import METHODS, PLANS
 from pages import check_page
 
 

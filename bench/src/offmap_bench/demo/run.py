@@ -1,41 +1,82 @@
-"""One plan becomes one result: train, fit, score, and look at the grid that will be drawn."""
+"""The plans of the demo as data, and one plan run to its result: train, fit, score, and predict on the grid that is drawn."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.detectors.nearest import nearest
 from offmap.evaluation import Evaluation, evaluate
 from offmap.fit import fit, guard
 from offmap.guard import Guard
 from offmap.integrations.nets import mlp
-from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from offmap.maxwent.config import Runtime
-from offmap.model.select import stack_models
-from offmap.posterior.predictive import Predictive, Sampled, Scorer
-from offmap_bench.demo.plans import DROPOUT, ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Plan
+from offmap.posterior.predictive import Predictive, Scorer
 from offmap_bench.methods import deep_ensemble, mc_dropout
+from offmap_bench.runner.base_models import SILENT, as_predictive, prepare
 from offmap_bench.runner.cell import warm_up
 from offmap_bench.runner.watch import View, grid, view
+from offmap_bench.tasks.synthetic import digits, moons, regression
 from offmap_bench.tasks.task import Task
 
 Value = TypeVar("Value")
-LIKELIHOODS: dict[str, Likelihood] = {"gaussian": Gaussian(), "bernoulli": Bernoulli(), "categorical": Categorical()}
-SILENT = Runtime(progress=False)
 Report = Callable[[str], None]
-"""Told what is about to be done."""
+"""Called with what is about to be done."""
+
+PLAIN, ENSEMBLE, DROPOUT = "Plain net", "Deep ensemble ×5", "MC-dropout"
+SCALING, SVD, SVD5, NEAREST = "MaxWEnt", "MaxWEnt-SVD", "MaxWEnt-SVD ×5", "Nearest row"
+JOINED = "The same, default score"
+METHODS = (PLAIN, ENSEMBLE, DROPOUT, SCALING, SVD, SVD5, JOINED, NEAREST)
+"""In the order of tables, panels and colours."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One task, and what differs between tasks: the model, how long it is trained, and how its distribution is fitted."""
+
+    title: str
+    task: Callable[[], Task]
+    hidden: tuple[int, ...]
+    steps: int
+    dropout: float  # of 0.05, 0.1 and 0.2 the one of lowest validation NLL
+    clip: float  # of the clipped panel
+    least: float = 0.0  # scores below are drawn there: the entropy of a confident net has no lower end
+    standardise: bool = True  # inputs, for the nearest training row
+    fit: dict[str, Any] = field(default_factory=dict[str, Any])  # options of `offmap.fit`
+    lr: float = 2e-3
+    batch_size: int = 32
+    members: int = 5
+    draws: int = 50
+    grid: int = 64  # points per axis of the views
+
+
+REGRESSION = Plan("1-D regression", regression, (100, 100, 100), steps=2000, batch_size=100, dropout=0.05, clip=0.5, grid=300)
+
+# Every net fits the 50 validation points of the moons to an NLL of almost 0, so that τ = risk + 2·std/√n would leave no room: one
+# more point at chance is counted. λ by the rule of the paper's appendix B: the highest entropy below τ. No OOD data needed
+MOONS = Plan(
+    "Two moons", moons, (100, 100, 100), steps=800, dropout=0.05, clip=2.0, least=1e-6,
+    fit={"tolerance": "smoothed", "entropy_weight": (0.1, 1.0, 10.0)},
+)  # fmt: skip
+
+DIGITS = Plan("Handwritten digits", digits, (100, 100), steps=800, dropout=0.1, clip=0.5, least=1e-6, standardise=False)
+
+PLANS = (REGRESSION, MOONS, DIGITS)
+
+
+def quick(plan: Plan) -> Plan:
+    """The same in a few seconds, to see that everything runs; the numbers mean little."""
+    options = {**plan.fit, "steps": 50, "check_every": 25, "risk_draws": 10}
+    return replace(plan, steps=plan.steps // 20, fit=options, members=2, draws=10, grid=24)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one plan gave. `seconds` of a method on top of the plain net (or the ensemble) do not count that net's training."""
+    """The result of one plan. `seconds` of a method on top of the plain net (or the ensemble) do not count that net's training."""
 
     plan: Plan
     task: Task
@@ -50,7 +91,7 @@ class Result:
 
 @dataclass
 class Bench:
-    """The plan at work: makes nets, trains them, keeps the time."""
+    """Makes and trains the nets of a plan, and keeps the time."""
 
     plan: Plan
     task: Task
@@ -58,47 +99,32 @@ class Bench:
     report: Report
 
     def __post_init__(self) -> None:
-        self.law = LIKELIHOODS[self.task.likelihood]
+        self.train, self.valid, self.likelihood = prepare(self.untrained(range(1)), self.task, self.plan.batch_size)
         self.seconds: dict[str, float] = {}
-        place = Place(torch.device("cpu"), torch.float32)
-        self.train = as_batches(self.task.train, place, name="train", batch_size=self.plan.batch_size)
-        self.valid: Rows = load_rows(as_batches(self.task.valid, place, name="valid"))
 
-    def models(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
-        """Fresh nets; a member's start depends on the seed and its number alone."""
-        sizes = self.task.inputs, self.task.outputs
-        return [
-            mlp(*sizes, hidden=self.plan.hidden, dropout=dropout, seed=self.seed * self.plan.members + member)
-            for member in members
-        ]
+    def untrained(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
+        """Untrained nets; a member's start depends on the seed and its number alone."""
+        first, hidden = self.seed * self.plan.members, self.plan.hidden
+        return [mlp(self.task.inputs, self.task.outputs, hidden=hidden, dropout=dropout, seed=first + m) for m in members]
+
+    def trained(self, method: Any, nets: list[nn.Module]) -> Any:
+        """Nets trained by a method of `offmap_bench.methods`."""
+        config = method.Config(steps=self.plan.steps, lr=self.plan.lr)
+        return method.fit(nets, self.train, self.valid, likelihood=self.likelihood, config=config, seed=self.seed, runtime=SILENT)
 
     def plain(self, members: range) -> list[nn.Module]:
         """Nets trained by maximum likelihood."""
-        config = deep_ensemble.Config(steps=self.plan.steps, lr=self.plan.lr)
-        trained = deep_ensemble.fit(
-            self.models(members), self.train, self.valid, likelihood=self.law, config=config, seed=self.seed, runtime=SILENT
-        )
-        return trained.nets()
+        return self.trained(deep_ensemble, self.untrained(members)).nets()
 
-    def dropout(self) -> Predictive:
-        """A net trained with dropout, left on when it predicts."""
-        config = mc_dropout.Config(steps=self.plan.steps, lr=self.plan.lr)
-        nets = self.models(range(1), self.plan.dropout)
-        return mc_dropout.fit(nets, self.train, self.valid, likelihood=self.law, config=config, seed=self.seed, runtime=SILENT)
-
-    def guard(self, predictive: Predictive) -> Guard:
-        """The paper's score over any method."""
-        return guard(predictive, self.task.valid, likelihood=self.law, score="paper", draws=self.plan.draws, seed=self.seed)
-
-    def joined(self, predictive: Predictive) -> Guard:
-        """The default score: disagreement and distance to training rows."""
-        options: dict[str, Any] = {"train": self.task.train, "draws": self.plan.draws, "seed": self.seed}
-        return guard(predictive, self.task.valid, likelihood=self.law, **options)
+    def guard(self, predictive: Predictive, **options: Any) -> Guard:
+        """A guard over any method."""
+        draws = self.plan.draws
+        return guard(predictive, self.task.valid, likelihood=self.likelihood, draws=draws, seed=self.seed, **options)
 
     def maxwent(self, nets: list[nn.Module], basis: str, **options: Any) -> Guard:
         """A guard around trained nets."""
         return fit(
-            nets, self.task.train, self.task.valid, likelihood=self.law, basis=basis,  # pyright: ignore[reportArgumentType]
+            nets, self.task.train, self.task.valid, likelihood=self.likelihood, basis=basis,  # pyright: ignore[reportArgumentType]
             score="paper", draws=self.plan.draws, seed=self.seed, progress=False, **self.plan.fit | options,
         )  # fmt: skip
 
@@ -121,13 +147,14 @@ def _run(bench: Bench) -> Result:
     others = timed(bench, ENSEMBLE, lambda: bench.plain(range(1, plan.members)))
     bench.seconds[ENSEMBLE] += bench.seconds[PLAIN]
     nets = first + others
-    guards = {PLAIN: bench.guard(fixed(first, bench.valid)), ENSEMBLE: bench.guard(fixed(nets, bench.valid))}
-    guards[DROPOUT] = bench.guard(timed(bench, DROPOUT, bench.dropout))
+    guards = {label: bench.guard(as_predictive(n, task), score="paper") for label, n in ((PLAIN, first), (ENSEMBLE, nets))}
+    dropout = timed(bench, DROPOUT, lambda: bench.trained(mc_dropout, bench.untrained(range(1), plan.dropout)))
+    guards[DROPOUT] = bench.guard(dropout, score="paper")
     for label, basis in ((SCALING, "identity"), (SVD, "svd")):
         guards[label] = timed(bench, label, lambda basis=basis: bench.maxwent(first, basis))
     entropy_weight = guards[SVD].history.chosen["entropy_weight"]  # what one net chose serves for five
     guards[SVD5] = timed(bench, SVD5, lambda: bench.maxwent(nets, "svd", entropy_weight=entropy_weight))
-    joined = timed(bench, JOINED, lambda: bench.joined(guards[SVD5].predictive))
+    joined = timed(bench, JOINED, lambda: bench.guard(guards[SVD5].predictive, train=task.train))
     bench.seconds[JOINED] += bench.seconds[SVD5]
     baseline = timed(bench, NEAREST, lambda: nearest(task.train[0], standardise=plan.standardise))
     bench.report("Looking around")
@@ -135,12 +162,12 @@ def _run(bench: Bench) -> Result:
     evaluation = evaluate(scorers, task.test, task.ood)
     return Result(
         plan, task, evaluation, bench.seconds, {label: g.threshold for label, g in {**guards, JOINED: joined}.items()},
-        look(plan, task, guards), strange_labels(task, guards[SVD]), guards[SVD].clip, time.perf_counter() - start,
+        predict_views(plan, task, guards), ood_labels(task, guards[SVD]), guards[SVD].clip, time.perf_counter() - start,
     )  # fmt: skip
 
 
 def timed(bench: Bench, label: str, work: Callable[[], Value]) -> Value:
-    """Do the work, and note how long it took."""
+    """Do the work, and keep its seconds."""
     bench.report(label)
     start = time.perf_counter()
     result = work()
@@ -148,14 +175,7 @@ def timed(bench: Bench, label: str, work: Callable[[], Value]) -> Value:
     return result
 
 
-def fixed(nets: list[nn.Module], valid: Rows) -> Sampled:
-    """Trained nets as they are, nothing random."""
-    at = stack_models(nets)
-    weights = at.mean | at.fixed
-    return Sampled(SILENT.model(at.net, weights, valid.inputs), weights)
-
-
-def look(plan: Plan, task: Task, guards: dict[str, Guard]) -> dict[str, View]:
+def predict_views(plan: Plan, task: Task, guards: dict[str, Guard]) -> dict[str, View]:
     """Every guard on the grid, unclipped, and the SVD guard clipped."""
     x = grid(task.inputs, plan.grid)
     if x is None:
@@ -169,7 +189,7 @@ def clipped(plan: Plan) -> str:
     return f"{SVD}, clipped at {plan.clip:g}"
 
 
-def strange_labels(task: Task, guarded: Guard) -> Tensor:
+def ood_labels(task: Task, guard: Guard) -> Tensor:
     """The classes that a guard would give to the first OOD set."""
-    label = guarded.predict(next(iter(task.ood.values()))).label
+    label = guard.predict(next(iter(task.ood.values()))).label
     return torch.zeros(0, dtype=torch.int64) if label is None else label

@@ -14,8 +14,7 @@ import torch
 from offmap.distributed.jobs import Pool
 from offmap.extras import require
 from offmap.report.page import Section, check_path, render, write
-from offmap_bench.demo.plans import METHODS, PLANS, Plan, quick
-from offmap_bench.demo.run import Result, run
+from offmap_bench.demo.run import METHODS, PLANS, Plan, Result, quick, run
 from offmap_bench.demo.story import section
 
 Report = Callable[[str, str], None]

@@ -1,4 +1,4 @@
-"""Results told: one table per task, and the sections of the page. Every number comes from the run."""
+"""Results in words: one table per task, and the sections of the page. Every number comes from the run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor
 from offmap.report.figures import MAP, Array, Panel
 from offmap.report.page import Section, gallery, legend, paragraphs, table
 from offmap.table import Table
-from offmap_bench.demo.plans import ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5
-from offmap_bench.demo.run import Result
+from offmap_bench.demo.run import ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Result
 from offmap_bench.report.panels import CLASSES, SETS, band_panel, image_panel, map_panel, roc_gallery, score_panels
 from offmap_bench.runner.watch import grid
 from offmap_bench.tasks.synthetic import SQUARE, truth
@@ -179,7 +178,7 @@ def digits(result: Result) -> str:
     scores, count = result.evaluation.scores, 10
     order = scores[SVD][name].argsort(descending=True)
     panels = [
-        pictures(images[part], result.labels[part], title)
+        digit_row(images[part], result.labels[part], title)
         for part, title in ((order[:count], "Unknown digits that it finds most OOD"),
                             (order[-count:], "Unknown digits that it takes for in-distribution"))
     ]  # fmt: skip
@@ -195,10 +194,10 @@ def digits(result: Result) -> str:
     and tidy the distance to the nearest training image, without any network, gets **{area[NEAREST]}**. offmap's default score,
     which joins the draws' disagreement with distances, gets **{area[JOINED]}**.
     {clip_words(result)}"""
-    return paragraphs(text) + "<h3>Strangest and least OOD, for the SVD guard</h3>" + gallery(panels, width="26rem")
+    return paragraphs(text) + "<h3>Most and least OOD, for the SVD guard</h3>" + gallery(panels, width="26rem")
 
 
-def pictures(images: Tensor, labels: Tensor, title: str) -> Panel:
+def digit_row(images: Tensor, labels: Tensor, title: str) -> Panel:
     """A row of digits, with what the guard would call each."""
     taken = [f"{int(label)}?" for label in labels]
     svg = image_panel(images.reshape(-1, 8, 8).numpy(), taken)

@@ -27,8 +27,7 @@ from offmap.guard import Guard
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.report.figures import COLOURS, RC, colour
-from offmap_bench.demo.plans import DIGITS, MOONS, REGRESSION
-from offmap_bench.demo.run import Bench
+from offmap_bench.demo.run import DIGITS, MOONS, REGRESSION, Bench
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.paths import DOCS
 from offmap_bench.studies.study import render_svg
@@ -140,7 +139,11 @@ def take_screenshots() -> None:
             task = plan.task()
             bench = Bench(plan, task, 0, lambda doing: None)
             guard = bench.maxwent(bench.plain(range(1)), "svd")
-            guards = {"MaxWEnt-SVD": guard, "with distances": bench.joined(guard.predictive)} if plan is MOONS else guard
+            guards = (
+                {"MaxWEnt-SVD": guard, "with distances": bench.guard(guard.predictive, train=task.train)}
+                if plan is MOONS
+                else guard
+            )
             evaluation = offmap.evaluate(guards, task.test, task.ood)
             path = offmap.write_page(evaluation, Path(folder, f"{name}.html"), title=title, image_shape=shape)
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from offmap_bench.demo.plans import DIGITS, PLANS, Plan
-from offmap_bench.demo.run import run
+from offmap_bench.demo.run import DIGITS, PLANS, Plan, run
 from offmap_bench.studies.study import Runs, Study, markdown
 from offmap_bench.tasks.synthetic import digits
 

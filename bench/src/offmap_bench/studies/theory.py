@@ -16,8 +16,7 @@ from offmap.evaluation import measure_separation
 from offmap.guard import Guard
 from offmap.report.diagnosis import amplitude_panels, trace_panels
 from offmap.report.figures import Panel
-from offmap_bench.demo.plans import MOONS
-from offmap_bench.demo.run import SILENT, Bench
+from offmap_bench.demo.run import MOONS, SILENT, Bench
 from offmap_bench.methods import bnn
 from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
@@ -62,14 +61,16 @@ def measure() -> dict[str, Any]:
 
 
 def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
-    options = SHARED | {"solver": "sgd", "widen": False, "likelihood": bench.law, "score": "paper", "progress": False}
+    options = SHARED | {"solver": "sgd", "rescale": False, "likelihood": bench.likelihood, "score": "paper", "progress": False}
 
     def fit_maxwent(basis: str) -> Guard:
         return offmap.fit(net, bench.task.train, bench.task.valid, batch_size=32, basis=basis, **options)
 
     def fit_bnn(name: str) -> Guard:
         config = replace(bnn.ABLATION[name], **SHARED)
-        return bench.guard(bnn.fit(net, bench.train, bench.valid, likelihood=bench.law, config=config, runtime=SILENT))
+        return bench.guard(
+            bnn.fit(net, bench.train, bench.valid, likelihood=bench.likelihood, config=config, runtime=SILENT), score="paper"
+        )
 
     fits: dict[str, Callable[[], Guard]] = {
         MAXWENT: lambda: fit_maxwent("identity"), MAXWENT_SVD: lambda: fit_maxwent("svd"),
