@@ -71,8 +71,8 @@ def state(guard: offmap.Guard) -> Tensors:
         if len(q.frames[name].blocks) == 1 and v.shape[2] == 1:
             phi = q.frames[name].rows(q.scale()[name].detach()).double().square()  # (M, out, D)
             found[f"covariance.{name}"] = torch.einsum("mik,mok,mjk->moij", v[:, 0, 0].double(), phi, v[:, 0, 0].double())
-    familiar = {f"in-distribution.{n}": t for n, t in (guard.familiar.state() if guard.familiar else {}).items()}
-    return found | familiar | {"scores": guard.calibration.scores, "residuals": guard.calibration.residuals}
+    score = {f"score.{n}": t for n, t in guard.score_module.state_dict().items()}
+    return found | score | {"scores": guard.calibration.scores, "residuals": guard.calibration.residuals}
 
 
 def fitted(net: nn.Module, train: Any, valid: Any, **options: Any) -> Tensors:

@@ -12,8 +12,8 @@ from torch import nn
 
 import offmap
 import trained
-from offmap.calibration import EMPTY
 from offmap.data import Place, as_batches, load_rows
+from offmap.detector import Calibration
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
 from offmap.maxwent.closed_form import unit_scale
@@ -23,6 +23,7 @@ from offmap.model.select import stack_models
 from offmap.posterior.construct import observe, scaling, svd
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Stochastic
+from offmap.scores.score import PaperScore
 from offmap_bench.methods import bnn
 from offmap_bench.methods.deep_ensemble import Config as PlainConfig
 from offmap_bench.methods.deep_ensemble import fit as fit_plain
@@ -110,7 +111,10 @@ def as_guard(case: Case, q: WeightDistribution) -> offmap.Guard:
     net = copy_model(case.build())
     law = offmap.Gaussian() if case.positions is None else offmap.Categorical()
     model = BatchedModel(net, case.output_fn, 1)
-    return offmap.Guard(predictive=Stochastic(model, q), likelihood=law, place=Place.of(net), calibration=EMPTY)
+    return offmap.Guard(
+        predictive=Stochastic(model, q), likelihood=law, place=Place.of(net), calibration=Calibration(torch.zeros(1)),
+        score_module=PaperScore(),
+    )  # fmt: skip
 
 
 @BASES

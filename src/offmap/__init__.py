@@ -8,10 +8,10 @@ from offmap.data.inputs import shared
 from offmap.detector import Interval, Result
 from offmap.detectors.posthoc import PostHocDetector, detect, detect_all
 from offmap.diagnosis import Diagnosis, diagnose
-from offmap.distill import DistilledGuard, distill
 from offmap.ensemble import GuardEnsemble, combine
 from offmap.errors import OffmapError
 from offmap.evaluation import Evaluation, evaluate
+from offmap.export.distill import DistilledGuard, distill
 from offmap.fit import fit, guard
 from offmap.guard import Guard
 from offmap.io.guard_file import load

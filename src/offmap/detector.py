@@ -298,20 +298,6 @@ class Detector(ABC):
         )
 
 
-def attended(inputs: Inputs, scores: Tensor) -> Tensor | None:
-    """Which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one.
-
-    A map one shorter than the mask holds predictions of the next tokens: the mask's last columns belong to it.
-
-    >>> attended({"attention_mask": torch.tensor([[1, 1, 0]])}, torch.zeros(1, 2))
-    tensor([[ True, False]])
-    """
-    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
-    if mask is None or mask.ndim != 2 or scores.ndim != 2 or mask.shape[1] - scores.shape[1] not in (0, 1):
-        return None
-    return mask[:, mask.shape[1] - scores.shape[1] :] != 0
-
-
 def reduce_positions(scores: Tensor, how: str | None) -> Tensor:
     """Reduce positions to one score per example, NaN left out: (B, *positions) -> (B,); infinite where no position is left.
 

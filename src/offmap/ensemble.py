@@ -23,7 +23,7 @@ from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction, align_targets
-from offmap.scores.neighbours import Scale
+from offmap.scores.distance import ZScore
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -90,8 +90,8 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
     scores = score_each(members, rows.inputs)
     if not bool(scores.isfinite().any(0).all()):
         raise DataError("Expected finite scores of in-distribution data, but one of the guards has none on `valid`.")
-    scales = [Scale.of(column) for column in scores.double().T]
-    centre, spread = (torch.stack([getattr(scale, name) for scale in scales]) for name in ("centre", "spread"))
+    scales = [ZScore.fit(column) for column in scores.double().T]
+    centre, spread = (torch.stack([getattr(scale, name) for scale in scales]) for name in ("mean", "std"))
     spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # a constant score tells nothing apart
     prediction = mix([guard.predict(rows.inputs) for guard in members])
     calibration = Calibration(

@@ -16,7 +16,7 @@ from torch import nn
 
 from offmap import checks
 from offmap._types import Data, ScoreFn
-from offmap.calibration import EMPTY, calibrated, compared
+from offmap.calibration import are_images, build_guard, check_score, choose_image_config, describe_images
 from offmap.data import (
     Batches,
     Place,
@@ -33,7 +33,7 @@ from offmap.data.inputs import take_rows
 from offmap.distributed.group import Group
 from offmap.distributed.process_group import join_group
 from offmap.errors import ConfigError, DataError, ModelError, nearest
-from offmap.guard import SCORES, Guard, checked_draws, measure
+from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood, resolve
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint
@@ -44,7 +44,6 @@ from offmap.model.inspect import UNREACHED, Findings, examine, restore_state
 from offmap.model.params import ParamSelection
 from offmap.model.select import StackedModel, as_models, check_same_function, choose, stack_models
 from offmap.posterior.predictive import Predictive, Sampled, as_predictive
-from offmap.scores.images import are_images, for_images, image_spec
 
 logger = logging.getLogger("offmap")
 
@@ -127,39 +126,24 @@ def fit(
         plain = Sampled(runtime.model(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
         check_same_function(models, plain.model, plain.weights, held.inputs)
         law = likelihood_of(plain, rows, held, likelihood)
-        measure(law, score)
         rows = _checked(rows, law, plain)
-        spec = image_spec(law, rows, held, lambda x: plain.outputs(x, 1)[0])
+        spec = describe_images(law, rows, held, lambda x: plain.outputs(x, 1)[0])
         familiar = held
         if calibration is not None:
             familiar = _calibrating(calibration, place, target)
             familiar = all_gather_rows(familiar, group) if apart(calibration) else familiar
             _checked(familiar, law, plain)
         if config == "default" and are_images(law, held):
-            settings = for_images(settings, trained=solver is not None or bool(options))
+            settings = choose_image_config(settings, trained=solver is not None or bool(options))
         at = choose(at, held.inputs, settings.params, runtime.output_fn, unreached=findings.unreached)
         predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
-        made = Guard(
-            predictive=predictive,
-            likelihood=law,
-            place=place,
-            calibration=EMPTY,
-            score_with=score,
-            draws=draws,
-            seed=seed,
-            target=target,
-            notes=findings.notes,
-            image_spec=spec,
-        )
-        made = compared(made, rows, held, group, sharded=sharded)
-        made = calibrated(made, held, familiar, "choose", 0.05, group)
-        # other machines may round otherwise: the guard of rank 0 counts
-        group.broadcast(
-            made.calibration.scores, made.calibration.residuals, *(made.familiar.state().values() if made.familiar else ())
-        )
+        guard = build_guard(
+            predictive, law, place, rows, held, None if calibration is None else familiar, score=score, draws=draws, seed=seed,
+            target=target, notes=findings.notes, image_spec=spec, group=group, sharded=sharded,
+        )  # fmt: skip
         kept.done()
-        return made
+        return guard
 
 
 def guard(
@@ -189,21 +173,12 @@ def guard(
     with fork_rng(seed):
         held = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
         likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
-        measure(likelihood, score)
-        made = Guard(
-            predictive=predictive,
-            likelihood=likelihood,
-            place=place,
-            calibration=EMPTY,
-            score_with=score,
-            draws=draws,
-            seed=seed,
-            target=target,
-        )
-        if train is not None:
-            made = compared(made, as_batches(train, place, name="train", target=target), held)
-        familiar = held if calibration is None else _calibrating(calibration, place, target)
-        return calibrated(made, held, familiar, clip, false_alarms)
+        rows = None if train is None else as_batches(train, place, name="train", target=target)
+        separate = None if calibration is None else _calibrating(calibration, place, target)
+        return build_guard(
+            predictive, likelihood, place, rows, held, separate, score=score, draws=draws, clip=clip, false_alarms=false_alarms,
+            seed=seed, target=target,
+        )  # fmt: skip
 
 
 def _calibrating(calibration: Data, place: Place, target: str) -> Rows:
@@ -272,13 +247,12 @@ def _keywords(function: Callable[..., Any]) -> list[str]:
 
 def _check_options(score: str | ScoreFn, draws: Any, seed: Any) -> tuple[int, int]:
     """Draws and seed as plain whole numbers, whatever library they come from."""
-    if not callable(score) and (not isinstance(score, str) or score not in SCORES):
-        raise ConfigError(f"Expected `score` to be {nearest(str(score), SCORES)} or a function, but got {score!r}.")
+    check_score(score)
     try:
         seed = operator.index(seed)
     except TypeError as error:
         raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.") from error
-    return checked_draws(draws), seed
+    return check_draws(draws), seed
 
 
 def _checked(data: Batches, law: Likelihood, plain: Sampled) -> Batches:

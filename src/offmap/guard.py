@@ -1,46 +1,117 @@
-"""Guard: a frozen Scorer over any Predictive."""
+"""`Guard`: a detector over a weight distribution, or over any other Predictive."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
-import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from offmap import checks
-from offmap._types import Data, Inputs, ScoreFn
+from offmap._types import Data, Inputs
 from offmap.data import Place, Rows, concat_padded
-from offmap.data.inputs import take_rows
-from offmap.detector import Detector, attended, concat_results, merge_parts
-from offmap.errors import ConfigError, ModelError, ShapeError
-from offmap.export.onnx import ExportInfo
+from offmap.data.inputs import is_table, rows_of, take_rows
+from offmap.detector import Detector, concat_results, merge_parts, reduce_positions
+from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Likelihood, Prediction, check_counted
+from offmap.model.capture import features as read_features
+from offmap.model.params import floating
 from offmap.posterior.predictive import History, Predictive, Stochastic
-from offmap.scores.combine import CombinedScore, log_uncertainty
-from offmap.scores.images import plain_energy
-from offmap.table import Table
+from offmap.scores.score import Features, Score
 
-logger = logging.getLogger("offmap")
+if TYPE_CHECKING:
+    from offmap.export.onnx import ExportInfo
+    from offmap.table import Table
 
 OUTPUT_NUMBERS = 1 << 22
 """Stacked output numbers held at once while scoring (16 MB in float32), whatever the number of rows and draws."""
+
+BLOCK_ROWS = 8192
+"""Rows held at once while scoring, at most."""
 
 MOST_DRAWS = 1_000_000
 UNBOUNDED = 1e30
 """A clip beyond it bounds nothing, and single precision cannot hold much more."""
 
-SCORES = {"default": "score", "paper": "score", "epistemic": "epistemic", "distance": "score"}
-"""Names of scores and the likelihood's method behind each, where nothing is joined to it."""
 
-COMPARING = ("default", "distance")
-"""Scores that compare with in-distribution rows."""
+@dataclass(frozen=True)
+class DrawSampler:
+    """Computes outputs and features of rows.
+
+    Args:
+        predictive: Draws outputs of the members, (M·P, B, ...).
+        likelihood: What outputs mean.
+        draws: Draws of every member, P.
+        seed: Seed of the draws.
+    """
+
+    predictive: Predictive
+    likelihood: Likelihood
+    draws: int
+    seed: int
+
+    def block_rows(self) -> int:
+        """So many rows that their stacked outputs stay within a fixed memory."""
+        model = self.predictive.model
+        numbers = (model.output_numbers if model else 1) * self.predictive.members * self.draws
+        return max(1, min(BLOCK_ROWS, OUTPUT_NUMBERS // numbers))
+
+    def blocks(self, x: Inputs) -> Iterator[Inputs]:
+        """Cut rows into blocks that `features` can hold."""
+        step = self.block_rows()
+        return (take_rows(x, slice(start, start + step)) for start in range(0, rows_of(x), step))
+
+    def outputs(self, rows: Inputs, clip: float | None) -> Tensor:
+        """Stacked outputs of one block, (M·P, B, ...), refused if a row has more or fewer axes than at fit time."""
+        stacked = self.predictive.outputs(rows, self.draws, clip=clip, seed=self.seed)
+        axes = self.predictive.model.output_axes if self.predictive.model else None
+        if axes is not None and stacked.ndim != axes + 2:
+            raise ModelError(
+                f"Expected inputs whose outputs have {axes + 1} axes, as at fit time, but these give {tuple(stacked.shape[1:])}. "
+                "Check that the data have the form the model was trained on."
+            )
+        return stacked
+
+    def nll(self, rows: Rows, clip: float | None) -> Tensor:
+        """Return the NLL of the prediction at the targets, (n,), nats."""
+        parts: list[Tensor] = []
+        start = 0
+        for block in self.blocks(rows.inputs):
+            stop = start + rows_of(block)
+            parts.append(self.likelihood.predictive_nll(self.outputs(block, clip), rows.targets[start:stop]))
+            start = stop
+        return torch.cat(parts)
+
+    def features(self, rows: Inputs, layers: Sequence[str] = (), *, pooled: bool = False) -> Features:
+        """Return the features of one block of rows, with the inputs of some layers."""
+        return Features(
+            rows,
+            self.likelihood,
+            self.predictive.members,
+            draw=lambda: self.outputs(rows, None),
+            run_base=lambda: self.outputs(rows, 0.0),
+            read_layers=lambda: self._layer_inputs(rows, layers, pooled),
+        )
+
+    @torch.no_grad()
+    def _layer_inputs(self, rows: Inputs, layers: Sequence[str], pooled: bool) -> list[dict[str, Tensor]]:
+        model = self.predictive.model
+        assert model is not None
+        step = rows_of(rows) if model.layers and is_table(rows) else model.batch_size
+        blocks = [take_rows(rows, slice(i, i + step)) for i in range(0, rows_of(rows), step)]
+        members: list[dict[str, Tensor]] = []
+        for member in range(self.predictive.members):
+            # one member alone has its fixed weights in the model itself
+            weights = floating(model.net) | (self.predictive.mean_weights(member) or {})
+            parts = [read_features(model.net, weights, block, model.output_fn, names=layers, maps=pooled) for block in blocks]
+            members.append({n: torch.cat([p[n] for p in parts]) for n in layers if all(n in p for p in parts)})
+        return members
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -50,8 +121,8 @@ class Guard(Detector):
     Args:
         predictive: Draws outputs of the members, (M·P, B, ...).
         likelihood: Turns outputs into predictions and uncertainties.
+        score_module: Scores rows, from unclipped draws and what else it reads.
         clip: Bound on |φ ⊙ z| of the draws that predict; None for no bound.
-        score_with: Name of the score, or a function of stacked outputs.
         draws: Draws of every member.
         notes: Findings about the model, shown in the summary.
         about: Plain values to keep in the file, such as names of columns.
@@ -59,11 +130,10 @@ class Guard(Detector):
 
     predictive: Predictive
     likelihood: Likelihood
+    score_module: Score
     clip: float | None = None
-    score_with: str | ScoreFn = "default"
     draws: int = 50
     notes: tuple[str, ...] = ()
-    familiar: CombinedScore | None = None  # what the scores "default" and "distance" compare with
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -71,65 +141,84 @@ class Guard(Detector):
         """How the fit went."""
         return self.predictive.history or History()
 
-    def _describe(self) -> str:
-        name = self.score_with if isinstance(self.score_with, str) else "your own function"
-        return f"score {name}, {self.draws} draws of {self.predictive.members} member(s), clip {self.clip}"
+    @cached_property
+    def sampler(self) -> DrawSampler:
+        """Computes outputs and features of rows."""
+        return DrawSampler(self.predictive, self.likelihood, self.draws, self.seed)
 
-    def block_rows(self, draws: int | None = None) -> int:
+    def block_rows(self) -> int:
         """So many that their stacked outputs stay within a fixed memory."""
-        model = self.predictive.model
-        numbers = (model.output_numbers if model else 1) * self.predictive.members * (draws or self.draws)
-        return max(1, OUTPUT_NUMBERS // numbers)
+        return self.sampler.block_rows()
 
-    def _score(self, features: Inputs) -> Tensor:
-        return self.score_map(features)
+    def _features(self, rows: Inputs) -> Features:
+        return self.sampler.features(rows, self.score_module.layers, pooled=self.score_module.pooled)
 
-    def _predict(self, features: Inputs) -> Prediction:
-        return self.likelihood.predict(self.outputs(features, self.clip))
+    def _score(self, features: Features) -> Tensor:
+        return self.score_module(features).to(self.precision)
+
+    def _predict(self, features: Features) -> Prediction:
+        outputs = features.outputs if self.clip is None else self.outputs(features.inputs, self.clip)
+        return self.likelihood.predict(outputs)
 
     def _residuals(self, rows: Rows) -> Tensor:
         self.check_targets(rows)
         return self.likelihood.residual(self.predict(rows.inputs), rows.targets)
 
+    def _describe(self) -> str:
+        score = self.score_module.name or "your own function"
+        return f"score {score}, {self.draws} draws of {self.predictive.members} member(s), clip {self.clip}"
+
     def check_targets(self, rows: Rows) -> None:
         """Raise unless the targets of these rows fit what the guard predicts."""
-        base = self.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=self.seed)
-        self.likelihood.check_targets(base[0], rows.targets, rows.name)
-        check_counted(self.likelihood, rows.targets, rows.name)
+        check_row_targets(self.sampler, rows)
 
     def predict_at(self, rows: Rows) -> dict[str, tuple[Prediction, Tensor]]:
         """Predict labelled rows from clipped ("own") and unclipped draws ("wide"), each with its NLL (n,) at the targets."""
-        from offmap.calibration import nll
-
         clips = {"own": self.clip, "wide": None}
-        return {name: (self.predict(rows.inputs, clip=clip), nll(self, rows, clip=clip)) for name, clip in clips.items()}
+        return {n: (self.predict(rows.inputs, clip=clip), self.sampler.nll(rows, clip)) for n, clip in clips.items()}
 
     def terms(self, x: Inputs) -> dict[str, Tensor]:
-        """Why inputs are OOD: what the score joins, (B,) each, such as "disagreement", "inputs" and "layers", in standard
-        deviations over in-distribution rows. Of a score that joins nothing it is the score itself, under "score".
+        """Return what the score joins, (B,) each, such as "disagreement", "inputs" and "layers".
+
+        In standard deviations over in-distribution rows. Of a score that joins nothing it is the score itself, under "score".
+
+        Args:
+            x: Inputs of B rows.
         """
-        familiar = self.familiar if self.score_with in COMPARING else None
-        if familiar is None:
-            return {"score": self.score(x)}
-        told = (self._terms(familiar, block) for block in self.blocks(x))
-        found = merge_parts(told, lambda several: {name: concat_padded([each[name] for each in several]) for name in several[0]})
-        return {name: values.to(self.precision) for name, values in found.items()}
+        parts = (self.score_module.terms(self._features(rows)) for rows in self.blocks(x))
+        terms = merge_parts(parts, lambda several: {name: concat_padded([p[name] for p in several]) for name in several[0]})
+        return {name: reduce_positions(values, "mean").to(self.precision) for name, values in terms.items()}
 
     def predict(self, x: Inputs, *, clip: float | Literal["chosen"] | None = "chosen") -> Prediction:
-        """The mixture's prediction from clipped draws; `clip=None` predicts with the wide distribution."""
-        bound = self.clip if isinstance(clip, str) and clip == "chosen" else checked_clip(clip)
-        return merge_parts((self.likelihood.predict(self.outputs(block, bound)) for block in self.blocks(x)), concat_results)
+        """Predict every input with the mixture of clipped draws.
+
+        Args:
+            x: Inputs of B rows.
+            clip: Another bound than the guard's; None predicts with the wide distribution.
+        """
+        bound = self.clip if isinstance(clip, str) and clip == "chosen" else check_clip(clip)
+        return merge_parts((self.likelihood.predict(self.outputs(rows, bound)) for rows in self.blocks(x)), concat_results)
 
     def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
-        """Outputs of the sampled nets themselves, (M·draws, B, ...)."""
+        """Return outputs of the drawn models themselves, (M·draws, B, ...).
+
+        Args:
+            x: Inputs of B rows.
+            draws: Draws of every member.
+            clip: Bound on |φ ⊙ z|; None for no bound.
+        """
         draws = checks.integer("draws", draws, 1)
         if draws > MOST_DRAWS:
             raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {draws}.")
-        bound = checked_clip(clip)
-        return concat_padded([self.outputs(block, bound, draws) for block in self.blocks(x, self.block_rows(draws))], 1)
+        bound, sampler = check_clip(clip), replace(self.sampler, draws=draws)
+        return concat_padded([sampler.outputs(rows, bound) for rows in self.blocks(x, sampler.block_rows())], 1)
+
+    def outputs(self, rows: Inputs, clip: float | None) -> Tensor:
+        """Return stacked outputs of one block of rows, (M·P, B, ...)."""
+        return self.sampler.outputs(rows, clip)
 
     def summary(self) -> Table:
-        """What is random and how wide, in a table."""
+        """Return a table of what is random and how wide."""
         from offmap.summary import summarize
 
         return summarize(self)
@@ -138,6 +227,9 @@ class Guard(Detector):
         """Write one safetensors file, atomically. The models' weights stay with the user; a digest of them goes along.
 
         With the scores "default" and "distance" the file holds up to 4,096 training rows: share it as you would share those.
+
+        Args:
+            path: The file.
         """
         from offmap.io.guard_file import save
 
@@ -146,98 +238,55 @@ class Guard(Detector):
     def export(
         self, path: str | Path, example: Inputs, *, draws: int | None = None, calibration: Data | None = None, half: bool = False
     ) -> ExportInfo:
-        """Write frozen draws, score and verdict as one graph, `.onnx` or `.pt2`: inputs -> `mean` and `std`, or `probs`; `score`;
-        `ood`; any number of rows. It is run on the `example` first, and refused unless it gives the guard's numbers to 1e-4.
+        """Write frozen draws, score and verdict as one graph: inputs -> `mean` and `std`, or `probs`; `score`; `ood`.
 
-        `draws` None takes all where a few products run them (plain stacks of layers, a last layer that alone is random), else ten
-        at most. Other draws than the guard's need another threshold: from `calibration` data, or moved with the example's scores,
-        which is logged. `half` keeps weights in half precision. The file holds training rows if the guard does.
+        The graph takes any number of rows. It is run on the `example` first, and refused unless it gives the guard's numbers to
+        1e-4. The file holds training rows if the guard does.
+
+        Args:
+            path: The file, `.onnx` or `.pt2`.
+            example: Some inputs.
+            draws: How many draws to freeze. None: all where a few products run them (plain stacks of layers, a last layer that
+                alone is random), else ten at most. Other draws than the guard's need another threshold.
+            calibration: In-distribution data for that threshold; without, it is moved with the example's scores and logged.
+            half: Keep weights in half precision.
         """
-        from offmap.export.guard_graph import export_guard
+        from offmap.export.module import export_guard
 
         return export_guard(self, path, example, draws, calibration, half)
 
     def to(self, device: str | torch.device) -> Guard:
-        """The same guard on another device."""
+        """Return the same guard on another device."""
         if not isinstance(self.predictive, Stochastic):
             raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
-        place = Place(torch.device(device), self.place.dtype)
         model, q = self.predictive.model, self.predictive.q
-        moved = replace(
-            self.predictive,
-            model=replace(model, net=copy.deepcopy(model.net).to(device)),
-            q=copy.deepcopy(q).to(device),
+        model = replace(model, net=copy.deepcopy(model.net).to(device))
+        return replace(
+            self,
+            predictive=replace(self.predictive, model=model, q=copy.deepcopy(q).to(device)),
+            place=Place(torch.device(device), self.place.dtype),
+            calibration=self.calibration.to(device),
+            score_module=copy.deepcopy(self.score_module).to(device),
         )
-        calibration = self.calibration.to(device)
-        familiar = self.familiar and self.familiar.to(device)
-        return replace(self, predictive=moved, place=place, calibration=calibration, familiar=familiar)
-
-    def scores(self, outputs: Tensor) -> Tensor:
-        """From stacked outputs to scores, (P, B, ...) -> (B,) or (B, *positions); a NaN counts as infinitely OOD."""
-        scores = measure(self.likelihood, self.score_with)(outputs)
-        if scores.ndim == 0 or scores.shape[0] != outputs.shape[1]:
-            raise ShapeError(
-                f"Expected `score` to turn stacked outputs {tuple(outputs.shape)} into one number per example, "
-                f"({outputs.shape[1]},), but got {tuple(scores.shape)}. Reduce the draws, axis 0, and keep axis 1."
-            )
-        return scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-    def score_map(self, block: Inputs) -> Tensor:
-        """Scores of one block, (B,) or (B, *positions), NaN where its `attention_mask` tells of padding."""
-        if self.familiar is not None and self.score_with in COMPARING:
-            return self.familiar.join(self._terms(self.familiar, block)).to(self.precision)
-        outputs = self.outputs(block, None)
-        scores = self.scores(outputs)
-        # without a class axis, (B, T) may be T labels of one text
-        kept = attended(block, scores) if outputs.ndim > scores.ndim + 1 else None
-        return scores if kept is None else scores.masked_fill(~kept, torch.nan)
-
-    def _terms(self, familiar: CombinedScore, block: Inputs) -> dict[str, Tensor]:
-        if self.score_with == "distance":
-            return familiar.distances(self.predictive, block)
-        uncertain = log_uncertainty(self.likelihood, self.outputs(block, None), self.predictive.members)
-        energy = self.energy(block) if familiar.logits is not None else None
-        return familiar.terms(self.predictive, block, uncertain, energy)
-
-    def energy(self, block: Inputs) -> Tensor:
-        """The energy of the plain members' logits, (B,): low for images whose classes are seen clearly."""
-        logits = self.likelihood.logits(self.outputs(block, 0.0))  # pyright: ignore[reportAttributeAccessIssue]
-        return plain_energy(logits, self.predictive.members)
-
-    def outputs(self, block: Inputs, clip: float | None, draws: int | None = None) -> Tensor:
-        """Stacked outputs of one block, (M·P, B, ...), refused if a row has more or fewer axes than at fit time."""
-        stacked = self.predictive.outputs(block, draws or self.draws, clip=clip, seed=self.seed)
-        axes = self.predictive.model and self.predictive.model.output_axes
-        if axes is not None and stacked.ndim != axes + 2:
-            raise ModelError(
-                f"Expected inputs whose outputs have {axes + 1} axes, as at fit time, but these give {tuple(stacked.shape[1:])}. "
-                "Check that the data have the form the model was trained on."
-            )
-        return stacked
 
 
-def measure(likelihood: Likelihood, score: str | ScoreFn) -> ScoreFn:
-    """The function behind a score: the user's own, or the likelihood's method."""
-    if callable(score):
-        return score
-    return likelihood.epistemic if score == "epistemic" else likelihood.score
+def check_row_targets(sampler: DrawSampler, rows: Rows) -> None:
+    """Raise unless the targets of these rows fit the outputs."""
+    base = sampler.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=sampler.seed)
+    sampler.likelihood.check_targets(base[0], rows.targets, rows.name)
+    check_counted(sampler.likelihood, rows.targets, rows.name)
 
 
-def checked_draws(draws: Any, also: str = "") -> int:
-    """A plain whole number of at least 2, whatever library it comes from; `also` names what else is taken."""
-    try:
-        whole = operator.index(draws)
-    except TypeError:
-        whole = 0
-    if whole < 2:
-        raise ConfigError(f"Expected `draws` to be a whole number ≥ 2{also}, but got {draws!r}.")
-    if whole > MOST_DRAWS:
-        raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {whole}.")
-    return whole
+def check_draws(draws: Any, *, optional: bool = False) -> int:
+    """Return a plain whole number of at least 2, whatever library it comes from."""
+    number = checks.integer("draws", draws, 2, optional=optional)
+    if number > MOST_DRAWS:
+        raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {number}.")
+    return number
 
 
-def checked_clip(clip: Any) -> float | None:
-    """A bound on |φ ⊙ z|, or None for no bound."""
+def check_clip(clip: Any) -> float | None:
+    """Return a bound on |φ ⊙ z|, or None for no bound."""
     if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
         raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
     return None if clip is None else float(clip) if clip <= UNBOUNDED else math.inf

@@ -19,9 +19,10 @@ from offmap.table import Table
 
 def summarize(guard: Guard) -> Table:
     """Parameter, shape, random or not, rotated or plain and why, φ's median and range, its entropy, memory of the basis."""
+    score = guard.score_module
     notes = [
         f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {guard.predictive.members} member(s)",
-        _score_note(guard),
+        f"{f'score {score.name!r}' if score.name else 'score'}: {score.describe()}",
         *_calibration_notes(guard),
         *guard.notes,
     ]
@@ -69,18 +70,6 @@ def _megabytes(tensor: Tensor) -> float:
 def _memory_note(q: WeightDistribution) -> str:
     weights, bases = (sum(map(_megabytes, t.values())) for t in (q.mean, q.rotation))
     return f"weights {weights:.3g} MB, scales as many, bases {bases:.3g} MB"
-
-
-def _score_note(guard: Guard) -> str:
-    """What the score looks at, and how many training rows the guard holds for it."""
-    if callable(guard.score_with):
-        return "score: your own function of the outputs"
-    if guard.familiar is None:
-        return (
-            f"score {guard.score_with!r}: the draws' outputs alone{'' if guard.score_with != 'default' else ', as in the paper'}"
-        )
-    parts = [*(["disagreement"] if guard.score_with == "default" else []), *guard.familiar.words]
-    return f"score {guard.score_with!r}: {', '.join(parts)}; holds {guard.familiar.count} training rows"
 
 
 def _calibration_notes(guard: Guard) -> list[str]:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.errors import ConfigError, FileError, ModelError
-from offmap.export.checksum import check_seal
-from offmap.export.draws import draws_of, own
-from offmap.export.guard_graph import graph_of
+from offmap.export.checksum import verify_checksum
+from offmap.export.module import freeze_draws, guard_module, with_weights
 from offmap.metrics import auroc
 from offmap.model.forward import forward
 from offmap_bench.nets.lenet import lenet
@@ -93,9 +92,9 @@ def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_ro
     facts = {each.key: each.value for each in onnx.load(tmp_path / "g.onnx").metadata_props}
     assert float(facts["offmap.threshold"]) == guard.threshold
     content = (tmp_path / "g.onnx").read_bytes()
-    check_seal(content, tmp_path / "g.onnx")
+    verify_checksum(content, tmp_path / "g.onnx")
     with pytest.raises(FileError, match="g.onnx is damaged, changed or another: its checksum does not fit"):
-        check_seal(content.replace(b"offmap.threshold", b"offmap.Threshold"), tmp_path / "g.onnx")
+        verify_checksum(content.replace(b"offmap.threshold", b"offmap.Threshold"), tmp_path / "g.onnx")
 
 
 @pytest.mark.parametrize("score", ["default", "epistemic", "distance", lambda outputs: outputs.var(0).sum(1)])
@@ -103,13 +102,13 @@ def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_ro
 def test_the_module_answers_as_the_guard_does(score: Any, build: Any) -> None:
     guard = quick(build(), regression(40, 0, 2), regression(40, 1, 2), score=score)
     x = mixed(inputs(9, 3))
-    same(graph_of(guard, x)(x), guard(x))
+    same(guard_module(guard, x)(x), guard(x))
 
 
 def test_verdicts_of_strange_rows_are_the_guards_too() -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
     x = mixed(inputs(9, 5))
-    ood = graph_of(guard, x)(x)["ood"]
+    ood = guard_module(guard, x)(x)["ood"]
     assert ood[9:].all()
     assert not ood[:9].all()
 
@@ -117,12 +116,12 @@ def test_verdicts_of_strange_rows_are_the_guards_too() -> None:
 def test_a_row_between_two_neighbours_is_no_reason_to_refuse() -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
     rows = torch.cat([inputs(30, 5), torch.zeros(1, 3)])
-    module = graph_of(guard, rows)
-    assert not module.undecided(rows).any()
-    near = module.judge.inputs
+    module = guard_module(guard, rows)
+    assert not module.score.ties(module.run(rows)[0]).any()
+    near = module.score.parts["inputs"].space
     near.rows = torch.cat([near.rows[:1].expand(11, 3), near.rows[11:]])  # eleven neighbours at one place
     there = (near.rows[:1].double() * near.unit + near.centre).float()
-    assert near.undecided(there).tolist() == [True]
+    assert near.ties(there).tolist() == [True]
 
 
 def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, 
     nets = [lenet(3, side=12, seed=seed) for seed in range(members)]
     guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, params=params)
     x = mixed(x[:5])
-    same(graph_of(guard, x)(x), guard(x))
+    same(guard_module(guard, x)(x), guard(x))
 
 
 @pytest.mark.slow
@@ -198,8 +197,8 @@ def test_frozen_draws_are_the_draws(batched: bool) -> None:
     guard = quick(
         [regressor(0), regressor(1)], regression(40), regression(40, 1), params="0.*", output_fn=None if batched else _same
     )
-    predictive = own(guard.predictive)
-    frozen = draws_of(predictive, 3, clip=0.05, seed=guard.seed)
+    predictive = with_weights(guard.predictive)
+    frozen = freeze_draws(predictive, 3, clip=0.05, seed=guard.seed)
     assert (frozen.stack is not None) == batched
     weights = predictive.q.draw(range(3), seed=guard.seed, clip=0.05)
     x = inputs(7, 5)
@@ -234,7 +233,7 @@ def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: P
     net = model(known[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
     guard = quick(net, (known[:600], y[:600]), (known[600:900], y[600:900]), score="epistemic")
     info = guard.export(tmp_path / "half.onnx", known[:30], half=True)
-    numbers = sum(tensor.numel() for tensor in graph_of(guard, x[:2]).buffers())
+    numbers = sum(tensor.numel() for tensor in guard_module(guard, x[:2]).buffers())
     assert info.size < 0.7 * 4 * numbers  # bytes in full precision
     assert 1e-6 < info.difference < 1e-2
     areas = [

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.errors import ConfigError, DataError
-from offmap.export.distilled import Head, distil, strange, whitening
-from offmap.export.onnx import opened
+from offmap.export.distill import Head, make_ood_rows, train_head, whitening
+from offmap.export.onnx import open_session
 from offmap.metrics import auroc
 from offmap.model.params import all_params
 from offmap_bench.nets.lenet import lenet
@@ -91,7 +91,7 @@ def test_exported_graphs_give_the_same_numbers(suffix: str, one: offmap.Distille
     assert info.outputs == ("mean", "std", "score", "ood")
     if suffix == ".onnx":
         x = torch.cat([inputs(6, 12), 9 + inputs(3, 12)])
-        mean, score, ood = opened(str(info.path)).run(["mean", "score", "ood"], {"input": x.numpy()})
+        mean, score, ood = open_session(str(info.path)).run(["mean", "score", "ood"], {"input": x.numpy()})
         result = one(x)
         torch.testing.assert_close(torch.from_numpy(score), result.score, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(torch.from_numpy(mean), result.mean, rtol=1e-4, atol=1e-4)
@@ -134,7 +134,7 @@ def test_whitened_features_are_uncorrelated_and_flat_ones_stay_small() -> None:
 
 def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
     x, scores = 5 + 3 * inputs(300, 1), inputs(300, 2)[:, 0]
-    head = distil(x, scores, x, scores)
+    head = train_head(x, scores, x, scores)
     turn, shift = whitening(x)
     apart = Head(3, head.centre, head.spread)
     apart.load_state_dict(head.state_dict())
@@ -146,15 +146,15 @@ def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
 
 def test_strange_rows_lie_near_between_and_far_and_depend_on_the_seed_alone() -> None:
     rows = inputs(50, 1)
-    made = strange(rows, 600)
+    made = make_ood_rows(rows, 600)
     assert made.shape == (600, 3)
-    assert torch.equal(made, strange(rows, 600))
-    assert not torch.equal(made, strange(rows, 600, 1))
+    assert torch.equal(made, make_ood_rows(rows, 600))
+    assert not torch.equal(made, make_ood_rows(rows, 600, 1))
     near = torch.cdist(made, rows).amin(1)
     assert near.min() < 0.05
     assert near.max() > 1.0
     flat = torch.cat([rows, torch.full((50, 1), 7.0)], 1)
-    assert (strange(flat, 600)[:, 3] == 7.0).all()  # a column that never changes
+    assert (make_ood_rows(flat, 600)[:, 3] == 7.0).all()  # a column that never changes
 
 
 IDS = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1))

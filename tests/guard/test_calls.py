@@ -186,7 +186,7 @@ def test_bad_validation_data_are_told_before_the_head_is_trained(guard: offmap.G
     def begun(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the training began")
 
-    monkeypatch.setattr(sys.modules["offmap.distill"], "distil", begun)
+    monkeypatch.setattr(sys.modules["offmap.export.distill"], "train_head", begun)
     with pytest.raises(DataError, match="Expected finite inputs, but row 0 of `valid`"):
         offmap.distill(guard, TRAIN, (VALID[0] * torch.nan, VALID[1]), rows=100)
     with pytest.raises(ConfigError, match="Expected `false_alarms` strictly between 0 and 1"):

@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
-from offmap.calibration import nll
 from offmap.errors import ConfigError, NotFittedError
+from offmap.scores.score import PaperScore
 from trained import binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 
 
@@ -260,7 +260,7 @@ def test_clip_zero_is_the_host_and_infinity_is_no_clip(guard: offmap.Guard) -> N
 def test_prediction_and_score_come_from_their_own_draws(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
     wide = guard.predict(x, clip=None)
-    paper = replace(guard, score_with="paper")
+    paper = replace(guard, score_module=PaperScore())
     torch.testing.assert_close(wide.std.square(), paper.score(x), rtol=1e-4, atol=0)
     tight = guard.predict(x, clip=0.0)
     assert (tight.std < wide.std).all()
@@ -450,11 +450,11 @@ def test_nll_is_that_of_the_prediction_as_reported(guard: offmap.Guard, sorter: 
     for clip in (None, 0.5, 0.0):
         prediction = guard.predict(x, clip=clip)
         slow = -torch.distributions.Normal(prediction.mean, prediction.std).log_prob(y)
-        torch.testing.assert_close(nll(guard, rows, clip=clip), slow, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(guard.sampler.nll(rows, clip), slow, rtol=1e-4, atol=1e-5)
     x, y = classes(12, 4)
     rows = offmap.data.Rows(x, y, 128, "test")
     slow = -sorter.predict(x, clip=0.5).probs[torch.arange(12), y].log()
-    torch.testing.assert_close(nll(sorter, rows, clip=0.5), slow, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sorter.sampler.nll(rows, 0.5), slow, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------- other predictives

@@ -17,6 +17,7 @@ from offmap.ensemble import mixture_nll
 from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.likelihoods import Prediction
 from offmap.metrics import auroc
+from offmap.scores.score import FunctionScore
 from trained import classes, classifier, inputs, model, quick, regression, regressor
 
 TRAIN, VALID = regression(60, 0), regression(40, 1)
@@ -93,7 +94,7 @@ def test_classifiers_of_images_are_mixed() -> None:
 
 
 def test_a_guard_that_tells_familiar_rows_nothing_apart_does_not_blow_up(guards: list[offmap.Guard]) -> None:
-    flat = replace(guards[1], score_with=lambda outputs: outputs.new_full((outputs.shape[1],), 3.0))
+    flat = replace(guards[1], score_module=FunctionScore(lambda outputs: outputs.new_full((outputs.shape[1],), 3.0)))
     found = offmap.combine([guards[0], flat], VALID)
     torch.testing.assert_close(found.score(X), by_hand(guards[:1], X) / 2)
 
@@ -103,11 +104,11 @@ def test_infinite_scores_are_infinitely_strange_and_no_scale(guards: list[offmap
         values = outputs.mean(0).flatten()
         return torch.where(torch.arange(len(values)) == 0, torch.inf, values)
 
-    odd = replace(guards[1], score_with=some)
+    odd = replace(guards[1], score_module=FunctionScore(some))
     found = offmap.combine([guards[0], odd], VALID)
     assert found.score(X)[0] == torch.inf
     assert bool(found.score(X)[1:].isfinite().all())
-    endless = replace(guards[1], score_with=lambda outputs: outputs.new_full((outputs.shape[1],), torch.inf))
+    endless = replace(guards[1], score_module=FunctionScore(lambda outputs: outputs.new_full((outputs.shape[1],), torch.inf)))
     with pytest.raises(DataError, match="Expected finite scores of in-distribution data"):
         offmap.combine([guards[0], endless], VALID)
 

@@ -107,7 +107,7 @@ def test_notes_tell_what_other_scores_look_at() -> None:
     assert "score 'paper': the draws' outputs alone\n" in told(score="paper")
     assert "score: your own function of the outputs" in told(score=lambda outputs: outputs.amax(0)[:, 0])
     few = quick(regressor(), tuple(t[:2] for t in regression(40, 0)), regression(40, 1))
-    assert "score 'default': the draws' outputs alone, as in the paper" in str(few.summary())
+    assert "score 'paper': the draws' outputs alone" in str(few.summary())
 
 
 def test_noise_without_a_density_is_said_to_have_no_entropy() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 import offmap
 from offmap.errors import ConfigError, FileError
 from offmap.io.atomic import HEADER
-from offmap.io.guard_file import about
+from offmap.io.guard_file import GuardFile
 from offmap.model.params import checksum
 from trained import inputs, quick, regression, regressor
 
@@ -43,7 +43,7 @@ def written(path: Path, header: Any, tensors: dict[str, Tensor]) -> Path:
 LIES: dict[str, tuple[str, Any]] = {
     "too many draws": ("guard", {"draws": 10**9}),
     "one draw": ("guard", {"draws": 1}),
-    "another score": ("guard", {"score_with": "__class__"}),
+    "a score of no name": ("score", {"name": 3}),
     "a negative clip": ("guard", {"clip": -1.0}),
     "a clip of NaN": ("guard", {"clip": float("nan")}),
     "another key": ("guard", {"output_fn": "x"}),
@@ -51,11 +51,10 @@ LIES: dict[str, tuple[str, Any]] = {
     "a batch of text": ("model", {"batch_size": "8"}),
     "false alarms": ("calibration", {"false_alarms": 2}),
     "a frame of fractions": ("frames", {"0.weight": {"view": [1.5], "outs": [], "axes": [], "blocks": []}}),
-    "a noise without width": ("noise", {"state": {"half_width": 0}}),
-    "fields of the likelihood": ("likelihood", {"fields": {"targets": [1]}}),
+    "fields of the likelihood": ("likelihood", {"config": [1]}),
     "history": ("history", {"risk": "none"}),
     "notes": ("guard", {"notes": [1]}),
-    "layers": ("in-distribution", [3]),
+    "terms": ("score", {"config": None}),
     "models": ("models", [{"0.weight": "x"}]),
 }
 
@@ -66,18 +65,16 @@ def test_a_header_that_makes_no_sense_is_refused_by_the_name_of_what_is_wrong(ca
     header = header_of(saved)
     header[key] = {**header[key], **lie} if isinstance(lie, dict) and isinstance(header[key], dict) else lie
     path = written(tmp_path / "guard", header, load_bytes(saved))
-    with pytest.raises(
-        FileError, match=f"{re.escape(str(path))} is damaged or not a guard file: what it says of '{key}' makes no"
-    ):
+    with pytest.raises(FileError, match=f"{re.escape(str(path))} is damaged or not a guard file: invalid header field '{key}'"):
         offmap.load(path, regressor())
-    with pytest.raises(FileError, match=f"what it says of '{key}'"):
-        about(path)
+    with pytest.raises(FileError, match=f"invalid header field '{key}'"):
+        GuardFile.read(path)
 
 
-@pytest.mark.parametrize("key", ["guard", "model", "history", "own_select"])
+@pytest.mark.parametrize("key", ["guard", "model", "history", "custom_output_fn"])
 def test_a_header_that_lacks_something_is_refused(key: str, saved: bytes, tmp_path: Path) -> None:
     header = {name: value for name, value in header_of(saved).items() if name != key}
-    with pytest.raises(FileError, match=f"what it says of '{key}' makes no sense"):
+    with pytest.raises(FileError, match=f"invalid header field '{key}'"):
         offmap.load(written(tmp_path / "guard", header, load_bytes(saved)), regressor())
 
 
@@ -96,9 +93,9 @@ CHANGES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "rotation that is no square": ("rotation.0.weight", lambda t: t[..., :2]),
     "no scores": ("calibration.scores", lambda t: t[:0]),
     "scores of NaN": ("calibration.scores", lambda t: t * torch.nan),
-    "in-distribution rows of another width": ("familiar.inputs.rows", lambda t: t[:, :2]),
-    "a number of spacings": ("familiar.inputs.spacings", lambda t: t[:7]),
-    "three numbers as a scale": ("familiar.disagreement", lambda t: torch.cat([t, t[:1]])),
+    "in-distribution rows of another width": ("score.parts.inputs.space.rows", lambda t: t[:, :2]),
+    "a number of spacings": ("score.parts.inputs.space.spacings", lambda t: t[:7]),
+    "three numbers as a scale": ("score.parts.disagreement.zscore.mean", lambda t: t.expand(3)),
 }
 
 
@@ -112,10 +109,29 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_name(case: str, saved: byt
 
 
 def test_a_tensor_that_is_missing_or_unknown_is_refused(saved: bytes, tmp_path: Path) -> None:
-    for change in ({"calibration.misses": None}, {"../harm": torch.ones(2)}, {"rotation.0.bias": torch.ones(1, 1, 1, 1, 1)}):
+    for change in ({"calibration.residuals": None}, {"../harm": torch.ones(2)}, {"rotation.0.bias": torch.ones(1, 1, 1, 1, 1)}):
         tensors = {n: t for n, t in {**load_bytes(saved), **change}.items() if t is not None}
         with pytest.raises(FileError, match="is damaged or not a guard file"):
             offmap.load(written(tmp_path / "guard", header_of(saved), tensors), regressor())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("noise", {"name": "uniform", "state": {"half_width": 0}}),
+        ("likelihood", {"name": "gaussian", "config": {"targets": [1]}}),
+    ],
+)
+def test_noise_and_likelihood_that_cannot_be_built_are_refused(key: str, value: Any, saved: bytes, tmp_path: Path) -> None:
+    path = written(tmp_path / "guard", header_of(saved) | {key: value}, load_bytes(saved))
+    with pytest.raises(FileError, match="is damaged or not a guard file"):
+        offmap.load(path, regressor())
+
+
+def test_a_score_that_is_not_registered_is_refused(saved: bytes, tmp_path: Path) -> None:
+    path = written(tmp_path / "guard", header_of(saved) | {"score": {"name": "__class__", "config": {}}}, load_bytes(saved))
+    with pytest.raises(FileError, match="was fitted with the score '__class__', which is not registered: import the module that"):
+        offmap.load(path, regressor())
 
 
 def test_a_long_header_is_refused_before_it_is_read(tmp_path: Path) -> None:

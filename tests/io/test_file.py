@@ -21,7 +21,7 @@ from torch import nn
 
 import offmap
 from offmap.errors import ConfigError, FileError, ModelError
-from offmap.io.guard_file import about
+from offmap.io.guard_file import GuardFile
 from offmap.model.params import checksum
 from offmap.posterior.noise import Noise, Uniform
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
@@ -68,7 +68,7 @@ def test_a_loaded_guard_answers_to_the_bit(case: str, tmp_path: Path) -> None:
             assert torch.equal(guard.interval(x, level).upper, again.interval(x, level).upper)
     else:
         assert torch.equal(guard.prediction_set(x, 0.9), again.prediction_set(x, 0.9))
-    for name in ("threshold", "clip", "draws", "seed", "target", "score_with"):
+    for name in ("threshold", "clip", "draws", "seed", "target"):
         assert getattr(again, name) == getattr(guard, name), name
     assert str(again.summary()) == str(guard.summary())
     # NaN losses make the histories unequal as they are
@@ -221,7 +221,7 @@ def test_a_file_that_is_no_guard_is_refused(kind: str, tmp_path: Path) -> None:
 
 def test_a_guard_of_another_version_is_refused(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offmap.io.guard_file.FORMAT", "offmap-guard-99")
-    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-5'"):
+    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-6'"):
         offmap.load(saved, regressor())
 
 
@@ -284,17 +284,17 @@ def test_numbers_of_the_likelihood_are_as_many_as_targets(saved: Path, tmp_path:
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-SPACE = ("rows", "centre", "unit", "spacings", "scale")
+SPACE = ("rows", "centre", "unit", "spacings", "zscore.mean", "zscore.std")
 
 
 def test_files_hold_scales_and_no_weights_of_the_host(saved: Path) -> None:
     with safe_open(saved, "pt") as file:
         names = set(file.keys())
     assert names == {
-        "calibration.misses", "calibration.scores", "likelihood.noise", "likelihood.units",
+        "calibration.residuals", "calibration.scores", "likelihood.noise", "likelihood.units",
         "raw_scale.0.weight", "raw_scale.0.bias", "raw_scale.2.weight", "raw_scale.2.bias",
-        "rotation.0.weight", "rotation.2.weight", "familiar.disagreement",
-        *(f"in-distribution.{space}.{field}" for space in ("inputs", "hidden.0") for field in SPACE),
+        "rotation.0.weight", "rotation.2.weight", "score.parts.disagreement.zscore.mean", "score.parts.disagreement.zscore.std",
+        *(f"score.parts.{space}.{field}" for space in ("inputs.space", "layers.spaces.0") for field in SPACE),
     }  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def test_files_hold_scales_and_no_weights_of_the_host(saved: Path) -> None:
 def test_files_of_guards_that_compare_nothing_hold_no_training_rows(score: str, tmp_path: Path) -> None:
     quick(regressor(), regression(40, 0), regression(40, 1), score=score).save(tmp_path / "guard")
     with safe_open(tmp_path / "guard", "pt") as file:
-        assert not any(name.startswith("familiar.") for name in file.keys())  # noqa: SIM118
+        assert not any(name.startswith("score.") for name in file.keys())  # noqa: SIM118
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -395,11 +395,11 @@ class Gaussian(offmap.Likelihood):
 
 
 class OwnNoise(Noise):
-    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        return torch.empty(shape).normal_(generator=generator)
-
     def variance(self) -> float:
         return 1.0
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        return torch.empty(shape).normal_(generator=generator)
 
     def entropy(self) -> float:
         return 1.0
@@ -408,8 +408,8 @@ class OwnNoise(Noise):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"score": lambda out: out[..., 0].var(0)}, "score or likelihood of your own cannot be saved: a file holds no code"),
-        ({"likelihood": Gaussian()}, "score or likelihood of your own cannot be saved: a file holds no code"),
+        ({"score": lambda out: out[..., 0].var(0)}, "score or likelihood of your own cannot be saved unless it is registered: a file"),
+        ({"likelihood": Gaussian()}, "score or likelihood of your own cannot be saved unless it is registered: a file"),
         ({"noise": OwnNoise()}, "noise of your own cannot be saved: a file holds no code"),
     ],
 )  # fmt: skip
@@ -459,10 +459,10 @@ def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_
 def test_what_a_guard_says_of_itself_is_kept_in_plain_values(tmp_path: Path) -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
     guard.save(tmp_path / "silent")
-    assert about(tmp_path / "silent") == {"members": 1}
+    assert GuardFile.read(tmp_path / "silent").about == {}
     told = {"inputs": ["a", "b", "ü"], "net": "module:make", "classes": None}
     replace(guard, about=told).save(tmp_path / "told")
-    assert about(tmp_path / "told") == {**told, "members": 1}
+    assert (GuardFile.read(tmp_path / "told").about, GuardFile.read(tmp_path / "told").members) == (told, 1)
     again = offmap.load(tmp_path / "told", regressor())
     assert again.about == told
     assert again.calibrate(regression(40, 2)).about == told

@@ -93,7 +93,7 @@ def test_blocks_change_nothing_and_bound_what_is_held(held: int, monkeypatch: py
     expected = nearest(rows, x)
     seen: list[int] = []
     product = torch.addmm
-    monkeypatch.setattr(distance, "HELD", held)
+    monkeypatch.setattr(distance, "BLOCK_NUMBERS", held)
     monkeypatch.setattr(torch, "addmm", lambda c, a, b, **k: seen.append(len(a) * b.shape[1]) or product(c, a, b, **k))
     found = nearest(rows, x, itself=None)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import offmap
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Gaussian, Likelihood, Prediction
-from offmap.scores.combine import log_uncertainty
-from offmap.scores.distance import nearest, relative
-from offmap.scores.features import flat, narrowed
-from offmap.scores.neighbours import KNNDistance, Scale
+from offmap.scores.combine import CombinedScore, LayerDistance, flatten_inputs, log_uncertainty, narrow
+from offmap.scores.distance import KNNDistance, ZScore, nearest, relative
+from offmap.scores.score import PaperScore
 from trained import classes, classifier, inputs, quick, regression, regressor
 
 TRAIN, VALID = regression(60, 0), regression(40, 1)
@@ -33,6 +32,10 @@ def uncertain(guard: offmap.Guard, x: Any) -> Tensor:
     return log_uncertainty(guard.likelihood, guard.outputs(x, None), guard.predictive.members)
 
 
+def distances_of(guard: offmap.Guard) -> offmap.Guard:
+    return replace(guard, score_module=guard.score_module.distances())
+
+
 def z(own: Tensor, values: Tensor) -> Tensor:
     return ((values - own.mean()) / own.std(correction=0)).clamp_min(-1)
 
@@ -41,25 +44,25 @@ def z(own: Tensor, values: Tensor) -> Tensor:
 
 
 def test_the_score_is_the_mean_of_its_parts(guard: offmap.Guard) -> None:
-    parts = guard.familiar.distances(guard.predictive, X)
+    parts = distances_of(guard).terms(X)
     assert set(parts) == {"inputs", "layers"}
     disagreement = z(uncertain(guard, TRAIN[0]), uncertain(guard, X))  # 60 rows: all are in-distribution
     joined = (disagreement + parts["inputs"] + parts["layers"]) / 3
     torch.testing.assert_close(guard.score(X), joined.float(), rtol=1e-4, atol=1e-5)
-    alone = replace(guard, score_with="distance")
+    alone = distances_of(guard)
     torch.testing.assert_close(alone.score(X), ((parts["inputs"] + parts["layers"]) / 2).float(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_space_counts_as_its_own_rows_see_each_other() -> None:
-    space = KNNDistance.of(TRAIN[0], standardized=True)
+    space = KNNDistance.fit(TRAIN[0], standardized=True)
     own = []
     for i in range(60):  # every row beside the others alone
         others = [n for n in range(60) if n != i]
         distances, numbers = nearest(space.rows[others], space.rows[i : i + 1])
         own.append(relative(distances, torch.tensor(others)[numbers], space.spacings)[0])
         torch.testing.assert_close(distances.mean(), space.spacings[i], rtol=1e-6, atol=0)
-    torch.testing.assert_close(space.scale.centre, torch.stack(own).mean(), rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(space.scale.spread, torch.stack(own).std(correction=0), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(space.zscore.mean, torch.stack(own).mean(), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(space.zscore.std, torch.stack(own).std(correction=0), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(space.rows.std(0, correction=0), torch.ones(3))
 
 
@@ -104,8 +107,8 @@ def test_the_order_of_members_and_a_factor_of_their_disagreement_change_nothing(
     values = log_uncertainty(likelihood, outputs.flatten(0, 1), 3)
     torch.testing.assert_close(log_uncertainty(likelihood, outputs[[2, 0, 1]].flatten(0, 1), 3), values)
     larger = log_uncertainty(likelihood, 7 * outputs.flatten(0, 1), 3)
-    torch.testing.assert_close(Scale.of(larger)(larger), Scale.of(values)(values), rtol=1e-4, atol=1e-4)
-    assert (Scale.of(torch.full((9,), 3.0))(values) == 0).all()  # what tells in-distribution rows nothing apart
+    torch.testing.assert_close(ZScore.fit(larger)(larger), ZScore.fit(values)(values), rtol=1e-4, atol=1e-4)
+    assert (ZScore.fit(torch.full((9,), 3.0))(values) == 0).all()  # what tells in-distribution rows nothing apart
 
 
 def test_a_classifier_that_is_sure_of_itself_far_away_is_not_trusted() -> None:
@@ -132,26 +135,28 @@ def test_layers_of_all_members_are_compared_side_by_side() -> None:
     made = quick(nets, TRAIN, VALID)
     with torch.no_grad():
         each = [torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)]  # what the second matrix of every member meets
-    assert made.familiar.layers[0] == "2.weight"
-    torch.testing.assert_close(made.familiar.hidden[0](each[1]), KNNDistance.of(each[0], standardized=False)(each[1]))
+    assert made.score_module.layers[0] == "2.weight"
+    torch.testing.assert_close(
+        made.score_module.parts["layers"].spaces[0](each[1]), KNNDistance.fit(each[0], standardized=False)(each[1])
+    )
     turned = quick(nets[::-1], TRAIN, VALID)
-    distances, others = (g.familiar.distances(g.predictive, X)["layers"] for g in (made, turned))
+    distances, others = (g.terms(X)["layers"] for g in (made, turned))
     torch.testing.assert_close(distances, others)
 
 
 def test_wide_layers_keep_their_distances_to_a_few_per_cent() -> None:
     wide = torch.randn(40, 5000, generator=torch.Generator().manual_seed(0))
-    apart, kept = (torch.pdist(rows) for rows in (wide, narrowed(wide)))
+    apart, kept = (torch.pdist(rows) for rows in (wide, narrow(wide)))
     assert kept.shape == apart.shape
     assert ((kept / apart).log().abs() < 0.25).all()
     assert abs(float((kept / apart).mean()) - 1) < 0.02
-    torch.testing.assert_close(narrowed(wide[3:4]), narrowed(wide)[3:4], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(narrow(wide[3:4]), narrow(wide)[3:4], rtol=1e-3, atol=1e-3)
 
 
 def test_without_training_data_the_default_is_the_papers_score(guard: offmap.Guard) -> None:
     bare, paper = (offmap.guard(guard.predictive, VALID, score=s, draws=8) for s in ("default", "paper"))
     assert torch.equal(bare.score(X), paper.score(X))
-    assert bare.familiar is None
+    assert isinstance(bare.score_module, PaperScore)
     made = offmap.guard(guard.predictive, VALID, train=TRAIN, draws=8)
     torch.testing.assert_close(made.score(X), guard.score(X), rtol=1e-3, atol=1e-3)
     with pytest.raises(ConfigError, match="Expected `train=` for score='distance': rows of it are what inputs are compared with"):
@@ -194,8 +199,8 @@ def words(n: int, seed: int, length: int = 4) -> dict[str, Tensor]:
 
 def test_token_ids_are_compared_in_layers_alone() -> None:
     made = quick(Words(), (words(50, 0), torch.arange(50) % 3), (words(40, 1), torch.arange(40) % 3))
-    assert made.familiar.inputs is None
-    assert made.familiar.layers == ("body.weight", "out.weight")
+    assert "inputs" not in made.score_module.parts
+    assert made.score_module.layers == ("body.weight", "out.weight")
     assert made.score(words(7, 2, length=9)).isfinite().all()  # of any length
 
 
@@ -211,7 +216,7 @@ class Two(nn.Module):
 def test_tuples_and_dicts_in_any_order_give_one_score(guard: offmap.Guard) -> None:
     split = lambda x: {"a": x[:, :1], "b": x[:, 1:]}  # noqa: E731
     made = quick(Two(), (split(TRAIN[0]), TRAIN[1]), (split(VALID[0]), VALID[1]))
-    near, there = (replace(g, score_with="distance") for g in (guard, made))  # draws differ: noise goes by a weight's name
+    near, there = (distances_of(g) for g in (guard, made))  # draws differ: noise goes by a weight's name
     torch.testing.assert_close(there.score(split(X)), near.score(X), rtol=1e-4, atol=1e-4)
     assert torch.equal(made.score(dict(reversed(split(X).items()))), made.score(split(X)))
     torch.testing.assert_close(made.score(tuple(split(X).values())), made.score(split(X)))
@@ -222,7 +227,7 @@ def test_dense_outputs_are_not_compared() -> None:
     x, y = inputs(40, 0, 16).reshape(40, 1, 4, 4), torch.randint(2, (40, 4, 4))
     net = nn.Conv2d(1, 2, 3, padding=1)
     made = quick(net, (x, y), (x, y))
-    assert made.familiar is None
+    assert isinstance(made.score_module, PaperScore)
     assert torch.equal(made.score(x), quick(net, (x, y), (x, y), score="paper").score(x))
     with pytest.raises(
         ConfigError, match="Expected three or more training rows whose inputs or layers are one vector per example"
@@ -234,30 +239,30 @@ def test_wide_inputs_are_compared_in_layers_alone() -> None:
     torch.manual_seed(0)
     x = torch.randn(30, 4097)
     made = quick(nn.Sequential(nn.Linear(4097, 4), nn.Tanh(), nn.Linear(4, 1)), (x, x[:, 0]), (x, x[:, 0]), basis="identity")
-    assert made.familiar.inputs is None
-    assert made.familiar.layers == ("0.weight", "2.weight")
-    assert (flat(x[:, :4096]) is None, flat(x)) == (False, None)
+    assert "inputs" not in made.score_module.parts
+    assert made.score_module.layers == ("0.weight", "2.weight")
+    assert (flatten_inputs(x[:, :4096]) is None, flatten_inputs(x)) == (False, None)
 
 
 def test_series_beside_lengths_or_masks_are_no_vectors() -> None:
     x = torch.zeros(4, 3, 2)
-    assert flat(x).shape == (4, 6)
-    assert flat((x, torch.ones(4, dtype=torch.long))) is None
-    assert flat({"x": x, "attention_mask": torch.ones(4, 3)}) is None
-    assert flat((x[:, 0], torch.ones(4, dtype=torch.long))).shape == (4, 2)  # a table with a column of ids
+    assert flatten_inputs(x).shape == (4, 6)
+    assert flatten_inputs((x, torch.ones(4, dtype=torch.long))) is None
+    assert flatten_inputs({"x": x, "attention_mask": torch.ones(4, 3)}) is None
+    assert flatten_inputs((x[:, 0], torch.ones(4, dtype=torch.long))).shape == (4, 2)  # a table with a column of ids
 
 
 def test_inputs_of_another_size_and_layers_that_are_not_met_are_refused(guard: offmap.Guard) -> None:
-    wide = replace(guard, score_with="distance")
+    wide = distances_of(guard)
     with pytest.raises(
         ShapeError, match="Expected 3 numbers per input, as at fit time, but got 4. Bring inputs to one size, or fit"
     ):
         wide.score(inputs(5, 0, 4))
-    lost = replace(guard.familiar, layers=("gone.weight",))
+    lost = CombinedScore({"layers": LayerDistance({"gone.weight": 3})})
     with pytest.raises(
         ModelError, match="Expected `gone.weight` to meet one row per example, as at fit time, but on these inputs"
     ):
-        replace(guard, familiar=lost).score(X)
+        replace(guard, score_module=lost).score(X)
 
 
 class Breaks(nn.Module):
@@ -302,7 +307,7 @@ class Laplace(Likelihood):
 def test_a_likelihood_of_the_user_joins_the_logarithm_of_its_epistemic() -> None:
     made = quick(regressor(), TRAIN, VALID, likelihood=Laplace())
     own, new = (Laplace().epistemic(made.outputs(x, None)).double().log() for x in (TRAIN[0], X))
-    distances = made.familiar.distances(made.predictive, X).values()
+    distances = distances_of(made).terms(X).values()
     torch.testing.assert_close(made.score(X), ((z(own, new) + sum(distances)) / 3).float(), rtol=1e-4, atol=1e-4)
 
 
@@ -313,21 +318,21 @@ def test_constant_columns_and_copies_of_rows_leave_scores_finite() -> None:
     x = TRAIN[0].clone()
     x[:, 2] = 0.1
     made = quick(regressor(), (x[:6].repeat(9, 1), TRAIN[1][:6].repeat(9)), (x[:40], TRAIN[1][:40]))
-    assert made.familiar.inputs.unit[2] == 1
+    assert made.score_module.parts["inputs"].space.unit[2] == 1
     assert made.score(torch.cat([x, FAR])).isfinite().all()
 
 
 def test_inputs_that_are_all_the_same_are_no_space() -> None:
-    assert KNNDistance.of(torch.full((9, 2), 0.1), standardized=True) is None
+    assert KNNDistance.fit(torch.full((9, 2), 0.1), standardized=True) is None
     rows = torch.cat([inputs(9), torch.full((2, 3), torch.nan)])
-    assert KNNDistance.of(rows, standardized=True).rows.shape == (9, 3)  # finite ones alone
+    assert KNNDistance.fit(rows, standardized=True).rows.shape == (9, 3)  # finite ones alone
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 10, 11])
 def test_few_training_rows_are_enough_from_three_on(count: int) -> None:
     few = TRAIN[0][:count], TRAIN[1][:count]
     made = quick(regressor(), few, VALID)
-    assert (made.familiar is None) == (count < 3)
+    assert isinstance(made.score_module, PaperScore) == (count < 3)
     assert made.score(torch.cat([X, few[0], FAR])).isfinite().all()
     if count < 3:
         with pytest.raises(ConfigError, match="Expected three or more training rows .*Pass score='paper'"):
@@ -361,7 +366,7 @@ def test_a_guard_with_familiar_rows_survives_file_device_and_calibration(score: 
     made = quick(nets, TRAIN, VALID, score=score)
     made.save(tmp_path / "guard")
     again = offmap.load(tmp_path / "guard", nets)
-    assert (again.familiar is None) == (score == "paper")
+    assert again.score_module.name == score
     assert torch.equal(again.score(X), made.score(X))
     assert torch.equal(made.to("cpu").score(X), made.score(X))
     other = made.calibrate(regression(40, 3))

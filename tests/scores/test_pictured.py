@@ -110,7 +110,7 @@ def test_the_last_layer_alone_is_random_unless_told(guard: offmap.Guard) -> None
 
 
 def test_the_guard_says_what_it_looks_at(guard: offmap.Guard) -> None:
-    wanted = "score 'default': disagreement, logits, layers (2.weight, 4.weight, 8.weight); holds 120 training rows"
+    wanted = "score 'default': disagreement, logits, last layer (8.weight), layers (2.weight, 4.weight); holds 120 training rows"
     assert wanted in guard.summary().notes
 
 
@@ -128,14 +128,14 @@ def test_scores_do_not_depend_on_company(guard: offmap.Guard) -> None:
 
 def test_members_are_compared_side_by_side() -> None:
     together = quick([striped(0), striped(1)])
-    assert together.familiar is not None
-    assert [space.rows.shape[1] for space in together.familiar.hidden] == [32, 48, 32]
+    spaces = [space for name in ("layers", "last layer") for space in together.score_module.parts[name].spaces]
+    assert [space.rows.shape[1] for space in spaces] == [32, 48, 32]
     assert auroc(together.score(TEST[0]), together.score(NOISE)) > 0.95
 
 
 def test_score_distance_leaves_logits_and_draws_out() -> None:
     guard = quick(striped(), score="distance")
-    parts = guard.familiar.distances(guard.predictive, TEST[0])
+    parts = guard.terms(TEST[0])
     assert set(parts) == {"last layer", "layers"}
     wanted = torch.stack(list(parts.values())).logsumexp(0) - math.log(2)
     torch.testing.assert_close(guard.score(TEST[0]), wanted.float())

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 
 from offmap import cli
 from offmap.errors import ConfigError, FileError
-from offmap.export.checksum import sealed
+from offmap.export.checksum import add_checksum
 from offmap.serve.app import Limits, Monitor
 from offmap.serve.model import Batcher, Model
 from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs
@@ -116,7 +116,7 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
         onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "other.onnx"
     )
     for name in ("words", "other"):
-        (tmp_path / f"{name}-sealed.onnx").write_bytes(sealed((tmp_path / f"{name}.onnx").read_bytes()))
+        (tmp_path / f"{name}-sealed.onnx").write_bytes(add_checksum((tmp_path / f"{name}.onnx").read_bytes()))
     for name, said in (
         ("none.onnx", "there is none"),
         ("words.onnx", "as `Guard.export` wrote it, but .*words.onnx is damaged, changed or another: its checksum does not fit"),

@@ -22,7 +22,7 @@ from faults.places import shared_folder
 from faults.zygote import zygote
 from offmap.cli.scoring import NOTES
 from offmap.errors import OffmapError
-from offmap.export.checksum import check_seal
+from offmap.export.checksum import verify_checksum
 from offmap.maxwent.checkpoint import _parsed
 from offmap_bench.checks.trust import Check
 from offmap_bench.runner.run import run
@@ -62,7 +62,7 @@ def _whole(path: Path) -> Any:
     if path.name == killed_fit.STATE:
         return bool(_parsed(path, path.read_bytes()))
     if path.suffix == ".onnx":
-        return check_seal(path.read_bytes(), path)
+        return verify_checksum(path.read_bytes(), path)
     if path.suffix == ".jsonl":
         assert read_records(path).damaged == {}
         return damaged_record.without_seconds(path)

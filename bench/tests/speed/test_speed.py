@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 import offmap
 from offmap.data import Rows
-from offmap.export.guard_graph import graph_of
+from offmap.export.module import guard_module
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
@@ -93,7 +93,7 @@ def test_flops_of_scores_are_those_of_all_draws_and_of_an_answer_those_of_two_pa
 
 def test_a_graph_has_the_flops_of_the_guard_that_it_came_from():
     guard, x = small_guard("default"), rows(11)[0]
-    graph = graph_of(guard, x)
+    graph = guard_module(guard, x)
     assert count_flops(lambda: graph(x)) == count_flops(lambda: guard(x)) > 2 * 2 * 4 * 11 * PRODUCTS
 
 

@@ -14,12 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-import offmap
 from offmap.cli.options import UsageError
 from offmap.data.tables.schema import Schema
 from offmap.errors import FileError, ModelError, nearest
 from offmap.guard import Guard
-from offmap.io.guard_file import about
+from offmap.io.guard_file import GuardFile
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,8 @@ class GuardSource:
         Importing a module runs its code, so a guard file, which anyone may have made, does not decide on it. Weights are read as
         plain tensors and compared with the digests in the guard, so those that the file names are used if none are given.
         """
-        stored = about(self.path)
+        file = GuardFile.read(self.path)
+        stored = file.about
         named = stored.get("net") if isinstance(stored.get("net"), str) else None
         if self.net is None and not (self.trust_net and named):
             again = f"--net {named}, with which it was fitted, or --trust-net to import that because the file says so"
@@ -56,7 +56,7 @@ class GuardSource:
             if missing:
                 raise FileError(f"Expected the weights of fit time at {missing[0]}, but there is no such file. Pass --weights.")
         models = load_models(self.net or str(named), files)
-        return offmap.load(self.path, models if len(models) > 1 else models[0]), Schema.from_dict(stored, self.path)
+        return file.build(models), Schema.from_dict(stored, self.path)
 
 
 def load_models(spec: str, weights: Sequence[Path]) -> list[nn.Module]:

@@ -17,13 +17,13 @@ FRONT = b"\x72" + bytes([len(ENTRY) + DIGITS]) + ENTRY
 """Field 14 of an ONNX model, `metadata_props`: what is appended to a message is one more of its facts."""
 
 
-def sealed(model: bytes) -> bytes:
-    """A serialised ONNX model with the SHA-256 of all its bytes behind it, which any reader takes for a fact."""
+def add_checksum(model: bytes) -> bytes:
+    """Append the SHA-256 of all bytes of a serialised ONNX model, as one more of its facts."""
     return model + FRONT + hashlib.sha256(model).hexdigest().encode()
 
 
-def check_seal(content: bytes, path: Path) -> None:
-    """Raise a FileError unless the bytes are those that were sealed."""
+def verify_checksum(content: bytes, path: Path) -> None:
+    """Raise a FileError unless the bytes are those that were written."""
     model, front, digest = (content[: -len(FRONT) - DIGITS], content[-len(FRONT) - DIGITS : -DIGITS], content[-DIGITS:])
     if front != FRONT or digest != hashlib.sha256(model).hexdigest().encode():
         raise FileError(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from offmap._version import __version__
 from offmap.errors import ConfigError, FileError, ModelError
-from offmap.export.checksum import sealed
+from offmap.export.checksum import add_checksum
 from offmap.extras import require
 from offmap.io.atomic import write_whole
 from offmap.model.forward import no_fast_path
@@ -58,9 +58,17 @@ class ExportInfo:
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """What is exported: the module, the example's tensors with their names, which of them have a row per example, what the guard
-    answers to it, in which rows rounding decides the score, and facts to keep in the file.
+class ExportTask:
+    """What is to be exported.
+
+    Args:
+        module: Tensors of the inputs, in order -> outputs by name.
+        tensors: Those of the example.
+        names: Their names.
+        rows: Which of them have a row per example.
+        expected: What the detector gives for the example.
+        ties: In which rows rounding decides the score, (B,) bool.
+        facts: Kept in the file.
     """
 
     module: nn.Module
@@ -68,7 +76,7 @@ class Sheet:
     names: tuple[str, ...]
     rows: tuple[bool, ...]
     expected: Mapping[str, Tensor]
-    undecided: Tensor | None
+    ties: Tensor | None
     facts: Mapping[str, Any]
 
     @cached_property
@@ -103,62 +111,63 @@ def check_path(path: str | Path) -> Path:
     return path
 
 
-def export(sheet: Sheet, path: Path, *, draws: int, threshold: float, exact: bool, half: bool = False) -> ExportInfo:
+def export(task: ExportTask, path: Path, *, draws: int, exact: bool, half: bool = False) -> ExportInfo:
     """Trace, check on the example, write. In half precision differences are told, else those above 1e-4 are refused."""
     with torch.no_grad():
-        _compare(sheet, sheet.module(*sheet.tensors), "the module before export", refuse=not half)
-        program = _traced(sheet)
-        content, run = FORMATS[path.suffix](sheet, program)
-        told = run(sheet.tensors)
-        difference, changed = _compare(sheet, told, f"the {path.suffix} file", refuse=not half)
-        one = run(sheet.take(1))
-        if any(not torch.allclose(one[n], told[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in told if n != "ood"):
-            raise ModelError("Expected the same numbers for a row alone and in company, but the exported graph gives others. The "
+        _compare(task, task.module(*task.tensors), "the module before export", refuse=not half)
+        program = _traced(task)
+        content, run = FORMATS[path.suffix](task, program)
+        outputs = run(task.tensors)
+        difference, changed = _compare(task, outputs, f"the {path.suffix} file", refuse=not half)
+        one = run(task.take(1))
+        if any(not torch.allclose(one[n], outputs[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in outputs if n != "ood"):
+            raise ModelError("Expected the same numbers for a row alone and in a batch, but the exported graph gives others. The "
                             "model fixes its batch size while it is traced: write it without `int(x.shape[0])`.")  # fmt: skip
-        spent = {n: _milliseconds(run, sheet.take(n)) for n in TIMED} if path.suffix == ".onnx" else None
+        milliseconds = {n: _milliseconds(run, task.take(n)) for n in TIMED} if path.suffix == ".onnx" else None
     write_whole(path, content, folders=False)
+    threshold = float(task.facts["threshold"])
     return ExportInfo(
-        path, len(content), draws, sheet.names, tuple(told), threshold, exact, difference, changed, spent
+        path, len(content), draws, task.names, tuple(outputs), threshold, exact, difference, changed, milliseconds
     )  # fmt: skip
 
 
-def _traced(sheet: Sheet) -> torch.export.ExportedProgram:
+def _traced(task: ExportTask) -> torch.export.ExportedProgram:
     """The module as a graph with any number of rows."""
     rows = torch.export.Dim("rows", min=1)
-    shapes = tuple({0: rows} if row else None for row in sheet.rows)
+    shapes = tuple({0: rows} if row else None for row in task.rows)
     with quiet(), no_fast_path:
         try:
-            return torch.export.export(sheet.module, sheet.tensors, dynamic_shapes=(shapes,), strict=False)
+            return torch.export.export(task.module, task.tensors, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             raise ModelError(
-                f"torch.export cannot trace this model: {_told(error)}. Avoid Python branches and numbers that depend on the "
+                f"torch.export cannot trace this model: {_reason(error)}. Avoid Python branches and numbers that depend on the "
                 "values or the number of rows (use torch.where, keep shapes symbolic), or serve the guard itself."
             ) from error
 
 
-def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
+def _onnx(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
     """ONNX bytes and how ONNX Runtime runs them."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
     with quiet():
         try:
-            made = torch.onnx.export(program, verbose=False, external_data=False)
+            onnx_program = torch.onnx.export(program, verbose=False, external_data=False)
         except Exception as error:
             raise ModelError(
-                f"ONNX has no words for this model: {_told(error)}. Replace the operator by others, or export to .pt2, which "
+                f"ONNX has no words for this model: {_reason(error)}. Replace the operator by others, or export to .pt2, which "
                 "keeps torch's own."
             ) from error
-    assert made is not None
-    _rename(made.model.graph, sheet)
-    model = made.model_proto
-    for key, value in {**sheet.facts, "version": __version__}.items():
+    assert onnx_program is not None
+    _rename(onnx_program.model.graph, task)
+    model = onnx_program.model_proto
+    for key, value in {**task.facts, "version": __version__}.items():
         model.metadata_props.add(key=f"offmap.{key}", value=str(value))
     try:
-        content = sealed(model.SerializeToString())
+        content = add_checksum(model.SerializeToString())
     except ValueError as error:  # protobuf ends at 2 GB
         raise ConfigError("Expected a graph of less than 2 GB. Export fewer `draws`, with half=True, or to .pt2.") from error
     try:
-        session = opened(content)
+        session = open_session(content)
     except Exception as error:
         raise ModelError(
             f"ONNX Runtime cannot run this model: {str(error).strip().splitlines()[0]}. Convert it with `net.float()` before the "
@@ -166,15 +175,15 @@ def _onnx(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, R
         ) from error
 
     def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        feed = {name: t.detach().cpu().numpy() for name, t in zip(sheet.names, tensors, strict=True)}
-        known = {node.name for node in session.get_inputs()}  # inputs that no output needs are left out of the graph
-        told = session.run(list(sheet.expected), {name: a for name, a in feed.items() if name in known})
-        return {name: torch.from_numpy(a) for name, a in zip(sheet.expected, told, strict=True)}
+        feed = {name: t.detach().cpu().numpy() for name, t in zip(task.names, tensors, strict=True)}
+        used = {node.name for node in session.get_inputs()}  # inputs that no output needs are left out of the graph
+        outputs = session.run(list(task.expected), {name: a for name, a in feed.items() if name in used})
+        return {name: torch.from_numpy(a) for name, a in zip(task.expected, outputs, strict=True)}
 
     return content, run
 
 
-def _rename(graph: Any, sheet: Sheet) -> None:
+def _rename(graph: Any, task: ExportTask) -> None:
     """Inputs and outputs by our names; the exporter calls what is in between after operators, one of which is `mean`.
 
     Where in the sources a node comes from is left out: it names files of the machine that exports, and is long.
@@ -185,51 +194,51 @@ def _rename(graph: Any, sheet: Sheet) -> None:
     for place, value in enumerate(value for node in graph for value in node.outputs):
         value.metadata_props.clear()
         value.name = f"value_{place}"
-    for values, names in ((graph.inputs, sheet.names), (graph.outputs, sheet.expected)):
+    for values, names in ((graph.inputs, task.names), (graph.outputs, task.expected)):
         for value, name in zip(values, names, strict=True):
             value.name = name
 
 
-def opened(content: bytes | str, threads: int = 1) -> Any:
-    """An ONNX Runtime session on the CPU."""
+def open_session(content: bytes | str, threads: int = 1) -> Any:
+    """Open an ONNX Runtime session on the CPU."""
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def _pt2(sheet: Sheet, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
+def _pt2(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
     """The bytes of a torch.export archive, and how torch runs them."""
     file = io.BytesIO()
     with quiet():
-        torch.export.save(program, file, extra_files={"offmap": "\n".join(f"{k}={v}" for k, v in sheet.facts.items())})
+        torch.export.save(program, file, extra_files={"offmap": "\n".join(f"{k}={v}" for k, v in task.facts.items())})
         loaded = torch.export.load(io.BytesIO(file.getvalue())).module()
     return file.getvalue(), lambda tensors: loaded(*tensors)
 
 
-FORMATS: dict[str, Callable[[Sheet, torch.export.ExportedProgram], tuple[bytes, Run]]] = {".onnx": _onnx, ".pt2": _pt2}
+FORMATS: dict[str, Callable[[ExportTask, torch.export.ExportedProgram], tuple[bytes, Run]]] = {".onnx": _onnx, ".pt2": _pt2}
 """Suffixes, and how each is written."""
 
 
-def _compare(sheet: Sheet, told: Mapping[str, Tensor], what: str, *, refuse: bool) -> tuple[float, int]:
+def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str, *, refuse: bool) -> tuple[float, int]:
     """The largest difference to the guard in units of 1 + |number|, and how many verdicts differ for more than rounding."""
     largest = 0.0
-    for name in (n for n in sheet.expected if n != "ood"):
-        mine, other = sheet.expected[name].double().cpu(), told[name].double().cpu()
+    for name in (n for n in task.expected if n != "ood"):
+        mine, other = task.expected[name].double().cpu(), outputs[name].double().cpu()
         apart = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
-        if name == "score" and sheet.undecided is not None:
-            apart = apart.masked_fill(sheet.undecided, 0.0)
+        if name == "score" and task.ties is not None:
+            apart = apart.masked_fill(task.ties, 0.0)
         worst = float(apart.max())
-        if refuse and worst > TOLERANCE + 10 * sheet.rounding[name]:
+        if refuse and worst > TOLERANCE + 10 * task.rounding[name]:
             raise ModelError(f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} "
                             "off. The model may depend on something else than its inputs and weights.")  # fmt: skip
         largest = max(largest, worst)
-    score, threshold = sheet.expected["score"].double().cpu(), float(sheet.facts["threshold"])
-    rounding = TOLERANCE * (1 + abs(threshold)) + 10 * sheet.rounding["score"]
+    score, threshold = task.expected["score"].double().cpu(), float(task.facts["threshold"])
+    rounding = TOLERANCE * (1 + abs(threshold)) + 10 * task.rounding["score"]
     clear = (score - threshold).abs() > (rounding if refuse else 0.0)
-    if sheet.undecided is not None and refuse:
-        clear &= ~sheet.undecided
-    changed = int(((sheet.expected["ood"].cpu() != told["ood"].cpu()) & clear).sum())
+    if task.ties is not None and refuse:
+        clear &= ~task.ties
+    changed = int(((task.expected["ood"].cpu() != outputs["ood"].cpu()) & clear).sum())
     if refuse and changed:
         raise ModelError(f"Expected the verdicts of the guard, but {changed} of {what} differ.")
     return largest, changed
@@ -250,7 +259,7 @@ def _milliseconds(run: Run, tensors: Sequence[Tensor]) -> float:
 OPERATOR = re.compile(r"\b(aten|prims|torchvision|torch\.ops)[.:]+\w+")
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The operator that the innermost error names, if there is one, and its first line."""
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:

@@ -1,4 +1,4 @@
-"""What a guard file may say: kinds, ranges and shapes, looked at before anything is built of it.
+"""The header of a guard file, declared field by field: kinds, ranges and shapes are checked before anything is built.
 
 A checksum tells of accidents, not of intent: whoever writes a file can compute it.
 """
@@ -6,161 +6,165 @@ A checksum tells of accidents, not of intent: whoever writes a file can compute 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
+from offmap import checks
 from offmap._types import Weights
-from offmap.errors import ConfigError, FileError
-from offmap.guard import MOST_DRAWS, SCORES
+from offmap.checks import option
+from offmap.data.image_spec import ImageSpec
+from offmap.errors import FileError, OffmapError
+from offmap.guard import MOST_DRAWS, check_clip
 from offmap.model.matrix_view import MatrixView
-from offmap.posterior.noise import NOISES, noise_from_state
+from offmap.posterior.predictive import History
 
-Rule = Callable[[Any], bool]
-MOST = 1 << 40
-
-
-def whole(low: int, high: int = MOST) -> Rule:
-    """A whole number from `low` to `high`."""
-    return lambda value: type(value) is int and low <= value <= high
+LARGEST_SIZE = 1 << 40
 
 
-def listed(rule: Rule) -> Rule:
-    """A list of such."""
-    return lambda value: isinstance(value, list) and all(map(rule, value))
+@dataclass(frozen=True)
+class ModelHeader:
+    """How the models run."""
+
+    chunk_size: int = option(1, "Draws at once.", at_least=1, at_most=LARGEST_SIZE)
+    batch_size: int = option(1, "Rows at once.", at_least=1, at_most=LARGEST_SIZE)
+    output_numbers: int = option(1, "Numbers in one output row.", at_least=1, at_most=LARGEST_SIZE)
+    output_axes: int | None = option(None, "Axes of one output row.", at_least=0, at_most=64)
+    last_layer: str | None = None
 
 
-def named(rule: Rule) -> Rule:
-    """Such by name."""
-    return lambda value: isinstance(value, dict) and all(map(rule, value.values()))
+@dataclass(frozen=True)
+class GuardHeader:
+    """Options of the guard."""
+
+    draws: int = option(50, "Draws of every member.", at_least=2, at_most=MOST_DRAWS)
+    clip: float | None = option(None, "Bound on the draws that predict.", check=check_clip)
+    seed: int = 0
+    target: str = "labels"
+    notes: tuple[str, ...] = ()
 
 
-def with_keys(rules: Mapping[str, Rule]) -> Rule:
-    """A dict that has exactly these keys."""
-    return lambda value: isinstance(value, dict) and set(value) == set(rules) and all(r(value[k]) for k, r in rules.items())
+@dataclass(frozen=True)
+class CalibrationHeader:
+    """Options of the calibration; its tensors are in the file."""
+
+    false_alarms: float = option(0.05, "Rate of false alarms.", check=lambda value: checks.fraction("false_alarms", value))
+    exact: bool = True
 
 
-def either(*rules: Any) -> Rule:
-    """One of several: values, or rules."""
-    return lambda value: any(rule(value) if callable(rule) else value is rule for rule in rules)
+@dataclass(frozen=True)
+class Registered:
+    """A registered score or likelihood and its plain values; its tensors are in the file."""
+
+    name: str
+    config: dict[str, Any]
 
 
-def text(value: Any) -> bool:
-    """Words."""
-    return isinstance(value, str)
+@dataclass(frozen=True)
+class Header:
+    """All that a guard file says beside its tensors."""
+
+    format: str
+    models: list[dict[str, tuple[tuple[int, ...], str, str]]]  # shape, dtype and SHA-256 of every tensor
+    modules: dict[str, str]
+    frames: dict[str, MatrixView]
+    why: dict[str, str]
+    restore_state: list[str]
+    noise: dict[str, Any]
+    likelihood: Registered
+    score: Registered
+    model: ModelHeader
+    guard: GuardHeader
+    calibration: CalibrationHeader
+    history: History
+    custom_output_fn: bool
+    about: dict[str, Any]
+    image_spec: ImageSpec | None
 
 
-def truth(value: Any) -> bool:
-    """Yes or no."""
-    return isinstance(value, bool)
-
-
-def number(value: Any) -> bool:
-    """Any number; histories hold NaN, too."""
-    return (type(value) in (int, float) and abs(value) < 1e300) or value != value or value in (math.inf, -math.inf)
-
-
-def _digest(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and listed(whole(0))(value[0]) and all(map(text, value[1:]))
-
-
-def _noise(value: Any) -> bool:
-    if not with_keys({"name": text, "state": named(number)})(value):
-        return False
-    if value["name"] not in NOISES:
-        return True  # loading says which names there are
-    try:
-        noise_from_state(value)
-    except (ConfigError, TypeError):
-        return False
-    return True
-
-
-NUMBERS, SIZES = listed(number), listed(whole(0))
-PER_MEMBER = listed(NUMBERS)
-
-CLAIMS: dict[str, Rule] = {
-    "format": text,
-    "in-distribution": either(None, listed(text)),
-    "models": listed(named(_digest)),
-    "modules": named(text),
-    "frames": named(with_keys(dict.fromkeys(("view", "outs", "axes", "blocks"), SIZES))),
-    "why": named(text),
-    "restore_state": listed(text),
-    "noise": _noise,
-    "likelihood": with_keys({"name": text, "fields": named(either(None, truth, whole(-1, 1 << 20)))}),
-    "model": with_keys({
-        "chunk_size": whole(1), "batch_size": whole(1), "output_numbers": whole(1), "output_axes": either(None, whole(0, 64)),
-        "last_layer": either(None, text),
-    }),
-    "guard": with_keys({
-        "clip": either(None, lambda value: number(value) and value >= 0),
-        "score_with": lambda value: text(value) and value in SCORES,
-        "draws": whole(2, MOST_DRAWS), "seed": lambda value: type(value) is int, "target": text, "notes": listed(text),
-    }),
-    "calibration": with_keys({"false_alarms": lambda value: number(value) and 0 < value < 1, "exact": truth}),
-    "history": with_keys({
-        **dict.fromkeys(("max_risk", "loss", "final_risk", "final_entropy"), NUMBERS), "step": SIZES, "kept": SIZES,
-        **dict.fromkeys(("risk", "entropy", "uncertainty"), PER_MEMBER), "stop_reason": text,
-        "chosen": named(either(text, number, NUMBERS)),
-    }),
-    "own_select": truth,
-    "about": lambda value: isinstance(value, dict),
-    "image_spec": either(None, with_keys({"shape": either(None, SIZES), "low": number, "high": number, "integral": truth})),
-}  # fmt: skip
-OPTIONAL = {"about", "image_spec"}
-
-
-def check_header(header: Any, path: object) -> None:
-    """Raise a FileError that names the first thing that no guard would say."""
-    known = header if isinstance(header, dict) else {}
-    for key in [*CLAIMS, *known]:
-        if key not in CLAIMS or (key not in known and key not in OPTIONAL) or (key in known and not CLAIMS[key](known[key])):
+def parse_header(header: Any, path: object) -> Header:
+    """Build the header; a FileError names the first field that is missing, unknown or of another kind."""
+    hints, values = get_type_hints(Header), header if isinstance(header, dict) else {}
+    parsed: dict[str, Any] = {}
+    for key in [*hints, *values]:
+        try:
+            parsed[key] = parse(values[key], hints[key])
+        except (KeyError, ValueError, OverflowError, OffmapError) as error:
             raise FileError(
-                f"{path} is damaged or not a guard file: what it says of {key!r} makes no sense. Save the guard again."
-            )
+                f"{path} is damaged or not a guard file: invalid header field {key!r}. Save the guard again."
+            ) from error
+    return Header(**parsed)
+
+
+def parse(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as the type says; a ValueError if it is another.
+
+    >>> parse({"view": [2, 3], "outs": [0], "axes": [1], "blocks": []}, MatrixView)
+    MatrixView(view=(2, 3), outs=(0,), axes=(1,), blocks=())
+    """
+    kind, kinds = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if kind in (Union, UnionType):
+        if value is None and NoneType in kinds:
+            return None
+        return parse(value, next(k for k in kinds if k is not NoneType))
+    if is_dataclass(hint) and isinstance(value, dict) and set(value) == {f.name for f in fields(hint)}:
+        hints = get_type_hints(hint)
+        built: Any = hint(**{name: parse(entry, hints[name]) for name, entry in value.items()})  # pyright: ignore
+        checks.validate(built)
+        return built
+    if kind is dict and isinstance(value, dict):
+        return {name: parse(entry, kinds[1]) for name, entry in value.items()}
+    if kind is list and isinstance(value, list):
+        return [parse(entry, kinds[0]) for entry in value]
+    if kind is tuple and isinstance(value, list):
+        several = [kinds[0]] * len(value) if kinds[-1] is ... else kinds
+        return tuple(parse(entry, k) for entry, k in zip(value, several, strict=True))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise ValueError(value)
+    return value
 
 
 def check_tensors(tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[str, MatrixView], path: object) -> None:
-    """Raise a FileError that names the first tensor that does not fit the nets, its frame or its kin, or is not finite."""
+    """Raise a FileError that names the first tensor that does not fit the models or its matrix view, or is NaN."""
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or bool(tensor.isnan().any()) or not _fits(name, tensor, tensors, mean, frames):
-            raise FileError(
-                f"{path} is damaged or not a guard file: `{name}`, {tuple(tensor.shape)}, does not fit. Save the guard again."
-            )
+        if (tensor.is_floating_point() and bool(tensor.isnan().any())) or not _fits(name, tensor, mean, frames):
+            raise misfit(path, name, tensor)
 
 
-def _fits(name: str, tensor: Tensor, tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[str, MatrixView]) -> bool:
+def misfit(path: object, name: str, tensor: Tensor | None) -> FileError:
+    """Return the error for a tensor that does not fit."""
+    shape = "missing" if tensor is None else tuple(tensor.shape)
+    return FileError(f"{path} is damaged or not a guard file: `{name}`, {shape}, does not fit. Save the guard again.")
+
+
+def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], frames: Mapping[str, MatrixView]) -> bool:
     kind, _, rest = name.partition(".")
-    if kind == "raw_scale":
-        return rest in mean and tensor.shape == mean[rest].shape and bool(tensor.isfinite().all())
-    if kind == "rotation":
-        return rest in mean and rest in frames and bool(tensor.isfinite().all()) and _turns(tensor, frames[rest], mean[rest])
-    if kind == "in-distribution":
-        return _is_kin(name, tensor, tensors)
-    shapes = {"calibration.scores": (1,), "calibration.misses": (1, 2), "likelihood.noise": (1,), "likelihood.units": (1,)}
-    return name in shapes and tensor.ndim in shapes[name] and tensor.numel() > 0
-
-
-def _turns(matrix: Tensor, frame: MatrixView, mean: Tensor) -> bool:
-    """Whether matrices (M, G, N, d, d) turn the rows of a parameter (M, ...) that is seen through this frame."""
-    axes = sorted((*frame.outs, *frame.axes)) == list(range(len(frame.view)))
-    if not axes or math.prod(frame.view) != mean[0].numel() or sum(frame.blocks) != frame.outputs or 0 in frame.blocks:
+    if kind in ("score", "likelihood"):  # checked by what is built of them
+        return True
+    if not tensor.is_floating_point():
         return False
-    if matrix.ndim != 5 or matrix.shape[0] != len(mean) or matrix.shape[1] != max(1, len(frame.blocks)):
+    if kind in ("raw_scale", "rotation"):
+        if rest not in mean or not bool(tensor.isfinite().all()):
+            return False
+        return tensor.shape == mean[rest].shape if kind == "raw_scale" else _rotates(tensor, frames.get(rest), mean[rest])
+    axes = {"calibration.scores": (1,), "calibration.residuals": (1, 2)}
+    return name in axes and tensor.ndim in axes[name] and tensor.numel() > 0
+
+
+def _rotates(matrix: Tensor, view: MatrixView | None, mean: Tensor) -> bool:
+    """Whether matrices (M, G, N, d, d) rotate the rows of a parameter (M, ...) under this view."""
+    if view is None or sorted((*view.outs, *view.axes)) != list(range(len(view.view))):
+        return False
+    if math.prod(view.view) != mean[0].numel() or sum(view.blocks) != view.outputs or 0 in view.blocks:
+        return False
+    if matrix.ndim != 5 or matrix.shape[:2] != (len(mean), max(1, len(view.blocks))):
         return False
     pieces, width = matrix.shape[2], matrix.shape[3]
-    return matrix.shape[4] == width and (pieces - 1) * width < frame.fan_in <= pieces * width
-
-
-def _is_kin(name: str, tensor: Tensor, tensors: Weights) -> bool:
-    """Whether a part of a space of in-distribution rows (n, D) has its shape."""
-    space, _, part = name.rpartition(".")
-    if part in ("disagreement", "logits", "scale"):
-        return tensor.shape == (2,)
-    rows = tensors.get(f"{space}.rows")
-    if rows is None or rows.ndim != 2 or 0 in rows.shape:
-        return False
-    shapes = {"rows": tuple(rows.shape), "centre": (rows.shape[1],), "unit": (rows.shape[1],), "spacings": (rows.shape[0],)}
-    return tuple(tensor.shape) == shapes.get(part)
+    return matrix.shape[4] == width and (pieces - 1) * width < view.fan_in <= pieces * width

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -49,7 +49,7 @@ class History:
     final_risk: list[float] = field(default_factory=list)
     final_entropy: list[float] = field(default_factory=list)
     stop_reason: str = ""
-    chosen: dict[str, float] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)
 
     def add(self, step: int, loss: float, risk: Tensor, entropy: Tensor, uncertainty: Tensor) -> None:
         """Note one check, (M,) each."""

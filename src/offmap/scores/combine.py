@@ -1,193 +1,406 @@
-"""What scores are compared with: some rows of the training data, where they lie, and how much the draws disagree there.
+"""The default score joins disagreement and distance, which see different things.
 
-Disagreement and distance see different things, so the default score joins them. Every part is a logarithm, counted in standard
-deviations over in-distribution rows, each compared with the others only (leave-one-out):
+Every term is a logarithm, counted in standard deviations over in-distribution rows (`ZScore`). For tables, series and texts, rows
+of the training data set the scales, each compared with the others only (leave-one-out), and the mean of the terms is the score:
 
     disagreement   log u(x), the mean over members
     inputs         log ratio(x) of `offmap.scores.distance`, in the inputs
-    layers         the same in what hidden matrices of all members meet, side by side; the mean over them
+    layers         the same in the inputs of hidden layers of all members, side by side; the mean over them
 
-Their mean is the score. Nothing is tuned, and in-distribution data are all it needs.
+Image classifiers have other terms. Validation images set their scales, because models know their training images by heart, and
+the soft maximum, log mean exp, is the score: what one term finds OOD is, and terms that tell nothing do little harm:
 
-Image classifiers are told otherwise (`scores/images.py`).
+    disagreement   log u(x), the mean over members
+    logits         −log Σ_c exp z_c of the base models' logits, the energy
+    last layer     the log distance to the nearest directions of training images in the inputs of the last layer
+    layers         log ratio(x) of directions in the inputs of convolutions, mean and deviation of every channel; the mean over them
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from offmap._types import Inputs, Weights
-from offmap.data.inputs import rows_of, take_rows
-from offmap.errors import ModelError, ShapeError
+from offmap._torch_private import tree_leaves
+from offmap._types import Inputs
+from offmap.data.inputs import Shared, rows_of, take_rows
+from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Likelihood
-from offmap.posterior.predictive import Predictive
-from offmap.scores.features import blocks, flat, hidden, layers_of, spread_out, whole
-from offmap.scores.neighbours import LEAST, KNNDistance, Scale
+from offmap.posterior.noise import Normal
+from offmap.random import generator
+from offmap.scores.distance import LEAST_ROWS, KNNDistance, ZScore
+from offmap.scores.features import TABLE_LAYERS, choose_image_layers, concat_rows, find_layers, spread_out
+from offmap.scores.score import SCORES, Features, PaperScore, Score, ScoreData, register_score
 
-ROWS = 4096
-"""In-distribution rows to compare distances with: with more of them, nearer ones are found, at some cost in memory and time."""
+SCALE_ROWS = 1000
+"""Rows that set the scale of the disagreement: each takes all draws."""
 
-JUDGED = 1000
-"""Of these, how many tell the scale of the disagreement: each takes all draws."""
+WIDEST = 4096
+"""Inputs of more numbers than this are not compared: their layers are."""
 
-LAYERS = 3
-"""Hidden layers to compare in, spread over the depth, the last among them."""
+NARROW = 256
+"""Numbers per row that distances in layers are found with, at most."""
 
 
-@dataclass(frozen=True)
-class CombinedScore:
-    """In-distribution rows in the inputs (None: they are no vectors) and in some layers, and the scale of log u on them.
+class ScaledTerm(Score):
+    """A number per row, in standard deviations over in-distribution rows."""
 
-    `layers` are names of matrices, in the order of `hidden`. For images there is the scale of the energy in `logits` as well.
-    """
+    def __init__(self, zscore: ZScore | None = None) -> None:
+        super().__init__()
+        self.zscore = zscore or ZScore()
 
-    inputs: KNNDistance | None
-    hidden: tuple[KNNDistance, ...]
-    layers: tuple[str, ...]
-    disagreement: Scale
-    logits: Scale | None = None
-
-    @property
-    def words(self) -> list[str]:
-        """What is looked at beside disagreement, in words."""
-        named = [f"layers ({', '.join(self.layers)})"] if self.layers else []
-        return [*(["logits"] if self.logits else []), *(["inputs"] if self.inputs else []), *named]
-
-    @property
-    def count(self) -> int:
-        """How many training rows there are to compare with."""
-        return max(len(space.rows) for space in (self.inputs, *self.hidden) if space is not None)
-
-    def terms(
-        self, predictive: Predictive, x: Inputs, log_uncertainty: Tensor, energy: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """All parts of the default score, (B,) each, from log u (B,) and, for images, the energy (B,)."""
-        told = {"disagreement": self.disagreement(log_uncertainty)}
-        if self.logits is not None and energy is not None:
-            told["logits"] = self.logits(energy)
-        return told | self.distances(predictive, x)
-
-    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """One score of some parts, (B,)."""
-        return join(parts, soft=self.logits is not None)
-
-    @torch.no_grad()
-    def distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
-        """How OOD examples are in the inputs and in the layers, (B,) each; one or the other if there is but one."""
-        # room for all results first: short ones, left between the temporaries of later blocks, would scatter free memory
-        pictures = self.logits is not None
-        there = {"inputs": self.inputs, "last layer": pictures, "layers": len(self.hidden) > pictures}
-        parts = [name for name, compared in there.items() if compared]
-        found = {part: self.disagreement.centre.new_empty(rows_of(x)) for part in parts}
-        start = 0
-        for block in blocks(predictive, x):
-            stop = start + rows_of(block)
-            for part, values in self._distances(predictive, block).items():
-                found[part][start:stop] = values
-            start = stop
-        return found
-
-    def _distances(self, predictive: Predictive, x: Inputs) -> dict[str, Tensor]:
-        parts: dict[str, Tensor] = {}
-        if self.inputs is not None:
-            vectors, width = flat(x), self.inputs.rows.shape[1]
-            if vectors is None or vectors.shape[1] != width:
-                raise ShapeError(
-                    f"Expected {width} numbers per input, as at fit time, but got "
-                    f"{'another form' if vectors is None else vectors.shape[1]}. Bring inputs to one size, or fit with "
-                    "score='epistemic', which compares no inputs."
-                )
-            parts["inputs"] = self.inputs(vectors)
-        if self.hidden:
-            met = layers_of(predictive, x, self.layers, pictures=self.logits is not None)
-            for name in self.layers:
-                if name not in met:
-                    raise ModelError(
-                        f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
-                        "Check their form, or fit with score='epistemic', which compares no layers."
-                    )
-            told = [s(met[n]) for s, n in zip(self.hidden, self.layers, strict=True)]
-            if self.logits is not None:
-                parts["last layer"] = told.pop()
-            if told:
-                parts["layers"] = torch.stack(told).mean(0)
-        return parts
-
-    def to(self, device: str | torch.device) -> CombinedScore:
-        """The same on another device."""
-        return CombinedScore.from_state(self.layers, {name: tensor.to(device) for name, tensor in self.state().items()})
-
-    def state(self) -> Weights:
-        """Every tensor by name."""
-        spaces = [("inputs", self.inputs)] if self.inputs is not None else []
-        spaces += [(f"hidden.{i}", space) for i, space in enumerate(self.hidden)]
-        tensors = {f"{name}.{field}": tensor for name, space in spaces for field, tensor in space.state().items()}
-        scales = {"disagreement": self.disagreement, "logits": self.logits}
-        return tensors | {name: scale.state() for name, scale in scales.items() if scale is not None}
+    @classmethod
+    def fit(cls, data: ScoreData) -> Self:
+        """Take the scale of validation rows."""
+        few = take_rows(data.valid, slice(None, None, -(-rows_of(data.valid) // SCALE_ROWS)))
+        return cls(ZScore.fit(data.evaluate(cls.measure, few)))
 
     @staticmethod
-    def from_state(layers: Sequence[str], tensors: Mapping[str, Tensor]) -> CombinedScore:
-        """What `state` and the layers' names tell."""
+    def measure(features: Features) -> Tensor:
+        """Return the number per row, (B,)."""
+        raise NotImplementedError
 
-        def space(name: str) -> KNNDistance:
-            return KNNDistance.from_state({n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")})
-
-        return CombinedScore(
-            inputs=space("inputs") if "inputs.rows" in tensors else None,
-            hidden=tuple(space(f"hidden.{i}") for i in range(len(layers))),
-            layers=tuple(layers),
-            disagreement=Scale(*tensors["disagreement"].unbind()),
-            logits=Scale(*tensors["logits"].unbind()) if "logits" in tensors else None,
-        )
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows, (B,)."""
+        return self.zscore(self.measure(features))
 
 
-def join(parts: Mapping[str, Tensor], *, soft: bool) -> Tensor:
-    """The mean of all parts, or their soft maximum, log mean exp; what is infinitely OOD in one is so altogether.
+@register_score("disagreement")
+class Disagreement(ScaledTerm):
+    """log u(x), the mean over members."""
 
-    >>> parts = {"disagreement": torch.tensor([1.0, 0.0]), "inputs": torch.tensor([3.0, torch.inf])}
-    >>> join(parts, soft=False), join(parts, soft=True)
+    @staticmethod
+    def measure(features: Features) -> Tensor:
+        """Return log u(x), (B,) in float64."""
+        return log_uncertainty(features.likelihood, features.outputs, features.members)
+
+
+@register_score("energy")
+class Energy(ScaledTerm):
+    """−log Σ_c exp z_c of the base models' logits: low for inputs whose class is clear."""
+
+    @staticmethod
+    def measure(features: Features) -> Tensor:
+        """Return the energy, (B,) in float64."""
+        logits = features.likelihood.logits(features.base_outputs)
+        if logits is None:
+            raise ConfigError("Expected a classification for the energy of logits, but this is a regression.")
+        return energy(logits, features.members)
+
+
+@register_score("input-distance")
+class InputDistance(Score):
+    """The distance to training rows in the inputs."""
+
+    def __init__(self, space: KNNDistance | None = None) -> None:
+        super().__init__()
+        self.space = space or KNNDistance()
+
+    @classmethod
+    def fit(cls, data: ScoreData) -> Self:
+        """Keep training rows as vectors."""
+        vectors = concat_rows([flatten_inputs(part) for part in data.train])
+        space = None if vectors is None else KNNDistance.fit(vectors, standardized=True)
+        if space is None:
+            raise nothing_to_compare(cls.name)
+        return cls(space)
+
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows, (B,)."""
+        return self.space(self._vectors(features))
+
+    def ties(self, features: Features) -> Tensor:
+        """Tell which rows' neighbours tie."""
+        return self.space.ties(self._vectors(features))
+
+    def _vectors(self, features: Features) -> Tensor:
+        vectors, width = flatten_inputs(features.inputs), self.space.rows.shape[1]
+        if vectors is None or vectors.shape[1] != width:
+            raise ShapeError(
+                f"Expected {width} numbers per input, as at fit time, but got "
+                f"{'another form' if vectors is None else vectors.shape[1]}. Bring inputs to one size, or fit with "
+                "score='epistemic', which compares no inputs."
+            )
+        return vectors
+
+
+@register_score("layer-distance")
+class LayerDistance(Score):
+    """The distance to training rows in the inputs of some layers of all base models, side by side; the mean over layers.
+
+    Args:
+        widths: Numbers per row by layer. Those of more than 256 are turned into 256 random directions.
+        images: Read convolutions too, and give every member's vectors length one: away from the training data features shrink,
+            and only their direction tells.
+        spaces: Training rows in every layer.
+    """
+
+    def __init__(self, widths: Mapping[str, int], images: bool = False, spaces: Sequence[KNNDistance] | None = None) -> None:
+        super().__init__()
+        self.layers, self.widths, self.pooled = tuple(widths), dict(widths), images
+        self.spaces = nn.ModuleList(spaces or [KNNDistance() for _ in widths])
+        for place, width in enumerate(widths.values()):
+            self.register_buffer(f"directions{place}", directions(width) if width > NARROW else None, persistent=False)
+
+    @classmethod
+    def fit(cls, data: ScoreData) -> Self:
+        """Keep what training rows give in some layers spread over the depth."""
+        term = fit_layers(data, find_layers(data.sampler, data.train, None))
+        if term is None:
+            raise nothing_to_compare(cls.name)
+        return cls(term.widths, spaces=list(term.spaces))  # pyright: ignore[reportArgumentType]
+
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows, (B,)."""
+        scores = [space(rows) for space, rows in zip(self.spaces, self.rows(features), strict=True)]
+        return torch.stack(scores).mean(0)
+
+    def ties(self, features: Features) -> Tensor:
+        """Tell which rows' neighbours tie."""
+        pairs = zip(self.spaces, self.rows(features), strict=True)
+        return torch.stack([space.ties(rows) for space, rows in pairs]).any(0)  # pyright: ignore
+
+    def config(self) -> dict[str, Any]:
+        """Return the layers."""
+        return {"widths": self.widths, "images": self.pooled}
+
+    def rows(self, features: Features) -> list[Tensor]:
+        """Return what is compared in every layer, (B, D) each."""
+        matrices: list[Tensor] = []
+        for place, name in enumerate(self.layers):
+            rows = join_members(features, name, unit=self.pooled)
+            if rows is None:
+                raise ModelError(
+                    f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
+                    "Check their form, or fit with score='epistemic', which compares no layers."
+                )
+            matrices.append(project(rows, getattr(self, f"directions{place}")))
+        return matrices
+
+
+@register_score("default")
+class CombinedScore(Score):
+    """Several terms, joined by their mean, or by their soft maximum if `soft`."""
+
+    def __init__(self, terms: Mapping[str, Score], soft: bool = False) -> None:
+        super().__init__()
+        self.parts, self.soft = nn.ModuleDict(terms), soft
+        self.layers = tuple(dict.fromkeys(name for term in terms.values() for name in term.layers))
+        self.pooled = any(term.pooled for term in terms.values())
+
+    @classmethod
+    def fit(cls, data: ScoreData) -> Score:
+        """Choose the terms that the data allow; without any to compare with, the paper's score."""
+        terms = image_terms(data) if data.images else None
+        soft, terms = terms is not None, terms or table_terms(data)
+        return PaperScore() if terms is None else cls(terms, soft)
+
+    @property
+    def items(self) -> list[tuple[str, Score]]:
+        """The terms with their names."""
+        return list(self.parts.items())  # pyright: ignore[reportReturnType]
+
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows, (B,)."""
+        return join(self.terms(features), soft=self.soft)
+
+    def terms(self, features: Features) -> dict[str, Tensor]:
+        """Return every term, (B,) each, in standard deviations over in-distribution rows."""
+        return {name: term(features) for name, term in self.items}
+
+    def ties(self, features: Features) -> Tensor | None:
+        """Tell which rows' neighbours tie in one of the terms."""
+        ties = [rows for _, term in self.items if (rows := term.ties(features)) is not None]
+        return torch.stack(ties).any(0) if ties else None
+
+    def describe(self) -> str:
+        """List the terms, and how many training rows they hold."""
+        count = max((len(m.rows) for m in self.modules() if isinstance(m, KNNDistance)), default=0)
+        words = [f"{name} ({', '.join(term.layers)})" if term.layers else name for name, term in self.items]
+        return f"{', '.join(words)}; holds {count} training rows"
+
+    def distances(self) -> DistanceScore:
+        """Return the score of the terms that compare with training rows."""
+        return DistanceScore({name: term for name, term in self.items if not isinstance(term, ScaledTerm)}, self.soft)
+
+    def config(self) -> dict[str, Any]:
+        """Return the terms' kinds and what they need."""
+        return {"terms": {name: [term.name, term.config()] for name, term in self.items}, "soft": self.soft}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Build all terms with empty buffers."""
+        return cls({name: SCORES[kind].from_config(c) for name, (kind, c) in config["terms"].items()}, config["soft"])
+
+
+@register_score("distance")
+class DistanceScore(CombinedScore):
+    """The terms of the default score that compare with training rows."""
+
+    @classmethod
+    def fit(cls, data: ScoreData) -> Score:
+        """Choose the terms that the data allow; a ConfigError if there are none."""
+        score = super().fit(data)
+        if not isinstance(score, CombinedScore):
+            raise nothing_to_compare(cls.name)
+        return score.distances()
+
+
+def table_terms(data: ScoreData) -> dict[str, Score] | None:
+    """Fit the terms for tables, series and texts; None if there are no vectors to compare, too few, or several positions."""
+    rows = data.train
+    total = sum(map(rows_of, rows))
+    if total < LEAST_ROWS:
+        return None
+    few = [take_rows(part, slice(None, None, -(-total // SCALE_ROWS))) for part in rows]
+    values = [data.evaluate(Disagreement.measure, part) for part in few]
+    if any(v.ndim > 1 for v in values):
+        return None
+    terms: dict[str, Score] = {"disagreement": Disagreement(ZScore.fit(torch.cat(values)))}
+    vectors = concat_rows([flatten_inputs(part) for part in rows])
+    space = None if vectors is None else KNNDistance.fit(vectors, standardized=True)
+    if space is not None:
+        terms["inputs"] = InputDistance(space)
+    layers = fit_layers(data, find_layers(data.sampler, rows, vectors))
+    if layers is not None:
+        terms["layers"] = layers
+    return terms if len(terms) > 1 else None
+
+
+def image_terms(data: ScoreData) -> dict[str, Score] | None:
+    """Fit the terms for images of one class each; None if there are too few images, or no convolution gets one vector of each."""
+    if len(data.train) != 1 or rows_of(data.train[0]) < LEAST_ROWS:
+        return None
+    names = choose_image_layers(data.sampler, find_layers(data.sampler, data.train, None, pooled=True))
+    fresh = take_rows(data.valid, slice(None, None, -(-rows_of(data.valid) // SCALE_ROWS)))
+    known, new = (read_layers(data, part, names, images=True) for part in (data.train, [fresh]))
+    spaces: dict[str, KNNDistance] = {}
+    for name in known:
+        space = KNNDistance.fit(narrow(known[name]), standardized=False, uniform=name == names[-1])
+        if space is not None:
+            spaces[name] = space.rescaled(narrow(new[name]))
+    if not names or names[-1] not in spaces:
+        return None
+    terms: dict[str, Score] = {"disagreement": Disagreement.fit(data), "logits": Energy.fit(data)}
+    widths = {name: known[name].shape[1] for name in spaces}
+    terms["last layer"] = LayerDistance({names[-1]: widths.pop(names[-1])}, True, [spaces.pop(names[-1])])
+    return terms | ({"layers": LayerDistance(widths, True, list(spaces.values()))} if spaces else {})
+
+
+def fit_layers(data: ScoreData, names: list[str]) -> LayerDistance | None:
+    """Fit distances in some of these layers, spread over the depth; None if rows are too few or all the same in all of them."""
+    rows = read_layers(data, data.train, names)
+    spaces = {name: KNNDistance.fit(narrow(matrix), standardized=False) for name, matrix in rows.items()}
+    chosen = spread_out([name for name, space in spaces.items() if space is not None], TABLE_LAYERS)
+    if not chosen:
+        return None
+    widths = {name: rows[name].shape[1] for name in chosen}
+    return LayerDistance(widths, spaces=[space for name in chosen if (space := spaces[name]) is not None])
+
+
+def read_layers(data: ScoreData, parts: Sequence[Inputs], names: list[str], *, images: bool = False) -> dict[str, Tensor]:
+    """Read the inputs of these layers, of all members side by side, (N, D) each; those that some rows lack are left out."""
+    if not names:
+        return {}
+    blocks = [rows for part in parts for rows in data.sampler.blocks(part)]
+    read = [data.sampler.features(rows, names, pooled=images) for rows in blocks]
+    matrices = {name: concat_rows([join_members(features, name, unit=images) for features in read]) for name in names}
+    return {name: matrix for name, matrix in matrices.items() if matrix is not None}
+
+
+def nothing_to_compare(name: str) -> ConfigError:
+    """Return the error for data without vectors."""
+    return ConfigError(
+        "Expected three or more training rows whose inputs or layers are one vector per example, and not all the same, for "
+        f"score={name!r}, but there are none. Pass score='paper'."
+    )
+
+
+def join(terms: Mapping[str, Tensor], *, soft: bool) -> Tensor:
+    """Join terms (B,) by their mean, or their soft maximum, log mean exp; infinite in one is infinite altogether.
+
+    >>> terms = {"disagreement": torch.tensor([1.0, 0.0]), "inputs": torch.tensor([3.0, torch.inf])}
+    >>> join(terms, soft=False), join(terms, soft=True)
     (tensor([2., inf]), tensor([2.4338, inf]))
     """
-    stacked = torch.stack(list(parts.values()))
-    whole = stacked.logsumexp(0) - math.log(len(stacked)) if soft else stacked.mean(0)
-    return whole.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def fit_combined(
-    predictive: Predictive, rows: Sequence[Inputs], log_uncertainty: Callable[[Inputs], Tensor]
-) -> CombinedScore | None:
-    """Where these rows lie and how uncertain the draws are there; None if there are no vectors to compare, or too few.
-
-    `rows` are in parts, one for every shape. Positions have no neighbours here.
-    """
-    if sum(map(rows_of, rows)) < LEAST:
-        return None
-    apart = -(-sum(map(rows_of, rows)) // JUDGED)
-    uncertain = [log_uncertainty(take_rows(part, slice(None, None, apart))) for part in rows]
-    if any(values.ndim > 1 for values in uncertain):
-        return None
-    vectors = whole([flat(part) for part in rows])
-    inputs = None if vectors is None else KNNDistance.of(vectors, standardized=True)
-    spaces = {name: KNNDistance.of(met, standardized=False) for name, met in hidden(predictive, rows, vectors).items()}
-    kept = {name: space for name, space in spaces.items() if space is not None}
-    layers = spread_out(list(kept), LAYERS)
-    if inputs is None and not layers:
-        return None
-    return CombinedScore(inputs, tuple(kept[n] for n in layers), tuple(layers), Scale.of(torch.cat(uncertain)))
+    stacked = torch.stack(list(terms.values()))
+    joined = stacked.logsumexp(0) - math.log(len(stacked)) if soft else stacked.mean(0)
+    return joined.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:
-    """Log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's own disagreement.
+    """Return log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's disagreement.
 
     The logarithm first: of members as wide as the data allow, one may be wider than all others by orders of magnitude. Members
     that are not random disagree only with each other.
     """
     draws = outputs.shape[0] // members
     parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
-    each = torch.stack([likelihood.epistemic(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return each.clamp_min(1e-30).log().mean(0)
+    values = torch.stack([likelihood.epistemic(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return values.clamp_min(1e-30).log().mean(0)
+
+
+def energy(logits: Tensor, members: int) -> Tensor:
+    """Return −log Σ_c exp z_c of the mean logits of every member, the mean over members: (M·P, B, C) -> (B,), in float64.
+
+    >>> energy(torch.tensor([[[0.0, 0.0]], [[2.0, 2.0]]]), members=2)
+    tensor([-1.6931], dtype=torch.float64)
+    """
+    return -logits.double().unflatten(0, (members, -1)).mean(1).logsumexp(2).mean(0)
+
+
+def flatten_inputs(x: Inputs) -> Tensor | None:
+    """Return floating-point inputs as rows, (B, D). None if there are none or too many, and for series beside lengths, masks or
+    ids: their padding is not part of them.
+
+    >>> x = torch.zeros(4, 2, 3)
+    >>> flatten_inputs((x, torch.ones(4))).shape, flatten_inputs((x, torch.tensor([2, 1, 2, 2])))
+    (torch.Size([4, 7]), None)
+    """
+    size = rows_of(x)
+    leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
+    rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
+    floats = [t for t in rows if t.is_floating_point()]
+    masked = len(floats) < len(rows) or (isinstance(x, dict) and "attention_mask" in x)
+    padded = masked and any(t.ndim > 2 for t in floats)
+    width = sum(t[0].numel() for t in floats)
+    return torch.cat([t.reshape(size, -1) for t in floats], 1) if 0 < width <= WIDEST and not padded else None
+
+
+def join_members(features: Features, name: str, *, unit: bool) -> Tensor | None:
+    """Put the inputs of one layer of all members side by side, (B, D), of length one each if `unit`; None if one has none."""
+    parts = [inputs[name] for inputs in features.layer_inputs if name in inputs]
+    if unit:
+        parts = [F.normalize(rows.double(), dim=1).float() for rows in parts]
+    return torch.cat(parts, 1) if len(parts) == features.members else None
+
+
+def narrow(rows: Tensor) -> Tensor:
+    """Turn rows (B, D) of more than NARROW numbers into as many random directions, the same ones always.
+
+    Distances stay what they are to a few per cent (Johnson and Lindenstrauss), and are found in a fraction of the time.
+
+    >>> narrow(torch.zeros(2, 3000)).shape, narrow(torch.zeros(2, 30)).shape
+    (torch.Size([2, 256]), torch.Size([2, 30]))
+    """
+    return project(rows, directions(rows.shape[1]) if rows.shape[1] > NARROW else None)
+
+
+def project(rows: Tensor, directions: Tensor | None) -> Tensor:
+    """Turn rows (B, D) into directions (D, N), if there are some."""
+    if directions is None:
+        return rows
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return rows @ directions.to(rows)
+
+
+@lru_cache(maxsize=8)
+def directions(width: int) -> Tensor:
+    """Return (width, NARROW) normal numbers of variance 1/NARROW."""
+    return Normal().sample((width, NARROW), generator("directions", width)) / NARROW**0.5

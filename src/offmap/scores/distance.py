@@ -1,16 +1,18 @@
-"""How far an example is from in-distribution ones, relative to how far those are from each other. Pure functions of tensors.
+"""Distances to in-distribution rows, relative to how far those are from each other.
 
-The distance to the nearest rows means little by itself: where data are sparse, in-distribution rows are far from each other too. So it
-is divided by what the nearest rows see themselves (as local outlier factors do). With s_i the mean distance of row i to its own
-k nearest, and a tenth of their average as a floor, f = 0.1 mean_i s_i:
+The distance to the nearest rows means little by itself: where data are sparse, in-distribution rows are far from each other too. So
+it is divided by what the nearest rows see themselves (as local outlier factors do). With s_i the mean distance of row i to its own
+k nearest, and f = 0.1 mean_i s_i:
 
     ratio(x) = (mean_k |x − x_i(x)| + f/10) / (mean over those x_i of s_i + f)
 """
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NEIGHBOURS = 10
 """k."""
@@ -18,43 +20,187 @@ NEIGHBOURS = 10
 SHARE = 0.1
 """Of the average spacing, added to the local one: copies of one row are at no distance at all."""
 
-HELD = 1 << 21
+BLOCK_NUMBERS = 1 << 21
 """Numbers held at once (8 MB), whatever the number of examples."""
+
+LEAST_ROWS = 3
+"""Fewer rows have no spacing to speak of."""
+
+LEAST_ZSCORE = -1.0
+"""Below this many standard deviations a term counts as this: no term alone can call an example in-distribution."""
 
 
 def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
-    """Distances (B, k) to the k nearest of `rows` (N, D), in float64, and their numbers.
+    """Find the k nearest rows: their distances (B, k) in float64, and their numbers (B, k).
 
-    x_b is not compared with row `itself[b]`. Of N rows at most N − 1 are taken: as many as a row itself can see. A matrix
-    product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for a
+    A matrix product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for a
     difference of two numbers is rounded by its own size, not by theirs.
+
+    Args:
+        rows: (N, D). At most N − 1 of them are taken: as many as a row itself can see.
+        x: (B, D).
+        itself: (B,), a row that each x is not compared with.
+        k: How many.
 
     >>> nearest(torch.tensor([[0.0], [3.0], [10.0]]), torch.tensor([[2.0]]), k=2)[1]
     tensor([[1, 0]])
     """
-    middle, k = rows.double().mean(0), min(k, len(rows) - 1)
-    near = (rows.double() - middle).float()
-    sizes = near.square().sum(1)
-    distances, numbers = x.new_empty((len(x), k), dtype=torch.float64), x.new_empty((len(x), k), dtype=torch.long)
-    step = max(1, HELD // max(len(rows), k * rows.shape[1]))
-    for block in (slice(start, start + step) for start in range(0, len(x), step)):
-        apart = torch.addmm(sizes, (x[block].double() - middle).float(), near.mT, alpha=-2)  # |x − row|² − |x|²
+    centre, k = rows.double().mean(0), min(k, len(rows) - 1)
+    centred = (rows.double() - centre).float()
+    squares = centred.square().sum(1)
+
+    def find(x: Tensor, itself: Tensor | None) -> tuple[Tensor, Tensor]:
+        gaps = torch.addmm(squares, (x.double() - centre).float(), centred.mT, alpha=-2)  # |x − row|² − |x|²
         if itself is not None:
-            apart.scatter_(1, itself[block, None].to(apart.device), torch.inf)
-        numbers[block] = found = apart.topk(k, dim=1, largest=False).indices
-        apart = rows[found] - x[block].unsqueeze(1)
-        distances[block] = torch.linalg.vector_norm(apart, dim=2, dtype=torch.float64)
-    return distances, numbers
+            gaps.scatter_(1, itself[:, None].to(gaps.device), torch.inf)
+        numbers = gaps.topk(k, dim=1, largest=False).indices
+        return (rows[numbers] - x.unsqueeze(1)).double().square().sum(2).sqrt(), numbers
+
+    if torch.compiler.is_compiling():  # a graph takes any number of rows at once
+        return find(x, itself)
+    step = max(1, BLOCK_NUMBERS // max(len(rows), k * rows.shape[1]))
+    cuts = [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
+    parts = [find(x[cut], None if itself is None else itself[cut]) for cut in cuts]
+    return torch.cat([distances for distances, _ in parts]), torch.cat([numbers for _, numbers in parts])
 
 
 def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
-    """Log ratio(x), (B,), from the distances to the nearest rows, their numbers, and all rows' own spacings; NaN becomes ∞.
+    """Return log ratio(x), (B,); NaN becomes ∞.
 
-    >>> own = torch.tensor([1.0, 1.0, 2.0])
-    >>> relative(torch.tensor([[5.0]]), torch.tensor([[2]]), own).exp()
+    Args:
+        distances: (B, k), to the nearest rows.
+        numbers: (B, k), which rows these are.
+        spacings: (N,), the mean distance of every row to its own nearest.
+
+    >>> relative(torch.tensor([[5.0]]), torch.tensor([[2]]), torch.tensor([1.0, 1.0, 2.0])).exp()
     tensor([2.3500])
     """
     eps = SHARE * spacings.mean()
     tiny = torch.finfo(spacings.dtype).tiny ** 0.5
     ratio = (distances.mean(1) + SHARE * eps) / (spacings[numbers].mean(1) + eps).clamp_min(tiny)
     return ratio.clamp_min(tiny).log().nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+class FittedModule(nn.Module):
+    """A module whose state is its buffers; a file may give it buffers of other shapes, as long as they fit each other."""
+
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that the module's own buffers must have, by name, given what they hold."""
+        return {}
+
+
+class ZScore(FittedModule):
+    """Standard deviations above the in-distribution mean, −1 at least; a constant term counts 0.
+
+    Far from the data a classifier may be sure of itself in every draw: that is no reason to trust it, and must not outweigh
+    the distance.
+
+    >>> ZScore.fit(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, -90.0, torch.inf]))
+    tensor([ 3., -1., inf])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor | None = None, std: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros((), device="cpu") if mean is None else mean)
+        self.register_buffer("std", torch.ones((), device="cpu") if std is None else std)
+
+    @classmethod
+    def fit(cls, values: Tensor) -> Self:
+        """Take mean and standard deviation of the finite ones among these values, (N,)."""
+        finite = values[values.isfinite()]
+        if len(finite) < 2:
+            finite = values.new_zeros(2)
+        return cls(finite.mean(), finite.std(correction=0))
+
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return one number each."""
+        return {"mean": (), "std": ()}
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(B,) -> (B,)."""
+        constant = self.std < 1e-6 * (1 + self.mean.abs())
+        scaled = ((values - self.mean) / torch.where(constant, 1.0, self.std)).clamp_min(LEAST_ZSCORE)
+        return torch.where(constant & values.isfinite(), 0.0, torch.where(constant, values, scaled))
+
+
+class KNNDistance(FittedModule):
+    """The z-score of log ratio(x) among in-distribution rows.
+
+    Args:
+        rows: (N, D), around `centre` (D,) in units of `unit` (D,).
+        centre: (D,), in float64.
+        unit: (D,), in float64.
+        spacings: (N,), the mean distance of every row to its nearest.
+        zscore: Scale of the rows' own log ratios, each compared with the others only.
+    """
+
+    rows: Tensor
+    centre: Tensor
+    unit: Tensor
+    spacings: Tensor
+
+    def __init__(
+        self,
+        rows: Tensor | None = None,
+        centre: Tensor | None = None,
+        unit: Tensor | None = None,
+        spacings: Tensor | None = None,
+        zscore: ZScore | None = None,
+    ) -> None:
+        super().__init__()
+        for name, tensor in {"rows": rows, "centre": centre, "unit": unit, "spacings": spacings}.items():
+            self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
+        self.zscore = zscore or ZScore()
+
+    @classmethod
+    def fit(cls, rows: Tensor, *, standardized: bool, uniform: bool = False) -> Self | None:
+        """Fit the finite ones of these rows (N, D); None if they are too few or all the same.
+
+        Args:
+            rows: (N, D).
+            standardized: Divide columns by their standard deviation, unless that is 0.
+            uniform: Count all rows as equally far apart, so that the plain distance remains.
+        """
+        finite = rows[rows.isfinite().all(1)].double()
+        if len(finite) < LEAST_ROWS or torch.equal(finite, finite[:1].expand_as(finite)):
+            return None
+        centre, unit = finite.mean(0), torch.ones_like(finite[0])
+        if standardized:  # the mean of equal numbers is not always that number, so the standard deviation does not tell
+            unit = torch.where(finite.amax(0) > finite.amin(0), finite.std(0, correction=0), unit)
+        # half precision was enough for the model, not for what is computed here
+        scaled = ((finite - centre) / unit).to(torch.promote_types(rows.dtype, torch.float32))
+        distances, numbers = nearest(scaled, scaled, itself=torch.arange(len(scaled), device=scaled.device))
+        spacings = distances.mean(1)
+        if uniform:
+            spacings = spacings.mean().expand(len(spacings)).contiguous()
+        return cls(scaled, centre, unit, spacings, ZScore.fit(relative(distances, numbers, spacings)))
+
+    def rescaled(self, x: Tensor) -> Self:
+        """Return the same rows with the z-score of other in-distribution rows (B, D)."""
+        return type(self)(self.rows, self.centre, self.unit, self.spacings, ZScore.fit(self.log_ratio(x)))
+
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that belong to N rows of D numbers."""
+        n, d = self.rows.shape if self.rows.ndim == 2 else (-1, -1)
+        return {"rows": (n, d), "centre": (d,), "unit": (d,), "spacings": (n,)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Score rows, (B, D) -> (B,)."""
+        return self.zscore(self.log_ratio(x))
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        """Return log ratio(x), (B, D) -> (B,)."""
+        return relative(*nearest(self.rows, self._scale(x)), self.spacings)
+
+    def ties(self, x: Tensor) -> Tensor:
+        """Tell which rows (B, D) have a k-th and a next neighbour equally far up to rounding, (B,): either may count."""
+        x, rows = self._scale(x).float(), self.rows.float()
+        gaps = rows.square().sum(1) - 2 * (x @ rows.mT)
+        last, after = gaps.topk(min(NEIGHBOURS, len(rows) - 1) + 1, dim=1, largest=False).values[:, -2:].unbind(1)
+        return after - last <= 1e-5 * (x.square().sum(1) + rows.square().sum(1).amax())
+
+    def _scale(self, x: Tensor) -> Tensor:
+        return ((x.double() - self.centre) / self.unit).to(self.rows.dtype)

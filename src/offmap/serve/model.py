@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap.errors import FileError
-from offmap.export.checksum import check_seal
-from offmap.export.onnx import opened
+from offmap.export.checksum import verify_checksum
+from offmap.export.onnx import open_session
 from offmap.serve.parsing import Arrays, InputSpec, RequestError
 
 DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -41,9 +41,9 @@ class Model:
             content = path.read_bytes()
         except OSError as error:
             raise FileError(f"Cannot read {path}: {error.strerror}.") from error
-        check_seal(content, path)
+        verify_checksum(content, path)
         try:
-            session = opened(content, threads)
+            session = open_session(content, threads)
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
             raise FileError(

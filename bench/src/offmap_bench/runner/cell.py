@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from offmap._version import __version__
-from offmap.calibration import nll
 from offmap.data import as_batches, load_rows
 from offmap.evaluation import evaluate
 from offmap.fit import guard
@@ -119,7 +118,7 @@ def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
 
 def valid_nll(guard: Guard, task: Task) -> float:
     """Mean NLL of the clipped prediction on the validation data."""
-    return float(nll(guard, load_rows(as_batches(task.valid, guard.place, name="valid")), clip=guard.clip).mean())
+    return float(guard.sampler.nll(load_rows(as_batches(task.valid, guard.place, name="valid")), guard.clip).mean())
 
 
 def build_guard(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offmap.errors import ConfigError, FileError, nearest
-from offmap.guard import SCORES
+from offmap.scores.score import SCORES
 from offmap_bench.methods.base import check_settings
 from offmap_bench.runner.context import BASE, SCORING, candidates, without_scoring
 from offmap_bench.runner.methods import METHODS, SIZE

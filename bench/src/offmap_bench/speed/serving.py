@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 
 import offmap
-from offmap.export.onnx import opened
+from offmap.export.onnx import open_session
 from offmap_bench.speed import measure
 from offmap_bench.speed.measure import GEMM, Claim, Measurement, Record, Timing, Work, measurements, once, race, record, repeat
 from offmap_bench.speed.subjects import fit_guard, table
@@ -33,7 +33,7 @@ def export(rounds: int = 5) -> Record:
     """Few rows and many, the graph and the guard in turns."""
     guard, every = fit_guard(), dict[str, Timing]()
     with tempfile.TemporaryDirectory() as folder:
-        session = opened(str(_export(guard, folder)))
+        session = open_session(str(_export(guard, folder)))
         for rows, calls in SIZES.items():
             x = table()["score"][0][:rows]
             works: dict[str, Work] = {
@@ -64,7 +64,7 @@ def serving(rounds: int = 5) -> Record:
     bare, product, turns = "bare `session.run`", measure.multiply(), dict[str, list[Turn]]()
     with tempfile.TemporaryDirectory() as folder:
         path = _export(guard, folder)
-        session = opened(str(path))
+        session = open_session(str(path))
         with start_server(path) as (process, address):
             contestants: dict[str, Callable[[], Turn]] = {
                 bare: lambda: time_calls(lambda: session.run(None, {"input": x})),

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import offmap
 from offmap.guard import Guard
 from offmap.metrics import auroc
-from offmap.scores.combine import log_uncertainty
-from offmap.scores.features import layers_of
-from offmap.scores.neighbours import KNNDistance, Scale
+from offmap.posterior.predictive import Stochastic
+from offmap.scores.combine import CombinedScore, log_uncertainty
+from offmap.scores.distance import KNNDistance, ZScore
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.studies.study import Runs, Study, markdown, mean_over
@@ -135,11 +135,11 @@ def measure(name: str, mode: str) -> dict[str, dict[str, float]]:
     """AUROC of every term and combination for each fit; for each ε, of what the weights alone say."""
     task = cut(f"{name}/{mode}", *TABLES[name](), mode, 0)
     nets = models(task, 0, RECIPE)
-    values = {label: measure_terms(nets, task, mode, options) for label, options in FITS.items()}
+    found = {label: measure_terms(nets, task, mode, options) for label, options in FITS.items()}
     for label in ("refine", "closed form"):
         for eps, option in EPSILONS.items():
-            values[f"{label}, {eps}"] = measure_epsilon(nets, task, mode, FITS[label] | option)
-    return values
+            found[f"{label}, {eps}"] = measure_epsilon(nets, task, mode, FITS[label] | option)
+    return found
 
 
 def measure_terms(nets: Sequence[nn.Module], task: Task, mode: str, options: dict[str, Any]) -> dict[str, float]:
@@ -147,7 +147,7 @@ def measure_terms(nets: Sequence[nn.Module], task: Task, mode: str, options: dic
     sets = {"test": task.test[0], "OOD": task.ood[mode][:SCORED], "train": task.train[0][:FITTED]}
     terms = {part: terms_of(guard, task, x, training=part == "train") for part, x in sets.items()}
     # distances have scales of their own
-    scales = {n: Scale.of(v) for n, v in terms["train"].items() if n.startswith(("u", "nearest", "the paper"))}
+    scales = {n: ZScore.fit(v) for n, v in terms["train"].items() if n.startswith(("u", "nearest", "the paper"))}
     test, ood = ({n: scales[n](v) if n in scales else v for n, v in terms[part].items()} for part in ("test", "OOD"))
     for values in (test, ood):
         values |= {name: torch.stack([values[n] for n in names]).sum(0) for name, names in COMBINED.items()}
@@ -160,15 +160,19 @@ def measure_epsilon(nets: Sequence[nn.Module], task: Task, mode: str, options: d
     outputs = guard.samples(task.test[0]), guard.samples(task.ood[mode][:SCORED])
     u = [log_uncertainty(guard.likelihood, o, guard.predictive.members) for o in outputs]
     paper = [guard.likelihood.score(o) for o in outputs]
+    assert isinstance(guard.predictive, Stochastic)
     entropy = float(guard.predictive.q.mean_log_square().mean())
     return {"the paper's score": float(auroc(*paper)), "u": float(auroc(*u)), "entropy": round(entropy, 3)}
 
 
 def terms_of(guard: Guard, task: Task, x: Tensor, *, training: bool) -> dict[str, Tensor]:
     """Every candidate, (B,). Training rows are their own nearest row: the next one counts."""
-    reference = guard.familiar
-    outputs, members, last = guard.samples(x), guard.predictive.members, reference.layers[-1]
-    whitened, rotated = whiten(task.train[0][: len(reference.inputs.rows)], x)
+    score = guard.score_module
+    assert isinstance(score, CombinedScore)
+    terms, layers = dict(score.items), score.parts["layers"]
+    outputs, members = guard.samples(x), guard.predictive.members
+    features = guard.sampler.features(x, score.layers)
+    whitened, rotated = whiten(task.train[0][: len(terms["inputs"].space.rows)], x)
     nearest = torch.cdist(x.double(), task.train[0].double())
     return {
         "nearest row": (nearest.topk(2, largest=False).values[:, 1] if training else nearest.amin(1)).clamp_min(1e-9).log(),
@@ -176,8 +180,8 @@ def terms_of(guard: Guard, task: Task, x: Tensor, *, training: bool) -> dict[str
         "u of the first member": log_uncertainty(guard.likelihood, outputs[: guard.draws], 1),
         "u together": log_uncertainty(guard.likelihood, outputs, 1),
         "the paper's score": guard.likelihood.score(outputs).double().log(),
-        **reference.distances(guard.predictive, x),
-        "last layer": reference.hidden[-1](layers_of(guard.predictive, x, [last])[last]),
+        **score.distances().terms(features),
+        "last layer": layers.spaces[-1](layers.rows(features)[-1]),
         "whitened": whitened(rotated),
     }
 
@@ -187,7 +191,8 @@ def whiten(rows: Tensor, x: Tensor) -> tuple[KNNDistance, Tensor]:
     mean = rows.double().mean(0)
     _, s, v = torch.linalg.svd(rows.double() - mean, full_matrices=False)
     rotation = v.mT / s.clamp_min(0.1 * s.max()) * len(rows) ** 0.5
-    distance = KNNDistance.of((rows.double() - mean) @ rotation, standardized=False)
+    distance = KNNDistance.fit((rows.double() - mean) @ rotation, standardized=False)
+    assert distance is not None
     return distance, (x.double() - mean) @ rotation
 
 

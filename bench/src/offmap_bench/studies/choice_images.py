@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.metrics import auroc
-from offmap.scores.neighbours import Scale
+from offmap.scores.distance import ZScore
 from offmap_bench.runner.images import PRETRAINED, learned, pretrained_net
 from offmap_bench.studies.study import Runs, Study, markdown, per_cent
 from offmap_bench.tasks.images import images, open_set
@@ -106,7 +106,7 @@ def terms_of(nets: nn.Module | list[nn.Module], task: Task, sets: Mapping[str, T
 def mean_terms(several: Sequence[Terms]) -> Terms:
     """Each term as the mean over nets, in standard deviations over validation images."""
     means = {s: {n: torch.stack([terms[s][n] for terms in several]).mean(0) for n in several[0][s]} for s in several[0]}
-    scales = {n: Scale.of(values) for n, values in means["scales"].items()}
+    scales = {n: ZScore.fit(values) for n, values in means["scales"].items()}
     return {s: {n: scales[n](values) for n, values in terms.items()} for s, terms in means.items()}
 
 

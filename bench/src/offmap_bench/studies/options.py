@@ -15,6 +15,7 @@ from offmap import evaluation
 from offmap.data import as_batches, load_rows
 from offmap.guard import Guard
 from offmap.metrics import auroc
+from offmap.scores.score import EpistemicScore
 from offmap_bench.runner.base_models import models
 from offmap_bench.studies.study import Runs, Study, markdown, mean_over, per_cent
 from offmap_bench.tasks.catalog import task
@@ -54,7 +55,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def detection(guard: Guard, sets: list[Tensor]) -> dict[str, float]:
     """AUROC by disagreement alone, and by the default score."""
-    guards = {"disagreement": replace(guard, score_with="epistemic", familiar=None), "default": guard}
+    guards = {"disagreement": replace(guard, score_module=EpistemicScore()), "default": guard}
     return {name: round(float(auroc(*(g.score(x) for x in sets))), 4) for name, g in guards.items()}
 
 

@@ -1,0 +1,371 @@
+"""A guard's score from one pass of the first base model: `distill` trains a head, `DistilledGuard` answers with it.
+
+The inputs of an example and of some hidden layers are known after one pass. A head of three small layers reads the guard's score
+off them:
+
+    score(x) = c + s·sinh(head(W·(features(x) − m)))
+
+with c and s the median and the spread of the guard's scores on in-distribution data, and W the whitening of in-distribution features,
+which becomes part of the head's first layer. OOD rows to learn from are made of in-distribution ones alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from offmap import checks
+from offmap._types import Data, Inputs
+from offmap.calibration import REFERENCE_ROWS
+from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows, sample_rows
+from offmap.data.inputs import rows_of, take_rows
+from offmap.detector import Calibration, Detector
+from offmap.errors import ConfigError, DataError
+from offmap.export.module import (
+    BaseModels,
+    GuardModule,
+    calibration_facts,
+    example_rows,
+    export_task,
+    layers_of,
+    with_weights,
+)
+from offmap.export.onnx import ExportInfo, check_path, export
+from offmap.guard import Guard
+from offmap.likelihoods import Prediction
+from offmap.maxwent.train import adam, minimize
+from offmap.model.capture import CONVOLUTIONS
+from offmap.model.capture import features as read_features
+from offmap.model.params import all_params
+from offmap.posterior.noise import Normal
+from offmap.random import generator
+from offmap.scores.combine import NARROW, WIDEST, directions, project
+from offmap.scores.features import TABLE_LAYERS, spread_out
+from offmap.scores.score import Features, Score, ScoreData
+
+LEAST_ROWS = 20
+"""In-distribution rows that OOD ones can be made of."""
+
+SHARE = 6
+"""For so many OOD rows there is one in-distribution row to learn from, at least."""
+
+WIDTH = 64
+"""Units of the head's hidden layers."""
+
+STEPS, BATCH, LR = 1500, 256, 3e-3
+"""Of the head's training with Adam; the learning rate rises over a tenth of the steps and falls like a cosine."""
+
+EPS = 3e-2
+"""Directions in which in-distribution features vary less than this share of the most are not stretched further."""
+
+LARGEST = 30.0
+"""Of the head's output: sinh of it is what float32 can hold with ease."""
+
+
+class DistilledScore(Score):
+    """The score that a head reads off the inputs and the inputs of some layers of the first member.
+
+    Args:
+        widths: Numbers per row of the inputs, "", and of every layer; those of more than 256 are turned into random directions.
+        dtype: Of the features, float32 at least.
+        head: The head, once it is trained.
+    """
+
+    def __init__(self, widths: dict[str, int], dtype: torch.dtype, head: Head | None = None) -> None:
+        super().__init__()
+        self.widths, self.layers, self.pooled, self.head = widths, tuple(widths)[1:], True, head
+        for place, width in enumerate(widths.values()):
+            self.register_buffer(f"directions{place}", directions(width).to(dtype) if width > NARROW else None)
+
+    @classmethod
+    def fit(cls, data: ScoreData) -> Score:
+        """Not fitted to data but to a guard, by `distill`."""
+        raise NotImplementedError
+
+    def read(self, features: Features) -> Tensor:
+        """Return what the head reads, (B, D)."""
+        parts = [features.inputs.flatten(1), *([features.layer_inputs[0][n] for n in self.layers] if self.layers else ())]
+        wide = [project(part, getattr(self, f"directions{place}")) for place, part in enumerate(parts)]
+        return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in wide], 1)
+
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows, (B,)."""
+        assert self.head is not None
+        return self.head(self.read(features))
+
+
+class Head(nn.Module):
+    """Three small layers and the scale of the guard's scores: (B, D) -> (B,)."""
+
+    def __init__(self, width: int, centre: float, spread: float, seed: int = 0) -> None:
+        super().__init__()
+        sizes = [(width, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
+        self.first, self.second, self.last = (
+            init_layer(inputs, outputs, generator(seed, "head", place)) for place, (inputs, outputs) in enumerate(sizes)
+        )
+        self.centre, self.spread = centre, spread
+
+    def asinh_score(self, features: Tensor) -> Tensor:
+        """Return asinh of the scaled score, which the head learns, (B,)."""
+        return self.last(F.relu(self.second(F.relu(self.first(features))))).squeeze(1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the score, (B,); what is not finite is infinitely OOD."""
+        value = self.asinh_score(features.to(self.first.weight)).clamp(-LARGEST, LARGEST)
+        return (self.centre + self.spread * value.sinh()).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def init_layer(inputs: int, outputs: int, source: torch.Generator) -> nn.Linear:
+    """Return a layer with small random weights, so that what is not learned stays smooth, and no bias."""
+    # without its own start: it would draw from the global generator
+    layer = skip_init(nn.Linear, inputs, outputs, device="cpu", dtype=torch.float32)
+    assert isinstance(layer, nn.Linear)
+    with torch.no_grad():
+        layer.weight.copy_(Normal().sample((outputs, inputs), source) * (3 * inputs) ** -0.5)
+        layer.bias.zero_()
+    return layer
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DistilledGuard(Detector):
+    """A detector that reads a guard's score off one pass of the first base model, whose prediction it gives.
+
+    Args:
+        guard: The teacher.
+        base: The first member with its trained weights.
+        score_module: The head that was trained on the guard's scores.
+    """
+
+    guard: Guard
+    base: BaseModels
+    score_module: DistilledScore
+
+    def _describe(self) -> str:
+        return f"one pass, taught by a guard of {self.guard.draws} draws"
+
+    def block_rows(self) -> int:
+        """As many as the model runs at once."""
+        model = with_weights(self.guard.predictive).model
+        return min(1024 if model.layers else model.batch_size, self.guard.block_rows())
+
+    @torch.no_grad()
+    def _features(self, rows: Inputs) -> Features:
+        return run_base(self.guard, self.base, check_rows(rows))
+
+    @torch.no_grad()
+    def _score(self, features: Features) -> Tensor:
+        return self.score_module(features).to(self.precision)
+
+    def _predict(self, features: Features) -> Prediction:
+        return self.guard.likelihood.predict(features.base_outputs)
+
+    def export(self, path: str | Path, example: Inputs) -> ExportInfo:
+        """Write pass, score and verdict as one graph, `.onnx` or `.pt2`, with the outputs and checks of `Guard.export`.
+
+        Args:
+            path: The file.
+            example: Some inputs.
+        """
+        path = check_path(path)
+        if self.place.device.type != "cpu":
+            raise ConfigError(
+                f"Expected a guard on the CPU for export, but it is on {self.place.device}. Start from `guard.to('cpu')`."
+            )
+        rows, likelihood = check_rows(example_rows(self, example)), self.guard.likelihood
+        module = GuardModule(rows, likelihood, self.score_module, self.threshold, self.base, None, None, self.precision).eval()
+        facts = {**calibration_facts(self), "exact": True, "draws": 1, "members": 1, "half": False, "score": "one pass"}
+        return export(export_task(module, rows, self(rows), facts, self.base.model[0]), path, draws=1, exact=True)
+
+
+def run_base(guard: Guard, base: BaseModels, rows: Tensor) -> Features:
+    """Run the first member, and return what is known after that."""
+    run = base(rows)
+    outputs = torch.stack(run.outputs)
+    return Features(rows, guard.likelihood, 1, lambda: outputs, lambda: outputs, lambda: run.layer_inputs)
+
+
+def distill(
+    guard: Guard, train: Data, valid: Data, *, rows: int = 12_000, false_alarms: float = 0.05, seed: int = 0
+) -> DistilledGuard:
+    """Teach a small head the guard's score: a detector that costs about two passes instead of draws and neighbours.
+
+    The head reads inputs and hidden layers of the first model. No OOD data are needed: the guard scores rows of `train`, and OOD ones
+    made of them. Look at how well the head keeps the guard's order on data of yours before you rely on it (`offmap.evaluate` takes
+    both).
+
+    Args:
+        guard: The teacher. Its inputs must be one floating-point tensor or array.
+        train: Training data, of which at most 4,096 rows are taken.
+        valid: In-distribution rows that set the threshold, which is conformal.
+        rows: How many OOD rows to make.
+        false_alarms: Share of in-distribution rows that may be called OOD.
+        seed: Seed of the OOD rows and of the head.
+    """
+    if not isinstance(guard, Guard):
+        raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
+    rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
+    data = as_batches(train, guard.place, name="train", target=guard.target)
+    with fork_rng(guard.seed):
+        held = load_rows(as_batches(valid, guard.place, name="valid", target=guard.target), at_least=2)
+    false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
+    with fork_rng(guard.seed):
+        parts = sample_rows(data, REFERENCE_ROWS, guard.seed)
+    if len(parts) != 1 or rows_of(parts[0]) < LEAST_ROWS:
+        raise DataError(
+            f"Expected at least {LEAST_ROWS} training rows of one shape, but got {[rows_of(part) for part in parts]}."
+        )
+    known = check_rows(parts[0])
+    ood = make_ood_rows(known.flatten(1), rows, seed).unflatten(1, known.shape[1:])
+    base, score = prepare(guard, known)
+    model = with_weights(guard.predictive).model
+    step = 1024 if model.layers else model.batch_size
+
+    def read(x: Tensor) -> Tensor:
+        return torch.cat([score.read(run_base(guard, base, x[i : i + step])) for i in range(0, len(x), step)])
+
+    with torch.inference_mode(False):
+        with torch.no_grad():
+            far, near = read(ood), read(known)
+            far_scores, near_scores = guard.score(ood), guard.score(known)
+        times = -(-rows // SHARE // len(near))  # in-distribution rows must not be forgotten among so many OOD ones
+        features, scores = torch.cat([far, near.repeat(times, 1)]), torch.cat([far_scores, near_scores.repeat(times)])
+        score.head = train_head(features, scores, near, guard.calibration.scores, seed=seed)
+    with torch.no_grad():
+        calibration = Calibration(score.head(read(check_rows(held.inputs))).to(guard.precision), None, false_alarms)
+    calibration.warn_if_infinite(held.rows)
+    return DistilledGuard(
+        guard=guard, base=base, score_module=score, calibration=calibration, place=guard.place, target=guard.target,
+        seed=guard.seed, image_spec=guard.image_spec,
+    )  # fmt: skip
+
+
+def check_rows(inputs: Inputs) -> Tensor:
+    """Return one floating-point tensor of one row per example, or raise an error with the remedy."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise DataError(
+            f"Expected one floating-point tensor or array per example, but got {kind}: OOD rows are mixed from "
+            "in-distribution ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer `draws` if it must be "
+            "fast, or fit it with params='last-layer', whose draws share one pass."
+        )
+    if not 1 <= inputs[0].numel() <= WIDEST:
+        raise DataError(f"Expected 1 to {WIDEST} numbers per example, but got {inputs[0].numel()}. Use the guard itself.")
+    return inputs
+
+
+def prepare(guard: Guard, known: Tensor) -> tuple[BaseModels, DistilledScore]:
+    """Choose what is read off a pass of the first member: the inputs, and some layers spread over the depth."""
+    predictive = with_weights(guard.predictive)
+    model = predictive.model
+    weights, few = {**all_params(model.net), **predictive.mean_weights(0)}, take_rows(known, slice(0, 4))
+    inputs = read_features(model.net, weights, few, model.output_fn, maps=True)
+    names = [n for n, h in inputs.items() if shows_input(model.net, n) and not torch.equal(h, few.flatten(1).to(h))]
+    names = spread_out(names, TABLE_LAYERS)
+    base = BaseModels(model, [weights], names, pooled=True)
+    with torch.no_grad():
+        layers = base(few).layer_inputs[0]
+    widths = {"": few[0].numel()} | {name: layers[name].shape[1] for name in names}
+    return base, DistilledScore(widths, guard.precision).to(known.device)
+
+
+def shows_input(net: nn.Module, name: str) -> bool:
+    """Whether a parameter belongs to layers that show what they are given."""
+    return all(isinstance(m, (nn.Linear, *CONVOLUTIONS)) for m in layers_of(net, name).values())
+
+
+def train_head(features: Tensor, scores: Tensor, known: Tensor, levels: Tensor, *, seed: int = 0) -> Head:
+    """Train a head for the guard's scores.
+
+    Args:
+        features: (N, D).
+        scores: (N,), the guard's.
+        known: Features of in-distribution rows, (n, D), which set the whitening.
+        levels: The guard's scores of in-distribution data, (n,): their median and the half of what 68 % span set the scale.
+        seed: Seed of the weights and the batches.
+    """
+    levels = levels[levels.isfinite()].double()
+    levels = levels if len(levels) else levels.new_zeros(1)
+    low, centre, high = levels.quantile(levels.new_tensor([0.16, 0.5, 0.84])).tolist()
+    spread = (high - low) / 2 or 1.0
+    head = Head(features.shape[1], centre, spread, seed).to(features.device)
+    matrix, shift = whitening(known)
+    wanted = ((scores.double() - centre) / spread).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9).asinh().float()
+    data = Rows((features.double() @ matrix + shift).float(), wanted, BATCH, "the guard's scores")
+
+    def objective(step: int, batch: Batch) -> Tensor:
+        x, y = batch
+        assert isinstance(x, Tensor)
+        return F.smooth_l1_loss(head.asinh_score(x), y)
+
+    def schedule(step: int) -> float:
+        return min(1.0, 10 * (step + 1) / STEPS) * (1 + math.cos(math.pi * step / STEPS)) / 2
+
+    minimize(objective, adam(head.parameters(), lr=LR), data, steps=STEPS, seed=seed, schedule=schedule)
+    with torch.no_grad():  # W·(f − m) becomes part of the first layer
+        weight, bias = head.first.weight, head.first.bias
+        bias.copy_(bias.double() + weight.double() @ shift)
+        weight.copy_(weight.double() @ matrix.mT)
+    return head.requires_grad_(False).eval()
+
+
+def whitening(known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return W (D, D) and −m·W (D,) in float64: features (n, D) times W, plus the shift, are uncorrelated and of variance 1, or
+    less where they hardly vary.
+    """
+    rows = known.double()
+    middle = rows.mean(0)
+    values, vectors = torch.linalg.eigh((rows - middle).mT @ (rows - middle) / len(rows))
+    size = values.clamp_min(0).sqrt()
+    matrix = vectors / size.clamp_min(EPS * float(size.max()) or 1.0)
+    return matrix, -middle @ matrix
+
+
+def make_ood_rows(rows: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Make rows near in-distribution ones (N, D), between them, beside them and far away, (count, D).
+
+    Two sixths lie on lines through two rows, up to half their distance beyond; a sixth there with some noise; a sixth are rows
+    with little to much noise; a sixth have some columns from other rows; the rest fill a box around all, or are scaled up.
+
+    >>> make_ood_rows(torch.eye(3), 12).shape
+    torch.Size([12, 3])
+    """
+    source, sixth = generator(seed, "strange"), count // 6
+    middle, unit, width = rows.mean(0), rows.std(0, correction=0), rows.shape[1]
+
+    def between(shape: Sequence[int], low: float, high: float) -> Tensor:
+        return (low + (high - low) * torch.rand(*shape, generator=source, device="cpu")).to(rows)
+
+    def pick(size: int) -> Tensor:
+        return rows[torch.randint(len(rows), (size,), generator=source, device="cpu").to(rows.device)]
+
+    def on_lines(size: int) -> Tensor:
+        first, second = pick(size), pick(size)
+        return first + between((size, 1), -0.5, 1.5) * (second - first)
+
+    def noise(size: int, low: float, high: float) -> Tensor:
+        normal = Normal().sample((size, width), source).to(rows)
+        return unit * normal * 10 ** between((size, 1), low, high)
+
+    def shuffle_columns(size: int) -> Tensor:
+        others = torch.randint(len(rows), (size, width), generator=source, device="cpu").to(rows.device)
+        swapped = between((size, width), 0, 1) < between((size, 1), 0, 1)
+        return torch.where(swapped, rows.gather(0, others), pick(size))
+
+    low, high, half = rows.amin(0), rows.amax(0), (count - 5 * sixth) // 2
+    box = low + (high - low) * between((half, width), 0, 1)
+    rest = count - 5 * sixth - half
+    return torch.cat([
+        on_lines(2 * sixth),
+        on_lines(sixth) + noise(sixth, -2.5, -0.5),
+        pick(sixth) + noise(sixth, -2.0, 0.3),
+        shuffle_columns(sixth),
+        middle + (box - middle) * between((half, 1), 0.5, 1.5),
+        middle + (pick(rest) - middle) * between((rest, 1), 1, 3),
+    ])  # fmt: skip

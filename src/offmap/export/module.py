@@ -1,0 +1,338 @@
+"""A guard as one module, and what `Guard.export` writes: frozen draws, the guard's own score, its verdict by a constant."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offmap._torch_private import tensor_tables, tree_flatten, tree_leaves, tree_unflatten
+from offmap._types import Data, Inputs, Weights
+from offmap.data.inputs import Shared, is_table, rows_of, take_rows
+from offmap.detector import Detector, Result, reduce_positions
+from offmap.errors import ConfigError, ModelError
+from offmap.export.onnx import ExportInfo, ExportTask, check_path, export
+from offmap.guard import Guard, check_draws
+from offmap.likelihoods import Likelihood
+from offmap.model.capture import CONVOLUTIONS, hook_inputs, pool_map
+from offmap.model.forward import BatchedModel, apply_last_layer, call, plan_layers, run_layers, widen
+from offmap.model.params import NamedTensors, all_params, at, copy_model
+from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic
+from offmap.scores.score import Features, Score
+
+logger = logging.getLogger("offmap")
+
+FEW = 10
+"""Draws of a model that must be run once for each, unless told otherwise."""
+
+REMEDY = "Fit with score='epistemic', which compares no layers."
+
+WeightPredictive = Stochastic | Sampled
+"""Predictives that are a model and its weights."""
+
+
+def with_weights(predictive: Predictive) -> WeightPredictive:
+    """Return the predictive, refused unless its weights can be written down."""
+    predictive = predictive.source if isinstance(predictive, CachedPredictive) else predictive
+    if isinstance(predictive, Stochastic | Sampled):
+        return predictive
+    raise ConfigError(
+        f"Expected a guard over a model and its drawn weights to export, but got one over {type(predictive).__name__}, which "
+        "keeps them to itself. Fit it with `offmap.fit`."
+    )
+
+
+@dataclass(frozen=True)
+class BasePass:
+    """Of every member: inputs of some layers, {parameter: (B, D)}; inputs of the last layer, (B, D), if it alone is random; outputs."""
+
+    layer_inputs: list[dict[str, Tensor]]
+    last_inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class BaseModels(nn.Module):
+    """The members with their trained weights, whose layers show their inputs while they run.
+
+    While a graph is traced only modules show what they are given: `nn.Linear` and, if `pooled`, convolutions, of whose channels
+    mean and standard deviation are taken.
+    """
+
+    def __init__(
+        self, model: BatchedModel, members: Sequence[Weights], names: Sequence[str], *, pooled: bool = False, half: bool = False
+    ) -> None:
+        super().__init__()
+        # in a tuple: the model's own weights are none of this module's, all of them are replaced
+        self.model = (copy_model(model.net), model.output_fn)
+        self.dtypes = {name: w.dtype for name, w in members[0].items()}
+        self.members = nn.ModuleList(NamedTensors(_copied(weights, half=half)) for weights in members)
+        net, shown = self.model[0], (nn.Linear, *(CONVOLUTIONS if pooled else ()))
+        self.owners = {name: layers_of(net, name) for name in names}
+        for name, owners in self.owners.items():
+            other = [type(module).__name__ for module in owners.values() if not isinstance(module, shown)]
+            if other:
+                raise ModelError(f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for "
+                                f"export, but it belongs to {other[0]}. {REMEDY}")  # fmt: skip
+        self.last_layer = model.last_layer
+
+    def forward(self, inputs: Inputs) -> BasePass:
+        """Run all members, one after another."""
+        passes = [self._run(weights, inputs) for weights in self.members]  # pyright: ignore
+        return BasePass(*(list(parts) for parts in zip(*passes, strict=True)))
+
+    def _run(self, weights: NamedTensors, inputs: Inputs) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        net, output_fn = self.model
+        owners = {path: module for modules in self.owners.values() for path, module in modules.items()}
+        last = {} if self.last_layer is None else {"": self.last_layer}
+        with hook_inputs(net, {path: path for path in owners}) as read, hook_inputs(net, last, last=True) as ends:
+            output = call(net, {n: w.to(self.dtypes[n]) for n, w in weights.items()}, inputs, output_fn)
+        rows = {p: pool_map(x) if isinstance(owners[p], CONVOLUTIONS) else x.flatten(0, -2) for p, x in read.items()}
+        inputs_of = {name: next((x for p, x in rows.items() if p in modules), None) for name, modules in self.owners.items()}
+        for name, x in inputs_of.items():
+            if x is None:
+                raise ModelError(f"Expected `{name}` to be used by its own layer, but the model reads it elsewhere, which a traced "
+                                f"graph does not show. {REMEDY}")  # fmt: skip
+        return {n: x for n, x in inputs_of.items() if x is not None}, ends.get("", output), widen(output)
+
+
+def layers_of(net: nn.Module, name: str) -> dict[str, nn.Module]:
+    """Return the layers that hold this parameter, by path."""
+    parameter = dict(net.named_parameters())[name]
+    return {path: m for path, m in net.named_modules() if any(p is parameter for p in tensor_tables(m)[0].values())}
+
+
+def _copied(weights: Weights, *, half: bool = False) -> Weights:
+    """Copies, in half precision if `half`: a view would be written to the file with all that it is a view of."""
+    return {n: w.detach().half() if half and w.dtype == torch.float32 else w.detach().clone() for n, w in weights.items()}
+
+
+class FrozenDraws(nn.Module):
+    """A model over a fixed stack of weights: inputs of B rows -> (S, B, ...), member-major.
+
+    Three ways: of a model whose last layer alone is random, only that is run, on its inputs in a pass of every member; a plain
+    stack of layers runs in batched products; others run once for every weight set.
+
+    Args:
+        model: The model.
+        drawn: The random weights, {name: (S, ...)}.
+        fixed: The others, {name: (M, ...)}.
+        members: M.
+        half: Keep weights in half precision, and compute in their own.
+    """
+
+    def __init__(self, model: BatchedModel, drawn: Weights, fixed: Weights, members: int, *, half: bool = False) -> None:
+        super().__init__()
+        self.model = (copy_model(model.net), model.output_fn)
+        self.members, self.sets = members, len(next(iter(drawn.values())))
+        self.dtypes = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
+        self.last_layer = model.last_layer
+        self.layers = plan_layers(self.model[0]) if model.layers and self.last_layer is None else None
+        drawn, fixed = _copied(drawn, half=half), {} if self.last_layer is not None else _copied(fixed, half=half)
+        looped = self.last_layer is None and not self.layers
+        self.stack = None if looped else NamedTensors(drawn)
+        self.each = nn.ModuleList(NamedTensors(_copied(at(drawn, i))) for i in range(self.sets if looped else 0))
+        self.fixed = nn.ModuleList(NamedTensors(_copied(at(fixed, m))) for m in range(members))
+
+    def forward(self, inputs: Inputs, base: BasePass | None = None) -> Tensor:
+        """Return outputs of every weight set, in float32 at least."""
+        net, output_fn = self.model
+        if self.last_layer is not None:
+            assert base is not None
+            outputs = apply_last_layer(self.last_layer, tuple(base.last_inputs), self._stacked())
+        elif self.layers is not None and is_table(inputs):
+            weights = self._stacked() | self._repeated()
+            with torch.enable_grad():  # in one piece: tiles would fix the number of rows
+                outputs = run_layers(self.layers, weights, inputs, self.sets)
+        else:
+            outputs = torch.stack([call(net, self.weights(i), inputs, output_fn) for i in range(self.sets)])
+        return widen(outputs)
+
+    def weights(self, index: int) -> Weights:
+        """Return one weight set by name."""
+        drawn = dict(self.each[index].items()) if self.stack is None else at(self._stacked(), index)  # pyright: ignore
+        fixed = dict(self.fixed[index * self.members // self.sets].items())  # pyright: ignore
+        return {name: w.to(self.dtypes[name]) for name, w in (drawn | fixed).items()}
+
+    def _stacked(self) -> Weights:
+        assert self.stack is not None
+        return {name: w.to(self.dtypes[name]) for name, w in self.stack.items()}
+
+    def _repeated(self) -> Weights:
+        """The fixed weights, once for every set."""
+        members: list[Weights] = [dict(weights.items()) for weights in self.fixed]  # pyright: ignore
+        times = self.sets // self.members
+        return {n: torch.stack([m[n].to(self.dtypes[n]) for m in members]).repeat_interleave(times, 0) for n in members[0]}
+
+
+def freeze_draws(predictive: WeightPredictive, draws: int, *, clip: float | None, seed: int, half: bool = False) -> FrozenDraws:
+    """Freeze the draws that `predictive.outputs` runs; clip 0, and a predictive without randomness, give the members themselves."""
+    members = predictive.members
+    if isinstance(predictive, Sampled):
+        drawn = predictive.weights if predictive.draw is None or clip == 0 else predictive.draw(range(draws), seed)
+        return FrozenDraws(predictive.model, drawn, {}, members, half=half)
+    q = predictive.q
+    drawn = q.draw(range(1 if clip == 0 else draws), seed=seed, clip=clip)
+    return FrozenDraws(predictive.model, {n: drawn[n] for n in q.mean}, dict(q.fixed.items()), members, half=half)
+
+
+class GuardModule(nn.Module):
+    """Tensors of the inputs, in order -> {"mean", "std" or "probs", "score", "ood"}.
+
+    Args:
+        example: Inputs, whose values that are no tensors stay what they are.
+        likelihood: Turns outputs into predictions.
+        score: The guard's own score.
+        threshold: Scores above it are OOD.
+        base: The members with their trained weights, if somebody reads them.
+        predicting: Clipped draws; None predicts with the first member's trained weights.
+        scoring: Unclipped draws, if the score reads other ones than those that predict.
+        dtype: Of the score.
+    """
+
+    def __init__(
+        self, example: Inputs, likelihood: Likelihood, score: Score, threshold: float, base: BaseModels | None,
+        predicting: FrozenDraws | None, scoring: FrozenDraws | None, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        leaves, self.form = tree_flatten(example)
+        self.leaves: list[Any] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+        self.likelihood, self.score, self.threshold, self.dtype = likelihood, score, threshold, dtype
+        self.base, self.predicting, self.scoring = base, predicting, scoring
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """Return B rows of every output by name."""
+        rest = iter(tensors)
+        leaves = [next(rest) if tensor else leaf for leaf, tensor in zip(self.leaves, self.tensors, strict=True)]
+        features, clipped = self.run(tree_unflatten(leaves, self.form))
+        score = reduce_positions(self.score(features), "mean").to(self.dtype)
+        return {**predicted(self.likelihood.predict(clipped)), "score": score, "ood": score > self.threshold}
+
+    def run(self, inputs: Inputs) -> tuple[Features, Tensor]:
+        """Return what the score reads, and the outputs that predict."""
+        base = None if self.base is None else self.base(inputs)
+        members = [] if base is None else base.outputs
+        clipped = members[0].unsqueeze(0) if self.predicting is None else self.predicting(inputs, base)
+        features = Features(
+            inputs, self.likelihood, len(members) or (self.predicting.members if self.predicting else 1),
+            draw=lambda: clipped if self.scoring is None else self.scoring(inputs, base),
+            run_base=lambda: torch.stack(members), read_layers=lambda: [] if base is None else base.layer_inputs,
+        )  # fmt: skip
+        return features, clipped
+
+
+def predicted(result: Any) -> dict[str, Tensor]:
+    """Return the fields of a prediction or result that a graph gives."""
+    names = ("mean", "std", "probs", "score", "ood")
+    return {name: value for name in names if (value := getattr(result, name, None)) is not None}
+
+
+def export_guard(
+    guard: Guard, path: str | Path, example: Inputs, draws: int | None, calibration: Data | None, half: bool
+) -> ExportInfo:
+    """Write the guard as .onnx or .pt2: see `Guard.export`."""
+    path = check_path(path)
+    guard = guard if guard.place.device.type == "cpu" else guard.to("cpu")
+    model = with_weights(guard.predictive).model
+    rows = example_rows(guard, example)
+    if draws is None:  # the graph holds the model once for each draw, unless products batch them
+        draws = guard.draws if model.layers or model.last_layer is not None else min(FEW, guard.draws)
+    guard, exact = with_draws(guard, check_draws(draws, optional=True), rows, calibration)
+    module = guard_module(guard, rows, half=half)
+    name = guard.score_module.name or "own"
+    facts = {**calibration_facts(guard), "exact": exact, "draws": guard.draws, "members": guard.predictive.members, "half": half,
+             "score": name}  # fmt: skip
+    return export(export_task(module, rows, guard(rows), facts, model.net), path, draws=guard.draws, exact=exact, half=half)
+
+
+def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardModule:
+    """Return the module that answers as the guard does."""
+    predictive, score = with_weights(guard.predictive), guard.score_module
+    features = guard.sampler.features(example, score.layers, pooled=score.pooled)
+    score(features)  # to see what it reads
+    base = None
+    if score.layers or "base_outputs" in vars(features) or predictive.model.last_layer is not None:
+        own = all_params(predictive.model.net)  # one member alone has its fixed weights in the model itself
+        weights = [{**own, **predictive.mean_weights(member)} for member in range(predictive.members)]
+        base = BaseModels(predictive.model, weights, score.layers, pooled=score.pooled, half=half)
+    predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
+    scoring = None
+    if guard.clip is not None and "outputs" in vars(features):
+        scoring = freeze_draws(predictive, guard.draws, clip=None, seed=guard.seed, half=half)
+    return GuardModule(
+        example, guard.likelihood, score, guard.threshold, base, predicting, scoring, guard.precision
+    ).eval()  # fmt: skip
+
+
+def example_rows(detector: Detector, example: Inputs) -> Inputs:
+    """Return the example's first block, two rows at least: of one, tracing makes a constant."""
+    rows = next(detector.blocks(example))
+    return take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows
+
+
+def export_task(module: GuardModule, rows: Inputs, result: Result, facts: dict[str, Any], net: nn.Module) -> ExportTask:
+    """Describe what is to be exported, and what it must give."""
+    tensors = [leaf for leaf in tree_leaves(rows) if isinstance(leaf, Tensor)]
+    size = rows_of(rows)
+    return ExportTask(
+        module,
+        tuple(t.as_subclass(Tensor) for t in tensors),
+        input_names(net, rows, len(tensors)),
+        tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
+        predicted(result),
+        module.score.ties(module.run(rows)[0]),
+        facts,
+    )
+
+
+def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None) -> tuple[Guard, bool]:
+    """Return the guard with so many draws and a threshold for them, and whether that keeps its rate of false alarms.
+
+    Scores of other draws are other numbers. With `calibration` data the threshold is found anew; without, it moves as the
+    example's scores do in the median, which is logged.
+    """
+    other = replace(guard, draws=draws)
+    if calibration is not None:
+        return other.calibrate(calibration, guard.calibration.false_alarms), True
+    if draws == guard.draws:
+        return other, True
+    moved = other.score(rows) - guard.score(rows)
+    if bool((moved == 0).all()):  # the score reads no draws
+        return other, True
+    shift = float(moved.nan_to_num(0.0, 0.0, 0.0).median())
+    logger.warning(
+        "The guard's threshold belongs to %d draws, the file has %d: it is moved by %.3g, as the example's scores are in the "
+        "median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` (in-distribution data, as to `calibrate`), "
+        "or draws=%d.", guard.draws, draws, shift, guard.calibration.false_alarms, guard.draws,
+    )  # fmt: skip
+    return replace(other, calibration=replace(guard.calibration, scores=guard.calibration.scores + shift)), False
+
+
+def calibration_facts(detector: Detector) -> dict[str, Any]:
+    """Return threshold and false alarms; `levels` split the scores of in-distribution data into ten equal parts."""
+    scores = detector.calibration.scores.double()
+    scores = scores[scores.isfinite()]
+    shares = torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device=scores.device)
+    levels = scores.quantile(shares).tolist() if len(scores) else []
+    return {
+        "threshold": detector.threshold,
+        "false_alarms": detector.calibration.false_alarms,
+        "levels": " ".join(f"{level:.6g}" for level in levels),
+    }
+
+
+def input_names(net: nn.Module, inputs: Inputs, count: int) -> tuple[str, ...]:
+    """Name the graph's inputs: a dict's keys, the model's own for a tuple, "input" for a tensor alone."""
+    if isinstance(inputs, Tensor):
+        return ("input",)
+    if isinstance(inputs, dict):
+        names = [name for name, value in inputs.items() if isinstance(value, Tensor)]
+    else:
+        names = [name for name, p in inspect.signature(net.forward).parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    return tuple(names[:count]) if len(names) >= count else tuple(f"input_{i}" for i in range(count))

@@ -1,0 +1,255 @@
+"""`Score`: what is OOD, as a module. The guard calls it, the guard file stores its buffers, the export traces it.
+
+A score of your own is one file: a subclass with `fit` and `forward`, registered by name. Then `offmap.fit(..., score="name")` fits
+it, and guards with it can be saved, loaded and exported.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from offmap._types import Inputs, ScoreFn
+from offmap.errors import ShapeError
+from offmap.likelihoods import Likelihood
+from offmap.posterior.predictive import Predictive
+from offmap.scores.distance import FittedModule
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What a score may read of B rows; what it does not read is not computed.
+
+    Args:
+        inputs: The inputs themselves.
+        likelihood: What outputs mean.
+        members: M, the number of models.
+        draw: Gives `outputs`.
+        run_base: Gives `base_outputs`.
+        read_layers: Gives `layer_inputs`.
+    """
+
+    inputs: Inputs
+    likelihood: Likelihood
+    members: int
+    draw: Callable[[], Tensor]
+    run_base: Callable[[], Tensor]
+    read_layers: Callable[[], Sequence[Mapping[str, Tensor]]]
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Outputs of unclipped draws, (M·P, B, ...), member-major."""
+        return self.draw()
+
+    @cached_property
+    def base_outputs(self) -> Tensor:
+        """Outputs with the trained weights, (M·p, B, ...), the same in all p."""
+        return self.run_base()
+
+    @cached_property
+    def layer_inputs(self) -> Sequence[Mapping[str, Tensor]]:
+        """Of every member with its trained weights: the inputs of the layers of `Score.layers`, {parameter: (B, D)}."""
+        return self.read_layers()
+
+
+class Sampler(Protocol):
+    """Computes features of rows."""
+
+    @property
+    def predictive(self) -> Predictive:
+        """The model and its weights."""
+        ...
+
+    def features(self, rows: Inputs, layers: Sequence[str] = (), *, pooled: bool = False) -> Features:
+        """Return the features of one block of rows."""
+        ...
+
+    def blocks(self, x: Inputs) -> Iterator[Inputs]:
+        """Cut rows into blocks that `features` can hold."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScoreData:
+    """In-distribution data that a score is fitted to.
+
+    Args:
+        read_train: Samples up to 4,096 training rows, in parts of one shape each; none where no training data were passed.
+        valid: Validation inputs, which the models have not been trained on.
+        images: Whether the models classify images, (B, channels, height, width).
+        sampler: Computes features of rows.
+        share: Divides a function of rows among the processes of a group: each is called with its part, all get the result.
+    """
+
+    read_train: Callable[[], Sequence[Inputs]]
+    valid: Inputs
+    images: bool
+    sampler: Sampler
+    share: Callable[[Callable[[Inputs], Tensor]], Callable[[Inputs], Tensor]]
+
+    @cached_property
+    def train(self) -> Sequence[Inputs]:
+        """Training rows, in parts of one shape each."""
+        return self.read_train()
+
+    def evaluate(self, measure: Callable[[Features], Tensor], x: Inputs) -> Tensor:
+        """Evaluate a function of features on all rows, (B, ...)."""
+
+        def evaluate(x: Inputs) -> Tensor:
+            return torch.cat([measure(self.sampler.features(rows)) for rows in self.sampler.blocks(x)])
+
+        return self.share(evaluate)(x)
+
+
+class Score(FittedModule, ABC):
+    """Base of all scores."""
+
+    name: ClassVar[str] = ""
+    """Under which it is registered."""
+    layers: tuple[str, ...] = ()
+    """Names of parameters: the inputs of their layers are in `Features.layer_inputs`."""
+    pooled: bool = False
+    """Whether inputs of convolutions are there too, as mean and standard deviation of every channel, (B, 2C)."""
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, data: ScoreData) -> Score:
+        """Fit the score to in-distribution data."""
+
+    @abstractmethod
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows: (B,) or (B, *positions), higher = more OOD; NaN at padding only."""
+
+    def terms(self, features: Features) -> dict[str, Tensor]:
+        """Return what the score joins, (B,) each; of a score that joins nothing, itself."""
+        return {"score": self(features)}
+
+    def ties(self, features: Features) -> Tensor | None:
+        """Tell which rows' scores hang on rounding, (B,) bool; None if none can."""
+        return None
+
+    def describe(self) -> str:
+        """Say in a few words what is compared."""
+        return "the draws' outputs alone"
+
+    def config(self) -> dict[str, Any]:
+        """Return plain values that `from_config` needs beside the buffers."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Build the score with empty buffers, which are then filled."""
+        return cls(**config)
+
+
+SCORES: dict[str, type[Score]] = {}
+"""Scores by name; `register_score` adds one."""
+
+AnyScore = TypeVar("AnyScore", bound=Score)
+
+
+def register_score(name: str) -> Callable[[type[AnyScore]], type[AnyScore]]:
+    """Register a subclass of `Score` under a name, for `offmap.fit(..., score=name)` and for files."""
+
+    def register(kind: type[AnyScore]) -> type[AnyScore]:
+        kind.name = name
+        SCORES[name] = kind
+        return kind
+
+    return register
+
+
+def fill_buffers(score: Score, tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors in the place of the buffers; a ValueError names the first that does not fit."""
+    names = set(score.state_dict())
+    for name in [*tensors, *names]:
+        if name not in tensors or name not in names:
+            raise ValueError(name)
+        owner, _, leaf = name.rpartition(".")
+        setattr(score.get_submodule(owner), leaf, tensors[name])
+    for prefix, module in score.named_modules():
+        shapes = module.buffer_shapes() if isinstance(module, FittedModule) else {}
+        for leaf, shape in shapes.items():
+            if tuple(getattr(module, leaf).shape) != shape or 0 in shape:
+                raise ValueError(f"{prefix}.{leaf}")
+
+
+class OutputScore(Score):
+    """A score of the draws' outputs alone."""
+
+    @classmethod
+    def fit(cls, data: ScoreData) -> Self:
+        """Nothing is fitted."""
+        return cls()
+
+    @abstractmethod
+    def measure(self, likelihood: Likelihood, outputs: Tensor) -> Tensor:
+        """Score stacked outputs, (M·P, B, ...) -> (B,) or (B, *positions)."""
+
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows; a NaN counts as infinitely OOD, and padding by an `attention_mask` is NaN."""
+        outputs = features.outputs
+        scores = self.measure(features.likelihood, outputs)
+        if scores.ndim == 0 or scores.shape[0] != outputs.shape[1]:
+            raise ShapeError(
+                f"Expected `score` to turn stacked outputs {tuple(outputs.shape)} into one number per example, "
+                f"({outputs.shape[1]},), but got {tuple(scores.shape)}. Reduce the draws, axis 0, and keep axis 1."
+            )
+        scores = scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        # without a class axis, (B, T) may be T labels of one text
+        mask = unpadded(features.inputs, scores) if outputs.ndim > scores.ndim + 1 else None
+        return scores if mask is None else scores.masked_fill(~mask, torch.nan)
+
+
+@register_score("paper")
+class PaperScore(OutputScore):
+    """The mixture's variance, or the entropy of its mean: the likelihood's total uncertainty."""
+
+    def measure(self, likelihood: Likelihood, outputs: Tensor) -> Tensor:
+        """Return the total uncertainty."""
+        return likelihood.score(outputs)
+
+
+@register_score("epistemic")
+class EpistemicScore(OutputScore):
+    """The variance of the means, or the mutual information: the draws' disagreement."""
+
+    def measure(self, likelihood: Likelihood, outputs: Tensor) -> Tensor:
+        """Return the disagreement."""
+        return likelihood.epistemic(outputs)
+
+
+class FunctionScore(OutputScore):
+    """A user's function of stacked outputs."""
+
+    def __init__(self, function: ScoreFn) -> None:
+        super().__init__()
+        self.function = function
+
+    def measure(self, likelihood: Likelihood, outputs: Tensor) -> Tensor:
+        """Call the function."""
+        return self.function(outputs)
+
+    def describe(self) -> str:
+        """Say whose it is."""
+        return "your own function of the outputs"
+
+
+def unpadded(inputs: Inputs, scores: Tensor) -> Tensor | None:
+    """Tell which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one.
+
+    A map one shorter than the mask holds predictions of the next tokens: the mask's last columns belong to it.
+
+    >>> unpadded({"attention_mask": torch.tensor([[1, 1, 0]])}, torch.zeros(1, 2))
+    tensor([[ True, False]])
+    """
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    if mask is None or mask.ndim != 2 or scores.ndim != 2 or mask.shape[1] - scores.shape[1] not in (0, 1):
+        return None
+    return mask[:, mask.shape[1] - scores.shape[1] :] != 0
