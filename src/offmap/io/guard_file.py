@@ -149,10 +149,10 @@ class GuardFile:
             raise ConfigError(f"{self.path} was fitted with a `output_fn` of your own: pass the same function to `load`.")
         try:
             return self._build(models, output_fn or first_tensor)
-        except Exception as error:
-            if isinstance(error, OffmapError) and not isinstance(error, ConfigError):
-                raise
-            raise damaged(self.path, error) from error  # malformed content
+        except OffmapError:
+            raise
+        except Exception as error:  # any other malformed content
+            raise damaged(self.path, error) from error
 
     def _build(self, models: list[nn.Module], output_fn: OutputFn) -> Guard:
         header, scales = self.header, self._part("raw_scale.")
