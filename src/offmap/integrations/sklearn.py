@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from offmap import checks
 from offmap._types import ScoreFn
 from offmap.errors import ConfigError
 from offmap.extras import require
@@ -40,9 +41,6 @@ MIN_VALIDATION = 20
 
 CLOSED_FORM_ROWS = 500
 """Rows below which the default solver is the closed form: few rows are too little to refine with."""
-
-CHUNK = 64
-"""Sampled nets that run at once, of the nets trained here."""
 
 
 class Guarded(BaseEstimator):
@@ -128,7 +126,10 @@ class Guarded(BaseEstimator):
         scaled: Tensor | None = None,
     ) -> None:
         """Guard the ready net, or nets trained with the likelihood `training` on `scaled` targets; the guard has `likelihood` of y."""
-        self._check()
+        checks.fraction("validation", self.validation, example=0.2)
+        checks.fraction("false_alarms", self.false_alarms, example=0.05)
+        for name, value in (("members", self.members), ("batch_size", self.batch_size), ("steps", self.steps or 1)):
+            checks.integer(name, value, above=0)
         random = check_random_state(self.random_state)
         seed, order = int(random.randint(2**31 - 1)), torch.from_numpy(random.permutation(len(x)))
         cut = max(2, min(max(MIN_VALIDATION, round(self.validation * len(x))), len(x) // 2))
@@ -143,19 +144,9 @@ class Guarded(BaseEstimator):
         guard = fit(
             nets, (x[rest], y[rest]), (x[held], y[held]), likelihood=likelihood, basis=self.basis,
             solver=self.solver or ("closed-form" if len(x) < CLOSED_FORM_ROWS else "refine"), score=self.score_with, draws=self.draws,
-            chunk_size=max(1, CHUNK // self.members) if self.net is None else "auto", batch_size=self.batch_size, seed=seed,
-            progress=False,
+            batch_size=self.batch_size, seed=seed, progress=False,
         )  # fmt: skip
         self.guard_ = replace(guard, calibration=replace(guard.calibration, false_alarms=self.false_alarms))
-
-    def _check(self) -> None:
-        for name in ("validation", "false_alarms"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"Expected `{name}` between 0 and 1, but got {getattr(self, name)!r}.")
-        for name in ("members", "batch_size", *(() if self.steps is None else ("steps",))):
-            value = getattr(self, name)
-            if not (isinstance(value, int | np.integer) and value > 0):
-                raise ConfigError(f"Expected `{name}` to be a whole number above 0, but got {value!r}.")
 
 
 class OffmapRegressor(RegressorMixin, Guarded):

@@ -18,7 +18,7 @@ from offmap.evaluation import Details, Evaluation, Points
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.metrics import risk_coverage
-from offmap.posterior.predictive import History, Stochastic
+from offmap.posterior.predictive import History, Member, Stochastic
 from offmap.report.diagnosis import risk_limits
 from offmap.report.figures import Array, Axis, round_numbers, to_json
 from offmap.scores import uncertainty as scores
@@ -39,7 +39,7 @@ LINE, SIDE, DOTS, MARGIN = 161, 44, 150, 0.06
 def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
     """Return all that the page draws of one detector."""
     set_scores = {label: values.double().cpu().numpy() for label, values in evaluation.scores[name].items()}
-    details = evaluation.details.get(name) or Details(None, {})
+    detector, details = evaluation.detectors.get(name), evaluation.details.get(name) or Details(None, {})
     id_scores, ood_scores = set_scores["test"], [values for label, values in set_scores.items() if label != "test"]
     own = details.threshold if details.threshold is not None and math.isfinite(details.threshold) else None
     start = own if own is not None else _quantile(id_scores, 0.95)
@@ -63,7 +63,7 @@ def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
         "risk": None if losses is None else risk_curve(id_scores, losses, thresholds, kind),
         "reliability": {key: [[to_json(v) for v in row] for row in rows.tolist()] for key, rows in details.reliability.items()},
         "kind": kind,
-        "history": _history_curves(getattr(evaluation.detectors.get(name), "history", None)),
+        "history": _history_curves(detector.history) if isinstance(detector, Guard) else None,
         "clips": clip_frames(evaluation, name),
     }
 
@@ -176,7 +176,8 @@ def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
     guard, points = evaluation.detectors.get(name), evaluation.points
     if not isinstance(guard, Guard):
         return "Only guards draw weights that can be clipped."
-    if not isinstance(guard.predictive, Stochastic):
+    predictive = guard.predictive.source if isinstance(guard.predictive, Member) else guard.predictive
+    if not isinstance(predictive, Stochastic):
         return "This guard does not draw its weights around those of a model, so there is nothing to clip."
     if set(points) != set(evaluation.scores[name]):
         return "The inputs are more than two numbers, so that the predictions cannot be drawn as an image."

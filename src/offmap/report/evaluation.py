@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from offmap._version import __version__
+from offmap.detector import Detector
 from offmap.evaluation import EXAMPLES, Evaluation
 from offmap.guard import Guard
 from offmap.report.curves import curves
@@ -223,13 +222,11 @@ def verdict(evaluation: Evaluation, name: str) -> str:
 
 def _compare_false_alarms(scorer: Any, share: float, rows: int) -> list[str]:
     """Say whether false alarms are as many as the threshold was set for."""
-    calibration = getattr(scorer, "calibration", None)
-    rate = getattr(calibration, "false_alarms", None) or getattr(scorer, "false_alarms", None)
-    known = calibration if isinstance(calibration, Tensor) else getattr(calibration, "scores", None)
-    if rate is None or known is None:
+    if not isinstance(scorer, Detector):
         return []
+    rate = scorer.calibration.false_alarms
     # two standard deviations of chance, in the test data and in the calibration data
-    tolerance = 2 * math.sqrt(rate * (1 - rate) * (1 / rows + 1 / len(known)))
+    tolerance = 2 * math.sqrt(rate * (1 - rate) * (1 / rows + 1 / len(scorer.calibration.scores)))
     words = "more than that" if share > rate + tolerance else "fewer" if share < rate - tolerance else "as many as chance allows"
     return [f"It was set for {percent(rate)} of false alarms; these are {words}."]
 
