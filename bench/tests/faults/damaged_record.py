@@ -88,7 +88,7 @@ def trial(seed: int, folder: Path) -> str:
     if outcome.done == 0:  # such as 1e-05 that became 1E-05
         return f"{what}, nothing that counts"
     assert outcome.damaged or not content.strip()
-    assert (outcome.done, outcome.reused, outcome.failed) == (1, len(lines) - 1, 0)
+    assert (outcome.done, outcome.before, outcome.failed) == (1, len(lines) - 1, 0)
     aside = path.with_name("tiny.jsonl.damaged")
     assert not outcome.damaged or aside.read_bytes() == b"".join(p + b"\n" for p in content.split(b"\n") if p.strip())
     assert {*lines[:number], *lines[number + 1 :]} <= {*path.read_bytes().splitlines()}

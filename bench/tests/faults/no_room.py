@@ -23,7 +23,7 @@ from faults.zygote import zygote
 from offmap.cli.scoring import NOTES
 from offmap.errors import OffmapError
 from offmap.export.checksum import verify_checksum
-from offmap.maxwent.checkpoint import _parsed
+from offmap.maxwent.checkpoint import _parse
 from offmap_bench.checks.trust import Check
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import read_records
@@ -60,7 +60,7 @@ def _export(disk: Path) -> None:
 def _whole(path: Path) -> Any:
     """What a file says, but for what differs from run to run; raises unless it is whole."""
     if path.name == killed_fit.STATE:
-        return bool(_parsed(path, path.read_bytes()))
+        return bool(_parse(path, path.read_bytes()))
     if path.suffix == ".onnx":
         return verify_checksum(path.read_bytes(), path)
     if path.suffix == ".jsonl":
@@ -122,7 +122,7 @@ def work(folder: Path, name: str, way: str, room: int, finished: str) -> None:
     disk.mkdir()
     job.prepare(disk)
     way = mounted(disk, way)
-    for path in (path for pattern in job.reused for path in expected.glob(pattern)):
+    for path in (path for pattern in job.before for path in expected.glob(pattern)):
         (disk / path.relative_to(expected)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, disk / path.relative_to(expected))
     before = {each: (path.read_bytes(), path.stat().st_mtime_ns) for each, path in files(disk).items()}
