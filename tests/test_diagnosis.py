@@ -121,14 +121,14 @@ def as_guard(case: Case, q: WeightDistribution) -> offmap.Guard:
 def test_every_host_of_the_zoo_is_diagnosed(case: Case, basis: str):
     nets = [case.build(member) for member in range(2)]
     q = (svd(nets, [case.inputs()]) if basis == "svd" else scaling(nets)).requires_grad_(False)
-    seen = observe(stack_models(nets), lambda rows: [case.inputs()], rotated=basis == "svd", pick=case.output_fn)
-    unit = unit_scale(dict(q.mean.items()), seen.bases, eps=1e-4)
+    observed = observe(stack_models(nets), lambda rows: [case.inputs()], rotated=basis == "svd", pick=case.output_fn)
+    unit = unit_scale(dict(q.mean.items()), observed.bases, eps=1e-4)
     q.set_scale({n: unit(n) for n in q.mean})
     diagnosis = offmap.diagnose(as_guard(case, q), case.data())
     assert {layer.name for layer in diagnosis.layers} | set(diagnosis.left_out) == set(q.mean)
     assert {layer.name for layer in diagnosis.layers if layer.basis == "svd"} == set(q.rotation)
     for layer in diagnosis.layers:
-        expected = seen.bases[layer.name].amplitude
+        expected = observed.bases[layer.name].amplitude
         torch.testing.assert_close(layer.amplitude, expected, rtol=2e-2, atol=1e-3 * float(expected.max()))
         assert layer.scale.shape == layer.amplitude.shape
         assert not layer.correlation > -0.5  # or undefined, where there is one direction alone
@@ -150,8 +150,10 @@ def test_other_blocks_than_at_fit_time_are_left_out_and_said():
     x, y = trained.regression(60)
     guard = trained.quick(net, (x, y))
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
-    seen = observe(stack_models(net), lambda rows: [x], rotated=False, along={"2.weight": q.rotation["2.weight"][..., :3, :3]})
-    assert seen.why["2.weight"] == "met its inputs in other blocks than at fit time"
+    observed = observe(
+        stack_models(net), lambda rows: [x], rotated=False, along={"2.weight": q.rotation["2.weight"][..., :3, :3]}
+    )
+    assert observed.why["2.weight"] == "met its inputs in other blocks than at fit time"
 
 
 def test_the_table_tells_entropy_risk_and_uncertainty(moon_nets: list[nn.Module]):

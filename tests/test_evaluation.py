@@ -58,18 +58,18 @@ def test_detection_by_hand() -> None:
 
 
 def test_false_positive_rate_both_ways() -> None:
-    familiar, strange = torch.arange(1.0, 101.0), torch.arange(60.5, 160.5)
-    data = (familiar[:, None], torch.zeros(100))
-    one = offmap.evaluate(First(), data, {"far": strange[:, None]}).rows[0]["fpr95"]
-    other = offmap.evaluate(First(), data, {"far": strange[:, None]}, positive="ood").rows[0]["fpr95"]
+    id_scores, ood_scores = torch.arange(1.0, 101.0), torch.arange(60.5, 160.5)
+    data = (id_scores[:, None], torch.zeros(100))
+    one = offmap.evaluate(First(), data, {"far": ood_scores[:, None]}).rows[0]["fpr95"]
+    other = offmap.evaluate(First(), data, {"far": ood_scores[:, None]}, positive="ood").rows[0]["fpr95"]
     # OOD rows at or below the 95th of 100 in-distribution ones: 60.5 … 94.5
     assert one == pytest.approx(0.35)
     # in-distribution rows at or above the 95th largest OOD one, 65.5: 66 … 100
     assert other == pytest.approx(0.35)
-    skewed = offmap.evaluate(First(), data, {"far": strange[50:, None]}).rows[0]["fpr95"]
+    skewed = offmap.evaluate(First(), data, {"far": ood_scores[50:, None]}).rows[0]["fpr95"]
     assert skewed == pytest.approx(0.0)
-    assert offmap.evaluate(First(), data, {"far": strange[:2, None]}, positive="ood").rows[0]["fpr95"] == pytest.approx(0.4)
-    assert offmap.evaluate(First(), data, {"far": strange[:2, None]}).rows[0]["fpr95"] == pytest.approx(1.0)
+    assert offmap.evaluate(First(), data, {"far": ood_scores[:2, None]}, positive="ood").rows[0]["fpr95"] == pytest.approx(0.4)
+    assert offmap.evaluate(First(), data, {"far": ood_scores[:2, None]}).rows[0]["fpr95"] == pytest.approx(1.0)
 
 
 def test_many_scorers_and_sets_give_a_row_each(guard: offmap.Guard) -> None:
@@ -120,14 +120,14 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_strange_data_come_in_every_form_with_and_without_targets(form: str, guard: offmap.Guard) -> None:
+def test_ood_data_come_in_every_form_with_and_without_targets(form: str, guard: offmap.Guard) -> None:
     x = 5 * inputs(30, 5)
     evaluation = offmap.evaluate(guard, regression(50, 3), {"far": FORMS[form](x)})
     torch.testing.assert_close(evaluation.scores["guard"]["far"], guard.score(x), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("form", ["loader", "data set", "arrays", "dict"])
-def test_familiar_data_come_in_every_form(form: str, guard: offmap.Guard) -> None:
+def test_id_data_come_in_every_form(form: str, guard: offmap.Guard) -> None:
     x, y = regression(50, 3)
     data = {
         "loader": DataLoader(TensorDataset(x, y), batch_size=50),
@@ -179,12 +179,12 @@ def test_classification_quality_by_hand(kind: str) -> None:
     probs = sorter.predict(x).probs
     assert row["accuracy"] == pytest.approx((probs.argmax(1) == y).float().mean().item())
     assert row["nll"] == pytest.approx(-probs[torch.arange(50), y].log().mean().item(), rel=1e-4)
-    confidence, said = probs.max(1)
+    confidence, predicted = probs.max(1)
     gap = 0.0
     for low in np.arange(15) / 15:
         chosen = (confidence > low) & (confidence <= low + 1 / 15)
         if chosen.any():
-            gap += chosen.float().mean().item() * abs((said == y)[chosen].float().mean() - confidence[chosen].mean()).item()
+            gap += chosen.float().mean().item() * abs((predicted == y)[chosen].float().mean() - confidence[chosen].mean()).item()
     assert row["ece"] == pytest.approx(gap, abs=1e-5)
     chosen = sorter.prediction_set(x, 0.95)
     assert row["conformal_coverage"] == pytest.approx(chosen[torch.arange(50), y].float().mean().item())
@@ -223,7 +223,7 @@ def test_deep_ensembles_and_maxwent_stand_in_one_table() -> None:
         assert all(np.isfinite(v) for v in row.values() if isinstance(v, float))
     by = {(r["scorer"], r["set"]): r for r in evaluation.rows}
     assert by["maxwent", "far"]["auroc"] > 0.9
-    # nothing is clipped in an ensemble of plain nets
+    # nothing is clipped in an ensemble of plain models
     assert by["deep ensemble", "test"]["rmse"] == by["deep ensemble", "test"]["wide_rmse"]
 
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_evaluated_is_refused(guard: offmap.Guard) -> None:
         offmap.evaluate(guard, test, far, positive="odd")
 
 
-def test_familiar_data_that_do_not_fit_are_refused(guard: offmap.Guard) -> None:
+def test_id_data_that_do_not_fit_are_refused(guard: offmap.Guard) -> None:
     far = {"far": 5 * inputs(30, 5)}
     with pytest.raises(DataError, match="Expected finite inputs, but row 0 of `test`"):
         offmap.evaluate(guard, (inputs(5) * torch.nan, torch.zeros(5)), far)
@@ -272,6 +272,6 @@ def test_familiar_data_that_do_not_fit_are_refused(guard: offmap.Guard) -> None:
         ("far", DataError, "Expected tensors or arrays with one row per example"),
     ],
 )
-def test_strange_data_that_do_not_fit_are_refused(guard: offmap.Guard, data: Any, error: type[Exception], message: str) -> None:
+def test_ood_data_that_do_not_fit_are_refused(guard: offmap.Guard, data: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         offmap.evaluate(guard, regression(50, 3), {"far": data})

@@ -64,8 +64,8 @@ def test_losses_and_reliability_of_a_regression_by_hand(guard: offmap.Guard) -> 
     torch.testing.assert_close(details.losses, (guard.predict(x).mean - y).square())
     assert details.losses.mean().sqrt().item() == pytest.approx(evaluation.rows[0]["rmse"], rel=1e-5)
     for name, clip in (("own", guard.clip), ("wide", None)):
-        said = guard.predict(x, clip=clip)
-        law = torch.distributions.Normal(said.mean.double(), said.std.double())
+        predicted = guard.predict(x, clip=clip)
+        law = torch.distributions.Normal(predicted.mean.double(), predicted.std.double())
         between = 2 * (law.cdf(y.double()) - 0.5).abs()
         for level, share, rows in details.reliability[name].tolist():
             assert share == pytest.approx((between <= level).double().mean().item(), abs=1e-9)
@@ -76,12 +76,12 @@ def test_losses_and_reliability_of_a_classification_by_hand() -> None:
     sorter = quick(classifier(), classes(60, 0), classes(60, 1))
     x, y = classes(50, 3)
     details = offmap.evaluate(sorter, (x, y), {"far": 5 * x}).details["guard"]
-    confidence, said = sorter.predict(x).probs.max(1)
-    assert torch.equal(details.losses, (said != y).double())
+    confidence, predicted = sorter.predict(x).probs.max(1)
+    assert torch.equal(details.losses, (predicted != y).double())
     assert details.reliability["own"][:, 2].sum() == 50
     for stated, right, rows in details.reliability["own"].tolist():
         low = np.ceil(10 * stated) / 10 - 0.1
         chosen = (confidence > low) & (confidence <= low + 0.1)
         assert rows == int(chosen.sum())
         assert stated == pytest.approx(confidence[chosen].double().mean().item(), abs=1e-6)
-        assert right == pytest.approx((said == y)[chosen].double().mean().item())
+        assert right == pytest.approx((predicted == y)[chosen].double().mean().item())

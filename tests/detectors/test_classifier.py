@@ -1,4 +1,4 @@
-"""Features and the last matrix are found by themselves, or at a layer that the user names."""
+"""Features and the last matrix are classifier by themselves, or at a layer that the user names."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def ending(*last: nn.Module) -> nn.Sequential:
     ],
 )
 def test_the_last_matrix_is_found_and_makes_the_logits(net: nn.Module, x: Tensor, weight: str, width: int) -> None:
-    found = find_features(net, x)
-    assert found.layer is not None
-    assert found.layer.head is not None
-    assert found.layer.weight == weight
-    seen = found.extract_features(x)
-    assert seen.features.shape == (len(x), width)
+    classifier = find_features(net, x)
+    assert classifier.layer is not None
+    assert classifier.layer.head is not None
+    assert classifier.layer.weight == weight
+    features = classifier.extract_features(x)
+    assert features.features.shape == (len(x), width)
     net.eval()
-    torch.testing.assert_close(found.layer.head(seen.features), seen.logits)
+    torch.testing.assert_close(classifier.layer.head(features.features), features.logits)
     output = net(x).detach()
-    assert any(torch.allclose(way(seen.logits), output, atol=1e-5) for way in OUTPUT_MAPS)
+    assert any(torch.allclose(way(features.logits), output, atol=1e-5) for way in OUTPUT_MAPS)
 
 
 def test_logits_and_features_do_not_depend_on_the_batch() -> None:
@@ -107,42 +107,42 @@ def test_a_softmax_at_the_end_changes_no_score() -> None:
 def test_the_users_net_is_left_as_it_was() -> None:
     net = ending(nn.Dropout(0.5)).train()
     before = {n: w.clone() for n, w in net.state_dict().items()}
-    found = find_features(net, ROWS)
-    scores = found.extract_features(ROWS).logits
+    classifier = find_features(net, ROWS)
+    scores = classifier.extract_features(ROWS).logits
     assert net.training
     with torch.no_grad():
         net[2].weight.zero_()
-    torch.testing.assert_close(found.extract_features(ROWS).logits, scores, rtol=0, atol=0)
+    torch.testing.assert_close(classifier.extract_features(ROWS).logits, scores, rtol=0, atol=0)
     assert all(torch.equal(w, before[n]) for n, w in net.state_dict().items() if n != "2.weight")
     assert not net[2]._forward_hooks
 
 
 @pytest.mark.parametrize("name", ["1", "2"])
 def test_naming_the_features_or_the_last_layer_finds_the_same(name: str) -> None:
-    found = find_features(ending(), ROWS, features=name)
-    assert found.layer is not None
-    assert found.layer.weight == "2.weight"
+    classifier = find_features(ending(), ROWS, features=name)
+    assert classifier.layer is not None
+    assert classifier.layer.weight == "2.weight"
     torch.testing.assert_close(
-        found.extract_features(ROWS).features, find_features(ending(), ROWS).extract_features(ROWS).features
+        classifier.extract_features(ROWS).features, find_features(ending(), ROWS).extract_features(ROWS).features
     )
 
 
 def test_an_earlier_layer_gives_features_without_a_matrix_to_the_logits() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 2))
-    found = find_features(net, IMAGES, features="1")
-    torch.testing.assert_close(found.extract_features(IMAGES).features, net[:3](IMAGES).detach())
-    check_needs(DETECTORS["knn"], found)
+    classifier = find_features(net, IMAGES, features="1")
+    torch.testing.assert_close(classifier.extract_features(IMAGES).features, net[:3](IMAGES).detach())
+    check_needs(DETECTORS["knn"], classifier)
     with pytest.raises(ModelError, match="makes the logits for 'vim', but those of `1` are none.*or take one of .*'knn'"):
-        check_needs(DETECTORS["vim"], found)
+        check_needs(DETECTORS["vim"], classifier)
 
 
 def test_a_net_that_ends_in_no_matrix_lists_candidates_for_whom_features_matter() -> None:
-    found = find_features(TwoHeads(), ROWS)
-    assert found.layer is None
-    assert found.extract_features(ROWS).features.shape == (6, 0)
-    check_needs(DETECTORS["energy"], found)
+    classifier = find_features(TwoHeads(), ROWS)
+    assert classifier.layer is None
+    assert classifier.extract_features(ROWS).features.shape == (6, 0)
+    check_needs(DETECTORS["energy"], classifier)
     with pytest.raises(ModelError, match=r"for 'knn', but no matrix of TwoHeads.*candidates are \['body', 'one', 'two'\]"):
-        check_needs(DETECTORS["knn"], found)
+        check_needs(DETECTORS["knn"], classifier)
     named = find_features(TwoHeads(), ROWS, features="body")
     check_needs(DETECTORS["knn"], named)
     assert named.extract_features(ROWS).features.shape == (6, 7)
@@ -171,12 +171,12 @@ def test_a_memory_sees_equal_inputs_once_and_others_anew() -> None:
             calls.append(len(x))
             return self.fc(F.relu(x))
 
-    found = find_features(Counted(), ROWS, cache=LRUCache())
-    first, before = found.extract_features(ROWS), len(calls)
-    again = found.extract_features(ROWS.clone())
+    classifier = find_features(Counted(), ROWS, cache=LRUCache())
+    first, before = classifier.extract_features(ROWS), len(calls)
+    again = classifier.extract_features(ROWS.clone())
     assert len(calls) == before
     torch.testing.assert_close(again.logits, first.logits, rtol=0, atol=0)
     other = ROWS.clone()
     other[0, 0] += 5
-    assert not torch.equal(found.extract_features(other).logits, first.logits)
+    assert not torch.equal(classifier.extract_features(other).logits, first.logits)
     assert len(calls) == before + 1

@@ -32,7 +32,7 @@ def test_the_score_does_not_depend_on_units() -> None:
     torch.testing.assert_close(mahalanobis(rows()).score(rows()), mahalanobis(rows() * units).score(rows() * units))
 
 
-def test_a_new_value_in_a_constant_column_is_strange() -> None:
+def test_a_new_value_in_a_constant_column_is_ood() -> None:
     x = torch.cat([rows(), torch.ones(50, 1, dtype=torch.float64)], 1)
     detector = mahalanobis(x)
     other = x.clone()

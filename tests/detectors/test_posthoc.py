@@ -55,7 +55,7 @@ def test_false_alarms_on_the_calibration_data_are_at_most_those_asked_for() -> N
         torch.testing.assert_close(other.score(valid[0]), detector.score(valid[0]))
 
 
-def test_the_p_value_is_the_share_of_familiar_rows_at_least_as_strange() -> None:
+def test_the_p_value_is_the_share_of_id_rows_with_at_least_its_score() -> None:
     valid, new = classes(50, 1), classes(20, 2)[0]
     detector = offmap.detect(classifier(), classes(100), valid)
     own = detector.score(valid[0])

@@ -26,15 +26,15 @@ from trained import classifier as trained_net
 
 @cache
 def fit_data() -> FitData:
-    found = find_features(trained_net(), classes(8)[0])
+    classifier = find_features(trained_net(), classes(8)[0])
     (x, y), (other, other_y) = classes(300), classes(100, 1)
-    seen = found.extract_features(x)
+    features = classifier.extract_features(x)
     return FitData(
-        found,
-        seen.features,
-        seen.logits,
+        classifier,
+        features.features,
+        features.logits,
         y,
-        found.extract_features(other),
+        classifier.extract_features(other),
         other_y,
         lambda: x.split(64),
         ImageSpec(None, -1.0, 1.0, False),
@@ -112,9 +112,9 @@ def test_kl_matching_is_the_least_divergence_to_a_mean_prediction() -> None:
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0, 4.0], [5.0, 5.1, 5.2, 9.0, 5.3], [1e-3, 2e-3, 1e-2]])
 def test_the_weibull_law_is_that_of_highest_likelihood(values: list[float]) -> None:
     shape, _, scale = stats.weibull_min.fit(values, floc=0)
-    found = fit_weibull(torch.tensor(values))
-    assert float(found[0]) == pytest.approx(shape, rel=1e-3)
-    assert float(found[1]) == pytest.approx(scale, rel=1e-3)
+    classifier = fit_weibull(torch.tensor(values))
+    assert float(classifier[0]) == pytest.approx(shape, rel=1e-3)
+    assert float(classifier[1]) == pytest.approx(scale, rel=1e-3)
 
 
 def test_openmax_hands_evidence_of_the_best_classes_to_an_unknown_one() -> None:
@@ -247,7 +247,7 @@ def test_odin_moves_each_input_towards_confidence() -> None:
         x = x.float().requires_grad_(True)
         (net(x) / 50).log_softmax(0).max().backward()
         assert x.grad is not None
-        moved = x.detach() + 0.02 * 2.0 * x.grad.sign()  # the training range is said to be 2
+        moved = x.detach() + 0.02 * 2.0 * x.grad.sign()  # the training range is 2
         return 1 - float((net(moved).detach().double() / 50).softmax(0).max())
 
     torch.testing.assert_close(scores("odin", temperature=50, noise=0.02), per_row(slow, ood().inputs), rtol=1e-4, atol=1e-6)
@@ -258,14 +258,14 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(18, 2)).eval()
     x, other, new = torch.randn(3, 30, 1, 6, 6).unbind(0)
-    found = find_features(net, x)
-    seen = found.extract_features(x)
+    classifier = find_features(net, x)
+    features = classifier.extract_features(x)
     k = FitData(
-        found,
-        seen.features,
-        seen.logits,
-        seen.logits.argmax(1),
-        found.extract_features(other),
+        classifier,
+        features.features,
+        features.logits,
+        features.logits.argmax(1),
+        classifier.extract_features(other),
         torch.zeros(30).long(),
         lambda: x.split(8),
     )
@@ -280,7 +280,7 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
             values.append(first + second)
         return values
 
-    trained = {c: [statistics(row) for row in x[seen.logits.argmax(1) == c]] for c in (0, 1)}
+    trained = {c: [statistics(row) for row in x[features.logits.argmax(1) == c]] for c in (0, 1)}
 
     def deviations(row: Tensor) -> list[float]:
         same, total = trained[int(net(row[None]).argmax())], []
@@ -293,7 +293,7 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
 
     usual = torch.tensor([deviations(row) for row in other]).mean(0)
     slow = torch.stack([(torch.tensor(deviations(row)) / usual).sum() for row in new])
-    torch.testing.assert_close(rule(found.extract_features(new)), slow, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(rule(classifier.extract_features(new)), slow, rtol=1e-3, atol=1e-3)
 
 
 class ParamUse(nn.Module):
@@ -312,12 +312,12 @@ def test_gram_takes_sequences_of_any_length_and_layers_that_never_deviate() -> N
     net, x = ParamUse(), torch.randn(40, 6, 3)
     with torch.no_grad():
         net.out.bias -= net(x).mean(0)  # both classes are met
-    found = find_features(net, x)
-    seen = found.extract_features(x)
-    best = seen.logits.argmax(1)
-    rule = fit_score("gram", FitData(found, seen.features, seen.logits, best, seen, best, lambda: [x]))
-    assert float(rule(seen).abs().max()) == 0  # validation data are the training data
-    assert bool(rule(found.extract_features(50 * torch.randn(4, 9, 3))).isfinite().all())
+    classifier = find_features(net, x)
+    features = classifier.extract_features(x)
+    best = features.logits.argmax(1)
+    rule = fit_score("gram", FitData(classifier, features.features, features.logits, best, features, best, lambda: [x]))
+    assert float(rule(features).abs().max()) == 0  # validation data are the training data
+    assert bool(rule(classifier.extract_features(50 * torch.randn(4, 9, 3))).isfinite().all())
 
 
 def test_powers_of_large_activations_do_not_overflow() -> None:

@@ -107,8 +107,8 @@ def test_ence_matches_the_loop_over_sorted_groups(n: int, bins: int) -> None:
     gaps = []
     for group in np.array_split(order, bins):
         stated = math.sqrt(np.mean(std.numpy()[group] ** 2))
-        seen = math.sqrt(np.mean((y - mean).numpy()[group] ** 2))
-        gaps.append(abs(stated - seen) / stated)
+        observed = math.sqrt(np.mean((y - mean).numpy()[group] ** 2))
+        gaps.append(abs(stated - observed) / stated)
     assert ence(mean, std, y, bins).item() == pytest.approx(np.mean(gaps), abs=1e-12)
 
 

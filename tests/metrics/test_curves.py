@@ -59,11 +59,11 @@ def test_coverage_at_every_level_is_counted(levels: int):
     std = torch.rand(40, generator=generator, dtype=torch.float64) + 0.2
     curve = coverage_curve(mean, std, y, levels)
     assert curve.shape == (levels, 3)
-    for k, (level, seen, count) in enumerate(curve.tolist(), 1):
+    for k, (level, observed, count) in enumerate(curve.tolist(), 1):
         radius = norm.ppf((1 + k / (levels + 1)) / 2)
         rows = zip(mean.tolist(), std.tolist(), y.tolist(), strict=True)
         inside = sum(abs(target - middle) <= radius * scale for middle, scale, target in rows)
-        assert (level, seen, count) == (pytest.approx(k / (levels + 1)), pytest.approx(inside / 40), 40)
+        assert (level, observed, count) == (pytest.approx(k / (levels + 1)), pytest.approx(inside / 40), 40)
 
 
 def test_nineteen_levels_are_the_default():
