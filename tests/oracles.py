@@ -36,7 +36,7 @@ def draw(
         delta = raw.exp().log1p() * noise_of(q, name, seed=seed, stream=stream, member=member, draw=draw)
         delta = torch.minimum(torch.maximum(delta, torch.tensor(-clip)), torch.tensor(clip))
         if name in q.rotation:
-            delta = turn(delta, q.rotation[name][member].double(), q.frames[name])
+            delta = turn(delta, q.rotation[name][member].double(), q.views[name])
         result[name] = mean[member].double() + delta
     return result
 
@@ -121,7 +121,7 @@ def entropy_by_sampling(q: WeightDistribution, draws: int) -> float:
         mean, scale = q.mean[name][0].double(), q.scale()[name][0].detach().double()
         delta = stack.detach().double() - mean
         if name in q.rotation:
-            delta = torch.stack([turn(d, q.rotation[name][0].double().mT, q.frames[name]) for d in delta])
+            delta = torch.stack([turn(d, q.rotation[name][0].double().mT, q.views[name]) for d in delta])
         each = -0.5 * (delta / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
         total += each.flatten(1).sum(1)
     return -float(total.mean())

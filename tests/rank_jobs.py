@@ -25,7 +25,7 @@ from offmap.distributed.process_group import join_group
 from offmap.errors import ModelError, OffmapError
 from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.model.select import stack_models
-from offmap.posterior.construct import observe
+from offmap.posterior.observe import observe
 
 Tensors = dict[str, Tensor]
 RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -68,8 +68,8 @@ def state(guard: offmap.Guard) -> Tensors:
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     found = {f"scale.{n}": s.detach() for n, s in q.scale().items()} | {f"rotation.{n}": v for n, v in q.rotation.items()}
     for name, v in q.rotation.items():
-        if len(q.frames[name].blocks) == 1 and v.shape[2] == 1:
-            phi = q.frames[name].rows(q.scale()[name].detach()).double().square()  # (M, out, D)
+        if len(q.views[name].blocks) == 1 and v.shape[2] == 1:
+            phi = q.views[name].rows(q.scale()[name].detach()).double().square()  # (M, out, D)
             found[f"covariance.{name}"] = torch.einsum("mik,mok,mjk->moij", v[:, 0, 0].double(), phi, v[:, 0, 0].double())
     score = {f"score.{n}": t for n, t in guard.score_module.state_dict().items()}
     return found | score | {"scores": guard.calibration.scores, "residuals": guard.calibration.residuals}
@@ -84,13 +84,13 @@ def moments() -> Tensors:
     at, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with join_group() as group:
         dealt = shard_feed(data, group, sharded=False)
-        seen = observe(at, feed_inputs(data), rotated=True, dealt=dealt)
+        seen = observe(at, feed_inputs(data), rotated=True, shards=dealt)
     found: Tensors = {}
     for name, b in seen.bases.items():
         v = b.matrix
         assert v is not None
-        found |= {f"s.{name}": b.amplitude, f"reach.{name}": b.reach, f"v.{name}": v}
-        squares = b.amplitude.square().view(v.shape[:-1])
+        found |= {f"s.{name}": b.input_rms, f"reach.{name}": b.output_rms, f"v.{name}": v}
+        squares = b.input_rms.square().view(v.shape[:-1])
         found[f"moment.{name}"] = torch.einsum("mgnik,mgnk,mgnjk->mgnij", v.double(), squares, v.double())
     return found
 

@@ -20,8 +20,8 @@ from offmap.maxwent.closed_form import unit_scale
 from offmap.model.forward import BatchedModel
 from offmap.model.params import copy_model
 from offmap.model.select import stack_models
-from offmap.posterior.construct import observe, scaling, svd
-from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.distribution import WeightDistribution, scaling, svd
+from offmap.posterior.observe import observe
 from offmap.posterior.predictive import Stochastic
 from offmap.scores.score import PaperScore
 from offmap_bench.methods import bnn
@@ -121,7 +121,7 @@ def as_guard(case: Case, q: WeightDistribution) -> offmap.Guard:
 def test_every_host_of_the_zoo_is_diagnosed(case: Case, basis: str):
     nets = [case.build(member) for member in range(2)]
     q = (svd(nets, [case.inputs()]) if basis == "svd" else scaling(nets)).requires_grad_(False)
-    observed = observe(stack_models(nets), lambda rows: [case.inputs()], rotated=basis == "svd", pick=case.output_fn)
+    observed = observe(stack_models(nets), lambda rows: [case.inputs()], rotated=basis == "svd", output_fn=case.output_fn)
     unit = unit_scale(dict(q.mean.items()), observed.bases, eps=1e-4)
     q.set_scale({n: unit(n) for n in q.mean})
     diagnosis = offmap.diagnose(as_guard(case, q), case.data())

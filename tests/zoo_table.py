@@ -12,7 +12,8 @@ from offmap.errors import ModelError
 from offmap.model.forward import forward
 from offmap.model.params import copy_model
 from offmap.model.select import stack_models
-from offmap.posterior.construct import observe, scaling
+from offmap.posterior.distribution import scaling
+from offmap.posterior.observe import observe
 from zoo import ZOO, Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "hosts.md"
@@ -44,9 +45,9 @@ def in_one_go(case: Case) -> bool:
 def row(case: Case) -> str:
     """One line of the table, by asking the library."""
     held = stack_models(case.build())
-    seen = observe(held, lambda rows: [case.inputs()], rotated=True, pick=case.output_fn)
+    seen = observe(held, lambda rows: [case.inputs()], rotated=True, output_fn=case.output_fn)
     turned = seen.rotation()
-    blocks = {name: len(turned.frames[name].blocks) for name in held.mean if name in turned.matrices}
+    blocks = {name: len(turned.views[name].blocks) for name in held.mean if name in turned.matrices}
     matrices = [name for name, w in held.mean.items() if sum(n > 1 for n in w.shape[1:]) > 1 or name in blocks]
     rotated = listed({name: f" ×{count}" if count > 1 else "" for name, count in blocks.items()})
     plain = listed({name: f": {turned.why[name]}" for name in matrices if name not in blocks})

@@ -25,7 +25,7 @@ from offmap.guard import Guard
 from offmap.metrics import rank_correlation
 from offmap.model.select import StackedModel
 from offmap.posterior.basis import LIMIT, Basis
-from offmap.posterior.construct import Observed, observe
+from offmap.posterior.observe import Observed, observe
 from offmap.posterior.predictive import History, Stochastic
 from offmap.table import Table
 
@@ -117,7 +117,7 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = EPS) -> 
     bases, why = observed[0].bases, observed[0].why
     q, scale = predictive.q, predictive.q.scale()
     layers = [
-        _layer(name, bases[name], [o.bases[name].amplitude for o in observed], scale[name].detach(), eps)
+        _layer(name, bases[name], [o.bases[name].input_rms for o in observed], scale[name].detach(), eps)
         for name in q.mean
         if name in bases
     ]
@@ -133,14 +133,14 @@ def _observe(predictive: Stochastic, data: Batches, draw: int | None, seed: int)
     limit = max((v.shape[-1] for v in directions.values()), default=LIMIT)  # pieces as wide as those at fit time
     with fork_rng(seed):
         return observe(
-            stack, lambda rows: (x for x, _ in data), rotated=False, along=directions, pick=model.output_fn, limit=limit
+            stack, lambda rows: (x for x, _ in data), rotated=False, along=directions, output_fn=model.output_fn, limit=limit
         )
 
 
 def _layer(name: str, basis: Basis, amplitudes: Sequence[Tensor], scale: Tensor, eps: float) -> LayerDiagnosis:
     square = sum((amplitude.square() / len(amplitudes) for amplitude in amplitudes[1:]), amplitudes[0].square() / len(amplitudes))
-    rows = basis.frame.rows(scale)  # (M, out, D)
-    blocks = rows.split(list(basis.frame.blocks), 1) if basis.frame.blocks else [rows]
+    rows = basis.view.rows(scale)  # (M, out, D)
+    blocks = rows.split(list(basis.view.blocks), 1) if basis.view.blocks else [rows]
     mean = torch.stack([block.mean(1) for block in blocks], 1)  # (M, G, D)
     return LayerDiagnosis(name, "identity" if basis.matrix is None else "svd", square.sqrt(), mean, eps)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.model.forward import forward
 from offmap.model.params import copy_model
-from offmap.posterior.construct import svd
+from offmap.posterior.distribution import svd
 from oracle_moments import slow_path
 from zoo import ZOO, Case
 from zoo.case import Through

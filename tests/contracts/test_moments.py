@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import oracle_moments
 from offmap.data.inputs import take_rows
-from offmap.model.forward import call
 from offmap.model.params import copy_model
 from offmap.model.select import stack_models
-from offmap.posterior.basis import Moment, eigenbasis, second_moments
-from offmap.posterior.construct import observe, svd
+from offmap.posterior.basis import Moment, eigenbasis
+from offmap.posterior.distribution import svd
+from offmap.posterior.observe import observe, second_moments
 from oracles import run_once
 from zoo import ZOO, Case, Through
 from zoo.case import weight
@@ -23,7 +23,7 @@ from zoo.ways import HOSTS
 
 def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:
     held = stack_models(case.build())
-    run = second_moments(held.net, [held.weights(0)], batches, lambda n, w, x: call(n, w, x, case.output_fn), limit=limit)
+    run = second_moments(held.net, [held.weights(0)], batches, case.output_fn, limit=limit)
     return run[0]
 
 
@@ -31,8 +31,8 @@ def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:
 def test_exactly_the_expected_matrices_are_rotated_in_the_expected_blocks(case: Case):
     q = svd([case.build(m) for m in range(2)], [case.inputs()])
     assert {name: matrix.shape[1] for name, matrix in q.rotation.items()} == case.rotated()
-    assert all(len(q.frames[name].blocks) == blocks for name, blocks in case.rotated().items())
-    assert q.frames.keys() == case.rotated().keys()
+    assert all(len(q.views[name].blocks) == blocks for name, blocks in case.rotated().items())
+    assert q.views.keys() == case.rotated().keys()
 
 
 @HOSTS
@@ -68,8 +68,8 @@ def test_moments_of_a_stream_are_those_of_all_at_once(case: Case):
     parts = moments(case, *(take_rows(x, slice(a, b)) for a, b in ((0, 5), (5, 6), (6, 12))))
     assert whole.keys() == parts.keys()
     for name, moment in whole.items():
-        assert (moment.why, moment.frame) == (parts[name].why, parts[name].frame)
-        if moment.frame is not None:
+        assert (moment.why, moment.view) == (parts[name].why, parts[name].view)
+        if moment.view is not None:
             assert moment.blocks() == parts[name].blocks()
             case.assert_close(parts[name].value(), moment.value(), rtol=1e-5, atol=1e-6)
 
@@ -134,7 +134,7 @@ def sizes_of_outputs(case: Case) -> dict[str, Tensor]:
 @HOSTS
 def test_reach_is_the_size_of_what_each_unit_gives(case: Case):
     # this ties moments, frames and blocks to the layers' own arithmetic
-    seen = observe(stack_models(case.build()), lambda rows: [case.inputs()], rotated=True, pick=case.output_fn)
+    seen = observe(stack_models(case.build()), lambda rows: [case.inputs()], rotated=True, output_fn=case.output_fn)
     for name, size in sizes_of_outputs(case).items():
         if name in case.rotated():
-            case.assert_close(seen.bases[name].reach[0], size, rtol=1e-4, atol=1e-5 * float(size.max()))
+            case.assert_close(seen.bases[name].output_rms[0], size, rtol=1e-4, atol=1e-5 * float(size.max()))

@@ -15,8 +15,7 @@ import oracles
 from offmap.errors import ModelError
 from offmap.model.forward import BatchedModel, forward
 from offmap.model.params import copy_model
-from offmap.posterior.construct import scaling, svd
-from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.distribution import WeightDistribution, scaling, svd
 from offmap.posterior.noise import draw_noise
 from offmap.posterior.predictive import Stochastic
 from zoo import Case

@@ -66,7 +66,7 @@ from offmap.cli import main as command_line
 from offmap.data import Place, as_batches, load_rows
 from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
 from offmap.metrics import aupr_in, aupr_out, auroc, fpr_at
-from offmap.posterior.construct import scaling, svd
+from offmap.posterior.distribution import scaling, svd
 from offmap.posterior.noise import Noise
 from offmap_bench.methods import (
     anchored,

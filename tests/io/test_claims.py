@@ -50,7 +50,7 @@ LIES: dict[str, tuple[str, Any]] = {
     "no chunk": ("model", {"chunk_size": 0}),
     "a batch of text": ("model", {"batch_size": "8"}),
     "false alarms": ("calibration", {"false_alarms": 2}),
-    "a frame of fractions": ("frames", {"0.weight": {"view": [1.5], "outs": [], "axes": [], "blocks": []}}),
+    "a frame of fractions": ("views", {"0.weight": {"view": [1.5], "outs": [], "axes": [], "blocks": []}}),
     "fields of the likelihood": ("likelihood", {"config": [1]}),
     "history": ("history", {"risk": "none"}),
     "notes": ("guard", {"notes": [1]}),

@@ -13,8 +13,8 @@ from offmap.maxwent.closed_form import FLOOR, unit_scale
 from offmap.model.matrix_view import MatrixView
 from offmap.model.select import stack_models
 from offmap.posterior.basis import Basis
-from offmap.posterior.construct import observe
 from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.observe import observe
 from zoo import ZOO, Through
 
 

@@ -18,8 +18,7 @@ from offmap.likelihoods import Likelihood, Prediction
 from offmap.maxwent import objective as objectives
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.posterior.construct import scaling, svd
-from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.distribution import WeightDistribution, scaling, svd
 from offmap.posterior.noise import NOISES
 
 LAMBDA, D, ROWS, DRAWS, STEPS = 0.05, 4, 200, 128, 300

@@ -15,7 +15,7 @@ from offmap.likelihoods import Gaussian
 from offmap.maxwent.objective import as_growth, maxwent
 from offmap.model.forward import BatchedModel
 from offmap.model.params import copy_model
-from offmap.posterior.construct import scaling, svd
+from offmap.posterior.distribution import scaling, svd
 from offmap.posterior.noise import NOISES
 
 G: dict[str, Callable[[float], float]] = {"abs": lambda phi: phi, "log": lambda phi: math.log(phi**2)}

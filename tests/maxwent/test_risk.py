@@ -20,8 +20,7 @@ from offmap.maxwent.risk import RISKS, Validation, as_risk, zero_one
 from offmap.model import forward
 from offmap.model.forward import BatchedModel
 from offmap.model.params import copy_model
-from offmap.posterior.construct import scaling
-from offmap.posterior.distribution import Parameterization, WeightDistribution
+from offmap.posterior.distribution import Parameterization, WeightDistribution, scaling
 
 P = 7
 

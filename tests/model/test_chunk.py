@@ -15,7 +15,7 @@ from offmap.model.forward import BatchedModel, first_tensor
 from offmap.model.inspect import CHUNK_NUMBERS, choose_chunk
 from offmap.model.params import copy_model
 from offmap.model.select import stack_models
-from offmap.posterior.construct import scaling
+from offmap.posterior.distribution import scaling
 from zoo import ZOO, Through
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import oracles
 from offmap.model.forward import ELEMENTWISE, BatchedModel, plan_layers, run_layers
 from offmap.model.params import copy_model
-from offmap.posterior.construct import scaling
+from offmap.posterior.distribution import scaling
 from zoo import ZOO
 
 ACTIVATIONS = sorted(ELEMENTWISE, key=lambda a: a.__name__)

@@ -21,7 +21,7 @@ from offmap.errors import ModelError
 from offmap.model import forward as module
 from offmap.model.forward import OUTPUT_NUMBERS, BatchedModel, call, first_tensor, forward, swap_weights
 from offmap.model.params import copy_model
-from offmap.posterior.construct import scaling
+from offmap.posterior.distribution import scaling
 from zoo import ZOO, Through
 
 

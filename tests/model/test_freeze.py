@@ -8,7 +8,7 @@ import torch
 from offmap.model.forward import forward
 from offmap.model.freeze import freeze
 from offmap.model.params import copy_model
-from offmap.posterior.construct import svd
+from offmap.posterior.distribution import svd
 from zoo import ZOO
 
 

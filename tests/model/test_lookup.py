@@ -9,7 +9,7 @@ from torch import nn
 
 from offmap.maxwent.closed_form import unit_scale
 from offmap.model.select import stack_models
-from offmap.posterior.construct import observe
+from offmap.posterior.observe import observe
 from zoo import Through
 
 HOSTS = {
@@ -27,12 +27,12 @@ def test_amplitude_is_the_root_of_the_frequency_with_half_a_count_more(name: str
     seen = observe(at, lambda rows: batches, rotated=rotated)
     basis = seen.bases["table.weight"]
     shares = torch.tensor([2.5, 5.5, 0.5, 0.5, 1.5, 0.5], dtype=torch.float64) / 11
-    torch.testing.assert_close(basis.amplitude, shares.sqrt().view(1, 1, 6))
+    torch.testing.assert_close(basis.input_rms, shares.sqrt().view(1, 1, 6))
     assert basis.matrix is None
     assert "table.weight" not in seen.rotation().matrices
     assert not rotated or seen.why["table.weight"] == "looked up by index: its inputs already lie along its axes"
     one_hot = torch.eye(6, dtype=torch.float64) @ at.mean["table.weight"][0].double()
-    torch.testing.assert_close(basis.reach[0], (shares[:, None] * one_hot.square()).sum(0).sqrt())
+    torch.testing.assert_close(basis.output_rms[0], (shares[:, None] * one_hot.square()).sum(0).sqrt())
 
 
 def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over_the_data_is_that_of_the_table():
@@ -42,8 +42,8 @@ def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over
     scale = unit_scale(at.mean, bases, eps=1e-4)("table.weight")[0].double()
     assert bool((scale[[2, 3, 5]] > 1.5 * scale[[0, 1, 4]].amax(0)).all())
     basis = bases["table.weight"]
-    over_the_data = (basis.amplitude[0, 0, :, None] * scale).square().sum(0)
-    torch.testing.assert_close(over_the_data, basis.reach[0].square(), rtol=1e-5, atol=0)
+    over_the_data = (basis.input_rms[0, 0, :, None] * scale).square().sum(0)
+    torch.testing.assert_close(over_the_data, basis.output_rms[0].square(), rtol=1e-5, atol=0)
 
 
 def test_a_table_that_a_product_reads_in_parts_has_no_amplitude_although_it_is_looked_up():

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from offmap.model.capture import LayerInput
-from offmap.model.forward import call, no_fast_path, no_fused_attention
+from offmap.model.forward import no_fast_path, no_fused_attention
 from offmap.model.matrix_view import MatrixView
 from offmap.model.select import stack_models
 from offmap.posterior import basis
-from offmap.posterior.basis import Moment, second_moments
-from offmap.posterior.construct import Observed
-from offmap.posterior.construct import observe as observe_feed
+from offmap.posterior.basis import Moment
+from offmap.posterior.observe import Observed, second_moments
+from offmap.posterior.observe import observe as observe_feed
 from zoo import ZOO, Through
 
 
 def moments(net: nn.Module, *batches: Any) -> dict[str, Moment]:
     held = stack_models(net)
-    return second_moments(held.net, [held.weights(0)], batches, lambda n, w, x: call(n, w, x))[0]
+    return second_moments(held.net, [held.weights(0)], batches)[0]
 
 
 def rows(inputs: Any, start: int, stop: int) -> Any:
@@ -45,8 +45,8 @@ def test_moments_of_a_stream_are_those_of_all_at_once(name: str):
     whole, parts = moments(net, x), moments(net, rows(x, 0, 5), rows(x, 5, 6), rows(x, 6, 12))
     assert whole.keys() == parts.keys()
     for parameter, moment in whole.items():
-        assert (moment.why, moment.frame) == (parts[parameter].why, parts[parameter].frame)
-        if moment.frame is not None:
+        assert (moment.why, moment.view) == (parts[parameter].why, parts[parameter].view)
+        if moment.view is not None:
             assert moment.blocks() == parts[parameter].blocks()
             torch.testing.assert_close(parts[parameter].value(), moment.value(), rtol=1e-5, atol=1e-7)
 
@@ -70,7 +70,7 @@ def test_the_fast_path_of_the_transformer_does_not_hide_its_products():
     assert torch.backends.mha.get_fastpath_enabled()
     seen = moments(layer, torch.randn(5, 3, 4))
     matrices = [n for n, p in layer.named_parameters() if p.ndim == 2]
-    assert sorted(n for n, m in seen.items() if m.frame is not None) == sorted(matrices)
+    assert sorted(n for n, m in seen.items() if m.view is not None) == sorted(matrices)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -107,8 +107,8 @@ class Einsum(nn.Module):
 def test_every_way_to_write_a_product_is_one_read_of_the_same_rows(net: nn.Module, axes: tuple[int, ...]):
     x = torch.randn(6, 3)
     moment = moments(net, x)["w"]
-    assert moment.frame is not None
-    assert (moment.frame.axes, moment.why) == (axes, "")
+    assert moment.view is not None
+    assert (moment.view.axes, moment.why) == (axes, "")
     torch.testing.assert_close(moment.value()[0, 0], x.double().mT @ x.double() / 6)
 
 
@@ -122,7 +122,7 @@ def test_linear_on_a_transposed_batch_with_frozen_weights_is_seen():
 
 def test_a_width_one_layer_is_read_along_its_fan_in():
     seen = moments(ZOO["width_one"].build(), ZOO["width_one"].inputs())
-    assert [seen[f"{i}.weight"].frame.axes for i in (0, 2, 4)] == [(1,)] * 3
+    assert [seen[f"{i}.weight"].view.axes for i in (0, 2, 4)] == [(1,)] * 3
     assert [seen[f"{i}.weight"].value().shape[-1] for i in (0, 2, 4)] == [3, 1, 4]
 
 
@@ -169,9 +169,9 @@ def test_rows_that_meet_different_inputs_are_blocks_and_what_meets_nothing_has_n
 def test_a_matrix_that_is_picked_from_a_stack_is_a_block_of_its_own():
     w, x = nn.Parameter(torch.randn(3, 2, 4), requires_grad=False), torch.randn(7, 4)
     moment = moments(Through(lambda s, x: x @ s.w[1].T, w=w), x)["w"]
-    assert moment.frame is not None
+    assert moment.view is not None
     assert moment.blocks() == (2, 2, 2)
-    assert torch.equal(moment.frame.rows(w[None])[0, 2:4], w[1])
+    assert torch.equal(moment.view.rows(w[None])[0, 2:4], w[1])
     plain = x.double().mT @ x.double() / 7
     torch.testing.assert_close(moment.value()[:, 0], torch.stack([0 * plain, plain, 0 * plain]))
 
@@ -192,7 +192,7 @@ def test_a_fan_in_above_the_limit_is_cut_into_pieces(caplog: pytest.LogCaptureFi
     assert matrix.shape == (1, 1, 3, 3, 3)
     assert "basis for the whole fan-in of `weight` (7) would be larger than `fan_in_limit` = 3" in caplog.text
     for piece, part in enumerate(x.double().split(3, 1)):
-        v, s = matrix[0, 0, piece, : part.shape[1], : part.shape[1]].double(), seen.bases["weight"].amplitude[0, 0, 3 * piece :]
+        v, s = matrix[0, 0, piece, : part.shape[1], : part.shape[1]].double(), seen.bases["weight"].input_rms[0, 0, 3 * piece :]
         torch.testing.assert_close(v * s[: part.shape[1]].square() @ v.mT, part.mT @ part / 9, rtol=1e-5, atol=1e-6)
 
 
@@ -214,7 +214,7 @@ def test_a_sample_costs_a_part_of_the_pass_beyond_the_exact_rows(
     """Of 20,000 rows of fan-in 10: 20,000 · outputs / groups / 640 of them, at least those that are still exact, and sixteen."""
     monkeypatch.setattr(basis, "EXACT_PRODUCTS", 0)
     met = LayerInput(MatrixView((outputs, 10), (0,), (1,)), 0, outputs, groups, 20_000, lambda chosen: ())
-    chosen = basis._sample(met, "weight", before)
+    chosen = basis._sample_rows(met, "weight", before)
     assert (20_000 if chosen is None else len(chosen)) == size
 
 
@@ -248,13 +248,13 @@ def test_up_to_the_exact_rows_all_are_counted(monkeypatch: pytest.MonkeyPatch):
 def test_moments_are_taken_one_group_of_parameters_at_a_time(monkeypatch: pytest.MonkeyPatch):
     net, x = ZOO["mlp"].build(), ZOO["mlp"].inputs()
     whole = observe(net, x).bases
-    monkeypatch.setattr("offmap.posterior.construct.MOMENT_NUMBERS", 70)
+    monkeypatch.setattr("offmap.posterior.observe.MOMENT_NUMBERS", 70)
     passes: list[int] = []
     apart = observe_feed(stack_models(net), lambda rows: passes.append(rows) or [x], rotated=True).bases
     assert len(passes) == 1 + 3  # a look, then (8·8), (8·8) and (3·3) numbers
     assert apart.keys() == whole.keys()
     for name, found in whole.items():
-        assert torch.equal(apart[name].amplitude, found.amplitude)
+        assert torch.equal(apart[name].input_rms, found.input_rms)
 
 
 def test_biases_are_filed_with_the_matrix_that_they_follow():

@@ -14,7 +14,7 @@ from offmap.model.matrix_view import MatrixView
 from offmap.model.select import stack_models
 from offmap.posterior import basis as module
 from offmap.posterior.basis import Basis, eigenbasis
-from offmap.posterior.construct import observe as observe_feed
+from offmap.posterior.observe import observe as observe_feed
 from zoo import ZOO
 
 BATCHES = {
@@ -82,9 +82,9 @@ def test_amplitude_and_reach_are_root_mean_squares(name: str, rotated: bool):
     (basis,) = observe(net, x, rotated=rotated).values()
     along = x if not rotated else x @ basis.matrix[0, 0, 0]
     size = float(x.abs().max())
-    torch.testing.assert_close(basis.amplitude[0, 0], along.square().mean(0).sqrt(), rtol=1e-6, atol=1e-7 * size + 1e-30)
+    torch.testing.assert_close(basis.input_rms[0, 0], along.square().mean(0).sqrt(), rtol=1e-6, atol=1e-7 * size + 1e-30)
     reach = (x @ net.weight.detach().mT).square().mean(0).sqrt()
-    torch.testing.assert_close(basis.reach[0], reach, rtol=1e-6, atol=1e-30)
+    torch.testing.assert_close(basis.output_rms[0], reach, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -105,8 +105,8 @@ def test_members_have_bases_of_their_own():
     for m, net in enumerate(nets):
         alone = observe(net, x)
         for name, basis in alone.items():
-            torch.testing.assert_close(both[name].amplitude[m], basis.amplitude[0])
-            torch.testing.assert_close(both[name].reach[m], basis.reach[0])
+            torch.testing.assert_close(both[name].input_rms[m], basis.input_rms[0])
+            torch.testing.assert_close(both[name].output_rms[m], basis.output_rms[0])
 
 
 def met(count: int, fan_in: int, outputs: int = 1) -> LayerInput:
@@ -116,8 +116,8 @@ def met(count: int, fan_in: int, outputs: int = 1) -> LayerInput:
 def test_inputs_of_small_matrices_are_all_counted():
     """Up to 2¹¹ rows, two for every one of the fan-in, or 2²⁶ multiplications."""
     for count, fan_in in ((2**11, 10**4), (2 * 10**4, 10**4), (2**26 // 100, 10)):
-        assert module._sample(met(count, fan_in), "w", 0) is None
-        beyond = module._sample(met(count + 1, fan_in), "w", 0)
+        assert module._sample_rows(met(count, fan_in), "w", 0) is None
+        beyond = module._sample_rows(met(count + 1, fan_in), "w", 0)
         assert (beyond is None) == (count < 2 * fan_in)
         if beyond is not None:
             assert len(beyond) == count

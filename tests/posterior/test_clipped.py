@@ -14,7 +14,8 @@ import offmap
 import trained
 from offmap.errors import ConfigError
 from offmap.model.matrix_view import MatrixView
-from offmap.posterior.distribution import Rotation, WeightDistribution
+from offmap.posterior.basis import Rotation
+from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.entropy import clipped_entropy
 from offmap.posterior.noise import Noise, Normal, Rademacher, Uniform
 

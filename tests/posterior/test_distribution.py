@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import oracles
 from offmap.errors import ConfigError
 from offmap.posterior import distribution
-from offmap.posterior.construct import scaling, svd
-from offmap.posterior.distribution import Parameterization, Rotation, WeightDistribution, inverse_softplus
+from offmap.posterior.basis import Rotation
+from offmap.posterior.distribution import Parameterization, WeightDistribution, inverse_softplus, scaling, svd
 from offmap.posterior.noise import NOISES, Normal, Stream, Uniform, draw_noise
 from zoo import ZOO
 
@@ -65,7 +65,7 @@ def test_clip_bounds_the_noise_in_the_basis_on_both_sides(clip: float):
         delta = (stack - q.mean[name]).detach().double()
         if name in q.rotation:
             back = q.rotation[name][0].double().mT
-            delta = torch.stack([oracles.turn(d, back, q.frames[name]) for d in delta])
+            delta = torch.stack([oracles.turn(d, back, q.views[name]) for d in delta])
         assert float(delta.abs().max()) <= clip + 1e-6
         if clip < 0.01:
             assert float(delta.max()) > 0.9 * clip
@@ -342,3 +342,25 @@ def test_noise_is_made_once_where_it_is_small_and_asked_for_again(
     first, second = (q.draw(range(3), stream=stream)["w"] for _ in range(2))
     assert torch.equal(first, second)
     assert len(asked) == made
+
+
+@pytest.mark.parametrize("name", ["mlp", "grouped", "attention", "tied", "bfloat16"])
+@pytest.mark.parametrize("clip", [None, 0.05, math.inf])
+@pytest.mark.parametrize("factor", [None, torch.tensor([0.5, 2.0])])
+@pytest.mark.parametrize("limit", [0, 1 << 23])
+def test_draws_in_place_are_those_of_the_equation_to_the_bit(
+    name: str, clip: float | None, factor: Tensor | None, limit: int, monkeypatch: pytest.MonkeyPatch
+):
+    case = ZOO[name] if name in ZOO else ZOO["mlp"]
+    nets = [case.build(m) for m in range(2)]
+    inputs = case.inputs()
+    if name == "bfloat16":
+        nets, inputs = [net.bfloat16() for net in nets], inputs.bfloat16()
+    q = svd(nets, [inputs], initial_scale=0.1)
+    monkeypatch.setattr(distribution, "CACHE_NUMBERS", limit)
+    with torch.no_grad():
+        fast = q.draw(range(2, 5), clip=clip, factor=factor)
+        monkeypatch.setattr(distribution, "_needs_gradient", lambda *tensors: True)
+        equation = q.draw(range(2, 5), clip=clip, factor=factor)
+    assert fast.keys() == equation.keys()
+    assert all(torch.equal(fast[n], equation[n]) and fast[n].dtype == equation[n].dtype for n in fast)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from offmap.model.capture import TWICE
 from offmap.model.matrix_view import MatrixView
 from offmap.model.select import stack_models
-from offmap.posterior.basis import Moment, Total, build
-from offmap.posterior.construct import Observed, observe
-from offmap.posterior.merge_moments import Dealt, pool
+from offmap.posterior.basis import Moment, Total, build_bases
+from offmap.posterior.observe import Observed, ShardedFeed, observe, reduce_moments
 from threads import Thread, in_ranks
 from zoo import Through
 
@@ -52,7 +51,7 @@ def seen_by(group: Thread | None, net: nn.Module, data: list[Tensor], *, rotated
         assert group is not None
         return [(x, 0) for x in data[group.rank :: group.size]]
 
-    return observe(stack_models(net), lambda rows: data, rotated=rotated, dealt=group and Dealt(group, feed))
+    return observe(stack_models(net), lambda rows: data, rotated=rotated, shards=group and ShardedFeed(group, feed))
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -66,9 +65,9 @@ def test_ranks_see_together_what_one_sees_alone(make: Callable[[], nn.Module], s
         assert list(seen.bases) == list(alone.bases)
         for name, basis in alone.bases.items():
             other = seen.bases[name]
-            assert (other.frame, other.bias) == (basis.frame, basis.bias)
-            torch.testing.assert_close(other.amplitude, basis.amplitude)
-            torch.testing.assert_close(other.reach, basis.reach)
+            assert (other.view, other.bias) == (basis.view, basis.bias)
+            torch.testing.assert_close(other.input_rms, basis.input_rms)
+            torch.testing.assert_close(other.output_rms, basis.output_rms)
             assert (other.matrix is None) == (basis.matrix is None)
             if basis.matrix is not None and other.matrix is not None:
                 torch.testing.assert_close(other.matrix, basis.matrix)
@@ -83,12 +82,12 @@ def summed(*own: Moment | None) -> Moment:
     def pooled(group: Thread) -> Moment:
         mine = own[group.rank]
         found = {} if mine is None else {"w": mine}
-        pool([found], group, CPU)
+        reduce_moments([found], group, CPU)
         return found["w"]
 
     first, *others = in_ranks(len(own), pooled)
     for other in others:
-        assert (other.frame, other.bias, other.why, other.final) == (first.frame, first.bias, first.why, first.final)
+        assert (other.view, other.bias, other.why, other.final) == (first.view, first.bias, first.why, first.final)
     return first
 
 
@@ -98,15 +97,15 @@ def total(value: float, rows: int) -> Total:
 
 def test_a_rank_that_met_nothing_adds_nothing():
     merged = summed(None, Moment(7, ROWS, "b", {(0, 2, 1): total(3.0, 4)}))
-    assert (merged.limit, merged.frame, merged.bias, merged.why, merged.final) == (7, ROWS, "b", "", False)
+    assert (merged.limit, merged.view, merged.bias, merged.why, merged.final) == (7, ROWS, "b", "", False)
     assert merged.totals[0, 2, 1].rows == 4
     assert merged.totals[0, 2, 1].products.tolist() == [[[[3.0, 3.0], [3.0, 3.0]]]]
 
 
 def test_parts_that_only_some_met_are_kept_and_rows_are_added():
     merged = summed(
-        Moment(frame=ROWS, totals={(0, 1, 1): total(1.0, 2), (0, 2, 1): total(2.0, 3)}),
-        Moment(frame=ROWS, totals={(0, 2, 1): total(5.0, 4)}),
+        Moment(view=ROWS, totals={(0, 1, 1): total(1.0, 2), (0, 2, 1): total(2.0, 3)}),
+        Moment(view=ROWS, totals={(0, 2, 1): total(5.0, 4)}),
     )
     assert {key: (t.rows, float(t.products[0, 0, 0, 0])) for key, t in merged.totals.items()} == {
         (0, 1, 1): (2, 1.0), (0, 2, 1): (7, 7.0),
@@ -114,20 +113,18 @@ def test_parts_that_only_some_met_are_kept_and_rows_are_added():
 
 
 def test_what_two_ranks_met_along_other_axes_cannot_be_rotated():
-    merged = summed(
-        Moment(frame=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(frame=COLUMNS, totals={(0, 2, 1): total(1.0, 1)})
-    )
-    assert (merged.frame, merged.why, merged.final, merged.totals) == (None, TWICE, True, {})
+    merged = summed(Moment(view=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(view=COLUMNS, totals={(0, 2, 1): total(1.0, 1)}))
+    assert (merged.view, merged.why, merged.final, merged.totals) == (None, TWICE, True, {})
 
 
 def test_what_is_final_on_one_rank_is_final_with_its_reason():
-    merged = summed(Moment(frame=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(why="in parts", final=True))
-    assert (merged.frame, merged.why, merged.final, merged.totals) == (None, "in parts", True, {})
+    merged = summed(Moment(view=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(why="in parts", final=True))
+    assert (merged.view, merged.why, merged.final, merged.totals) == (None, "in parts", True, {})
 
 
 def test_without_a_meeting_the_first_reason_that_was_given_stays():
     merged = summed(Moment(), Moment(why="looked up"), Moment(why="other"))
-    assert (merged.frame, merged.why, merged.final, merged.counts) == (None, "looked up", False, None)
+    assert (merged.view, merged.why, merged.final, merged.counts) == (None, "looked up", False, None)
 
 
 def test_counts_of_other_lengths_are_added_row_by_row():
@@ -140,8 +137,8 @@ def test_counts_of_other_lengths_are_added_row_by_row():
 def test_every_basis_is_made_by_one_rank(size: int, monkeypatch: pytest.MonkeyPatch):
     made: list[str] = []
     monkeypatch.setattr(
-        "offmap.posterior.merge_moments.build",
-        lambda moments, mean, **options: made.extend(mean) or build(moments, mean, **options),
+        "offmap.posterior.observe.build_bases",
+        lambda moments, mean, **options: made.extend(mean) or build_bases(moments, mean, **options),
     )
     net, data = mlp(), BATCHES[mlp]
     in_ranks(size, lambda group: seen_by(group, net, data, rotated=True))

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from offmap.integrations.mlp import mlp
 from torch import nn
 
 import offmap
 from offmap.errors import ConfigError, ModelError
+from offmap.integrations.nets import mlp
 from offmap.maxwent.config import Runtime, override
 from offmap.model.forward import BatchedModel
 from offmap.model.select import stack_models
-from offmap.posterior.construct import scaling
+from offmap.posterior.distribution import scaling
 from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly, Sampled, Stochastic, as_predictive
 from trained import classifier, inputs, regressor
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 import offmap
 from offmap.model.select import stack_models
 from offmap.posterior.basis import Basis
-from offmap.posterior.construct import observe
 from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.observe import observe
 from offmap_bench.checks.trust import Check
 from zoo import ZOO, Case
 
@@ -71,7 +71,7 @@ def trial(seed: int, folder: Path) -> str:
 
 def leaves_open(seen: Mapping[str, Basis]) -> bool:
     """Whether some matrix has directions of one amplitude."""
-    turned = [b.amplitude for b in seen.values() if b.matrix is not None]  # (M, G, D) each, falling
+    turned = [b.input_rms for b in seen.values() if b.matrix is not None]  # (M, G, D) each, falling
     return any(bool((s.diff().neg() <= GAP * s.amax(-1, keepdim=True)).any()) for s in turned)
 
 
@@ -79,7 +79,7 @@ def law(q: WeightDistribution) -> dict[str, Tensor]:
     """V·diag(φ²)·Vᵀ of every row of what is rotated, (out, D, D), and φ² of the rest, for one member."""
     found = {name: phi.detach()[0].double().square() for name, phi in q.scale().items()}
     for name, matrix in q.rotation.items():
-        frame = q.frames[name]
+        frame = q.views[name]
         sizes = torch.tensor(frame.blocks)
         v = matrix[0, :, 0].double().repeat_interleave(sizes, 0)  # no model of the zoo is cut into pieces
         found[name] = (v * frame.rows(found[name].unsqueeze(0))[0].unsqueeze(-2)) @ v.mT
@@ -89,7 +89,7 @@ def law(q: WeightDistribution) -> dict[str, Tensor]:
 def _same_law(single: Fitted, double: Fitted, name: str) -> None:
     """Amplitudes agree, and covariances do up to c, which draws choose."""
     for parameter, basis in double.seen.items():
-        _near(single.seen[parameter].amplitude, basis.amplitude, f"amplitudes of {name}, {parameter}")
+        _near(single.seen[parameter].input_rms, basis.input_rms, f"amplitudes of {name}, {parameter}")
     c = [each.guard.history.chosen["factor"] ** 2 for each in (single, double)]
     found, expected = law(single.q), law(double.q)
     for parameter, covariance in expected.items():
@@ -115,7 +115,7 @@ def _fitted(case: Case, basis: str, dtype: torch.dtype) -> Fitted:
         net, train, cast(case.data(30)), output_fn=case.output_fn, chunk_size=3 if case.vmap else 1,
         basis=basis, solver="closed-form", draws=DRAWS, risk_draws=DRAWS, progress=False,  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
-    seen = observe(stack_models(net), lambda rows: [train[0]], rotated=basis == "svd", pick=case.output_fn)
+    seen = observe(stack_models(net), lambda rows: [train[0]], rotated=basis == "svd", output_fn=case.output_fn)
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     return Fitted(guard, q, seen.bases, cast(case.inputs(8)))
 

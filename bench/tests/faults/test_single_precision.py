@@ -6,8 +6,9 @@ import torch
 from faults.single_precision import law, leaves_open
 from offmap.model.matrix_view import MatrixView
 from offmap.model.select import stack_models
-from offmap.posterior.construct import observe
-from offmap.posterior.distribution import Rotation, WeightDistribution
+from offmap.posterior.basis import Rotation
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.observe import observe
 from zoo import ZOO
 
 

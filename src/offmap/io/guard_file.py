@@ -25,7 +25,8 @@ from offmap.model.forward import BatchedModel, OutputFn, first_tensor
 from offmap.model.inspect import forgotten, restore_state
 from offmap.model.params import checksum, digest, sealed
 from offmap.model.select import as_models, stack_models
-from offmap.posterior.distribution import Rotation, WeightDistribution
+from offmap.posterior.basis import Rotation
+from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import noise_from_state, noise_state
 from offmap.posterior.predictive import Stochastic
 from offmap.scores.score import SCORES, Score, fill_buffers
@@ -55,7 +56,7 @@ def save(guard: Guard, path: str | Path) -> None:
         "format": FORMAT,
         "models": [digests(weights, model.net) for weights in members],
         "modules": modules(model.net),
-        "frames": {n: asdict(f) for n, f in q.frames.items()},
+        "views": {n: asdict(f) for n, f in q.views.items()},
         "why": q.why,
         "restore_state": forgotten(model.net),
         "noise": noise_state(q.noise),
@@ -157,12 +158,12 @@ class GuardFile:
     def _build(self, models: list[nn.Module], output_fn: OutputFn) -> Guard:
         header, scales = self.header, self._part("raw_scale.")
         stacked = stack_models(models, lambda name, tensor: name in scales)
-        check_tensors(self.tensors, stacked.mean, header.frames, self.path)
+        check_tensors(self.tensors, stacked.mean, header.views, self.path)
         restore_state(stacked.net, header.restore_state)
         q = WeightDistribution(
             stacked.mean,
             initial_scale={n: torch.nn.functional.softplus(t) for n, t in scales.items()},
-            rotation=Rotation(self._part("rotation."), header.frames, header.why),
+            rotation=Rotation(self._part("rotation."), header.views, header.why),
             fixed=stacked.fixed,
             noise=noise_from_state(header.noise),
         )

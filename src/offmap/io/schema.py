@@ -70,7 +70,7 @@ class Header:
     format: str
     models: list[dict[str, tuple[tuple[int, ...], str, str]]]  # shape, dtype and SHA-256 of every tensor
     modules: dict[str, str]
-    frames: dict[str, MatrixView]
+    views: dict[str, MatrixView]
     why: dict[str, str]
     restore_state: list[str]
     noise: dict[str, Any]
@@ -131,10 +131,10 @@ def parse(value: Any, hint: Any) -> Any:
     return value
 
 
-def check_tensors(tensors: Weights, mean: Mapping[str, Tensor], frames: Mapping[str, MatrixView], path: object) -> None:
+def check_tensors(tensors: Weights, mean: Mapping[str, Tensor], views: Mapping[str, MatrixView], path: object) -> None:
     """Raise a FileError that names the first tensor that does not fit the models or its matrix view, or is NaN."""
     for name, tensor in tensors.items():
-        if (tensor.is_floating_point() and bool(tensor.isnan().any())) or not _fits(name, tensor, mean, frames):
+        if (tensor.is_floating_point() and bool(tensor.isnan().any())) or not _fits(name, tensor, mean, views):
             raise misfit(path, name, tensor)
 
 
@@ -144,7 +144,7 @@ def misfit(path: object, name: str, tensor: Tensor | None) -> FileError:
     return FileError(f"{path} is damaged or not a guard file: `{name}`, {shape}, does not fit. Save the guard again.")
 
 
-def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], frames: Mapping[str, MatrixView]) -> bool:
+def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[str, MatrixView]) -> bool:
     kind, _, rest = name.partition(".")
     if kind in ("score", "likelihood"):  # checked by what is built of them
         return True
@@ -153,7 +153,7 @@ def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], frames: Mapping
     if kind in ("raw_scale", "rotation"):
         if rest not in mean or not bool(tensor.isfinite().all()):
             return False
-        return tensor.shape == mean[rest].shape if kind == "raw_scale" else _rotates(tensor, frames.get(rest), mean[rest])
+        return tensor.shape == mean[rest].shape if kind == "raw_scale" else _rotates(tensor, views.get(rest), mean[rest])
     axes = {"calibration.scores": (1,), "calibration.residuals": (1, 2)}
     return name in axes and tensor.ndim in axes[name] and tensor.numel() > 0
 

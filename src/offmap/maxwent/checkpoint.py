@@ -30,8 +30,8 @@ from offmap.maxwent.train import Cycle, RiskMonitor
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import checksum, sealed
 from offmap.posterior.basis import Basis
-from offmap.posterior.construct import Observed
 from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.observe import Observed
 
 FORMAT = "offmap-checkpoint-2"
 REMEDY = "Delete the file to start anew, or pass another `checkpoint=`."
@@ -159,7 +159,7 @@ def observe_once(checkpoint: Checkpoint, train: Batches, device: torch.device, o
     observed = observe()
 
     def save() -> Part:
-        named = {name: [asdict(b.frame), b.bias] for name, b in observed.bases.items()}
+        named = {name: [asdict(b.view), b.bias] for name, b in observed.bases.items()}
         fields = ("amplitude", "reach", "matrix")
         tensors = {f"{f}.{n}": t for n, b in observed.bases.items() for f in fields if (t := getattr(b, f)) is not None}
         return Part({"bases": named, "why": observed.why}, tensors | _save_order(_order(train), checkpoint.group))
@@ -171,8 +171,8 @@ def observe_once(checkpoint: Checkpoint, train: Batches, device: torch.device, o
 def _load_bases(part: Part, device: torch.device) -> Observed:
     bases: dict[str, Basis] = {}
     tensors = {name: tensor.to(device) for name, tensor in part.tensors.items()}
-    for name, (frame, bias) in part.values["bases"].items():
-        view = MatrixView(**{key: tuple(numbers) for key, numbers in frame.items()})
+    for name, (state, bias) in part.values["bases"].items():
+        view = MatrixView(**{key: tuple(numbers) for key, numbers in state.items()})
         bases[name] = Basis(view, tensors[f"amplitude.{name}"], tensors[f"reach.{name}"], tensors.get(f"matrix.{name}"), bias)
     return Observed(bases, part.values["why"])
 

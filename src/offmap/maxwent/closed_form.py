@@ -30,7 +30,7 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, eps: f
         if name in bases:
             result = _matrix(weight, bases[name], eps)
         else:
-            reach = _floored(biases[name].reach) / biases[name].frame.fan_in ** 0.5 if name in biases else None
+            reach = _floored(biases[name].output_rms) / biases[name].view.fan_in ** 0.5 if name in biases else None
             fits = reach is not None and reach.numel() == weight.numel()
             result = reach.reshape(weight.shape) if fits and reach is not None else _plain(weight)
         return result.to(torch.promote_types(weight.dtype, torch.float32))
@@ -40,15 +40,15 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, eps: f
 
 def _matrix(weight: Tensor, basis: Basis, eps: float | Tensor) -> Tensor:
     """r_j / (√b·a_k) in the shape of the weight."""
-    s = basis.amplitude
+    s = basis.input_rms
     largest = s.amax(-1, keepdim=True)
     # a block that met nothing but zeros has no scale to go by
     least = eps.view(-1, *[1] * (s.ndim - 1)).to(s) if isinstance(eps, Tensor) else eps
     a = torch.maximum(s, least * torch.where(largest > 0, largest, torch.ones_like(largest)))
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    spread = basis.frame.per_row((basis.frame.fan_in**0.5 * a).to(dtype))
-    ratio = _floored(basis.reach).to(dtype).unsqueeze(2) / spread  # (M, out, D)
-    return basis.frame.back(ratio, weight.shape[1:])
+    spread = basis.view.per_row((basis.view.fan_in**0.5 * a).to(dtype))
+    ratio = _floored(basis.output_rms).to(dtype).unsqueeze(2) / spread  # (M, out, D)
+    return basis.view.back(ratio, weight.shape[1:])
 
 
 def _plain(weight: Tensor) -> Tensor:

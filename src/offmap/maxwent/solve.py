@@ -24,10 +24,9 @@ from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.train import Cycle, RiskMonitor, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.select import StackedModel, choose, find_last_layer, stack_models
-from offmap.posterior.construct import Feed, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.merge_moments import Dealt
 from offmap.posterior.noise import as_noise
+from offmap.posterior.observe import Feed, Observed, ShardedFeed, observe
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 
@@ -116,8 +115,8 @@ def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime
     if config.basis != "svd" and config.solver == "sgd":
         return Observed()
     rotated = config.basis == "svd" and config.parameterization is None
-    dealt = shard_feed(train, runtime.group, sharded=runtime.sharded)
-    options = {"rotated": rotated, "pick": runtime.output_fn, "limit": config.fan_in_limit, "dealt": dealt}
+    shards = shard_feed(train, runtime.group, sharded=runtime.sharded)
+    options = {"rotated": rotated, "output_fn": runtime.output_fn, "limit": config.fan_in_limit, "shards": shards}
     return observe_once(runtime.checkpoint, train, models.device, lambda: observe(models, feed_inputs(train), **options))
 
 
@@ -126,7 +125,7 @@ def feed_inputs(train: Batches) -> Feed:
     return lambda rows: (x for x, _ in _resize(train, rows))
 
 
-def shard_feed(train: Batches, group: Group, *, sharded: bool) -> Dealt | None:
+def shard_feed(train: Batches, group: Group, *, sharded: bool) -> ShardedFeed | None:
     """Return every process's own batches: each N-th of them, or all if its rows are its own, `sharded`."""
     if group.size == 1:
         return None
@@ -139,7 +138,7 @@ def shard_feed(train: Batches, group: Group, *, sharded: bool) -> Dealt | None:
         for turn, (x, _) in enumerate(data):
             yield x, (data.usual_rows or rows_of(x)) * (turn * (group.size - 1) + group.rank)
 
-    return Dealt(group, feed)
+    return ShardedFeed(group, feed)
 
 
 def _resize(train: Batches, rows: int) -> Batches:

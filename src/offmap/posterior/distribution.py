@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap._types import Weights
+from offmap.cache import CACHE_NUMBERS, LRUCache, version_key
 from offmap.errors import ConfigError
-from offmap.model.matrix_view import MatrixView, rotate
-from offmap.model.params import NamedTensors, count
-from offmap.posterior.noise import Noise, Stream, Uniform, draw_noise
-
-CACHE_NUMBERS = 1 << 23
-"""Noise, and weights drawn from it, of at most this many numbers are kept between calls (32 MB in float32 each)."""
+from offmap.model.matrix_view import rotate
+from offmap.model.params import NamedTensors, ParamSelection, count
+from offmap.model.select import stack_models
+from offmap.posterior.basis import LIMIT, Rotation
+from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
+from offmap.posterior.observe import observe
 
 Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
 """φ at the start: one number for all, or tensors (M, ...) by name."""
@@ -28,27 +29,27 @@ Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
 class Parameterization:
     """A user's own ω(z, φ) with its log-density, for weight laws whose entropy has no closed form.
 
-    `omega(mean, scale, z)` gives weights, all name-keyed with leading axes (members, draws); `log_density(weights, mean, scale)`
-    gives log q(w) in nats, (members, draws). The entropy is then −E[log q(w)], estimated by sampling.
+    Args:
+        omega: `omega(mean, scale, z)` gives weights, all name-keyed with leading axes (members, draws).
+        log_density: `log_density(weights, mean, scale)` gives log q(w) in nats, (members, draws). The entropy is then −E[log q(w)],
+            estimated by sampling.
     """
 
     omega: Callable[[Weights, Weights, Weights], Weights]
     log_density: Callable[[Weights, Weights, Weights], Tensor]
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """The bases V (M, G, N, d, d) of rotated parameters and how each is cut, by name; for the others why they are not."""
-
-    matrices: Weights = field(default_factory=dict)
-    frames: dict[str, MatrixView] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
-
-
 class WeightDistribution(nn.Module):
     """q(w): every tensor has a leading member axis M. `mean` and `raw_scale` are name-keyed like the model.
 
-    `fixed` holds what differs between members without being random (other parameters, buffers); with one member the model has it.
+    Args:
+        mean: w̄, {name: (M, ...)}.
+        initial_scale: φ at the start.
+        rotation: V of the rotated parameters.
+        fixed: What differs between members without being random (other parameters, buffers); with one member the model has it.
+        noise: The law of z; uniform with unit variance by default.
+        parameterization: Your own ω(z, φ) instead of the equation.
+        trainable_mean: Whether the mean is a parameter too.
 
     >>> q = WeightDistribution({"w": torch.zeros(1, 3)}, initial_scale=2.0)
     >>> q.draw(range(5))["w"].shape, round(q.mean_log_square().item(), 4)
@@ -68,22 +69,22 @@ class WeightDistribution(nn.Module):
     ) -> None:
         super().__init__()
         rotation = rotation or Rotation()
-        start = _starting(initial_scale, mean)
+        start = _start(initial_scale, mean)
         self.mean = NamedTensors({n: m.clone() for n, m in mean.items()} if trainable_mean else mean, trainable=trainable_mean)
         self.raw_scale = NamedTensors({n: inverse_softplus(start(n)) for n in mean}, trainable=True)
         # draws multiply by Vᵀ: that is what lies in one piece
         self.rotation = NamedTensors({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
-        self.frames = rotation.frames
+        self.views = rotation.views
         self.why = rotation.why
         self.fixed = NamedTensors(fixed or {})
         self.noise = noise or Uniform()
         self.parameterization = parameterization
         self.trainable_mean = trainable_mean
-        self._last: tuple[object, Weights] | None = None
+        self._cache = LRUCache()
 
     @property
     def members(self) -> int:
-        """How many models the distribution is centred on."""
+        """Number of models the distribution is centred on."""
         return next(iter(self.mean.values())).shape[0]
 
     @property
@@ -91,14 +92,18 @@ class WeightDistribution(nn.Module):
         """d, the number of random weights of one member."""
         return count(dict(self.mean.items())) // self.members
 
+    def version(self) -> tuple[int, ...]:
+        """Return numbers that change whenever someone writes to the mean or to φ."""
+        return version_key([*self.mean.values(), *self.raw_scale.values()])
+
     def scale(self) -> Weights:
-        """φ = softplus(u) > 0, {name: (M, ...)}."""
+        """Return φ = softplus(u) > 0, {name: (M, ...)}."""
         return {name: F.softplus(raw) for name, raw in self.raw_scale.items()}
 
     @torch.no_grad()
     def set_scale(self, scale: Start) -> None:
-        """Write φ (floored where softplus has no inverse)."""
-        start = _starting(scale, dict(self.mean.items()))
+        """Write φ (at least 1e-12, below which softplus has no inverse)."""
+        start = _start(scale, dict(self.mean.items()))
         for name, raw in self.raw_scale.items():
             raw.copy_(inverse_softplus(start(name)))
 
@@ -106,16 +111,11 @@ class WeightDistribution(nn.Module):
     def scale_by(self, factor: Tensor | float) -> None:
         """Multiply φ by a number, or by one per member, (M,)."""
         for raw in self.raw_scale.values():
-            raw.copy_(inverse_softplus(_widened(F.softplus(raw), factor)))
-
-    def version(self) -> tuple[int, ...]:
-        """Numbers that change whenever someone writes to the mean or to φ."""
-        tensors = [*self.mean.values(), *self.raw_scale.values()]
-        return tuple(n for t in tensors for n in (t.data_ptr(), 0 if t.is_inference() else t._version))
+            raw.copy_(inverse_softplus(F.softplus(raw) * _per_member(factor, raw)))
 
     def draw(
         self,
-        index: Iterable[int],
+        draws: Iterable[int],
         *,
         seed: int = 0,
         stream: Stream = "infer",
@@ -123,83 +123,97 @@ class WeightDistribution(nn.Module):
         scale: Mapping[str, Tensor] | None = None,
         factor: Tensor | None = None,
     ) -> Weights:
-        """The draws in `index` of every member, member-major: {name: (M·P, ...)}; differentiable in φ.
+        """W = w̄ + V · clip(φ ⊙ z, ±clip), for every member and draw, member-major: {name: (M·P, ...)}; differentiable in φ.
 
-        `clip` bounds |φ ⊙ z| before the rotation: 0 gives the model's weights to the bit, None or inf no bound. `scale` stands in
-        for φ, and `factor` (M,) multiplies it.
+        Args:
+            draws: Numbers of the draws; each is the same whatever the others are.
+            seed: Seed of z.
+            stream: What the draws are for.
+            clip: Bound on |φ ⊙ z| before the rotation: 0 gives the model's weights to the bit, None or inf no bound.
+            scale: Stands in for φ.
+            factor: Multiplies φ, one number per member, (M,).
         """
         if clip is not None and not clip >= 0:
             raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
-        index = list(index)
-        fixed = {n: _repeat(t, len(index)) for n, t in self.fixed.items()}
+        draws = list(draws)
+        fixed = {n: _repeat(t, len(draws)) for n, t in self.fixed.items()}
         if clip == 0:
-            return {n: _repeat(m, len(index)) for n, m in self.mean.items()} | fixed
-        if self.parameterization is not None:
-            return self._own(self.parameterization, index, seed, stream, clip, scale, factor) | fixed
-        result: Weights = {}
-        for name, mean in self.mean.items():  # one parameter at a time: what is made on the way stays small
-            own = F.softplus(self.raw_scale[name]) if scale is None else scale[name]
-            wide = _widened(own, factor, ours=scale is None)
-            del own
-            z, kept = self._noise(name, wide, index, seed, stream)
-            delta = wide.unsqueeze(1) * z if kept or wide.requires_grad else z.mul_(wide.unsqueeze(1))
-            del z, wide
-            result[name] = self._turned(name, mean, delta, clip)
+            return {n: _repeat(m, len(draws)) for n, m in self.mean.items()} | fixed
+        if not self.parameterization and not _needs_gradient(*self.parameters(), *(scale or {}).values()):
+            return self._draw_in_place(draws, seed, stream, clip, scale, factor) | fixed
+        phi = dict(self.scale() if scale is None else scale)
+        phi = phi if factor is None else {n: s * _per_member(factor, s) for n, s in phi.items()}
+        custom = self._custom_deltas(phi, draws, seed, stream)
+        weights: Weights = {}
+        for name, mean in self.mean.items():
+            delta = (
+                custom[name] if custom else phi[name].unsqueeze(1) * self._noise(name, phi[name], draws, seed, stream)
+            )  # (M, P, ...)
+            delta = delta if clip is None else delta.clamp(-clip, clip)
+            weights[name] = (mean.unsqueeze(1) + self._rotate(name, delta)).to(mean.dtype).flatten(0, 1)
+        return weights | fixed
+
+    def _custom_deltas(self, phi: Weights, draws: list[int], seed: int, stream: Stream) -> Weights:
+        """ω(z, φ) − w̄ of a user's own ω, {name: (M, P, ...)}; nothing without one."""
+        if self.parameterization is None:
+            return {}
+        mean = _with_draw_axis(dict(self.mean.items()))
+        z = {n: self._noise(n, s, draws, seed, stream) for n, s in phi.items()}
+        weights = self.parameterization.omega(mean, _with_draw_axis(phi), z)
+        return {n: weights[n] - m for n, m in mean.items()}
+
+    def _rotate(self, name: str, delta: Tensor) -> Tensor:
+        return rotate(delta, self.rotation[name], self.views[name]) if name in self.rotation else delta
+
+    @torch.no_grad()
+    def _draw_in_place(
+        self, draws: list[int], seed: int, stream: Stream, clip: float | None, scale: Mapping[str, Tensor] | None,
+        factor: Tensor | None,
+    ) -> Weights:  # fmt: skip
+        """Do as `draw` without gradients, to the bit, one parameter at a time and writing where nobody else reads."""
+        weights: Weights = {}
+        for name, mean in self.mean.items():
+            phi = F.softplus(self.raw_scale[name]) if scale is None else scale[name]
+            if factor is not None:
+                phi = phi.mul_(_per_member(factor, phi)) if scale is None else phi * _per_member(factor, phi)
+            z = self._noise(name, phi, draws, seed, stream)
+            delta = phi.unsqueeze(1) * z if self._caches_noise(draws, stream) else z.mul_(phi.unsqueeze(1))
+            del z, phi
+            delta = self._rotate(name, delta if clip is None else delta.clamp_(-clip, clip))
+            delta = delta.add_(mean.unsqueeze(1)) if delta.dtype == mean.dtype else (delta + mean.unsqueeze(1)).to(mean.dtype)
+            weights[name] = delta.flatten(0, 1)
             del delta
-        return result | fixed
+        return weights
+
+    def _noise(self, name: str, like: Tensor, draws: list[int], seed: int, stream: Stream) -> Tensor:
+        """Z of one parameter, (M, P, ...)."""
+
+        def make() -> Tensor:
+            return draw_noise({name: like}, draws, seed=seed, stream=stream, noise=self.noise)[name]
+
+        key = (name, tuple(draws), seed, stream, like.device, like.dtype)
+        return self._cache.get(key, make) if self._caches_noise(draws, stream) else make()
+
+    def _caches_noise(self, draws: list[int], stream: Stream) -> bool:
+        """Whether noise is cached: when all of it is small and will be asked for again."""
+        return stream != "fit" and self.dimension * self.members * len(draws) <= CACHE_NUMBERS
 
     @torch.no_grad()
     def rescale_draws(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
-        """Of unclipped draws, {name: (M·P, ...)}, the p in `span` of the k members in `which`, with φ multiplied by `factor`
+        """Of unclipped draws, {name: (M·P, ...)}, return the p in `span` of the k members in `which`, with φ multiplied by `factor`
         (k,), up to rounding: w̄ + c·(w − w̄), (k·p, ...).
         """
         result: Weights = {}
         for name, stacked in drawn.items():
-            own = stacked.unflatten(0, (self.members, -1))[:, span.start : span.stop]
-            own = own if len(which) == self.members else own[which]
+            w = stacked.unflatten(0, (self.members, -1))[:, span.start : span.stop]
+            w = w if len(which) == self.members else w[which]
             if name in self.mean:
-                mean, c = self.mean[name][which], factor.to(own).view(-1, *[1] * (own.ndim - 1))
-                own = torch.lerp(mean.unsqueeze(1), own, c)
-            result[name] = own.flatten(0, 1)
+                w = torch.lerp(self.mean[name][which].unsqueeze(1), w, _per_member(factor, w))
+            result[name] = w.flatten(0, 1)
         return result
 
-    def _turned(self, name: str, mean: Tensor, delta: Tensor, clip: float | None) -> Tensor:
-        """w̄ + V·clip(δ, c): (M, ...), (M, P, ...) -> (M·P, ...)."""
-        if clip is not None:
-            delta = delta.clamp(-clip, clip) if delta.requires_grad else delta.clamp_(-clip, clip)
-        if name in self.rotation:
-            delta = rotate(delta, self.rotation[name], self.frames[name])
-        mean = mean.unsqueeze(1)
-        apart = delta.requires_grad or mean.requires_grad or mean.dtype != delta.dtype
-        return (delta + mean if apart else delta.add_(mean)).to(mean.dtype).flatten(0, 1)
-
-    def _own(
-        self, law: Parameterization, index: list[int], seed: int, stream: Stream, clip: float | None,
-        scale: Mapping[str, Tensor] | None, factor: Tensor | None,
-    ) -> Weights:  # fmt: skip
-        """Draws of a user's own ω, which sees all parameters at once."""
-        wide = {n: _widened(s, factor) for n, s in (self.scale() if scale is None else scale).items()}
-        z = {n: self._noise(n, s, index, seed, stream)[0] for n, s in wide.items()}
-        mean = _with_draw_axis(dict(self.mean.items()))
-        made = law.omega(mean, _with_draw_axis(wide), z)
-        return {n: self._turned(n, m, made[n] - mean[n], clip) for n, m in self.mean.items()}
-
-    def _noise(self, name: str, like: Tensor, index: list[int], seed: int, stream: Stream) -> tuple[Tensor, bool]:
-        """Z of one parameter, (M, P, ...), and whether it is kept: when all of it is small and will be asked for again."""
-        key = (tuple(index), seed, stream, like.device, like.dtype)
-        last = self._last  # read once: another thread may replace it
-        if last is not None and last[0] == key and name in last[1]:
-            return last[1][name], True
-        z = draw_noise({name: like}, index, seed=seed, stream=stream, noise=self.noise)[name]
-        keep = stream != "fit" and self.dimension * self.members * len(index) <= CACHE_NUMBERS
-        if keep:
-            if last is None or last[0] != key:
-                self._last = last = (key, {})
-            last[1][name] = z
-        return z, keep
-
     def entropy(self, *, draws: int = 50, seed: int = 0) -> Tensor:
-        """H(q) per member in nats, (M,), of the unclipped distribution: Σ log φ + d·H(z), or −E[log q] for a user's own ω."""
+        """Return H(q) per member in nats, (M,), without clip: Σ log φ + d·H(z), or −E[log q] for a user's own ω."""
         if self.parameterization is not None:
             return self.sampled_entropy(range(draws), seed=seed, stream="infer")
         entropy = self.noise.entropy()
@@ -209,16 +223,16 @@ class WeightDistribution(nn.Module):
             )
         return self._log_scale() + self.dimension * entropy  # a rotation has unit determinant, so V drops out
 
-    def sampled_entropy(self, index: Iterable[int], *, seed: int, stream: Stream) -> Tensor:
-        """−(1/P) Σ log q(w_p) per member, (M,), for a user's own parameterization; differentiable in φ."""
+    def sampled_entropy(self, draws: Iterable[int], *, seed: int, stream: Stream) -> Tensor:
+        """Return −(1/P) Σ log q(w_p) per member, (M,), for a user's own parameterization; differentiable in φ."""
         assert self.parameterization is not None
-        mean, scale = dict(self.mean.items()), self.scale()
-        z = draw_noise(scale, index, seed=seed, stream=stream, noise=self.noise)
-        weights = self.parameterization.omega(_with_draw_axis(mean), _with_draw_axis(scale), z)
-        return -self.parameterization.log_density(weights, _with_draw_axis(mean), _with_draw_axis(scale)).mean(1)
+        mean, scale = _with_draw_axis(dict(self.mean.items())), self.scale()
+        z = draw_noise(scale, draws, seed=seed, stream=stream, noise=self.noise)
+        scale = _with_draw_axis(scale)
+        return -self.parameterization.log_density(self.parameterization.omega(mean, scale, z), mean, scale).mean(1)
 
     def mean_log_square(self) -> Tensor:
-        """The paper's figure of entropy, (1/d) Σ log φ², per member, (M,)."""
+        """Return the paper's figure of entropy, (1/d) Σ log φ², per member, (M,)."""
         return 2.0 * self._log_scale() / self.dimension
 
     def _log_scale(self) -> Tensor:
@@ -226,18 +240,68 @@ class WeightDistribution(nn.Module):
         return torch.stack([F.softplus(raw).log().flatten(1).sum(1) for raw in self.raw_scale.values()]).sum(0)
 
     def mixture_entropy_bounds(self) -> tuple[Tensor, Tensor]:
-        """Bounds on the entropy of the mixture over members: mean H ≤ H(mixture) ≤ mean H + log M (no overlap)."""
+        """Bound the entropy of the mixture over members: mean H ≤ H(mixture) ≤ mean H + log M (no overlap)."""
         lower = self.entropy().mean()
         return lower, lower + math.log(self.members)
 
 
+def scaling(
+    nets: nn.Module | Sequence[nn.Module],
+    *,
+    params: ParamSelection = None,
+    noise: str | Noise = "uniform",
+    initial_scale: float = 1e-3,
+) -> WeightDistribution:
+    """Make a distribution with V = I: every weight has its own scale.
+
+    Args:
+        nets: One model or several of one architecture; they are not touched.
+        params: Which parameters are random.
+        noise: The law of z, by name or as an object.
+        initial_scale: φ at the start.
+
+    >>> scaling(nn.Linear(3, 2)).dimension
+    8
+    """
+    models = stack_models(nets, params)
+    return WeightDistribution(models.mean, fixed=models.fixed, noise=as_noise(noise), initial_scale=initial_scale)
+
+
+def svd(
+    nets: nn.Module | Sequence[nn.Module],
+    inputs: Iterable[Any],
+    *,
+    params: ParamSelection = None,
+    noise: str | Noise = "uniform",
+    initial_scale: float = 1e-3,
+    limit: int = LIMIT,
+) -> WeightDistribution:
+    """Make a distribution with V from the second moments of the layer inputs.
+
+    Args:
+        nets: One model or several of one architecture; they are not touched.
+        inputs: Batches of inputs.
+        params: Which parameters are random.
+        noise: The law of z, by name or as an object.
+        initial_scale: φ at the start.
+        limit: A larger fan-in gets several smaller bases.
+
+    >>> svd(nn.Linear(3, 2), [torch.eye(3)]).rotation["weight"].shape
+    torch.Size([1, 1, 1, 3, 3])
+    """
+    models, batches = stack_models(nets, params), list(inputs)
+    rotation = observe(models, lambda rows: batches, rotated=True, limit=limit).rotation()
+    noise = as_noise(noise)
+    return WeightDistribution(models.mean, rotation=rotation, fixed=models.fixed, noise=noise, initial_scale=initial_scale)
+
+
 def sum_per_member(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Sum of all entries per member: {name: (M, ...)} -> (M,)."""
+    """Sum all entries per member: {name: (M, ...)} -> (M,)."""
     return torch.stack([t.flatten(1).sum(1) for t in tensors.values()]).sum(0)
 
 
 def inverse_softplus(scale: Tensor) -> Tensor:
-    """U with softplus(u) = φ, φ floored at 1e-12 where the inverse would be −∞.
+    """Return u with softplus(u) = φ, for φ of at least 1e-12, below which it would be −∞.
 
     >>> F.softplus(inverse_softplus(torch.tensor([1e-3, 1.0, 50.0])))
     tensor([1.0000e-03, 1.0000e+00, 5.0000e+01])
@@ -246,8 +310,12 @@ def inverse_softplus(scale: Tensor) -> Tensor:
     return scale.neg().expm1_().neg_().log_().add_(scale)  # in place: models may be large
 
 
-def _starting(scale: Start, mean: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
-    """φ at the start of a parameter by name: a number for all, or given for each."""
+def _needs_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _start(scale: Start, mean: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
+    """φ at the start of a parameter by name."""
     if isinstance(scale, Mapping):
         return scale.__getitem__
     if callable(scale):
@@ -256,13 +324,9 @@ def _starting(scale: Start, mean: Mapping[str, Tensor]) -> Callable[[str], Tenso
     return lambda name: torch.full_like(mean[name], scale, dtype=torch.promote_types(mean[name].dtype, torch.float32))
 
 
-def _widened(scale: Tensor, factor: Tensor | float | None, *, ours: bool = False) -> Tensor:
-    """φ times a number, or one per member; in place if the tensor is `ours`."""
-    if isinstance(factor, Tensor):
-        factor = factor.to(scale).view(-1, *[1] * (scale.ndim - 1))
-    if factor is None:
-        return scale
-    return scale.mul_(factor) if ours and not scale.requires_grad else scale * factor
+def _per_member(factor: Tensor | float, like: Tensor) -> Tensor | float:
+    """One number, or one per member, (M,), to multiply a tensor (M, ...) with."""
+    return factor.to(like).view(-1, *[1] * (like.ndim - 1)) if isinstance(factor, Tensor) else factor
 
 
 def _with_draw_axis(weights: Mapping[str, Tensor]) -> Weights:

@@ -20,9 +20,9 @@ from offmap.maxwent.risk import RiskFn, Validation, as_risk
 from offmap.maxwent.train import RiskMonitor, adam, minimize
 from offmap.model.params import ParamSelection
 from offmap.model.select import StackedModel, choose, stack_models
-from offmap.posterior.construct import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Noise, as_noise
+from offmap.posterior.observe import Observed, observe
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 from offmap_bench.methods.base import POSITIVE, Nets, Problem, as_settings, check_fields, check_words, fitter
@@ -85,7 +85,7 @@ def fit(nets: Nets | StackedModel, problem: Problem, config: Config) -> Stochast
     observed = Observed()
     if config.basis == "svd":
         observed = observe(
-            at, lambda rows: (x for x, _ in train), rotated=True, pick=runtime.output_fn, limit=config.fan_in_limit
+            at, lambda rows: (x for x, _ in train), rotated=True, output_fn=runtime.output_fn, limit=config.fan_in_limit
         )
     q = distribution(at, observed, config)
     validation = Validation(model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed)

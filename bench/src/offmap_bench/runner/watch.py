@@ -27,8 +27,8 @@ from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.model.select import choose, stack_models
-from offmap.posterior.construct import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.observe import Observed, observe
 from offmap.posterior.predictive import Member, Stochastic
 from offmap.scores import uncertainty as scores
 from offmap_bench.runner.base_models import SILENT, likelihood_of, prepare

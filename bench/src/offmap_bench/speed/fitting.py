@@ -20,7 +20,8 @@ from offmap.maxwent.config import Runtime
 from offmap.maxwent.objective import maxwent
 from offmap.maxwent.train import adam, minimize
 from offmap.model.select import StackedModel, stack_models
-from offmap.posterior.construct import observe, scaling, svd
+from offmap.posterior.distribution import scaling, svd
+from offmap.posterior.observe import observe
 from offmap_bench.methods import anchored, negative_correlation
 from offmap_bench.runner.base_models import models
 from offmap_bench.speed import peers

@@ -6,7 +6,7 @@ import torch
 
 from offmap.maxwent.config import Runtime
 from offmap.model.select import stack_models
-from offmap.posterior.construct import svd
+from offmap.posterior.distribution import svd
 from offmap.posterior.predictive import Stochastic
 from offmap_bench.speed import peers
 from offmap_bench.speed import subjects as on

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from offmap.model.forward import call, first_tensor
+from offmap.model.forward import first_tensor
 from offmap.model.select import stack_models
-from offmap.posterior import construct
+from offmap.posterior import observe
 
 NET = nn.Sequential(
     nn.Conv2d(4, 4, 2, groups=2, bias=False), nn.Flatten(), nn.Linear(36, 10, bias=False), nn.Linear(10, 3, bias=False)
@@ -28,8 +28,8 @@ def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, membe
     wide, conv, narrow = (members * SIZES[limit][name] for name in ("2.weight", "0.weight", "3.weight"))
 
     def groups(room: int) -> list[list[str]]:
-        monkeypatch.setattr(construct, "MOMENT_NUMBERS", room)
-        return construct._plan(at, weights, torch.ones(5, 4, 4, 4), lambda *args: call(*args, first_tensor), limit).names
+        monkeypatch.setattr(observe, "MOMENT_NUMBERS", room)
+        return observe.make_plan(at, weights, torch.ones(5, 4, 4, 4), first_tensor, limit).names
 
     assert groups(wide + conv + narrow) == [["2.weight", "0.weight", "3.weight"]]
     assert groups(wide + conv + narrow - 1) == [["2.weight", "0.weight"], ["3.weight"]]
@@ -43,12 +43,12 @@ def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, membe
 def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch):
     at = stack_models(NET)
 
-    def plan() -> construct.Plan:
-        return construct._plan(at, [at.weights(0)], torch.ones(50, 4, 4, 4), lambda *args: call(*args, first_tensor), 4096)
+    def plan() -> observe.Plan:
+        return observe.make_plan(at, [at.weights(0)], torch.ones(50, 4, 4, 4), first_tensor, 4096)
 
-    monkeypatch.setattr(construct, "ACTIVATIONS", 36 * 7)
+    monkeypatch.setattr(observe, "ACTIVATIONS", 36 * 7)
     assert plan().rows == 7  # 36 numbers of a row in the widest result
-    monkeypatch.setattr(construct, "MOST_ROWS", 3)
+    monkeypatch.setattr(observe, "MOST_ROWS", 3)
     assert plan().rows == 3
     assert plan().rates == {("0.weight", 0, 4, 2): 9.0, ("2.weight", 0, 10, 1): 1.0, ("3.weight", 0, 3, 1): 1.0}
 
