@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from offmap.errors import FileError
-from offmap_bench.report.citycam import day
 from offmap_bench.report.curves import Line, shown_range, steps_panel
 from offmap_bench.report.experiment import Experiment, dots, figures, write_experiment, write_figures
+from offmap_bench.report.paper_figures import day
 from offmap_bench.runner.compare import parse_sheet
 from offmap_bench.runner.plan import cells, parse
 from offmap_bench.runner.store import Record, Records, settings_of

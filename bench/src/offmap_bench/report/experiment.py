@@ -11,26 +11,23 @@ from statistics import fmean
 from offmap.report.figures import Panel
 from offmap.report.page import Section, check_path, gallery, paragraphs, render, table, write
 from offmap.table import Table
-from offmap_bench.report import citycam, synthetic
+from offmap_bench.report import paper_figures
 from offmap_bench.report.curves import Dots, Line, dots_panel, steps_panel
 from offmap_bench.report.panels import series_legend, write_sheet
 from offmap_bench.runner import table as tables
 from offmap_bench.runner.compare import (
     Comparison,
-    Number,
-    Printed,
     Sheet,
     answers,
     comparisons,
     far,
-    header,
     legend,
     parse_sheet,
-    texts,
+    section,
 )
 from offmap_bench.runner.plan import packaged, read_plan
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.table import DETECTION, QUALITY_TABLES, Results, brief, complete_seeds, filled, percent, spread
+from offmap_bench.runner.table import Results, TableSection, complete_seeds
 from offmap_bench.runner.watch import traced
 
 Say = Callable[[str], None]
@@ -105,20 +102,12 @@ def task_means(results: Results, values: Mapping[tuple[str, int], float], tasks:
 
 def printed_mean(printed: Sheet | None, label: str, tasks: Sequence[str]) -> float | None:
     """What the paper prints as the mean AUROC over these tasks for the method that a label answers to."""
-    for found in () if printed is None else printed.tables:
-        for number in found.numbers:
-            value = _printed(found, number, label)
-            whole = "*" in number.tasks or len(tasks) == 1
-            if number.measure == "auroc" and whole and all(fnmatchcase(t, number.tasks) for t in tasks) and value is not None:
-                return value
-    return None
-
-
-def _printed(found: Printed, number: Number, label: str) -> float | None:
-    for place, (_, labels) in enumerate(found.methods):
-        value = number.printed[place]
-        if label in labels and not isinstance(value, str):
-            return float(value)
+    for sheet in () if printed is None else printed.tables:
+        for number in sheet.numbers:
+            values = [v for (_, labels), v in zip(sheet.methods, number.printed, strict=True) if label in labels]
+            matches = ("*" in number.tasks or len(tasks) == 1) and all(fnmatchcase(t, number.tasks) for t in tasks)
+            if number.measure == "auroc" and matches and values and not isinstance(values[0], str):
+                return float(values[0])
     return None
 
 
@@ -145,7 +134,7 @@ def tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
 
 
 DRAWN: Mapping[str, Callable[[Results, Path, Say], Figures]] = {
-    "synthetic": synthetic.figures, "moons": synthetic.maps, "tradeoff": tradeoffs, "day": citycam.figures,
+    "synthetic": paper_figures.figures, "moons": paper_figures.maps, "tradeoff": tradeoffs, "day": paper_figures.day_figures,
 }  # fmt: skip
 
 
@@ -156,42 +145,23 @@ def write_experiment(experiment: Experiment, path: str | Path, say: Say = lambda
     made = figures(experiment, say)
     sections = [
         *_missing(results),
-        *(_detection(results, name, tasks) for name, tasks in results.sets().items()),
+        *map(_section, tables.detection(results)),
         *_compared(experiment),
         *(_figure(name, panels, results) for name, panels in made.items()),
-        *_familiar(results),
-        *(_each(results, name, tasks) for name, tasks in results.sets().items() if len(tasks) > 1),
+        *map(_section, tables.quality(results)),
+        *(_section(each) for each in tables.each_task(results) if len(each.head) > 2),
     ]
     foot = f"Made by `offmap bench page {tables.words(results)}`."
     return write(render(results.plan.name, f"From {tables.lead(results)}", sections, foot=foot), target)
 
 
 def _missing(results: Results) -> list[Section]:
-    said = tables.missing(results)
-    return [Section("What is missing", paragraphs(said[0].replace("\n- ", "\n\n- ", 1)))] if said else []
+    parts = tables.missing(results)
+    return [Section("What is missing", paragraphs(parts[0].replace("\n- ", "\n\n- ", 1)))] if parts else []
 
 
-def _detection(results: Results, name: str, tasks: Sequence[str]) -> Section:
-    head, rows, notes = filled(results, name, tasks, DETECTION)
-    return Section(f"Detection, {name}", _table(head, rows) + paragraphs(_plain(notes), "note"))
-
-
-def _familiar(results: Results) -> list[Section]:
-    made: list[Section] = []
-    for title, columns, said in QUALITY_TABLES:
-        head, rows, notes = filled(results, "test", results.plan.tasks, columns)
-        if rows and columns[0].title == head[1]:
-            made.append(Section(title, paragraphs(said) + _table(head, rows) + paragraphs(_plain(notes), "note")))
-    return made
-
-
-def _each(results: Results, name: str, tasks: Sequence[str]) -> Section:
-    values = results.values(name, "auroc")
-    rows = [
-        [label, *(spread(complete_seeds(values[label], [task], results.plan.seeds), percent) for task in tasks)]
-        for label in results.plan.labels
-    ]
-    return Section(f"AUROC of each task, {name}", _table(["method", *map(brief, tasks)], rows))
+def _section(each: TableSection) -> Section:
+    return Section(each.title, paragraphs(each.text) + _table(each) + paragraphs(_plain(each.notes), "note"))
 
 
 def _compared(experiment: Experiment) -> list[Section]:
@@ -200,26 +170,26 @@ def _compared(experiment: Experiment) -> list[Section]:
         return []
     body = paragraphs(f"Ours (printed). {legend()}") + paragraphs(" ".join(experiment.printed.note.split()))
     for comparison in made:
-        body += f"<h3>{comparison.title}</h3>" + _table(header(comparison), texts(comparison))
+        body += f"<h3>{comparison.title}</h3>" + _table(section(comparison))
     return [Section("Beside the paper", body + paragraphs("\n\n".join(_plain(far(made)).splitlines())))]
 
 
 def _figure(name: str, panels: Sequence[Panel], results: Results) -> Section:
-    title, said = CAPTIONS.get(name.partition("-citycam")[0], (name, ""))
+    title, text = CAPTIONS.get(name.partition("-citycam")[0], (name, ""))
     key = ""
     if name.startswith("course-"):
-        title, said = f"The course of the fits, {panels[0].subtitle}", COURSE
+        title, text = f"The course of the fits, {panels[0].subtitle}", COURSE
         key = series_legend([label for label in results.plan.labels if "×1" in label])
     wide = {"auroc": "32rem", "figure-4-clips": "12rem", "figure-7-day": "26rem"}
-    return Section(title, paragraphs(said) + gallery(panels, legend=key, width=wide.get(name, "15rem")))
+    return Section(title, paragraphs(text) + gallery(panels, legend=key, width=wide.get(name, "15rem")))
 
 
 def _plain(lines: Sequence[str]) -> str:
     return "\n\n".join(lines).replace("\\*", "*").replace("## ", "")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table(Table([dict(zip(head, [cell.replace("\\*", "*") for cell in row], strict=True)) for row in rows]))
+def _table(each: TableSection) -> str:
+    return table(Table([dict(zip(each.head, [c.replace("\\*", "*") for c in row], strict=True)) for row in each.rows]))
 
 
 COURSE = """One net, and λ as named; τ is dashed, and a dotted line marks the step whose state each fit kept. What leaves the

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from offmap.errors import ConfigError, nearest
 from offmap_bench.runner.plan import packaged, read_plan
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.table import NOTHING, Results, Values, complete_seeds, missing, percent, plain, spread, table
+from offmap_bench.runner.table import NOTHING, Results, TableSection, Values, complete_seeds, missing, percent, plain, spread
 
 OOD_SETS = "OOD"
 """The part of a record that holds its OOD sets, whatever they are called."""
@@ -238,7 +238,7 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
         f"{total['worse']} worse.",
         *([sheet.note] if sheet.note else []),
         *(part for results in several for part in missing(results)),
-        *(f"## {c.title}\n\n{table(header(c), texts(c))}" for c in made),
+        *(section(c).markdown() for c in made),
         *far(made),
     ]
     return "\n\n".join(parts) + "\n"
@@ -252,14 +252,10 @@ def legend() -> str:
     )
 
 
-def header(comparison: Comparison) -> list[str]:
-    """Titles of the columns."""
-    return ["here", "in the paper", *(number.title for number in comparison.numbers)]
-
-
-def texts(comparison: Comparison) -> list[list[str]]:
-    """The rows as text."""
-    return [[row.label, row.name, *map(str, row.entries)] for row in comparison.rows]
+def section(comparison: Comparison) -> TableSection:
+    """One printed table with our numbers."""
+    head = ["here", "in the paper", *(number.title for number in comparison.numbers)]
+    return TableSection(comparison.title, head, [[row.label, row.name, *map(str, row.entries)] for row in comparison.rows])
 
 
 def far(made: Sequence[Comparison]) -> list[str]:

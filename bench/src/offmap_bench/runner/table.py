@@ -108,6 +108,21 @@ class Results:
         return values
 
 
+@dataclass(frozen=True)
+class TableSection:
+    """A table with its title, a text above it and notes below."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: str = ""
+    notes: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """The section as Markdown."""
+        return "\n\n".join([f"## {self.title}", *[self.text][: bool(self.text)], table(self.head, self.rows), *self.notes])
+
+
 def markdown(plan: Plan, records: Records) -> str:
     """The page of one plan."""
     results = Results(plan, records)
@@ -116,9 +131,7 @@ def markdown(plan: Plan, records: Records) -> str:
         f"Written by `offmap bench table {words(results)}` from {lead(results)}",
         *([plan.note] if plan.note else []),
         *missing(results),
-        *(section(results, name, tasks) for name, tasks in results.sets().items()),
-        *quality(results),
-        *(each_task(results, name, tasks) for name, tasks in results.sets().items()),
+        *(section.markdown() for section in (*detection(results), *quality(results), *each_task(results))),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -169,10 +182,13 @@ def _reason(results: Results, cell: Cell) -> str:
     return f": {record.reason}" if record and record.reason else ""
 
 
-def section(results: Results, name: str, tasks: Sequence[str]) -> str:
-    """Detection on one OOD set, mean over its tasks."""
-    rows, notes = summary(results, name, tasks, DETECTION)
-    return "\n\n".join([f"## Detection, {name}", table(["method", *(c.title for c in DETECTION)], rows), *notes])
+def detection(results: Results) -> list[TableSection]:
+    """Detection on every OOD set, mean over its tasks."""
+    sections: list[TableSection] = []
+    for name, tasks in results.sets().items():
+        rows, notes = summary(results, name, tasks, DETECTION)
+        sections.append(TableSection(f"Detection, {name}", ["method", *(c.title for c in DETECTION)], rows, notes=notes))
+    return sections
 
 
 QUALITY_TABLES = (
@@ -189,25 +205,17 @@ QUALITY_TABLES = (
 """Tables of predictions on in-distribution data: title, columns, and what they are. One whose first column is empty is left out."""
 
 
-def quality(results: Results) -> list[str]:
-    """Predictions on in-distribution data, mean over all tasks."""
-    parts: list[str] = []
+def quality(results: Results) -> list[TableSection]:
+    """Predictions on in-distribution data, mean over all tasks, without the rows and columns that hold nothing."""
+    sections: list[TableSection] = []
     for title, columns, text in QUALITY_TABLES:
-        head, rows, notes = filled(results, "test", results.plan.tasks, columns)
-        if rows and columns[0].title == head[1]:
-            parts.append("\n\n".join([f"## {title}", text, table(head, rows), *notes]))
-    return parts
-
-
-def filled(
-    results: Results, part: str, tasks: Sequence[str], columns: Sequence[Column]
-) -> tuple[list[str], list[list[str]], list[str]]:
-    """Header, rows and notes, without the rows and columns that hold nothing."""
-    rows, notes = summary(results, part, tasks, columns)
-    rows = [row for row in rows if set(row[1:]) != {NOTHING}]
-    shown = [index for index in range(1, len(columns) + 1) if any(row[index] != NOTHING for row in rows)]
-    head = ["method", *(columns[index - 1].title for index in shown)]
-    return head, [[row[0], *(row[index] for index in shown)] for row in rows], notes
+        rows, notes = summary(results, "test", results.plan.tasks, columns)
+        rows = [row for row in rows if set(row[1:]) != {NOTHING}]
+        shown = [0, *(i for i in range(1, len(columns) + 1) if any(row[i] != NOTHING for row in rows))]
+        if shown[1:2] == [1]:
+            head = ["method", *(column.title for column in columns)]
+            sections.append(TableSection(title, [head[i] for i in shown], [[row[i] for i in shown] for row in rows], text, notes))
+    return sections
 
 
 def summary(results: Results, part: str, tasks: Sequence[str], columns: Sequence[Column]) -> tuple[list[list[str]], list[str]]:
@@ -241,14 +249,16 @@ def complete_seeds(values: dict[tuple[str, int], float], tasks: Sequence[str], s
     return [fmean(values[task, seed] for task in tasks) for seed in complete]
 
 
-def each_task(results: Results, name: str, tasks: Sequence[str]) -> str:
+def each_task(results: Results) -> list[TableSection]:
     """AUROC of every method on every task, mean over the seeds that are there."""
-    values, seeds = results.values(name, "auroc"), results.plan.seeds
-    rows: list[list[str]] = []
-    for label in results.plan.labels:
-        means = [complete_seeds(values[label], [task], seeds) for task in tasks]
-        rows.append([label, *(spread(mean, percent) + FEWER * (0 < len(mean) < len(seeds)) for mean in means)])
-    return "\n\n".join([f"## AUROC of each task, {name}", table(["method", *map(brief, tasks)], rows)])
+    sections: list[TableSection] = []
+    for name, tasks in results.sets().items():
+        values, seeds, rows = results.values(name, "auroc"), results.plan.seeds, list[list[str]]()
+        for label in results.plan.labels:
+            means = [complete_seeds(values[label], [task], seeds) for task in tasks]
+            rows.append([label, *(spread(mean, percent) + FEWER * (0 < len(mean) < len(seeds)) for mean in means)])
+        sections.append(TableSection(f"AUROC of each task, {name}", ["method", *map(brief, tasks)], rows))
+    return sections
 
 
 def brief(task: str) -> str:
