@@ -61,10 +61,10 @@ class WatchedValidation(Validation):
 
     watch: Callable[[WeightDistribution], None] = field(default=lambda q: None, compare=False)
 
-    def look(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
+    def evaluate(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
         """The risk and the uncertainty."""
         self.watch(q)
-        return super().look(q)
+        return super().evaluate(q)
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,13 @@ class Course(Generic[Seen]):
 
 
 def course(
-    nets: Sequence[nn.Module],
-    task: Task,
-    config: maxwent.Config,
-    seed: int,
-    look: Callable[[Stochastic], Seen],
-    *,
-    batch_size: int = 128,
+    nets: Sequence[nn.Module], task: Task, config: Config, seed: int, look: Callable[[Stochastic], Seen], *, batch_size: int = 128
 ) -> Course[Seen]:
     """Fit as `maxwent.fit` does, with one λ, and call `look` at every check and at the start."""
     train, valid, likelihood = prepare(nets, task, batch_size)
     at = choose(stack_models(nets), valid.inputs, config.params, SILENT.output_fn)
     model = SILENT.model(at.net, at.mean | at.fixed, valid.inputs)
-    rotated = config.basis == "svd"
-    inputs = observe(at, lambda rows: (x for x, _ in train), rotated=rotated) if rotated or config.solver != "sgd" else Observed()
+    inputs = maxwent.observe_inputs(at, train, config, SILENT)
     observed: list[Seen] = []
     looking = torch.no_grad()(look)
     validation = WatchedValidation(
