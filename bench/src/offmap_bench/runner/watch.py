@@ -28,7 +28,6 @@ from offmap.maxwent.config import CONFIGS, Config
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.model.select import choose, stack_models
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.observe import Observed, observe
 from offmap.posterior.predictive import Member, Stochastic
 from offmap.scores import uncertainty as scores
 from offmap_bench.runner.base_models import SILENT, likelihood_of, prepare
