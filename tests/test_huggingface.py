@@ -225,10 +225,10 @@ def speaker() -> offmap.Guard:
 
 def test_a_language_model_finds_shuffled_and_unseen_words_strange(speaker: offmap.Guard) -> None:
     texts = counting(60, 2)
-    familiar = speaker.score(encoded(texts, "next"))
-    assert auroc(familiar, speaker.score(encoded(shuffled(texts), "next"))) > 0.9
-    assert auroc(familiar, speaker.score(encoded([t + 8 for t in counting(60, 3)], "next"))) > 0.9
-    assert (familiar > speaker.threshold).float().mean() < 0.2
+    known = speaker.score(encoded(texts, "next"))
+    assert auroc(known, speaker.score(encoded(shuffled(texts), "next"))) > 0.9
+    assert auroc(known, speaker.score(encoded([t + 8 for t in counting(60, 3)], "next"))) > 0.9
+    assert (known > speaker.threshold).float().mean() < 0.2
 
 
 def test_the_score_map_of_a_language_model_points_at_the_strange_word(speaker: offmap.Guard) -> None:

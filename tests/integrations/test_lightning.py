@@ -60,9 +60,9 @@ def module_of(pl) -> nn.Module:
 
 def test_the_guard_is_fitted_evaluated_logged_and_saved(pl, tmp_path):
     loggers = importlib.import_module(f"{pl.__name__}.loggers")
-    strange = {"far": TensorDataset(sample(64, 3).tensors[0] + 8), "labelled": DataLoader(sample(64, 2), batch_size=32)}
+    ood = {"far": TensorDataset(sample(64, 3).tensors[0] + 8), "labelled": DataLoader(sample(64, 2), batch_size=32)}
     options = {"solver": "closed-form", "draws": 8, "score": "distance"}
-    callback = GuardCallback(strange, test=sample(100, 4), path=tmp_path / "guard.safetensors", **options)
+    callback = GuardCallback(ood, test=sample(100, 4), path=tmp_path / "guard.safetensors", **options)
     module, log = module_of(pl), loggers.CSVLogger(tmp_path)
     trainer = pl.Trainer(max_epochs=15, callbacks=[callback], logger=log, default_root_dir=tmp_path, log_every_n_steps=1, **QUIET)
     trainer.fit(module, DataLoader(sample(256, 0), batch_size=64, shuffle=True), DataLoader(sample(100, 1), batch_size=50))

@@ -51,9 +51,9 @@ def test_a_regressor_predicts_in_the_units_of_the_targets_and_is_unsure_between_
     assert regressor.score(x, y) > 0.95
     inside = np.abs(y - mean) < 2 * std
     assert 0.85 < inside.mean() <= 1
-    strange = 1e4 + 1e3 * np.array([[0.1], [2.5], [-2.5]])
-    assert regressor.predict(strange, return_std=True)[1][1] > 2 * np.median(std)
-    assert regressor.off_map(strange).tolist() == [True, True, True]
+    ood = 1e4 + 1e3 * np.array([[0.1], [2.5], [-2.5]])
+    assert regressor.predict(ood, return_std=True)[1][1] > 2 * np.median(std)
+    assert regressor.off_map(ood).tolist() == [True, True, True]
     assert regressor.off_map(x).mean() < 0.2
     interval = regressor.guard_.interval(torch.tensor(x))
     assert float(((interval.lower.numpy() <= y) & (y <= interval.upper.numpy())).mean()) > 0.85
@@ -95,21 +95,21 @@ def test_a_pipeline_a_grid_and_a_pickle_keep_the_guard():
     last, copied = (s.best_estimator_[-1] for s in (search, again))
     np.testing.assert_array_equal(copied.score_samples(x), last.score_samples(x))
     assert copied.classes_.tolist() == ["left", "right"]
-    assert len(content) < 400_000  # the guard remembers draws of several megabytes
+    assert len(content) < 400_000  # the guard caches draws of several megabytes
 
 
 def test_the_detector_has_the_sign_of_scikit_learn_and_beats_chance_by_far():
     x, _ = make_moons(400, noise=0.05, random_state=0)
-    strange = np.random.RandomState(0).uniform(-3, 3, (300, 2))
-    strange = strange[np.linalg.norm(strange[:, None] - x, axis=2).min(1) > 0.5]
-    familiar, _ = make_moons(300, noise=0.05, random_state=1)
+    ood = np.random.RandomState(0).uniform(-3, 3, (300, 2))
+    ood = ood[np.linalg.norm(ood[:, None] - x, axis=2).min(1) > 0.5]
+    known, _ = make_moons(300, noise=0.05, random_state=1)
     detector = OffmapDetector(random_state=0).fit(x)
-    scores = detector.score_samples(np.concatenate([familiar, strange]))
-    assert roc_auc_score([1] * len(familiar) + [0] * len(strange), scores) > 0.97
-    np.testing.assert_allclose(scores[: len(familiar)], -detector.guard_.score(torch.tensor(familiar)).numpy())
-    assert (detector.predict(familiar) == 1).mean() > 0.85
-    assert (detector.predict(strange) == -1).mean() > 0.9
-    np.testing.assert_array_equal(detector.off_map(strange), detector.predict(strange) == -1)
+    scores = detector.score_samples(np.concatenate([known, ood]))
+    assert roc_auc_score([1] * len(known) + [0] * len(ood), scores) > 0.97
+    np.testing.assert_allclose(scores[: len(known)], -detector.guard_.score(torch.tensor(known)).numpy())
+    assert (detector.predict(known) == 1).mean() > 0.85
+    assert (detector.predict(ood) == -1).mean() > 0.9
+    np.testing.assert_array_equal(detector.off_map(ood), detector.predict(ood) == -1)
 
 
 def test_false_alarms_move_the_threshold():

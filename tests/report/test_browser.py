@@ -60,13 +60,13 @@ def pages(regression, classification, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     noise = torch.Generator().manual_seed(0)
     images = torch.rand(30, 3, 9, 9, generator=noise)
-    pictures = offmap.evaluate({"norm": Norm()}, (images, torch.arange(30) % 3), {"bright": 2 * images})
+    image_evaluation = offmap.evaluate({"norm": Norm()}, (images, torch.arange(30) % 3), {"bright": 2 * images})
     return {
         "regression": offmap.write_page(regression, folder / "regression.html"),
         "classification": offmap.write_page(
             classification, folder / "classification.html", title=HOSTILE, columns=[HOSTILE, "b"], classes=[HOSTILE, "other"]
         ),
-        "pictures": offmap.write_page(pictures, folder / "pictures.html", classes=["a", "b", "c"]),
+        "images": offmap.write_page(image_evaluation, folder / "images.html", classes=["a", "b", "c"]),
     }
 
 
@@ -140,16 +140,16 @@ def test_the_threshold_moves_by_mouse(chromium, pages, regression):
         assert 300 < int(slider.input_value()) < 340
         check_counts(tab, regression.scores["guard"])
         assert flagged(tab) != first
-        picture = tab.locator("#plot-scores svg").bounding_box()
-        tab.mouse.move(picture["x"] + 0.75 * picture["width"], picture["y"] + 50)
+        box = tab.locator("#plot-scores svg").bounding_box()
+        tab.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 50)
         tab.mouse.down()
-        tab.mouse.move(picture["x"] + 0.25 * picture["width"], picture["y"] + 50, steps=4)
+        tab.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50, steps=4)
         tab.mouse.up()
         assert 90 < int(slider.input_value()) < 110
         check_counts(tab, regression.scores["guard"])
 
 
-def test_the_line_of_the_picture_stands_above_the_thumb(chromium, pages):
+def test_the_line_of_the_figure_stands_above_the_thumb(chromium, pages):
     with opened(chromium, pages["regression"]) as tab:
         slider = tab.get_by_role("slider", name="Threshold")
         box = slider.bounding_box()
@@ -199,11 +199,13 @@ def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pag
                 f"Clip {'∞' if clip is None else f'{clip:.3g}'}{', its own' if clip == guard.clip else ''}: median "
             )
             for name, points in evaluation.points.items():
-                said = guard.predict(points.inputs, clip=clip)
-                entropy = None if said.probs is None else -(said.probs * said.probs.clamp_min(1e-30).log()).sum(1)
-                value = (said.std if entropy is None else entropy).median().item()
-                told = words[: words.index(f" on {name}")].rsplit(" ", 1)[1].replace("−", "-")
-                assert float(told) == pytest.approx(value, rel=6e-3, abs=1e-9)
+                prediction = guard.predict(points.inputs, clip=clip)
+                entropy = (
+                    None if prediction.probs is None else -(prediction.probs * prediction.probs.clamp_min(1e-30).log()).sum(1)
+                )
+                value = (prediction.std if entropy is None else entropy).median().item()
+                stated = words[: words.index(f" on {name}")].rsplit(" ", 1)[1].replace("−", "-")
+                assert float(stated) == pytest.approx(value, rel=6e-3, abs=1e-9)
             drawn.append(tab.evaluate("(clipFrame.area || clipFrame.image).getAttribute(clipFrame.area ? 'd' : 'href')"))
         assert slider.input_value() == str(len(clips))
         assert len(set(drawn)) > len(drawn) // 2
@@ -214,7 +216,7 @@ def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pag
         assert tab.inner_text("#clipped").startswith("Clip ∞")
 
 
-def test_another_scorer_is_chosen_and_what_it_lacks_is_said(chromium, pages, classification):
+def test_another_scorer_is_chosen_and_what_it_lacks_is_named(chromium, pages, classification):
     with opened(chromium, pages["classification"]) as tab:
         for name in ("norm", HOSTILE, "norm"):
             tab.get_by_role("combobox", name="Scorer").select_option(str(list(classification.scores).index(name)))
@@ -235,21 +237,19 @@ def test_hostile_names_are_words(chromium, pages):
         assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#scorer option')].map(o => o.textContent)")
         assert f"far {HOSTILE}" in flagged(tab)
         assert tab.title() == HOSTILE
-        assert HOSTILE in tab.evaluate(
-            "[...document.querySelectorAll('#most-and-least-in-distribution th')].map(o => o.textContent)"
-        )
+        assert HOSTILE in tab.evaluate("[...document.querySelectorAll('#lowest-and-highest-scores th')].map(o => o.textContent)")
 
 
 def test_images_are_shown_with_words(chromium, pages):
-    with opened(chromium, pages["pictures"]) as tab:
-        images = tab.evaluate("[...document.querySelectorAll('.pictures img')].map(i => [i.alt, i.naturalWidth, i.complete])")
+    with opened(chromium, pages["images"]) as tab:
+        images = tab.evaluate("[...document.querySelectorAll('.images img')].map(i => [i.alt, i.naturalWidth, i.complete])")
         assert len(images) == 20
         assert all(width == 9 and done for _, width, done in images)
         assert re.fullmatch(r"Row \d+: score [\d.]+, is [abc]\.", images[0][0])
         assert "Clipping the weights is left out: only guards" in tab.inner_text("footer")
 
 
-@pytest.mark.parametrize("name", ["regression", "classification", "pictures"])
+@pytest.mark.parametrize("name", ["regression", "classification", "images"])
 def test_pages_fit_every_screen_and_labels_stand_apart(name, chromium, pages):
     for width in (1180, 390, 320):
         with opened(chromium, pages[name], width=width) as tab:
@@ -266,7 +266,7 @@ def test_turning_the_phone_draws_anew(chromium, pages):
         assert overlapping(tab) == []
 
 
-def test_dark_and_light_follow_the_screen_until_told_otherwise(chromium, pages):
+def test_dark_and_light_follow_the_screen_until_chosen_otherwise(chromium, pages):
     def background(tab: Any) -> str:
         return tab.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -281,8 +281,8 @@ def test_dark_and_light_follow_the_screen_until_told_otherwise(chromium, pages):
             assert background(tab) == second
 
 
-@pytest.mark.parametrize("name", ["regression", "classification", "pictures"])
-def test_everything_has_a_name_and_live_numbers_are_told(name, chromium, pages):
+@pytest.mark.parametrize("name", ["regression", "classification", "images"])
+def test_everything_has_a_name_and_live_numbers_are_announced(name, chromium, pages):
     with opened(chromium, pages[name]) as tab:
         unnamed = """[...document.querySelectorAll('[role=img], input, select, button, img')]
             .filter(e => !(e.getAttribute('aria-label') || e.alt || e.textContent.trim() || (e.labels && e.labels.length)))
@@ -292,7 +292,7 @@ def test_everything_has_a_name_and_live_numbers_are_told(name, chromium, pages):
             len(words) > 15
             for words in tab.evaluate("[...document.querySelectorAll('svg[role=img]')].map(e => e.getAttribute('aria-label'))")
         )
-        assert tab.locator("output[aria-live=polite]").count() == (1 if name == "pictures" else 2)
+        assert tab.locator("output[aria-live=polite]").count() == (1 if name == "images" else 2)
         order = []
         for _ in range(30):
             tab.keyboard.press("Tab")
