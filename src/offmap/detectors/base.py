@@ -25,7 +25,6 @@ Needs: TypeAlias = Literal["logits", "features", "head"]
 BATCH_ARGUMENTS = ("inputs", "features", "logits", "head", "classifier")
 """Parameters of a score function that are filled in for every batch, by name; all others are options or fitted state."""
 
-
 UNIT_RANGE = ImageSpec(None, 0.0, 1.0, integral=False)
 
 
@@ -82,18 +81,6 @@ class Method:
         parameters = inspect.signature(self.fit or self.score).parameters.values()
         return {p.name: p.default for p in parameters if p.default is not p.empty}
 
-    def check(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill in defaults, and refuse unknown options and values out of range."""
-        defaults = self.options
-        for name in options:
-            if name not in defaults:
-                raise ConfigError(f"Expected options of {self.name!r} to be {nearest(name, defaults)}, but got {name!r}.")
-        values = defaults | dict(options)
-        for name, (low, high) in self.ranges.items():
-            check = checks.integer if isinstance(defaults[name], int) else checks.number
-            check(name, values[name], low, high)
-        return values
-
 
 DETECTORS: dict[str, Method] = {}
 """All detectors by name."""
@@ -148,11 +135,18 @@ class FittedScore:
         return self.method.score(**{name: filled[name] for name in BATCH_ARGUMENTS if name in wanted}, **self.state)
 
 
-def find_method(name: str, options: Mapping[str, Any]) -> Method:
-    """Return the method of that name; refuse unknown names and bad options."""
+def find_method(name: str, options: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
+    """Return the method of that name, and all of its options with defaults filled in; refuse unknown names and bad values."""
     method = DETECTORS[checks.one_of("method", name, DETECTORS)]
-    method.check(options)
-    return method
+    defaults = method.options
+    for option in options:
+        if option not in defaults:
+            raise ConfigError(f"Expected options of {name!r} to be {nearest(option, defaults)}, but got {option!r}.")
+    values = defaults | dict(options)
+    for option, (low, high) in method.ranges.items():
+        check = checks.integer if isinstance(defaults[option], int) else checks.number
+        check(option, values[option], low, high)
+    return method, values
 
 
 def check_needs(method: Method, classifier: Classifier) -> None:
@@ -177,9 +171,8 @@ def fit_score(name: str, data: FitData, **options: Any) -> FittedScore:
     >>> sorted(DETECTORS)[:4], DETECTORS["knn"].options
     (['ash', 'dice', 'energy', 'entropy'], {'k': 50})
     """
-    method = find_method(name, options)
+    method, values = find_method(name, options)
     check_needs(method, data.classifier)
-    values = method.check(options)
     return FittedScore(method, data.classifier, method.fit(data, **values) if method.fit else values)
 
 

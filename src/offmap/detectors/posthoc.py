@@ -59,20 +59,10 @@ class PostHocDetector(Detector):
 
 
 def detect(
-    model: nn.Module,
-    train: Data,
-    valid: Data | None = None,
-    *,
-    method: str = "energy",
-    features: str | None = None,
-    output_fn: OutputFn | None = None,
-    target: str = "labels",
-    false_alarms: float = 0.05,
-    rows: int = 20_000,
-    batch_size: int = 128,
-    seed: int = 0,
-    **options: Any,
-) -> PostHocDetector:
+    model: nn.Module, train: Data, valid: Data | None = None, *, method: str = "energy", features: str | None = None,
+    output_fn: OutputFn | None = None, target: str = "labels", false_alarms: float = 0.05, rows: int = 20_000,
+    batch_size: int = 128, seed: int = 0, **options: Any,
+) -> PostHocDetector:  # fmt: skip
     """Fit one of the classic post-hoc detectors to a trained classifier; `offmap.detectors.DETECTORS` lists them.
 
     Args:
@@ -106,20 +96,11 @@ def detect(
 
 
 def detect_all(
-    model: nn.Module,
-    train: Data,
-    valid: Data | None = None,
-    *,
-    methods: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
-    features: str | None = None,
-    output_fn: OutputFn | None = None,
-    target: str = "labels",
-    false_alarms: float = 0.05,
-    rows: int = 20_000,
-    batch_size: int = 128,
-    seed: int = 0,
-    cache: bool = True,
-) -> dict[str, PostHocDetector]:
+    model: nn.Module, train: Data, valid: Data | None = None, *,
+    methods: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None, features: str | None = None,
+    output_fn: OutputFn | None = None, target: str = "labels", false_alarms: float = 0.05, rows: int = 20_000,
+    batch_size: int = 128, seed: int = 0, cache: bool = True,
+) -> dict[str, PostHocDetector]:  # fmt: skip
     """Fit several detectors with one pass over the data.
 
     Args:
@@ -144,7 +125,7 @@ def detect_all(
     """
     names = [methods] if isinstance(methods, str) else methods or DETECTORS
     options = methods if isinstance(methods, Mapping) else {name: {} for name in names}
-    chosen = {name: find_method(name, values) for name, values in options.items()}
+    chosen = {name: find_method(name, values)[0] for name, values in options.items()}
     data = prepare_fit_data(
         model, train, valid, features=features, output_fn=output_fn, target=target, rows=rows, batch_size=batch_size, seed=seed,
         cache=cache,
@@ -181,18 +162,9 @@ def fit_detector(method: str, data: FitData, *, false_alarms: float = 0.05, **op
 
 
 def prepare_fit_data(
-    model: nn.Module,
-    train: Data,
-    valid: Data | None = None,
-    *,
-    features: str | None = None,
-    output_fn: OutputFn | None = None,
-    target: str = "labels",
-    rows: int = 20_000,
-    batch_size: int = 128,
-    seed: int = 0,
-    cache: bool = True,
-) -> FitData:
+    model: nn.Module, train: Data, valid: Data | None = None, *, features: str | None = None, output_fn: OutputFn | None = None,
+    target: str = "labels", rows: int = 20_000, batch_size: int = 128, seed: int = 0, cache: bool = True,
+) -> FitData:  # fmt: skip
     """Run training and validation rows through the classifier once, for any number of detectors; arguments are `detect_all`'s."""
     rows, batch_size = checks.integer("rows", rows, 1), checks.integer("batch_size", batch_size, 1)
     seed = checks.integer("seed", seed)
