@@ -1,18 +1,16 @@
-"""How guards are made: `fit` on trained nets, and `guard` over any Predictive."""
+"""How guards are made: `fit` on trained models, and `guard` over any Predictive."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-import operator
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from offmap import checks
 from offmap._types import Data, ScoreFn
@@ -32,7 +30,7 @@ from offmap.data import (
 from offmap.data.inputs import take_rows
 from offmap.distributed.group import Group
 from offmap.distributed.process_group import join_group
-from offmap.errors import ConfigError, DataError, ModelError, nearest
+from offmap.errors import ConfigError, DataError, ModelError
 from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood, resolve
 from offmap.maxwent import solve as maxwent
@@ -51,11 +49,12 @@ RANKS = ("same", "sharded", "alone")
 
 
 def fit(
-    nets: nn.Module | Sequence[nn.Module],
+    model: nn.Module | Sequence[nn.Module],
     train: Data,
     valid: Data | None = None,
     *,
     calibration: Data | None = None,
+    false_alarms: float = 0.05,
     likelihood: str | Likelihood | None = None,
     basis: Literal["svd", "identity"] | None = None,
     solver: Literal["refine", "closed-form", "sgd"] | None = None,
@@ -73,76 +72,84 @@ def fit(
     progress: bool | None = None,
     **options: Any,
 ) -> Guard:
-    """Learn the widest weight distribution around one trained net (or an ensemble of them) that still explains the data.
+    """Learn the widest weight distribution around a trained model that still explains the data, and guard the model with it.
 
-    `valid` chooses τ and the clip; without it a tenth of `train` is set aside. With separate `calibration` data the threshold,
-    p-values and intervals are exact; otherwise they come from `valid` and are approximate. `basis` and `solver` default to the
-    configuration's ("svd" and "refine"); further options are fields of `config`, such as `steps=` or `entropy_weight=`.
+    The model is inspected on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
+    devices is refused; other findings are logged, and stand below `guard.summary()`. The model itself is left untouched.
 
-    `params` picks the random parameters: "all", "matrices" (two axes or more), "last-layer" (weight and bias of the last matrix
-    product before the output), name patterns, or a function of (name, tensor). The default is "all": the paper makes every weight
-    random, hidden layers are where off-map inputs first look OOD, and a parameter that stays fixed cannot disagree. For
-    image classifiers, (B, channels, height, width), it is "last-layer", without gradient steps. Frozen
-    parameters (`requires_grad=False`) are weights like the others; parameters that no input reaches stay fixed, and are named.
+    Args:
+        model: A trained model, or the members of an ensemble.
+        train: The data the model was trained on: a DataLoader, a Dataset, or a pair (inputs, targets).
+        valid: Rows the model has not seen; they choose τ and the clip. None: a tenth of `train` is set aside, with a warning.
+        calibration: Separate rows for threshold, p-values and intervals, which are then exact; None: those of `valid`, and
+            guarantees are approximate.
+        false_alarms: The fraction of in-distribution inputs that may be called OOD; it sets `guard.threshold`.
+        likelihood: "gaussian", "categorical", "bernoulli", a name in `LIKELIHOODS`, or an object; None: inferred from outputs and
+            targets.
+        basis: Directions in which weights are random: "svd" of the layer inputs (default) or "identity".
+        solver: "refine" (default), "closed-form" without gradient steps, or the paper's "sgd".
+        params: The random parameters: "all" (default: hidden layers are where OOD inputs first look different), "matrices" (two
+            axes or more), "last-layer", patterns of names, or a function of (name, tensor). For image classifiers (B, channels,
+            height, width) the default is "last-layer", without gradient steps. Parameters that no input reaches stay fixed.
+        output_fn: Picks the tensor out of what the model returns; None: a tensor, `.logits`, or the first of a tuple.
+        target: The key of the targets where batches are dicts.
+        score: What is OOD. "default" combines the draws' disagreement with distances to training rows in inputs and hidden layers
+            (for image classifiers with the energy of the logits); "distance" is the distance alone, "epistemic" the variance of
+            the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a function of outputs,
+            (M·P, B, ...) -> (B,). "default" and "distance" keep up to 4,096 training rows in guard and file.
+        draws: Draws of the weights per member for scores and predictions.
+        chunk_size: Draws that run at once; 1 loops over them.
+        batch_size: Rows that run at once.
+        config: "default", "paper", "reference" or a `Config`; `basis`, `solver`, `params` and further keywords override its fields.
+        seed: Decides noise, order and split.
+        checkpoint: A file for the state of the fit. Killed and called again with the same arguments, `fit` goes on from there and
+            gives the same guard; at the end the file is removed.
+        ranks: What the ranks of a process group (`torchrun`) pass: the "same" data, which are divided here, rows of their own,
+            "sharded" (also seen by a DistributedSampler), or that this process fits "alone". Each returns the same guard.
+        progress: Whether to show a progress bar; None: on a terminal.
+        **options: Fields of `Config`, such as `steps=` or `entropy_weight=`.
 
-    `score` says what is OOD. "default" joins the draws' disagreement with the distance to training rows, in inputs and hidden
-    layers (`scores/combine.py`; for image classifiers with the energy of the logits and distances in layers alone,
-    `scores/images.py`; the paper's score for dense outputs, or fewer than three rows); "distance" is the distance alone,
-    "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
-    function of outputs, (M·P, B, ...) -> (B,). The first two keep up to 4,096 training rows in guard and file, others none.
+    Returns:
+        A guard: `guard(x)` predicts, scores and decides.
 
-    The model is looked at on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
-    devices is refused; what can be borne is logged, and stands below `guard.summary()`.
-
-    With `checkpoint` the fit keeps its state in that file now and then. Killed and called again with the same arguments, it goes
-    on from there, and gives the same guard; at the end the file is removed.
-
-    Under `torchrun`, or in a process group of yours, all ranks call `fit` and share its work; each returns the same guard.
-    `ranks` says what they pass: the "same" data, which are divided here, or rows of their own, "sharded" (a DataLoader with a
-    DistributedSampler is taken so anyway); or that this process fits "alone".
+    >>> x = torch.linspace(-1, 1, 60).unsqueeze(1)
+    >>> guard = fit(nn.Linear(1, 1), (x[::2], x[::2, 0]), (x[1::2], x[1::2, 0]), solver="closed-form", progress=False)
+    >>> guard(torch.tensor([[0.0], [50.0]])).ood
+    tensor([False,  True])
     """
-    settings = _settings(config, {"basis": basis, "solver": solver, "params": params}, options)
-    draws, seed = _check_options(score, draws, seed)
+    settings = resolve_config(config, {"basis": basis, "solver": solver, "params": params}, options)
+    draws, seed, false_alarms = check_options(score, draws, seed, false_alarms)
     checks.one_of("ranks", ranks, RANKS)
-    if output_fn is not None:
-        checks.function("output_fn", output_fn, ["output"])
-    runtime = Runtime(first_tensor if output_fn is None else output_fn, chunk_size, batch_size, progress)
+    pick = first_tensor if output_fn is None else checks.function("output_fn", output_fn, ["output"])
+    runtime = Runtime(pick, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
     with join_group(alone=ranks == "alone") as group, torch.inference_mode(False), fork_rng(seed):
-        models = as_models(nets)
+        models = as_models(model)
         place = Place.of(models[0])
-        apart = partial(_apart, given=ranks == "sharded", group=group)
-        rows, held = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
-        sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
-        held = all_gather_rows(held, group) if (sharded if valid is None else apart(valid)) else held
-        at = stack_models(models)
-        group.broadcast(*at.net.buffers(), *at.fixed.values())  # buffers, such as running means, drift apart in training
-        same = partial(
-            identify, at, config=settings, seed=seed, batch_size=batch_size, likelihood=likelihood, output_fn=output_fn
-        )
-        kept = _checkpoint(checkpoint, partial(same, {"train": None if sharded else rows, "valid": held}), group)
-        runtime = replace(runtime, group=group, sharded=sharded, checkpoint=kept)
-        findings = _examined(at, held, runtime)
-        plain = Sampled(runtime.model(at.net, at.mean | at.fixed, held.inputs), at.mean | at.fixed)
-        check_same_function(models, plain.model, plain.weights, held.inputs)
-        law = likelihood_of(plain, rows, held, likelihood)
-        rows = _checked(rows, law, plain)
-        spec = describe_images(law, rows, held, lambda x: plain.outputs(x, 1)[0])
-        familiar = held
-        if calibration is not None:
-            familiar = _calibrating(calibration, place, target)
-            familiar = all_gather_rows(familiar, group) if apart(calibration) else familiar
-            _checked(familiar, law, plain)
-        if config == "default" and are_images(law, held):
+        data = read_data(train, valid, calibration, place, group, ranks, seed=seed, batch_size=batch_size, target=target)
+        stacked = stack_models(models)
+        group.broadcast(*stacked.net.buffers(), *stacked.fixed.values())  # running means drift apart between ranks
+        identity = {"seed": seed, "batch_size": batch_size, "likelihood": likelihood, "output_fn": output_fn}
+        state = open_checkpoint(checkpoint, stacked, data, settings, identity, group)
+        runtime = replace(runtime, group=group, sharded=data.sharded, checkpoint=state)
+        findings = inspect_model(stacked, data.valid, runtime)
+        base = run_base_models(models, stacked, data.valid, runtime)
+        likelihood = find_likelihood(base, data, likelihood)
+        data = check_targets(data, likelihood, base)
+        spec = describe_images(likelihood, data.train, data.valid, lambda x: base.outputs(x, 1)[0])
+        if config == "default" and are_images(likelihood, data.valid):
             settings = choose_image_config(settings, trained=solver is not None or bool(options))
-        at = choose(at, held.inputs, settings.params, runtime.output_fn, unreached=findings.unreached)
-        predictive = maxwent.fit(at, rows, held, likelihood=law, config=settings, seed=seed, runtime=runtime)
+        stacked = choose(stacked, data.valid.inputs, settings.params, pick, unreached=findings.unreached)
+        predictive = maxwent.fit(
+            stacked, data.train, data.valid, likelihood=likelihood, config=settings, seed=seed, runtime=runtime
+        )
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
         guard = build_guard(
-            predictive, law, place, rows, held, None if calibration is None else familiar, score=score, draws=draws, seed=seed,
-            target=target, notes=findings.notes, image_spec=spec, group=group, sharded=sharded,
+            predictive, likelihood, place, data.train, data.valid, data.calibration, score=score, draws=draws,
+            false_alarms=false_alarms, seed=seed, target=target, notes=findings.notes, image_spec=spec, group=group,
+            sharded=data.sharded,
         )  # fmt: skip
-        kept.done()
+        state.done()
         return guard
 
 
@@ -160,110 +167,158 @@ def guard(
     seed: int = 0,
     target: str = "labels",
 ) -> Guard:
-    """The same verdicts for any method: choose the clip by validation NLL, set threshold and intervals on in-distribution data.
+    """Guard any random model: choose the clip by validation NLL, set threshold and intervals on in-distribution data.
 
-    The scores "default" and "distance" compare with rows of `train`; without it "default" is the paper's score.
+    Args:
+        predictive: An object with `members` and `outputs(x, draws, clip=, seed=)`, such as another method's posterior.
+        valid: In-distribution rows the model has not seen.
+        train: Rows that the scores "default" and "distance" compare with; without it "default" is the paper's score.
+        calibration: Separate rows for threshold and intervals; None: those of `valid`.
+        likelihood: A name, an object, or None: inferred from outputs and targets.
+        score: What is OOD, as in `fit`.
+        draws: Draws per member.
+        clip: Bound on the noise of predictions, None for no bound, or "choose".
+        false_alarms: The fraction of in-distribution inputs that may be called OOD.
+        seed: Decides the noise.
+        target: The key of the targets where batches are dicts.
     """
     predictive = as_predictive(predictive)
-    draws, seed = _check_options(score, draws, seed)
-    model = predictive.model
-    place = Place.of(model.net) if model else Place(torch.device("cpu"), torch.float32)
+    draws, seed, false_alarms = check_options(score, draws, seed, false_alarms)
+    place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.net)
     if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
     with fork_rng(seed):
-        held = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
-        likelihood = resolve(likelihood, predictive.outputs(held.inputs, 1, clip=0.0, seed=seed), held.targets)
-        rows = None if train is None else as_batches(train, place, name="train", target=target)
-        separate = None if calibration is None else _calibrating(calibration, place, target)
+        rows = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
+        likelihood = resolve(likelihood, predictive.outputs(rows.inputs, 1, clip=0.0, seed=seed), rows.targets)
+        reference = None if train is None else as_batches(train, place, name="train", target=target)
         return build_guard(
-            predictive, likelihood, place, rows, held, separate, score=score, draws=draws, clip=clip, false_alarms=false_alarms,
-            seed=seed, target=target,
+            predictive, likelihood, place, reference, rows, load_calibration(calibration, place, target), score=score, draws=draws,
+            clip=clip, false_alarms=false_alarms, seed=seed, target=target,
         )  # fmt: skip
 
 
-def _calibrating(calibration: Data, place: Place, target: str) -> Rows:
-    return load_rows(as_batches(calibration, place, name="calibration", target=target), at_least=2)
-
-
-def _checkpoint(path: str | Path | None, words: Callable[[], dict[str, str]], group: Group) -> Checkpoint:
-    """Where the state of a fit is kept, told by what the fit is of; several processes compare that in any case."""
-    if path is None and group.size == 1:
-        return Checkpoint()
-    told = words()
-    check_same_on_all(told, group)
-    return Checkpoint(None if path is None else checks.path("checkpoint", path), told, group)
-
-
-def _examined(at: StackedModel, held: Rows, runtime: Runtime) -> Findings:
-    """What a look at the model found, said; state that it changes by itself is forgotten."""
-    findings = examine(at.net, held.inputs, runtime.output_fn)
-    for note in findings.notes:
-        logger.warning(note)
-    restore_state(at.net, findings.changing)
-    return findings
-
-
-def _apart(data: Data, *, given: bool, group: Group) -> bool:
-    """Whether each rank passed rows of its own."""
-    return group.size > 1 and (given or is_sharded(data))
-
-
-def likelihood_of(plain: Sampled, train: Batches, valid: Rows, likelihood: str | Likelihood | None) -> Likelihood:
-    """The likelihood that fits the base models' outputs and the targets."""
-    outputs = plain.outputs(valid.inputs, 1)
-    if not bool(outputs.isfinite().all()):
-        raise ModelError("Expected a trained model with finite outputs, but it gives NaN or infinite values on `valid`.")
-    law = resolve(likelihood, outputs, valid.targets)
-    for _, y in train:
-        alike = y.shape[1:] == valid.targets.shape[1:] or (y.ndim == valid.targets.ndim and not y.is_floating_point())
-        if not alike or y.is_floating_point() != valid.targets.is_floating_point():
-            raise DataError(
-                f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and "
-                f"{tuple(valid.targets.shape)} ({valid.targets.dtype})."
-            )
-        break
-    else:
-        raise DataError("Expected at least one example in `train`, but it is empty.")
-    return law
-
-
-def _settings(config: Config | str, named: dict[str, Any], options: dict[str, Any]) -> Config:
+def resolve_config(config: Config | str, named: dict[str, Any], options: dict[str, Any]) -> Config:
+    """Return the configuration of that name, or the one given, with single options changed."""
+    if "threshold" in options:
+        raise ConfigError(
+            "`fit` takes no `threshold`: pass `max_risk=` to bound the validation risk (τ), or `false_alarms=` to set how many "
+            "in-distribution inputs may be called OOD."
+        )
     if isinstance(config, str):
-        if config not in CONFIGS:
-            raise ConfigError(f"Expected `config` to be {nearest(config, CONFIGS)}, but got {config!r}.")
-        config = CONFIGS[config]
+        config = CONFIGS[checks.one_of("config", config, CONFIGS)]
     if not isinstance(config, Config):
         raise ConfigError(
             f"Expected `config` to be one of {sorted(CONFIGS)} or an offmap.Config, but got {type(config).__name__}. "
             "Pass single settings as keywords, such as `steps=500`."
         )
-    given = {name: value for name, value in named.items() if value is not None}
-    return override(config, given | options, also=_keywords(fit))
+    keywords = [name for name, p in inspect.signature(fit).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    return override(config, {name: value for name, value in named.items() if value is not None} | options, also=keywords)
 
 
-def _keywords(function: Callable[..., Any]) -> list[str]:
-    return [name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
-
-
-def _check_options(score: str | ScoreFn, draws: Any, seed: Any) -> tuple[int, int]:
-    """Draws and seed as plain whole numbers, whatever library they come from."""
+def check_options(score: str | ScoreFn, draws: Any, seed: Any, false_alarms: Any) -> tuple[int, int, float]:
+    """Return draws, seed and false alarms as plain numbers, whatever library they come from."""
     check_score(score)
-    try:
-        seed = operator.index(seed)
-    except TypeError as error:
-        raise ConfigError(f"Expected `seed` to be a whole number, but got {seed!r}.") from error
-    return check_draws(draws), seed
+    return check_draws(draws), checks.integer("seed", seed), checks.fraction("false_alarms", false_alarms, example=0.05)
 
 
-def _checked(data: Batches, law: Likelihood, plain: Sampled) -> Batches:
-    """Data on which the model runs and whose targets are known to fit: at once when in memory, else batch by batch."""
-    first, _ = next(iter(data))
-    output = replace(plain, weights={n: w[:1] for n, w in plain.weights.items()}).outputs(take_rows(first, slice(0, 2)), 1)[0]
+@dataclass(frozen=True)
+class Datasets:
+    """The data of a fit: `sharded` if each rank has training rows of its own."""
 
-    def check(y: torch.Tensor) -> None:
-        law.check_targets(output, y, data.name)
+    train: Batches
+    valid: Rows
+    calibration: Rows | None
+    sharded: bool
 
-    if isinstance(data, Stream):
-        return replace(data, check=check)
-    check(data.targets)
-    return data
+
+def read_data(
+    train: Data, valid: Data | None, calibration: Data | None, place: Place, group: Group, ranks: str, *, seed: int,
+    batch_size: int, target: str,
+) -> Datasets:  # fmt: skip
+    """Read the data in any form; rows that ranks hold apart are gathered, but for those of `train`."""
+
+    def apart(data: Data) -> bool:
+        return group.size > 1 and (ranks == "sharded" or is_sharded(data))
+
+    batches, rows = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+    sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
+    rows = all_gather_rows(rows, group) if (sharded if valid is None else apart(valid)) else rows
+    separate = load_calibration(calibration, place, target)
+    separate = all_gather_rows(separate, group) if separate is not None and apart(calibration) else separate
+    return Datasets(batches, rows, separate, sharded)
+
+
+def load_calibration(calibration: Data | None, place: Place, target: str) -> Rows | None:
+    """Read the calibration rows into memory."""
+    if calibration is None:
+        return None
+    return load_rows(as_batches(calibration, place, name="calibration", target=target), at_least=2)
+
+
+def open_checkpoint(
+    path: str | Path | None, stacked: StackedModel, data: Datasets, config: Config, options: dict[str, Any], group: Group
+) -> Checkpoint:
+    """Return the state of this fit, from an earlier run if there was one; several processes compare that they fit the same."""
+    if path is None and group.size == 1:
+        return Checkpoint()
+    parts = {"train": None if data.sharded else data.train, "valid": data.valid}
+    identity = identify(stacked, parts, config, **options)
+    check_same_on_all(identity, group)
+    return Checkpoint(None if path is None else checks.path("checkpoint", path), identity, group)
+
+
+def inspect_model(stacked: StackedModel, valid: Rows, runtime: Runtime) -> Findings:
+    """Inspect the model on a few rows, log what is found, and let it restore the state that it changes by itself."""
+    findings = examine(stacked.net, valid.inputs, runtime.output_fn)
+    for note in findings.notes:
+        logger.warning(note)
+    restore_state(stacked.net, findings.changing)
+    return findings
+
+
+def run_base_models(models: Sequence[nn.Module], stacked: StackedModel, valid: Rows, runtime: Runtime) -> Sampled:
+    """Return the models with their own weights, as they run stacked; members must compute the same function of their weights."""
+    weights = stacked.mean | stacked.fixed
+    base = Sampled(runtime.model(stacked.net, weights, valid.inputs), weights)
+    check_same_function(models, base.model, base.weights, valid.inputs)
+    return base
+
+
+def find_likelihood(base: Sampled, data: Datasets, likelihood: str | Likelihood | None) -> Likelihood:
+    """Return the likelihood that fits the base models' outputs and the targets."""
+    outputs, valid = base.outputs(data.valid.inputs, 1), data.valid.targets
+    if not bool(outputs.isfinite().all()):
+        raise ModelError("Expected a trained model with finite outputs, but it gives NaN or infinite values on `valid`.")
+    resolved = resolve(likelihood, outputs, valid)
+    first = next(iter(data.train), None)
+    if first is None:
+        raise DataError("Expected at least one example in `train`, but it is empty.")
+    y = first[1]
+    alike = y.shape[1:] == valid.shape[1:] or (y.ndim == valid.ndim and not y.is_floating_point())
+    if not alike or y.is_floating_point() != valid.is_floating_point():
+        raise DataError(
+            f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and {tuple(valid.shape)} "
+            f"({valid.dtype})."
+        )
+    return resolved
+
+
+def check_targets(data: Datasets, likelihood: Likelihood, base: Sampled) -> Datasets:
+    """Check that the model runs on the data and targets fit: at once when in memory, else batch by batch as they come."""
+    member = replace(base, weights={n: w[:1] for n, w in base.weights.items()})
+
+    def checked(rows: Batches) -> Batches:
+        first, _ = next(iter(rows))
+        output = member.outputs(take_rows(first, slice(0, 2)), 1)[0]
+
+        def check(y: Tensor) -> None:
+            likelihood.check_targets(output, y, rows.name)
+
+        if isinstance(rows, Stream):
+            return replace(rows, check=check)
+        check(rows.targets)
+        return rows
+
+    if data.calibration is not None:
+        checked(data.calibration)
+    return replace(data, train=checked(data.train))

@@ -358,7 +358,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"steps": 3}}, "or an offmap.Config, but got dict. Pass single settings as keywords, such as `steps=500`"),
     ({"noise": "gaussian"}, "Expected `noise` to be one of .'normal', 'rademacher', 'uniform'., but got 'gaussian'"),
     ({"noise": "nomal"}, r"did you mean 'normal'\?\), but got 'nomal'"),
-    ({"noise": 3}, "Expected `noise` to be a name or an object with `sample` and `entropy`, but got 3"),
+    ({"noise": 3}, "Expected `noise` to be a name or a `Noise`, but got 3"),
     ({"likelihood": "gausian"}, r"Expected `likelihood` to be one of .*did you mean 'gaussian'\?\) or an object"),
     ({"likelihood": object()}, "a subclass of `offmap.Likelihood`, but got object"),
     ({"likelihood": offmap.Gaussian}, "a subclass of `offmap.Likelihood`, but got the class Gaussian"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import offmap
+from offmap.errors import ConfigError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian
 from offmap.metrics import auroc
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
@@ -475,3 +476,16 @@ def test_counts_can_be_regressed_from_an_integer_array() -> None:
     guard = quick(regressor(), (x, counts), (x, counts), likelihood="gaussian")
     assert guard.predict(x).mean.shape == (40,)
     assert guard.interval(x, 0.8).lower.isfinite().all()
+
+
+def test_fit_sets_the_threshold_by_false_alarms() -> None:
+    strict, lax = (quick(regressor(), regression(60), regression(40, seed=1), false_alarms=rate) for rate in (0.1, 0.5))
+    assert strict.threshold > lax.threshold
+    assert strict.threshold == strict.calibrate(regression(40, seed=1), 0.1).threshold
+    with pytest.raises(ConfigError, match="`false_alarms` strictly between 0 and 1, such as 0.05, but got 5"):
+        quick(regressor(), regression(60), regression(40, seed=1), false_alarms=5)
+
+
+def test_fit_refuses_a_threshold_and_names_max_risk_and_false_alarms() -> None:
+    with pytest.raises(ConfigError, match=r"`fit` takes no `threshold`: pass `max_risk=` .* \(τ\), or `false_alarms=`"):
+        quick(regressor(), regression(60), regression(40, seed=1), threshold=5.0)

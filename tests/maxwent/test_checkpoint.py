@@ -48,15 +48,7 @@ def test_without_a_path_nothing_is_kept_or_made():
     kept = Checkpoint()
     kept.keep("part", never, always=True)
     assert kept["part"] is None
-    assert [kept.once("value", iter([n]).__next__) for n in (1, 2)] == [1, 2]
     kept.done()
-
-
-def test_a_value_is_found_out_once_for_all_runs(tmp_path: Path):
-    kept = Checkpoint(tmp_path / "state", IDENTITY)
-    assert [kept.once("value", iter([n]).__next__) for n in (1, 2)] == [1, 1]
-    kept.keep("part", part, always=True)
-    assert Checkpoint(tmp_path / "state", IDENTITY).once("value", lambda: 3) == 1
 
 
 def test_the_file_goes_when_the_fit_is_done(tmp_path: Path):

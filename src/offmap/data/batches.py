@@ -208,13 +208,6 @@ def sample_rows(data: Batches, size: int, seed: int, group: Group = SINGLE_PROCE
 
     Which rows depends on (seed, row number) alone, whatever the form of the data. A Dataset is read at these rows only, a
     DataLoader once from end to end, by several ranks in turn; no more than these rows and one batch are held.
-
-    Args:
-        data: The rows to choose from.
-        size: How many rows at most.
-        seed: Decides which.
-        group: The ranks that call this together; all get the same rows.
-        sharded: Whether each rank has rows of its own.
     """
     read_once = isinstance(data, Stream) and not data.indexed
     source = generator(seed, "sample", *([group.rank] if sharded and group.size > 1 else []))

@@ -9,14 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offmap.likelihoods.categorical import Categorical, drop_axis
-from offmap.likelihoods.protocol import Likelihood, Prediction, align_targets, check_classes, mean_over_positions
-
-TWO_CLASSES = Categorical()
+from offmap.likelihoods.categorical import Classification, drop_axis
+from offmap.likelihoods.protocol import align_targets, mean_over_positions
 
 
 @dataclass(frozen=True)
-class Bernoulli(Likelihood):
+class Bernoulli(Classification):
     """Binary classification: a logit per example, (B,) or (B, 1), or per position, (B, *positions).
 
     Several labels of one example are positions as well. Probabilities are (B, 2, *positions), like those of a classifier with
@@ -32,7 +30,6 @@ class Bernoulli(Likelihood):
     positions: int = 0
 
     expects: ClassVar[str] = "targets (B,) or (B, 1) of 0 and 1 with outputs (B,) or (B, 1) of logits, or both (B, *positions)"
-    classifies: ClassVar[bool] = True
 
     def logit(self, outputs: Tensor) -> Tensor:
         """Return one logit per position: (P, B, ...) -> (P, B, *positions)."""
@@ -51,26 +48,6 @@ class Bernoulli(Likelihood):
         y = align_targets(y, logit.shape[1:])
         return mean_over_positions(F.softplus((1 - 2 * y.to(logit)) * logit), y)
 
-    def predictive_nll(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return −log (1/P) Σ_p p(y | w_p), averaged over positions: (P, B, ...), (B, ...) -> (B,)."""
-        return TWO_CLASSES.predictive_nll(self.logits(outputs), y)
-
-    def predict(self, outputs: Tensor) -> Prediction:
-        """Return the mean of the probabilities, (B, 2, *positions), and the likelier class."""
-        return TWO_CLASSES.predict(self.logits(outputs))
-
-    def score(self, outputs: Tensor) -> Tensor:
-        """Return the entropy of the mean prediction, (B, *positions)."""
-        return TWO_CLASSES.score(self.logits(outputs))
-
-    def epistemic(self, outputs: Tensor) -> Tensor:
-        """Return the mutual information between prediction and draw, (B, *positions)."""
-        return TWO_CLASSES.epistemic(self.logits(outputs))
-
-    def baseline_nll(self, y: Tensor) -> Tensor:
-        """Return −log of the frequency of every target that counts."""
-        return TWO_CLASSES.baseline_nll(y)
-
     @classmethod
     def infer(cls, output: Tensor, y: Tensor) -> Bernoulli | None:
         """Return the likelihood with the positions of the targets; None if they do not fit."""
@@ -85,8 +62,3 @@ class Bernoulli(Likelihood):
             return max(output.ndim, y.ndim) <= 2 and output.numel() == output.shape[0] and y.numel() == y.shape[0]
         extra = output.ndim - y.ndim
         return y.ndim == self.positions + 1 and (extra == 0 or (extra == 1 and 1 in (output.shape[1], output.shape[-1])))
-
-    def check_targets(self, output: Tensor, y: Tensor, name: str) -> None:
-        """Raise unless targets (n, ...) are 0 or 1 in the form of outputs (b, ...)."""
-        super().check_targets(output, y, name)
-        check_classes(y, 2, name)

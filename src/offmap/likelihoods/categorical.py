@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,36 +11,19 @@ import torch
 from torch import Tensor
 
 from offmap._types import IGNORED
-from offmap.errors import ConfigError
-from offmap.likelihoods.protocol import Likelihood, Prediction, align_targets, check_classes, mean_over_positions
+from offmap.errors import ConfigError, DataError
+from offmap.likelihoods.protocol import Likelihood, Prediction, align_targets, mean_over_positions
 from offmap.scores import uncertainty
 
 
-@dataclass(frozen=True)
-class Categorical(Likelihood):
-    """Classification with C logits; targets (B, *positions) are class numbers, −100 is ignored.
+class Classification(Likelihood):
+    """What follows from class logits alone, whatever the model's output is; targets of −100 are ignored."""
 
-    Args:
-        axis: The class axis of a batch: 1 as in torch, (B, C, *positions), or −1 as in transformers, (B, T, C).
-
-    >>> Categorical().nll(torch.zeros(1, 1, 4), torch.tensor([2]))
-    tensor([[1.3863]])
-    >>> Categorical(axis=-1).nll(torch.zeros(1, 1, 3, 4), torch.tensor([[2, -100, -100]]))
-    tensor([[1.3863]])
-    """
-
-    axis: int = 1
-
-    expects: ClassVar[str] = "integer targets (B, ...) with outputs (B, C, ...) of logits, or (B, ..., C)"
     classifies: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if self.axis not in (1, -1):
-            raise ConfigError(f"Expected `axis` to be 1 or -1, the class axis of a batch, but got {self.axis!r}.")
-
+    @abstractmethod
     def logits(self, outputs: Tensor) -> Tensor:
         """Return the logits with the classes on axis 2, (P, B, C, *positions)."""
-        return outputs if self.axis == 1 else outputs.movedim(-1, 2)
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return −log p(y), averaged over positions: (P, B, ...), (B, ...) -> (P, B)."""
@@ -72,6 +56,47 @@ class Categorical(Likelihood):
         _, index, counts = torch.unique(y[y != IGNORED], return_inverse=True, return_counts=True)
         return -(counts.double() / counts.sum()).log()[index.flatten()]
 
+    def check_targets(self, output: Tensor, y: Tensor, name: str) -> None:
+        """Raise unless the targets (n, ...) that count are classes of a model with outputs (b, ...)."""
+        super().check_targets(output, y, name)
+        y = y[y != IGNORED]
+        if y.numel() == 0:  # perhaps one batch of several
+            return
+        classes, low, high = self.logits(output[None, :1]).shape[2], float(y.min()), float(y.max())
+        if low < 0 or high >= classes:
+            raise DataError(
+                f"Expected targets from 0 to {classes - 1} for {classes} classes, but `{name}` holds values from {low:g} to "
+                f"{high:g}. Relabel the targets, or use a model with more outputs."
+            )
+        if bool((y != y.long()).any()):
+            raise DataError(f"Expected whole numbers as classes, but `{name}` holds fractions. Round them, or fit a regression.")
+
+
+@dataclass(frozen=True)
+class Categorical(Classification):
+    """Classification with C logits; targets (B, *positions) are class numbers, −100 is ignored.
+
+    Args:
+        axis: The class axis of a batch: 1 as in torch, (B, C, *positions), or −1 as in transformers, (B, T, C).
+
+    >>> Categorical().nll(torch.zeros(1, 1, 4), torch.tensor([2]))
+    tensor([[1.3863]])
+    >>> Categorical(axis=-1).nll(torch.zeros(1, 1, 3, 4), torch.tensor([[2, -100, -100]]))
+    tensor([[1.3863]])
+    """
+
+    axis: int = 1
+
+    expects: ClassVar[str] = "integer targets (B, ...) with outputs (B, C, ...) of logits, or (B, ..., C)"
+
+    def __post_init__(self) -> None:
+        if self.axis not in (1, -1):
+            raise ConfigError(f"Expected `axis` to be 1 or -1, the class axis of a batch, but got {self.axis!r}.")
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits with the classes on axis 2, (P, B, C, *positions)."""
+        return outputs if self.axis == 1 else outputs.movedim(-1, 2)
+
     @classmethod
     def infer(cls, output: Tensor, y: Tensor) -> Categorical | None:
         """Return the likelihood whose class axis is the one that the targets lack: 1, else the last."""
@@ -82,11 +107,6 @@ class Categorical(Likelihood):
     def fits(self, output: Tensor, y: Tensor) -> bool:
         """Return whether targets are whole numbers with one axis less than the outputs."""
         return not y.is_floating_point() and output.ndim >= 2 and y.ndim == output.ndim - 1
-
-    def check_targets(self, output: Tensor, y: Tensor, name: str) -> None:
-        """Raise unless targets (n, ...) are classes of a model with outputs (b, ...)."""
-        super().check_targets(output, y, name)
-        check_classes(y, output.shape[self.axis], name)
 
 
 def drop_axis(shape: torch.Size, axis: int) -> torch.Size:

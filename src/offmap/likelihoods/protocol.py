@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offmap._types import IGNORED
-from offmap.errors import DataError, ShapeError
+from offmap.errors import ShapeError
 from offmap.random import generator
 
 
@@ -188,18 +188,3 @@ def sample_position(values: Tensor, counted: Tensor) -> Tensor:
     rank = (share * counted.sum(1)).long() + 1
     position = (counted & (counted.cumsum(1) == rank.unsqueeze(1))).to(torch.int8).argmax(1)
     return flat.gather(1, position.unsqueeze(1)).squeeze(1)[counted.any(1)]
-
-
-def check_classes(y: Tensor, classes: int, name: str) -> None:
-    """Raise a DataError unless the targets that count are whole numbers from 0 to `classes` − 1."""
-    y = y[y != IGNORED]
-    if y.numel() == 0:  # perhaps one batch of several
-        return
-    low, high = float(y.min()), float(y.max())
-    if low < 0 or high >= classes:
-        raise DataError(
-            f"Expected targets from 0 to {classes - 1} for {classes} classes, but `{name}` holds values from {low:g} to "
-            f"{high:g}. Relabel the targets, or use a model with more outputs."
-        )
-    if bool((y != y.long()).any()):
-        raise DataError(f"Expected whole numbers as classes, but `{name}` holds fractions. Round them, or fit a regression.")

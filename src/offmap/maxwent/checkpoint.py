@@ -49,13 +49,7 @@ class Part:
 
 
 class Checkpoint:
-    """Parts of a fit by name: those that an earlier run left at `path`, and those of this one.
-
-    Args:
-        path: The file; None: nothing is stored.
-        identity: What makes it this fit and no other, by name; a file with another identity is refused.
-        group: The processes of the fit; rank 0 reads and writes.
-    """
+    """Parts of a fit by name: those that an earlier run left at `path`, and those of this one."""
 
     def __init__(
         self, path: Path | None = None, identity: Mapping[str, str] | None = None, group: Group = SINGLE_PROCESS
@@ -69,14 +63,6 @@ class Checkpoint:
     def __getitem__(self, name: str) -> Part | None:
         """Return a part, if there is one."""
         return self.parts.get(name)
-
-    def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return a plain value that is computed once for all runs of this fit."""
-        if self.path is None:
-            return compute()
-        if name not in self.parts:
-            self.parts[name] = Part({"value": compute()})
-        return self.parts[name].values["value"]
 
     def keep(self, name: str, part: Callable[[], Part], *, always: bool = False) -> None:
         """Write the state with this part in it, unless the last write is too recent for what writes cost."""

@@ -65,18 +65,7 @@ def as_risk(risk: str | RiskFn) -> RiskFn:
 
 @dataclass(frozen=True)
 class Validation:
-    """Evaluates the risk of a weight distribution on validation data.
-
-    Args:
-        model: Runs stacks of weights.
-        likelihood: Compares outputs with targets.
-        data: The validation rows.
-        risk: Loss per example.
-        draws: Draws per member.
-        seed: Decides the noise.
-        bound: No example costs more, (M, 1), unless its loss is not finite.
-        group: The processes that share the rows; each ends with the losses of all.
-    """
+    """Evaluates the risk of a weight distribution on validation data."""
 
     model: BatchedModel
     likelihood: Likelihood
@@ -84,8 +73,8 @@ class Validation:
     risk: RiskFn = RISKS["nll"]
     draws: int = 50
     seed: int = 0
-    bound: Tensor | None = None
-    group: Group = SINGLE_PROCESS
+    bound: Tensor | None = None  # (M, 1): no example costs more, unless its loss is not finite
+    group: Group = SINGLE_PROCESS  # the processes that share the rows; each ends with the losses of all
 
     def __call__(self, q: WeightDistribution) -> Tensor:
         """Return the validation risk of every member, (M,); NaN counts as infinite."""

@@ -89,17 +89,10 @@ def find_largest_factor(
     evaluate: Evaluate, max_risk: Tensor, base_risk: Tensor, *, start: tuple[Tensor, ...] | None = None,
     among: Tensor | None = None, low: float = 1e-5, high: float = 1e2, halvings: int = 10,
 ) -> Factor:  # fmt: skip
-    """Find the largest factor c per member with risk(c) ≤ τ, on the grid that `halvings` of log [low, high] give.
+    """Find the largest factor c per member with risk(c) ≤ τ, on the grid that `halvings` of log [low, high] give; `low` if none is.
 
-    Args:
-        evaluate: The risk at a factor, first of its results.
-        max_risk: τ, (M,).
-        base_risk: The risk at c = 0, (M,).
-        start: The results at `low`, if they are known.
-        among: The members to search for, (M,) bool; others get any number.
-        low: The smallest factor, returned where none passes.
-        high: The largest factor.
-        halvings: How fine the grid is.
+    `base_risk` is the risk at c = 0, (M,), `start` the results at `low`, if they are known; members that are not `among` those to
+    search for, (M,) bool, get any number.
 
     >>> result = find_largest_factor(lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24)
     >>> result.factor, result.values

@@ -35,16 +35,8 @@ def minimize(
 ) -> str:
     """Take gradient steps and return the stop reason: "finished", "stopped", or "diverged" before a non-finite step.
 
-    Args:
-        objective: (step, batch) -> scalar.
-        optimizer: Holds the parameters.
-        data: Training batches.
-        steps: The number of the last step.
-        monitors: Called after every step; any of them may stop the loop.
-        seed: Decides the order of the data.
-        schedule: (step) -> factor of the learning rate.
-        start: Steps that were taken before.
-        group: The processes that step together, each with rows of its own.
+    `schedule(step)` multiplies the learning rate; `start` steps were taken before. Every process of a `group` brings rows of its
+    own to each step, and all take the same.
     """
     rates = [params["lr"] for params in optimizer.param_groups]
     source = data if isinstance(data, Cycle) else Cycle(data, seed)
@@ -119,15 +111,6 @@ class RiskMonitor:
 
     The state is φ, and the mean where it is trained. A member that has failed `patience` checks in a row is done, as it would be
     alone; when all are, the loop stops.
-
-    Args:
-        q: The distribution that is trained.
-        evaluate: Risk and mean uncertainty of every member, (M,) each.
-        max_risk: τ, (M,).
-        every: Steps between two checks.
-        history: Gets an entry per check.
-        patience: Failed checks after which a member is done; None: never.
-        report: Called after every check, for a progress bar.
     """
 
     def __init__(
@@ -183,15 +166,7 @@ class RiskMonitor:
 
 
 class BestValidation:
-    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far.
-
-    Args:
-        weights: The weights that are trained, {name: (M, ...)}.
-        loss: The validation loss of every member, (M,).
-        every: Steps between two checks.
-        ceiling: Keep the last state whose loss is not above it, (M,), instead of the lowest.
-        report: Called after every check with the step.
-    """
+    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far."""
 
     def __init__(
         self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, ceiling: Tensor | None = None,
