@@ -6,13 +6,13 @@ import pytest
 
 from offmap_bench.checks import coverage, mutants
 from offmap_bench.checks.coverage import Reach, own_test, package_of, shares
-from offmap_bench.checks.mutants import annotations, changed_line, count_positional, mutants_of
+from offmap_bench.checks.mutants import changed_line, count_positional, find_annotations, mutants_of
 from offmap_bench.paths import ROOT
 
 
 def test_annotations_are_spared_and_defaults_are_not():
     text = "def f(x: int | None = 1 + 2) -> a | b:\n    y: c | d = 3 | 4\n"
-    spans = annotations(text)
+    spans = find_annotations(text)
     assert len(spans) == 3
     for sign, spared in [("int |", True), ("1 +", False), ("a |", True), ("c |", True), ("3 |", False)]:
         line, column = next((n, row.index(sign) + len(sign) - 1) for n, row in enumerate(text.splitlines(), 1) if sign in row)

@@ -97,7 +97,7 @@ def mutants_of(file: str) -> dict[Span, list[Mutant]]:
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
-    nodes, spared = list(ast_nodes(get_ast(read(file)))), annotations(read(file))
+    nodes, spared = list(ast_nodes(get_ast(read(file)))), find_annotations(read(file))
     found: dict[Span, list[Mutant]] = {}
     for name in operator_names():
         if (kind := get_operator(name)).arguments():
@@ -109,7 +109,7 @@ def mutants_of(file: str) -> dict[Span, list[Mutant]]:
     return found
 
 
-def annotations(text: str) -> list[Span]:
+def find_annotations(text: str) -> list[Span]:
     nodes = [
         kind
         for node in ast.walk(ast.parse(text))

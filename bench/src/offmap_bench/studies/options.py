@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import offmap
-from offmap import evaluation
 from offmap.data import as_batches, load_rows
+from offmap.evaluation import measure_predictions
 from offmap.guard import Guard
 from offmap.metrics import auroc
 from offmap.scores.score import EpistemicScore
@@ -45,11 +45,11 @@ def measure(name: str) -> dict[str, Any]:
         before = time.process_time()
         guard = offmap.fit(net, data.train, data.valid, progress=False, **options)
         seconds = time.process_time() - before
-        results[label] = detection(guard, sets) | quality(guard, data) | {"seconds": round(seconds, 2)}
+        results[label] = detection(guard, sets) | prediction_errors(guard, data) | {"seconds": round(seconds, 2)}
         if label == BASE:
             results["draws"] = {str(n): detection(replace(guard, draws=n), sets) for n in DRAWS}
             clips = {"chosen": guard.clip, "none": None, "0": 0.0}
-            results["clip"] = {label: quality(replace(guard, clip=clip), data) for label, clip in clips.items()}
+            results["clip"] = {label: prediction_errors(replace(guard, clip=clip), data) for label, clip in clips.items()}
     return results
 
 
@@ -59,10 +59,10 @@ def detection(guard: Guard, sets: list[Tensor]) -> dict[str, float]:
     return {name: round(float(auroc(*(g.score(x) for x in sets))), 4) for name, g in guards.items()}
 
 
-def quality(guard: Guard, data: Task) -> dict[str, float]:
+def prediction_errors(guard: Guard, data: Task) -> dict[str, float]:
     """NLL and RMSE of predictions on test rows."""
-    values = evaluation.quality(guard, load_rows(as_batches(data.test, guard.place, name="test")))
-    return {name: round(float(values[name]), 4) for name in ("nll", "rmse")}
+    quality = measure_predictions(guard, load_rows(as_batches(data.test, guard.place, name="test")))
+    return {name: round(float(quality.metrics[name]), 4) for name in ("nll", "rmse")}
 
 
 def fields(runs: Runs) -> dict[str, Any]:
