@@ -92,9 +92,6 @@ def table() -> str:
     return "\n".join(rows)
 
 
-# -------------------------------------------------------------------------------------------------------- tests of a line
-
-
 class Reach:
     """Which tests reach which lines, and how long they take."""
 

@@ -70,9 +70,6 @@ def licence(package: Distribution) -> str:
     return about.get("License-Expression") or " AND ".join(classes) or (lines[0][:80] if lines else "")
 
 
-# ------------------------------------------------------------------------------------------------------------------- bill
-
-
 def bill(packages: Packages) -> dict[str, Any]:
     """The software bill of materials; equal packages give equal bills."""
     parts = {name: component(package) for name, package in packages.items()}
@@ -97,9 +94,6 @@ def component(package: Distribution) -> dict[str, Any]:
         "hashes": [{"alg": "SHA-256", "content": files}],
     }  # fmt: skip
     return fields | ({"licenses": [{"license": {"name": licence(package)}}]} if licence(package) else {})
-
-
-# ------------------------------------------------------------------------------------------------------------------ audit
 
 
 def pins(text: str) -> dict[str, str]:

@@ -78,9 +78,6 @@ def digest(file: str) -> str:
     return hashlib.sha256(read(file).encode()).hexdigest()[:16]
 
 
-# ---------------------------------------------------------------------------------------------------------------- drawing
-
-
 def draw(seed: int) -> Iterator[Mutant]:
     """Yield one mutant of each place, the places in an order by seed: each beginning of it is a fair sample of the code."""
     chance, source = random.Random(seed), ROOT / "src" / "offmap"
@@ -137,9 +134,6 @@ def changed_line(before: str, after: str, line: int) -> tuple[str, str]:
     return lines[0][line - 1].strip(), "" if len(lines[1]) < len(lines[0]) else lines[1][line - 1].strip()
 
 
-# ----------------------------------------------------------------------------------------------------------------- trials
-
-
 class Judge:
     """Gives mutants to tests, in a copy of the repository; tests that fail without any change too count for nothing."""
 
@@ -191,9 +185,6 @@ def judge(chosen: Iterable[Mutant], minutes: float, budget: float = BUDGET) -> N
         entries = [*others, entry | {"source": digest(mutant.file)}]
         records.write("mutants", sorted(entries, key=lambda e: (e["file"], e["line"])))
         print(f"{end:9} {mutant}  {count} tests, {time.monotonic() - start:.1f} s  {by}", flush=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------- records
 
 
 def is_current(entry: Entry) -> bool:

@@ -89,9 +89,6 @@ def write(outcomes: Outcomes) -> None:
     records.write("trust", (entries[name] for name in CHECKS if name in entries))
 
 
-# ----------------------------------------------------------------------------------------------------------------- trials
-
-
 def try_seeds(name: str, seeds: list[int], patience: float = 1.0) -> Iterator[tuple[int, str, str | None, float]]:
     """Yield (seed, ending, failure or None, seconds) of each, from a process that is replaced when it hangs or dies."""
     limit, pool = patience * check_of(name).limit, None
@@ -126,9 +123,6 @@ def try_seed(name: str, seed: int) -> tuple[str, str | None]:
         return "", "".join(traceback.format_exception_only(error)).strip()[-2000:]
 
 
-# --------------------------------------------------------------------------------------------------------------- commands
-
-
 def run(names: list[str], minutes: float = float("inf"), patience: float = 1.0, *, failed: bool = False) -> int:
     """Go on with each check, or run its failed trials again, until the time is up; return the number of failures on record."""
     end = time.monotonic() + 60 * minutes
@@ -158,9 +152,6 @@ def again(names: list[str], share: float = 0.1, seed: int = 0, patience: float =
             print(f"{name}: {len(seeds)} of {done} trials again, {len(failures)} failed {failures or ''}", flush=True)
             total += len(failures)
     return total
-
-
-# ------------------------------------------------------------------------------------------------------------------- page
 
 
 def page() -> str:

@@ -123,9 +123,6 @@ def peak_memory(process: int | str = "self", *, reset: bool = False) -> float:
     return next((int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM:")), 0.0)
 
 
-# --------------------------------------------------------------------------------------------------------------- records
-
-
 @dataclass(frozen=True)
 class Measurement:
     """Best and median of several turns; `wall` is the best on the wall clock."""

@@ -69,9 +69,6 @@ def reseed(guard: offmap.Guard, **changes: Any) -> offmap.Guard:
     return replace(guard, seed=next(_seeds), **changes)
 
 
-# --------------------------------------------------------------------------------------------------------- architectures
-
-
 class Encoder(nn.Module):
     """A Transformer encoder over vectors of 16 numbers, averaged and classified."""
 
