@@ -11,7 +11,7 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit docs slow format bench bench-speed trust trust-run fuzz coverage mutants sbom audit constraints clean
+.PHONY: help demo test lint types layers unit docs slow format bench bench-speed pages trust trust-run fuzz coverage mutants sbom audit constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: $(VENV)/bench.stamp  ## speed and memory, ours against peers
 
 bench-speed: $(VENV)/bench.stamp  ## the ratios: peers, the GEMM limit, fits, training, basis, export, server, exponents
 	$(PY) -m offmap_bench.speed scoring peers exponents throughput fitting paper_steps stacking grids basis architectures latency export serving
+
+pages: $(VENV)/test.stamp  ## every page that is made from records, without measuring
+	$(PY) -m offmap_bench.studies pages
 
 trust-run trust: export OMP_NUM_THREADS := 1
 trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"

@@ -67,24 +67,24 @@ def crossed_tensors(rng: random.Random) -> bytes:
     """Tensors that overlap, leave holes, lie outside, or claim shapes that their bytes do not have."""
     spans = rng.choice([[(0, 8), (4, 12)], [(0, 4), (8, 12)], [(0, 2**60)], [(8, 0)], [(2**64 - 8, 2**64)]])
     shape = rng.choice([[2], [2**62], [2**40, 2**40], [0, 2**62], [-1], []])
-    told = {
+    header = {
         f"t{i}": {"dtype": rng.choice(["F32", "F64", "U8", "X9"]), "shape": shape, "data_offsets": s} for i, s in enumerate(spans)
     }
-    return _safetensors(json.dumps(told).encode(), bytes(12))
+    return _safetensors(json.dumps(header).encode(), bytes(12))
 
 
-def strange_names(rng: random.Random) -> bytes:
+def odd_names(rng: random.Random) -> bytes:
     """Tensors and attributes that are named like paths, and like what Python has inside."""
     name = rng.choice(["../../harm", "/tmp/harm", "__class__", "raw_scale.../x", "rotation.__dict__", "~/x", "\x00", "a" * 10**5])
     tensors = {**load_bytes(_seed("guard")), name: torch.ones(2)} if rng.random() < 0.5 else load_bytes(_seed("guard"))
-    told = json.loads(header_of(_seed("guard")))
-    told["restore_state"] = [name] if rng.random() < 0.5 else []
-    told["about"] = {"inputs": [name], "path": name}
-    text = json.dumps(told)
+    header = json.loads(header_of(_seed("guard")))
+    header["restore_state"] = [name] if rng.random() < 0.5 else []
+    header["about"] = {"inputs": [name], "path": name}
+    text = json.dumps(header)
     return to_bytes(tensors, metadata={"offmap": f"{checksum(text, tensors)} {text}"})
 
 
-STRANGE = (
+ODD = (
     None,
     True,
     -1,
@@ -106,16 +106,16 @@ STRANGE = (
 
 def changed_header(rng: random.Random) -> bytes:
     """One value of the header is another; the checksum is right."""
-    told = json.loads(header_of(_seed("guard")))
-    at, key = told, rng.choice(list(told))
+    header = json.loads(header_of(_seed("guard")))
+    at, key = header, rng.choice(list(header))
     while isinstance(at[key], dict | list) and len(at[key]) and rng.random() < 0.8:
         at = at[key]
         key = rng.choice(list(at)) if isinstance(at, dict) else rng.randrange(len(at))
     if rng.random() < 0.2:
         del at[key]
     else:
-        at[key] = rng.choice(STRANGE)
-    return signed(json.dumps(told), _seed("guard"))
+        at[key] = rng.choice(ODD)
+    return signed(json.dumps(header), _seed("guard"))
 
 
 def changed_tensor(rng: random.Random) -> bytes:
@@ -136,8 +136,8 @@ def changed_tensor(rng: random.Random) -> bytes:
 
 
 def _npy(shape: tuple[int, ...], descr: str, data: bytes) -> bytes:
-    told = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode().ljust(117) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(told)) + told + data
+    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
 
 
 def _zipped(members: dict[str, bytes]) -> bytes:
@@ -222,7 +222,7 @@ def large_body(rng: random.Random) -> bytes:
     return b"j" + ('{"inputs": [' + unit * (8 * MEGABYTE // len(unit) - 8)).rstrip(",").encode() + b"]}"
 
 
-def large_picture(rng: random.Random) -> bytes:
+def large_image(rng: random.Random) -> bytes:
     """A PNG that claims very many pixels, or a few that unpack to much."""
     side = rng.choice([5_000, 9_000, 60_000, 2**31 - 1])
 
@@ -258,10 +258,10 @@ def claimed_rows(rng: random.Random) -> bytes:
 
 BOMBS: list[tuple[str, Make]] = [
     ("guard", long_header), ("guard", deep_header), ("guard", wide_header), ("guard", crossed_tensors),
-    ("guard", strange_names), ("guard", changed_header), ("guard", changed_header), ("guard", changed_tensor),
+    ("guard", odd_names), ("guard", changed_header), ("guard", changed_header), ("guard", changed_tensor),
     ("guard", changed_tensor), ("checkpoint", long_header), ("checkpoint", deep_header), ("checkpoint", crossed_tensors),
     ("npz", packed_arrays), ("npz", packed_arrays), ("npz", claimed_arrays), ("npz", pickled_arrays), ("csv", packed_text),
     ("csv", packed_text), ("annotation", entities), ("annotation", tall_annotation), ("weights", harmful_weights),
-    ("body", large_body), ("picture", large_picture), ("parquet", claimed_rows),
+    ("body", large_body), ("image", large_image), ("parquet", claimed_rows),
 ]  # fmt: skip
 """What is attacked, and how."""

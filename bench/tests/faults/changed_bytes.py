@@ -39,7 +39,7 @@ def _change(data: bytearray, rng: random.Random) -> None:
 
 
 CHECK = Check(
-    "Bytes of a guard, checkpoint, table, plan, record, annotation, picture, weights or request that were changed at random are "
+    "Bytes of a guard, checkpoint, table, plan, record, annotation, image, weights or request that were changed at random are "
     "read, or refused with one of our errors.",
     trial, trials=3_000, limit=60.0, quick=70,
 )  # fmt: skip

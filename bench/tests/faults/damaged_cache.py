@@ -1,4 +1,4 @@
-"""What is remembered of work, trained models and features of images: when cut or changed, it is named and made again."""
+"""What is cached of work, trained models and features of images: when cut or changed, it is named and made again."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _finished() -> Path:
 
 def scored(data: Path, out: Path) -> list[JobResult]:
     order = JobSpec(data, out, "a guard", Schema(("a", "b", "c")))
-    return score_folder(_guard(), order, list_shards(data)[0], pool=Pool(), resume=True, report=lambda n, told: None)
+    return score_folder(_guard(), order, list_shards(data)[0], pool=Pool(), resume=True, report=lambda n, text: None)
 
 
 def trial(seed: int, folder: Path) -> str:

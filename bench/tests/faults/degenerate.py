@@ -28,12 +28,12 @@ def trial(seed: int, folder: Path) -> str:
         y = torch.full_like(y, 3.0)  # targets without spread
     options = {"basis": rng.choice(["svd", "identity"]), "score": rng.choice(["default", "paper"]), "progress": False}
     guard = quick(net, (x, y), (x, y), **options)
-    strange = torch.cat([x[:5], x[:5] + 3 * torch.randn(min(5, len(x)), x.shape[1], generator=generator)])
-    result, interval = guard(strange), guard.interval(strange, level=0.5)
+    ood = torch.cat([x[:5], x[:5] + 3 * torch.randn(min(5, len(x)), x.shape[1], generator=generator)])
+    result, interval = guard(ood), guard.interval(ood, level=0.5)
     for name, values in {"score": result.score, "mean": result.mean, "std": result.std, "ends": interval.upper}.items():
         assert values is not None
         assert bool(values.isfinite().all()), f"{kind}, seed {seed}: {name} is not finite"
-    _copies_weigh_nothing(net, x, y, guard, strange, options)
+    _copies_weigh_nothing(net, x, y, guard, ood, options)
     return kind
 
 

@@ -34,8 +34,8 @@ def _done(code: int) -> None:
 
 def free(disk: Path) -> int:
     """Bytes, in whole pages."""
-    told = os.statvfs(disk)
-    return told.f_bavail * told.f_frsize
+    space = os.statvfs(disk)
+    return space.f_bavail * space.f_frsize
 
 
 @contextmanager

@@ -35,9 +35,9 @@ class Tally:
         os.write(self.file, b".")
         return output
 
-    def heard(self, event: str, told: tuple[Any, ...]) -> None:
+    def heard(self, event: str, args: tuple[Any, ...]) -> None:
         """Renaming is the last thing that is done for a state."""
-        if event == "os.rename" and str(told[1]).endswith(STATE):
+        if event == "os.rename" and str(args[1]).endswith(STATE):
             os.write(self.file, b"|")
 
 
@@ -83,11 +83,11 @@ def trial(seed: int, folder: Path) -> str:
 
 def _left(folder: Path, start: int, ended: Ended, known: int) -> tuple[int, str]:
     """How many calls need not be made again after a kill, and where it hit."""
-    told = (folder / f"calls-{start}").read_bytes() if (folder / f"calls-{start}").exists() else b""
+    calls = (folder / f"calls-{start}").read_bytes() if (folder / f"calls-{start}").exists() else b""
     if (folder / STATE).exists():
         place = "while a state was written" if ended.begun > ended.ended else "between two states"
-        return known + max(0, told.rpartition(b"|")[0].count(b".") - ALWAYS), f"killed {place}, went on"
-    if b"|" in told:  # the fit was over, its state gone, and the guard perhaps not yet saved
+        return known + max(0, calls.rpartition(b"|")[0].count(b".") - ALWAYS), f"killed {place}, went on"
+    if b"|" in calls:  # the fit was over, its state gone, and the guard perhaps not yet saved
         return 0, "killed after the fit, fitted again"
     return 0, "killed before the first state, began anew"
 

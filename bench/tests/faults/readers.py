@@ -31,8 +31,7 @@ from offmap_bench.runner.plan import digest, packaged, parse
 from offmap_bench.runner.store import Record, parse_record, to_line
 from offmap_bench.tasks.citycam_frames import Damaged, frame
 from offmap_bench.tasks.columns import read as read_columns
-from offmap_bench.tasks.features import open_image as picture
-from offmap_bench.tasks.features import read_features
+from offmap_bench.tasks.features import open_image, read_features
 from trained import quick, regression, regressor
 
 REFUSALS = (OffmapError, Damaged, RequestError)
@@ -134,7 +133,7 @@ def _read_weights(data: bytes, folder: Path) -> None:
     read_weights(_file(folder, "net.safetensors" if data[:1] == b"s" else "net.pt", data[1:]))
 
 
-def _remembered(data: bytes, folder: Path) -> None:
+def _cached_features(data: bytes, folder: Path) -> None:
     read_features(_file(folder, "features.safetensors", data))
 
 
@@ -200,7 +199,7 @@ def _streamed(path: Path) -> None:
             assert np.isfinite(block.x).all()
 
 
-# ------------------------------------------------------------------------------------------------------- texts, pictures
+# ------------------------------------------------------------------------------------------------------- texts, images
 
 
 def _annotations(folder: Path) -> list[bytes]:
@@ -253,7 +252,7 @@ def _body(data: bytes, folder: Path) -> None:
     assert arrays["x"].shape[1:] == (3,)
 
 
-def _pictures(folder: Path) -> list[bytes]:
+def _images(folder: Path) -> list[bytes]:
     from PIL import Image
 
     made: list[bytes] = []
@@ -264,9 +263,9 @@ def _pictures(folder: Path) -> list[bytes]:
     return made
 
 
-def _picture(data: bytes, folder: Path) -> None:
-    path = _file(folder, "picture.png", data)
-    picture(path)
+def _image(data: bytes, folder: Path) -> None:
+    path = _file(folder, "image.png", data)
+    open_image(path)
     read_pixels(path)
 
 
@@ -276,7 +275,7 @@ READERS: dict[str, Reader] = {
     "checkpoint": Reader(lambda folder: [_state()], _checkpoint),
     "checkpoint_header": Reader(lambda folder: [header_of(_state()).encode()], _checkpoint_header),
     "weights": Reader(_weights, _read_weights),
-    "features": Reader(_features, _remembered),
+    "features": Reader(_features, _cached_features),
     "csv": Reader(_csv, _table(".csv")),
     "npz": Reader(_npz, _table(".npz")),
     "parquet": Reader(_parquet, _table(".parquet")),
@@ -284,5 +283,5 @@ READERS: dict[str, Reader] = {
     "plan": Reader(lambda folder: [text.encode() for text in packaged().values()], _plan),
     "record": Reader(_records, _record),
     "body": Reader(_bodies, _body),
-    "picture": Reader(_pictures, _picture),
+    "image": Reader(_images, _image),
 }

@@ -16,12 +16,12 @@ from offmap_bench.checks.trust import ROOT, Check
 from trained import classes, classifier, inputs, quick, regression, regressor
 from zoo import ZOO
 
-HOSTS = ("mlp", "conv2d", "transformer", "lstm", "attention", "embedding")
+MODELS = ("mlp", "conv2d", "transformer", "lstm", "attention", "embedding")
 
 
-def told(seed: int) -> dict[str, Any]:
+def answers(seed: int) -> dict[str, Any]:
     """Hashes of the scores of three guards and their verdicts: with gradient steps, a classifier, and a model of the zoo."""
-    case = ZOO[HOSTS[seed % len(HOSTS)]]
+    case = ZOO[MODELS[seed % len(MODELS)]]
     steps = {"solver": "refine", "steps": 60, "check_every": 20}
     several = [regressor(seed), regressor(seed + 1)]
     guards = {
@@ -45,7 +45,7 @@ def trial(seed: int, folder: Path) -> str:
 
 
 def _elsewhere(seed: int, threads: int) -> dict[str, Any]:
-    code = f"import json; from faults.same_bits import told; print('told' + json.dumps(told({seed})))"
+    code = f"import json; from faults.same_bits import answers; print('answers' + json.dumps(answers({seed})))"
     env = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
@@ -53,7 +53,7 @@ def _elsewhere(seed: int, threads: int) -> dict[str, Any]:
     }
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.rpartition("told")[2])
+    return json.loads(done.stdout.rpartition("answers")[2])
 
 
 CHECK = Check(

@@ -36,7 +36,7 @@ CLOSE = 1e-5
 GAP = 1e-6
 """Amplitudes that are nearer to each other, by the largest, leave their directions open."""
 
-HOSTS = [name for name in ZOO if name not in ("float64", "bfloat16")]
+MODELS = [name for name in ZOO if name not in ("float64", "bfloat16")]
 DRAWS = 16
 
 
@@ -55,7 +55,7 @@ class Fitted(NamedTuple):
 
 def trial(seed: int, folder: Path) -> str:
     """One model of the zoo: the even seeds along its axes, the odd ones along its principal directions."""
-    name, basis = HOSTS[seed // 2 % len(HOSTS)], ("identity", "svd")[seed % 2]
+    name, basis = MODELS[seed // 2 % len(MODELS)], ("identity", "svd")[seed % 2]
     single, double = (_fitted(ZOO[name], basis, dtype) for dtype in (torch.float32, torch.float64))
     scores = single.guard.score(single.inputs).double(), double.guard.score(double.inputs)
     assert bool(scores[0].isfinite().all()), name
@@ -123,5 +123,5 @@ def _fitted(case: Case, basis: str, dtype: torch.dtype) -> Fitted:
 CHECK = Check(
     "Scores in float32 are those in float64 to 0.001 standard deviations, over the model zoo; where data leave directions open, "
     "the law of the weights is the same to 1e-5.",
-    trial, 2 * len(HOSTS), 60.0, 16,
+    trial, 2 * len(MODELS), 60.0, 16,
 )  # fmt: skip

@@ -192,8 +192,8 @@ def calibrate(make: Maker, folder: Path) -> None:
 def keep(make: Maker, folder: Path) -> None:
     """Save, and load for some nets."""
     subject, guard = _guard(make)
-    strange = [str(folder / "guard"), folder, folder / "no" / "guard", ""]
-    path = make.pick(strange) if make.now() else folder / "guard"
+    odd = [str(folder / "guard"), folder, folder / "no" / "guard", ""]
+    path = make.pick(odd) if make.now() else folder / "guard"
     guard.save(path)
     other = make.nets(make.subject().nets) if make.now() else subject.nets
     with untouched(other):

@@ -156,14 +156,14 @@ def _watched(pipe: int, moment: Moment, start: float) -> tuple[int, int, float]:
     end = start + (LIMIT if moment.file else moment.seconds)
     while (left := end - time.monotonic()) > 0:
         if select.select([pipe], [], [], left)[0]:
-            told = os.read(pipe, 1)
-            if not told:
+            byte = os.read(pipe, 1)
+            if not byte:
                 break
             now = time.monotonic()
-            begun, ended = begun + (told == b"<"), ended + (told == b">")
-            writing += now - since if told == b">" else 0.0
+            begun, ended = begun + (byte == b"<"), ended + (byte == b">")
+            writing += now - since if byte == b">" else 0.0
             since = now
-            if told == b"<" and begun == moment.file:
+            if byte == b"<" and begun == moment.file:
                 end = now + moment.seconds
     return begun, ended, writing
 
@@ -175,10 +175,10 @@ def _live(work: Callable[..., Any], folder: Path, args: list[Any], log: Path, pi
     os.dup2(out, 2)
     os.chdir(folder)
 
-    def heard(event: str, told: tuple[Any, ...]) -> None:
-        if event == "open" and str(told[0]).endswith(".part"):
+    def heard(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and str(args[0]).endswith(".part"):
             os.write(pipe, b"<")
-        elif event == "os.rename" and str(told[0]).endswith(".part"):
+        elif event == "os.rename" and str(args[0]).endswith(".part"):
             os.write(pipe, b">")
 
     sys.addaudithook(heard)
