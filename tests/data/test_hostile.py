@@ -66,11 +66,11 @@ def test_text_that_grows_is_cut_off(tmp_path: Path, reader: Callable[[Path], Any
 
 
 def test_lines_without_end_are_refused_where_tables_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "MAX_LINE_BYTES", 20_000)
+    monkeypatch.setattr(text, "MAX_LINE_LETTERS", 20_000)
     for place, start in enumerate((b"", b"a,b\n1,2\n")):
         path = tmp_path / f"{place}.csv.gz"
         path.write_bytes(gzip.compress(start + b"1," * 100_000))
-        with pytest.raises(DataError, match="but it cannot be read: a line has more than 20000 bytes"):
+        with pytest.raises(DataError, match="but it cannot be read: a line has more than 20000 letters"):
             stream(path)
 
 
@@ -78,7 +78,7 @@ def test_blocks_of_long_rows_have_fewer_of_them(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{i},{'w' * 900}\n" for i in range(200)), encoding="utf-8")
     assert [len(block.x) for block in stream(path)] == [200]
-    monkeypatch.setattr(text, "MAX_BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(text, "MAX_BLOCK_LETTERS", 20_000)
     blocks = stream(path)
     assert len(blocks) > 3
     assert np.concatenate([block.x for block in blocks])[:, 0].tolist() == list(range(200))

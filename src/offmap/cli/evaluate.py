@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 
 import offmap
 from offmap.cli import options as opt
 from offmap.cli.models import GuardSource
-from offmap.cli.options import UsageError, option, print_result, rich_table, usage_errors
+from offmap.cli.options import UsageError, option, print_result, usage_errors
 from offmap.data.tables.schema import ColumnError, Schema, find_columns
 from offmap.data.tables.table import find_suffix, open_table
 from offmap.evaluation import Evaluation
@@ -102,9 +102,7 @@ def _print_tables(evaluation: Evaluation, flagged: dict[str, float], name: str) 
     ]
     names = [key for key in test if key not in ("scorer", "set") and not key.startswith("wide_")]
     quality = [{"": key, "clipped": _format(test[key]), "wide": _format(test.get(f"wide_{key}"))} for key in names]
-    console = Console(width=None if Console().is_terminal else 120)
-    console.print(rich_table(Table(detection), f"OOD rows told from {name}"))
-    console.print(rich_table(Table(quality), f"Predictions on {name}"))
+    typer.echo(f"OOD rows separated from {name}\n{Table(detection)}\n\nPredictions on {name}\n{Table(quality)}\n")
 
 
 def _format(value: Any) -> str:

@@ -23,14 +23,7 @@ from offmap.io.guard_file import GuardFile
 
 @dataclass(frozen=True)
 class GuardSource:
-    """A guard file, and what the user says of the model that it guards.
-
-    Args:
-        path: The guard file.
-        net: `module:callable`; None for the one that the file names, if `trust_net`.
-        weights: Files of weights; empty for those that the file names.
-        trust_net: Whether to import what the file names.
-    """
+    """A guard file, and what the user says of its model: `module:callable` and weights, or to trust what the file says."""
 
     path: Path
     net: str | None

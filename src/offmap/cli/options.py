@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table as RichTable
 
 from offmap.errors import ConfigError
-from offmap.table import Table
 
 
 class UsageError(ConfigError):
@@ -83,13 +81,3 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     return str(value) if isinstance(value, Path) else value
-
-
-def rich_table(table: Table, title: str) -> RichTable:
-    """Convert a table for the terminal."""
-    result = RichTable(title=title, title_justify="left", title_style="bold")
-    for position, column in enumerate(table.columns):
-        result.add_column(column, justify="right" if position else "left", no_wrap=not position)
-    for row in table.rows:
-        result.add_row(*(str(row.get(column, "")) for column in table.columns))
-    return result

@@ -61,20 +61,19 @@ def score(
       offmap score guard.safetensors new.csv --net my_module:make_net --keep id -o - | sort -t, -k2 -g
       offmap score guard.safetensors days/ --net my_module:make_net --engine ray --jobs 8 -o scores/
     """  # noqa: D301
-    with usage_errors():
-        pool = Pool(engine, jobs, address)
     source = GuardSource(guard, net, tuple(weights or ()), trust_net)
     options = ScoreOptions(tuple(keep or ()), tuple(drop or ()), separator)
-    if data.is_dir():
-        shards, ignored = scoring.list_shards(data)
-        if ignored:
-            print_note(f"{len(ignored)} files of {data} are left out, such as {ignored[0]}.", quiet)
-        transform = _parse_transform(shards, data, options, image, mean, std)
-        _score_folder(source, data, out, shards, replace(options, transform=transform), pool, resume, quiet, as_json)
-    elif pool.in_process and not (resume or image or mean or std):
-        _score_table(source, data, out, options, quiet, as_json)
-    else:
+    if not data.is_dir() and (engine, jobs, address, resume, image, mean, std) == ("local", 1, None, False, None, None, None):
+        return _score_table(source, data, out, options, quiet, as_json)
+    with usage_errors():
+        pool = Pool(engine, jobs, address)
+    if not data.is_dir():
         raise UsageError(f"Expected --engine ray, --jobs, --resume, --image, --mean and --std with a folder, but {data} is none.")
+    shards, ignored = scoring.list_shards(data)
+    if ignored:
+        print_note(f"{len(ignored)} files of {data} are left out, such as {ignored[0]}.", quiet)
+    transform = _parse_transform(shards, data, options, image, mean, std)
+    _score_folder(source, data, out, shards, replace(options, transform=transform), pool, resume, quiet, as_json)
 
 
 def _score_table(source: GuardSource, data: Path, out: Path, options: ScoreOptions, quiet: bool, as_json: bool) -> None:

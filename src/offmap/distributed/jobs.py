@@ -30,13 +30,7 @@ _shared: tuple[Any, ...] = ()  # in a worker process: what all jobs share
 
 @dataclass(frozen=True)
 class Pool:
-    """Where jobs run.
-
-    Args:
-        engine: "local" for processes of this machine, "ray" for Ray.
-        workers: How many jobs run at once; one local worker is this very process.
-        address: HOST:PORT of a Ray cluster; None to start Ray on this machine.
-    """
+    """Where jobs run: in processes of this machine, or on Ray, that of a cluster at HOST:PORT or one of this machine."""
 
     engine: Literal["local", "ray"] = "local"
     workers: int = 1

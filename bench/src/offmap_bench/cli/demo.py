@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
 
-from offmap.cli.options import Json, print_result, rich_table
+from offmap.cli.options import Json, print_result
+from offmap.table import Table
 
 BARS = (
     SpinnerColumn(),
@@ -50,3 +52,13 @@ def demo(
         console.print("FPR@95: OOD inputs unnoticed while 95 % of in-distribution ones pass.\n+: seconds on top of trained nets.")
     record = {"page": shown.page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
     print_result(as_json, record, f"The page is at {shown.page}")
+
+
+def rich_table(table: Table, title: str) -> RichTable:
+    """Convert a table for the terminal."""
+    result = RichTable(title=title, title_justify="left", title_style="bold")
+    for position, column in enumerate(table.columns):
+        result.add_column(column, justify="right" if position else "left", no_wrap=not position)
+    for row in table.rows:
+        result.add_row(*(str(row.get(column, "")) for column in table.columns))
+    return result

@@ -21,41 +21,20 @@ from offmap.errors import ConfigError, DataError
 logger = logging.getLogger("offmap")
 
 SEPARATORS = ",;\t|"
-MAX_LINE_BYTES = 1 << 24
-MAX_BLOCK_BYTES = 1 << 25
+MAX_LINE_LETTERS = 1 << 24
+MAX_BLOCK_LETTERS = 1 << 25
 """Fewer rows are read at a time where they are long."""
 
 
-class BoundedReader(io.BufferedIOBase):
-    """Raw bytes none of whose lines is longer than MAX_LINE_BYTES; `count` is how many were read."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__()
-        self.file, self.count, self._line = file, 0, 0
-
-    def readable(self) -> bool:
-        """Return True, as `TextIOWrapper` requires."""
-        return True
-
-    def read1(self, size: int = -1, /) -> bytes:
-        """Read the next bytes, as many as are available at once."""
-        chunk = self.file.read1(size)
-        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
-        self._line = len(chunk) - end - 1 if end >= 0 else self._line + len(chunk)
-        if self._line > MAX_LINE_BYTES:
-            raise ValueError(f"a line has more than {MAX_LINE_BYTES} bytes")
-        self.count += len(chunk)
-        return chunk
-
-
 class CsvTable(Table):
-    """An open CSV file; `file` is the file on disk, whose position tells how much is left, `source` its unpacked bytes."""
+    """An open CSV file; `file` is the file on disk, whose position tells how much is left, `text` its unpacked text."""
 
     kind, typed = "a table as CSV in UTF-8", False
 
-    def __init__(self, path: Path, names: list[str], lines: Iterator[list[str]], file: IO[bytes], source: BoundedReader) -> None:
+    def __init__(self, path: Path, names: list[str], separator: str, file: IO[bytes], text: IO[str]) -> None:
         super().__init__(path, names)
-        self.lines, self.file, self.source = lines, file, source
+        self.file, self.text, self.count = file, text, 0
+        self.records = csv.reader(self._lines(), delimiter=separator, strict=True)
 
     def rows(self, done: int) -> int | None:
         """Estimate the number of rows from the share of the bytes that were read."""
@@ -66,8 +45,8 @@ class CsvTable(Table):
         """Yield words by column; blank lines are skipped."""
         positions = {name: self.names.index(name) for name in columns}
         done = 0
-        while lines := list(self._next_lines()):
-            rows = [line for line in lines if line]
+        while records := list(self._next_records()):
+            rows = [record for record in records if record]
             for number, row in enumerate(rows, done + 1):
                 if len(row) != len(self.names):
                     raise DataError(
@@ -77,12 +56,25 @@ class CsvTable(Table):
             yield {name: [row[i] for row in rows] for name, i in positions.items()}
             done += len(rows)
 
-    def _next_lines(self) -> Iterator[list[str]]:
-        start = self.source.count
-        for line in islice(self.lines, rows_per_block(len(self.names))):
-            yield line
-            if self.source.count - start > MAX_BLOCK_BYTES:
+    def _next_records(self) -> Iterator[list[str]]:
+        start = self.count
+        for record in islice(self.records, rows_per_block(len(self.names))):
+            yield record
+            if self.count - start > MAX_BLOCK_LETTERS:
                 return
+
+    def _lines(self) -> Iterator[str]:
+        while line := read_line(self.text):
+            self.count += len(line)
+            yield line
+
+
+def read_line(text: IO[str]) -> str:
+    """Read a line, or raise where there is no end in sight."""
+    line = text.readline(MAX_LINE_LETTERS)
+    if len(line) == MAX_LINE_LETTERS and line[-1] not in "\r\n":
+        raise ValueError(f"a line has more than {MAX_LINE_LETTERS} letters")
+    return line
 
 
 @contextmanager
@@ -94,10 +86,9 @@ def open_csv(path: Path, separator: str | None) -> Generator[Table]:
         file = path.open("rb")
     with file:
         compressed = path.name.lower().endswith(".gz")
-        source = BoundedReader(gzip.GzipFile(fileobj=file) if compressed else file)
-        text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")  # pyright: ignore[reportArgumentType]
+        text = io.TextIOWrapper(gzip.GzipFile(fileobj=file) if compressed else file, encoding="utf-8-sig", newline="")
         with readable(path, CsvTable.kind):
-            header = text.readline()
+            header = read_line(text)
             separator = separator or max(SEPARATORS, key=header.count)
             names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True), [])]
         if not header.strip():
@@ -109,7 +100,7 @@ def open_csv(path: Path, separator: str | None) -> Generator[Table]:
             )
         if not compressed and not _ends_with_line_break(path):
             logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
-        yield CsvTable(path, names, csv.reader(text, delimiter=separator, strict=True), file, source)
+        yield CsvTable(path, names, separator, file, text)
 
 
 def _ends_with_line_break(path: Path) -> bool:

@@ -28,13 +28,7 @@ GREY = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Resizing and normalisation of images: pixels from 0 to 1, minus `mean`, divided by `std`.
-
-    Args:
-        shape: What the model takes, (channels, height, width).
-        mean: One for each channel; empty for none.
-        std: One for each channel; empty for none.
-    """
+    """Resize images to (channels, height, width), pixels from 0 to 1, minus `mean`, divided by `std`, one for each channel."""
 
     shape: tuple[int, int, int]
     mean: tuple[float, ...] = ()

@@ -28,13 +28,7 @@ class ColumnError(ConfigError):
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns by name.
-
-    Args:
-        inputs: The inputs, in the order of the model; None if unknown: then all columns but the targets.
-        targets: The targets.
-        classes: The words of a target of classes, in the order of the model.
-    """
+    """Names of columns: inputs, in the order of the model, or None for all but the targets; classes are words of the target."""
 
     inputs: tuple[str, ...] | None
     targets: tuple[str, ...] = ()
@@ -125,14 +119,9 @@ def find_columns(table: Table, name: str, option: str) -> list[str]:
 
 
 def parse_column(table: Table, name: str, values: Sequence[Any], *, words: bool = False) -> Column:
-    """Parse values as numbers or words; truth values are words.
+    """Parse the values of a column as numbers or words; truth values are words, and with `words` so are numbers.
 
-    Args:
-        table: Where the values come from. If its format is untyped, words that are all numbers become numbers; a few that are
-            not, among many numbers, are refused.
-        name: The name of the column.
-        values: The values as the file has them.
-        words: Whether to keep numbers as words.
+    In a format without types, words that are all numbers become numbers; a few that are not, among many numbers, are refused.
     """
     types = {type(value) for value in values if value is not None}
     if table.typed and not (types <= {bool, str} or (words and types <= {bool, str, int, float})):

@@ -45,12 +45,7 @@ class Block:
 
 
 class Table(ABC):
-    """An open table. A subclass reads one file format: it says which columns there are and yields their values in chunks.
-
-    Args:
-        path: The file, for error messages.
-        names: The columns, in the order of the file.
-    """
+    """An open table with columns `names`. A subclass reads one file format: it yields the values of columns in chunks."""
 
     kind: ClassVar[str]
     """What such a file holds, for error messages."""
@@ -139,12 +134,7 @@ Write = Callable[[Columns], None]
 
 @dataclass(frozen=True)
 class Format:
-    """How tables of one suffix are read and written.
-
-    Args:
-        read: Opens a path as a `Table`, as a context manager; its second argument is the separator of CSV files.
-        write: Opens a binary file for writing, as a context manager that gives a `Write`; None if such tables are only read.
-    """
+    """How tables of one suffix are opened to read, given a path and the separator of CSV files, and, if they are, to write."""
 
     read: Callable[[Path, str | None], AbstractContextManager[Table]]
     write: Callable[[BinaryIO, Path], AbstractContextManager[Write]] | None = None
