@@ -15,10 +15,10 @@ from sklearn.metrics import brier_score_loss
 from torch import Tensor
 
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.metrics import brier, ence, expected_calibration_error, quantile_ece, reference_ece
+from offmap.metrics import brier, ence, expected_calibration_error, quantile_ece
 
 CLASSES = [expected_calibration_error, brier]
-GAUSSIAN = [ence, quantile_ece, reference_ece]
+GAUSSIAN = [ence, quantile_ece]
 
 
 def random_classes(n: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -155,19 +155,9 @@ def test_zero_std_covers_exact_predictions_only() -> None:
     assert quantile_ece(y, torch.zeros(2), y, levels=1).item() == 0.5
 
 
-def test_reference_ece_takes_the_variance_for_the_scale() -> None:
+def test_quantile_ece_does_not_depend_on_the_unit() -> None:
     mean, std, y = random_gaussian(150)
-    variance = std.square()
-    got = reference_ece(mean, variance, y).item()
-    assert got == pytest.approx(slow_quantile_ece(mean, variance, y, 10), abs=1e-12)
-    assert got != pytest.approx(quantile_ece(mean, std, y).item(), abs=1e-2)
-
-
-def test_reference_ece_depends_on_the_unit_and_quantile_ece_does_not() -> None:
-    mean, std, y = random_gaussian(150)
-    small = quantile_ece(mean / 100, std / 100, y / 100)
-    torch.testing.assert_close(small, quantile_ece(mean, std, y))
-    assert reference_ece(mean / 100, std.square() / 10_000, y / 100) > reference_ece(mean, std.square(), y) + 0.1
+    torch.testing.assert_close(quantile_ece(mean / 100, std / 100, y / 100), quantile_ece(mean, std, y))
 
 
 @pytest.mark.parametrize("metric", GAUSSIAN)
@@ -210,18 +200,17 @@ def test_bad_classes_are_refused(
 @pytest.mark.parametrize("metric", GAUSSIAN)
 def test_bad_gaussians_are_refused(metric: Callable[..., Tensor]) -> None:
     zero, one = torch.zeros(12), torch.ones(12)
-    scale = "variance" if metric is reference_ece else "std"
-    with pytest.raises(ShapeError, match=rf"`mean`, `{scale}`, `y` of one length, but got \[12, 12, 11\]; they must"):
+    with pytest.raises(ShapeError, match=r"`mean`, `std`, `y` of one length, but got \[12, 12, 11\]; they must"):
         metric(zero, one, zero[1:])
-    with pytest.raises(ShapeError, match=rf"`{scale}` to be 1-D, but got shape \(12, 1\)"):
+    with pytest.raises(ShapeError, match=r"`std` to be 1-D, but got shape \(12, 1\)"):
         metric(zero, one[:, None], zero)
     with pytest.raises(DataError, match=r"`mean` to be finite, but 12 of 12 values are not; drop or repair"):
         metric(zero + torch.inf, one, zero)
     with pytest.raises(DataError, match=r"`y` to be finite, but 12 of 12 values are not"):
         metric(zero, one, zero + torch.nan)
-    with pytest.raises(DataError, match=rf"`{scale}` to be free of NaN, but 12 of 12 values are NaN"):
+    with pytest.raises(DataError, match=r"`std` to be free of NaN, but 12 of 12 values are NaN"):
         metric(zero, one + torch.nan, zero)
-    with pytest.raises(DataError, match=rf"`{scale}` to be at least 0, but its minimum is -2\.5; is it a logarithm"):
+    with pytest.raises(DataError, match=r"`std` to be at least 0, but its minimum is -2\.5; is it a logarithm"):
         metric(zero, one - 3.5, zero)
 
 
@@ -240,6 +229,5 @@ def test_ence_refuses_empty_groups(bins: int) -> None:
 def test_no_bins_and_no_levels_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"`bins` to be a whole number ≥ 1, but got 0"):
         expected_calibration_error(torch.ones(1, 1), torch.tensor([0]), bins=0)
-    for metric in (quantile_ece, reference_ece):
-        with pytest.raises(ConfigError, match=r"`levels` to be a whole number ≥ 1, but got 0"):
-            metric(torch.zeros(2), torch.ones(2), torch.zeros(2), levels=0)
+    with pytest.raises(ConfigError, match=r"`levels` to be a whole number ≥ 1, but got 0"):
+        quantile_ece(torch.zeros(2), torch.ones(2), torch.zeros(2), levels=0)

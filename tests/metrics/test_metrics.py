@@ -23,7 +23,6 @@ BETTER_AND_WORSE: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "brier": ((SURE, RIGHT), (SURE, WRONG)),
     "ence": ((0 * ONES, ONES, ONES, 2), (0 * ONES, ONES, 3 * ONES, 2)),
     "quantile_ece": ((0 * ONES, ONES, NORMAL), (0 * ONES, ONES, 9 * ONES)),
-    "reference_ece": ((0 * ONES, ONES, NORMAL), (0 * ONES, ONES, 9 * ONES)),
     "mean_width": ((LOW, LOW + 1), (LOW, LOW + 2)),
     "interval_score": ((LOW, LOW + 1, LOW), (LOW, LOW + 2, LOW)),
     "aurc": ((LOW, LOW), (LOW, -LOW + 3)),

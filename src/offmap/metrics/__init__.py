@@ -10,12 +10,11 @@ from offmap.metrics.calibration import (
     interval_score,
     mean_width,
     quantile_ece,
-    reference_ece,
 )  # fmt: skip
 from offmap.metrics.ranking import aupr_in, aupr_out, aurc, auroc, fpr_at, mean_ranks, rank_correlation, risk_coverage
 
 LOWER_IS_BETTER = (
-    "fpr_at", "expected_calibration_error", "brier", "ence", "quantile_ece", "reference_ece", "mean_width", "interval_score", "aurc",
+    "fpr_at", "expected_calibration_error", "brier", "ence", "quantile_ece", "mean_width", "interval_score", "aurc",
     "mean_ranks",
 )  # fmt: skip
 HIGHER_IS_BETTER: dict[str, bool | None] = {
@@ -28,5 +27,5 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 __all__ = [
     "HIGHER_IS_BETTER", "aupr_in", "aupr_out", "aurc", "auroc", "brier", "confidence_curve", "coverage", "coverage_curve", "ence",
     "expected_calibration_error", "fpr_at", "interval_score", "mean_ranks", "mean_width", "quantile_ece", "rank_correlation",
-    "reference_ece", "risk_coverage",
+    "risk_coverage",
 ]  # fmt: skip

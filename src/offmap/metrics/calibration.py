@@ -71,7 +71,7 @@ def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
     >>> ence(torch.zeros(4), torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, -1.0, 3.0, 3.0]), bins=2)
     tensor(0.2500)
     """
-    error, scale = check_gaussian(mean, std, y, scale_name="std")
+    error, scale = check_gaussian(mean, std, y)
     if (scale == 0).any() or scale.isinf().any():
         raise DataError("Expected `std` to be positive and finite, since errors are divided by it; clamp it first.")
     order = scale.argsort(stable=True)
@@ -96,24 +96,9 @@ def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tens
     >>> quantile_ece(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor(0.)
     """
-    return like(_coverage_gap(*check_gaussian(mean, std, y, scale_name="std"), levels), mean, std, y)
-
-
-def reference_ece(mean: Tensor, variance: Tensor, y: Tensor, levels: int = 10) -> Tensor:
-    """The ECE of the paper's tables, as its authors' code has it: `quantile_ece` with the *variance* as the scale.
-
-    It depends on the unit of y; use it to reproduce the paper, and `quantile_ece` to judge calibration.
-
-    Args:
-        mean: (B,).
-        variance: (B,), may be infinite.
-        y: (B,).
-        levels: Number of levels.
-
-    >>> reference_ece(torch.zeros(2), torch.full((2,), 0.25), torch.tensor([0.1, 0.3]), levels=1)
-    tensor(0.)
-    """
-    return like(_coverage_gap(*check_gaussian(mean, variance, y, scale_name="variance"), levels), mean, variance, y)
+    error, scale = check_gaussian(mean, std, y)
+    nominal, radii = _central_radii(error, levels)
+    return like((nominal - (error <= radii[:, None] * scale).double().mean(1)).abs().mean(), mean, std, y)
 
 
 def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Tensor:
@@ -128,7 +113,7 @@ def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Te
     >>> coverage_curve(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor([[0.5000, 0.5000, 2.0000]], dtype=torch.float64)
     """
-    error, scale = check_gaussian(mean, std, y, scale_name="std")
+    error, scale = check_gaussian(mean, std, y)
     nominal, radii = _central_radii(error, levels)
     covered = torch.stack([(error <= radius * scale).double().mean() for radius in radii])
     return torch.stack([nominal, covered, torch.full_like(covered, error.numel())], 1)
@@ -182,12 +167,12 @@ def interval_score(lower: Tensor, upper: Tensor, y: Tensor, level: float = 0.95)
     return like((high - low + 2 / alpha * miss).mean(), lower, upper, y)
 
 
-def check_gaussian(mean: Tensor, scale: Tensor, y: Tensor, *, scale_name: str) -> tuple[Tensor, Tensor]:
-    """Return |y − mean| and the scale, which may be infinite, in float64."""
-    m, s, t = vector("mean", mean, finite=True), vector(scale_name, scale), vector("y", y, finite=True)
-    same_length(**{"mean": m, scale_name: s, "y": t})
+def check_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return |y − mean| and the standard deviation, which may be infinite, in float64."""
+    m, s, t = vector("mean", mean, finite=True), vector("std", std), vector("y", y, finite=True)
+    same_length(mean=m, std=s, y=t)
     if (s < 0).any():
-        raise DataError(f"Expected `{scale_name}` to be at least 0, but its minimum is {s.min():g}; is it a logarithm?")
+        raise DataError(f"Expected `std` to be at least 0, but its minimum is {s.min():g}; is it a logarithm?")
     return (t - m).abs(), s
 
 
@@ -228,11 +213,6 @@ def _central_radii(like: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Evenly spaced levels and the radii, in standard deviations, of the central intervals of a Gaussian: (L,) each."""
     nominal = torch.arange(1, checks.integer("levels", levels, 1) + 1, dtype=like.dtype, device=like.device) / (levels + 1)
     return nominal, torch.special.ndtri((1 + nominal) / 2)
-
-
-def _coverage_gap(error: Tensor, scale: Tensor, levels: int) -> Tensor:
-    nominal, radii = _central_radii(error, levels)
-    return (nominal - (error <= radii[:, None] * scale).double().mean(1)).abs().mean()
 
 
 def _check_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

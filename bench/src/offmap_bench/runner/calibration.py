@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offmap import conformal
 from offmap.guard import Guard
-from offmap.metrics import coverage, ence, mean_width, reference_ece
+from offmap.metrics import coverage, ence, mean_width, quantile_ece
 from offmap_bench.tasks.task import Task
 
 LEVEL, BINS = 0.95, 10
@@ -45,6 +45,14 @@ def calibration_errors(mean: Tensor, std: Tensor, y: Tensor) -> dict[str, float]
         return {"ence": math.nan, "reference_ece": math.nan}
     error = ence(mean, std, y, bins=min(BINS, len(y)))
     return {"ence": float(error), "reference_ece": float(reference_ece(mean, std.square(), y))}
+
+
+def reference_ece(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+    """The ECE of the paper's tables, as its authors' code has it: `quantile_ece` with the *variance* as the scale, (B,) each -> ().
+
+    It depends on the unit of y: it reproduces the paper, and does not judge calibration.
+    """
+    return quantile_ece(mean, variance, y)
 
 
 def interval_measures(mean: Tensor, radius: Tensor, y: Tensor, name: str) -> dict[str, float]:
