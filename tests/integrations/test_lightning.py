@@ -71,7 +71,7 @@ def test_the_guard_is_fitted_evaluated_logged_and_saved(pl, tmp_path):
     x = sample(20, 5).tensors[0]
     guard = offmap.load(tmp_path / "guard.safetensors", module)
     torch.testing.assert_close(guard.score(x), callback.guard.score(x))
-    assert guard.score_with == "distance"
+    assert guard.score_module.name == "distance"
     assert all(torch.equal(weights[name], tensor) for name, tensor in module.state_dict().items())
     assert {row["set"] for row in callback.evaluation.rows} == {"test", "far", "labelled"}
     assert callback.metrics["offmap/far/auroc"] > 0.95
