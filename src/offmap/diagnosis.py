@@ -103,6 +103,12 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = EPS) -> 
             Else one pass of so many draws; amplitudes are root mean squares over them, as in the theory, which differ in hidden
             layers, where inputs are noisy.
         eps: Amplitudes below this share of a layer's largest count as that share.
+
+    >>> import offmap
+    >>> x = torch.linspace(-1, 1, 60)[:, None] * torch.tensor([1.0, 0.1])
+    >>> guard = offmap.fit(torch.nn.Linear(2, 1), (x, x[:, 0]), (x, x[:, 0]), solver="closed-form", basis="identity")
+    >>> round(diagnose(guard, (x, x[:, 0])).layers[0].slope, 3)  # φ is proportional to 1/a
+    -1.0
     """
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
