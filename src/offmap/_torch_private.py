@@ -4,7 +4,7 @@
 * `TorchDispatchMode`: the documented way to watch operators lives in an underscored module.
 * `tensor_tables`, `child_table`: `functional_call` swaps tensors by the same tables, but is slower and leaves a module that is
   reachable by two paths with the weights of the last call (pytorch issue 164759).
-* `forward_hooks`, `hook_ids`: torch can add hooks and remove them, but not list them.
+* `hook_tables`: torch can add hooks and remove them, but not list them.
 * `strict_vmap`: operators that `vmap` would run one by one, with a warning, count as operators that it cannot run.
 * `change_count`: what autograd counts in-place writes with.
 * `NO_TORCH_FUNCTION`: the documented way to make a Tensor subclass whose results are plain tensors.
@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "NO_TORCH_FUNCTION", "TorchDispatchMode", "change_count", "child_table", "forward_hooks", "hook_ids", "strict_vmap",
+    "NO_TORCH_FUNCTION", "TorchDispatchMode", "change_count", "child_table", "hook_tables", "strict_vmap",
     "tensor_tables", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten",
 ]  # fmt: skip
 
@@ -31,24 +32,14 @@ _C: Any = vars(torch)["_C"]
 NO_TORCH_FUNCTION: Any = _C._disabled_torch_function_impl
 
 
-def tensor_tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the dicts that hold the parameters and the buffers of `module` itself; writing to them swaps tensors."""
-    return vars(module)["_parameters"], vars(module)["_buffers"]
+tensor_tables: Callable[[nn.Module], tuple[dict[str, Any], dict[str, Any]]] = attrgetter("_parameters", "_buffers")
+"""The dicts that hold the parameters and the buffers of a module itself; writing to them swaps tensors."""
 
+child_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_modules")
+"""The dict that holds the sub-modules of a module: unlike in `named_children`, one that stands twice is listed twice."""
 
-def child_table(module: nn.Module) -> dict[str, Any]:
-    """Return the dict that holds the sub-modules of `module`: unlike `named_children`, one that stands twice is listed twice."""
-    return vars(module)["_modules"]
-
-
-def forward_hooks(module: nn.Module) -> list[Any]:
-    """Return the forward hooks of `module` itself."""
-    return list(vars(module)["_forward_hooks"].values())
-
-
-def hook_ids(module: nn.Module) -> tuple[int, ...]:
-    """Return the ids of what a call of `module` runs beside its `forward`; empty if nothing."""
-    return (*vars(module)["_forward_pre_hooks"], *vars(module)["_forward_hooks"])
+hook_tables: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]] = attrgetter("_forward_pre_hooks", "_forward_hooks")
+"""What a call of a module runs before and after its `forward`, by the number of each hook."""
 
 
 def change_count(tensor: Tensor) -> int:

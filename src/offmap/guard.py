@@ -21,7 +21,6 @@ from offmap.detector import Detector, concat_results, merge_parts, reduce_positi
 from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Likelihood, Prediction, check_counted
 from offmap.model.capture import features as read_features
-from offmap.model.params import floating
 from offmap.posterior.predictive import History, Predictive, Stochastic
 from offmap.scores.score import Features, Score
 
@@ -108,7 +107,7 @@ class DrawSampler:
         members: list[dict[str, Tensor]] = []
         for member in range(self.predictive.members):
             # one member alone has its fixed weights in the model itself
-            weights = floating(model.net) | (self.predictive.mean_weights(member) or {})
+            weights = self.predictive.mean_weights(member) or {}
             parts = [read_features(model.net, weights, block, model.output_fn, names=layers, maps=pooled) for block in blocks]
             members.append({n: torch.cat([p[n] for p in parts]) for n in layers if all(n in p for p in parts)})
         return members

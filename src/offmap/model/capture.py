@@ -116,23 +116,20 @@ def run_and_capture(
         if use.input is not None and (last or use.name not in uses):
             uses[use.name] = use.input
 
-    def run(twin: nn.Module, watched: Mapping[str, Tensor]) -> Tensor:
-        with CaptureMode(watched, visit) if watched else nullcontext():
-            return call(twin, weights, inputs, output_fn)
-
-    floating = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point() and (names is None or n in names)}
-    watched = {n: weights.get(n, p) for n, p in floating.items() if n not in layers}
+    watched = {n: weights.get(n, p.detach()) for n, p in model.named_parameters() if p.is_floating_point() and n not in layers}
+    watched = watched if names is None else {n: w for n, w in watched.items() if n in names}
     # in inference mode products are not taken apart, and nobody sees what they read
     with torch.inference_mode(False), torch.no_grad(), no_fast_path, replica(model) as twin:
         try:
-            with hook_inputs(twin, layers, last=last) as hooked:
-                output = run(twin, watched)
-            if uncalled := [n for n in layers if n not in hooked]:  # a layer whose weight is read by other code
-                run(twin, {n: weights.get(n, floating[n]) for n in uncalled})
+            with hook_inputs(twin, layers, last=last) as hooked, CaptureMode(watched, visit) if watched else nullcontext():
+                output = call(twin, weights, inputs, output_fn)
+            if uncalled := [n for n in layers if n not in hooked]:  # layers whose weight other code reads
+                with CaptureMode({n: weights.get(n, model.get_parameter(n).detach()) for n in uncalled}, visit):
+                    call(twin, weights, inputs, output_fn)
         except MODEL_ERRORS as error:
             raise model_failed(model, inputs, error) from error
-    read = {n: _as_layer_input(model.get_submodule(layers[n]), x) for n, x in hooked.items()}
-    return output, uses | read if names is None or not read else {n: (read | uses)[n] for n in names if n in read or n in uses}
+    uses |= {n: _as_layer_input(model.get_submodule(layers[n]), x) for n, x in hooked.items()}
+    return output, uses if names is None else {n: uses[n] for n in names if n in uses}
 
 
 @contextmanager
@@ -187,7 +184,9 @@ def _as_layer_input(module: nn.Module, x: Tensor) -> LayerInput:
     if isinstance(module, nn.Linear):
         rows = x.reshape(1, -1, x.shape[-1])
         view = MatrixView(tuple(module.weight.shape), (0,), (1,))
-        return LayerInput(view, 0, view.outputs, 1, rows.shape[1], lambda chosen: (rows if chosen is None else rows[:, chosen],))
+        return LayerInput(
+            view, 0, module.out_features, 1, rows.shape[1], lambda chosen: (rows if chosen is None else rows[:, chosen],)
+        )
     assert isinstance(module, CONVOLUTIONS)
     space = len(module.kernel_size)
     x = x if x.ndim == space + 2 else x.unsqueeze(0)
@@ -236,7 +235,7 @@ def features(
         take_rows(x, [0, 0]) if batch == 1 else x
     )  # of one row, some operators make a vector, and every count looks like the batch
     result: dict[str, Tensor] = {}
-    for name, layer_input in capture(net, weights, pair, names, output_fn=output_fn).items():
+    for name, layer_input in run_and_capture(net, weights, pair, names, output_fn=output_fn)[1].items():
         map_ = layer_input.map
         rows = (
             pool_map(map_) if maps and map_ is not None and len(map_) == rows_of(pair) else layer_input.per_example(rows_of(pair))

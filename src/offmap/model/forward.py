@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from offmap._torch_private import child_table, hook_ids, strict_vmap, tensor_tables, tree_map
+from offmap._torch_private import child_table, hook_tables, strict_vmap, tensor_tables, tree_map
 from offmap._types import Inputs, Weights
 from offmap.cache import LRUCache, content_key, version_key
 from offmap.data.inputs import arguments, is_table, rows_of, take_rows
@@ -123,7 +123,7 @@ def replica(net: nn.Module) -> Generator[nn.Module]:
 
 def _state_key(net: nn.Module) -> Hashable:
     """What a copy of `net` depends on: modes, hooks and buffers, and which memory its parameters have."""
-    modules = [(m.training, *hook_ids(m)) for m in net.modules()]
+    modules = [(m.training, *map(tuple, hook_tables(m))) for m in net.modules()]
     return (*modules, *(p.data_ptr() for p in net.parameters()), version_key(net.buffers()))
 
 
@@ -237,7 +237,7 @@ def forward(
 def plan_layers(net: nn.Module, prefix: str = "") -> Plan | None:
     """List the layers by name if the model is nothing but nested Sequentials of Linear and elementwise modules, else None."""
     tied = not prefix and len(list(net.parameters())) < len(list(net.named_parameters(remove_duplicate=False)))
-    if hook_ids(net) or tied:
+    if any(hook_tables(net)) or tied:
         return None
     if isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward:
         parts = [plan_layers(child, f"{prefix}{name}.") for name, child in child_table(net).items()]

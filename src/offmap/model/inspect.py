@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offmap._torch_private import TorchDispatchMode, forward_hooks, tensor_tables, tree_leaves
+from offmap._torch_private import TorchDispatchMode, hook_tables, tensor_tables, tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.inputs import is_table, rows_of, take_rows
 from offmap.errors import ModelError
@@ -392,7 +392,7 @@ def attributes(net: nn.Module) -> list[str]:
 
 def forgotten(net: nn.Module) -> list[str]:
     """The names that a private model was made to forget."""
-    hooks = [hook for hook in forward_hooks(net) if isinstance(hook, Forget)]
+    hooks = [hook for hook in hook_tables(net)[1].values() if isinstance(hook, Forget)]
     return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.kept]
 
 

@@ -80,21 +80,13 @@ class WeightDistribution(nn.Module):
         self.noise = noise or Uniform()
         self.parameterization = parameterization
         self.trainable_mean = trainable_mean
+        self.members = next(iter(mean.values())).shape[0]  # M, the number of models the distribution is centred on
+        self.dimension = count(dict(mean)) // self.members  # d, the number of random weights of one member
         self._cache = LRUCache()
-
-    @property
-    def members(self) -> int:
-        """Number of models the distribution is centred on."""
-        return next(iter(self.mean.values())).shape[0]
-
-    @property
-    def dimension(self) -> int:
-        """d, the number of random weights of one member."""
-        return count(dict(self.mean.items())) // self.members
 
     def version(self) -> tuple[int, ...]:
         """Return numbers that change whenever someone writes to the mean or to φ."""
-        return version_key([*self.mean.values(), *self.raw_scale.values()])
+        return version_key([*self.mean.parameters(), *self.mean.buffers(), *self.raw_scale.parameters()])
 
     def scale(self) -> Weights:
         """Return φ = softplus(u) > 0, {name: (M, ...)}."""

@@ -165,7 +165,7 @@ class Stochastic:
 
     def mean_weights(self, member: int = 0) -> Weights:
         """Return the weights of one model as it was trained."""
-        return at(dict(self.q.mean.items()), member) | at(dict(self.q.fixed.items()), member)
+        return {n: w[member] for n, w in (*self.q.mean.items(), *self.q.fixed.items())}
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """Return (M·P, B, ...), member-major."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from offmap.export.freeze import freeze
 from offmap.model.forward import forward
-from offmap.model.freeze import freeze
 from offmap.model.params import copy_model
 from offmap.posterior.distribution import svd
 from zoo import ZOO
