@@ -1,7 +1,6 @@
 """Gram matrices (Sastry & Oore, 2020): correlations between channels of every layer, against their range in training."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +10,9 @@ from offmap.data.inputs import rows_of, take_rows
 from offmap.detectors.base import FitData, count_classes, register
 from offmap.detectors.classifier import Classifier, run_and_record
 from offmap.errors import ModelError
+
+Ranges: TypeAlias = dict[str, tuple[Tensor, Tensor]]
+"""Lowest and highest correlations by class, {layer: (C, K) each}."""
 
 LEAST = 1e-3
 """Of the mean over layers, the least usual deviation that a layer is divided by."""
@@ -63,9 +65,7 @@ def run_matrix_layers(classifier: Classifier, x: Inputs) -> tuple[dict[str, Tens
     return {name: h for name, h in inputs.items() if name != first and len(h) == rows_of(x)}, output
 
 
-def layer_deviations(
-    inputs: Inputs, classifier: Classifier, powers: int, ranges: Mapping[str, tuple[Tensor, Tensor]]
-) -> dict[str, Tensor]:
+def layer_deviations(inputs: Inputs, classifier: Classifier, powers: int, ranges: Ranges) -> dict[str, Tensor]:
     """Measure how far each layer is outside its range (C, K) for the predicted class, {layer: (B,)}."""
     parts: dict[str, list[Tensor]] = {name: [] for name in ranges}
     for rows in classifier.blocks(inputs):
@@ -77,13 +77,7 @@ def layer_deviations(
 
 
 @torch.no_grad()
-def gram(
-    inputs: Inputs,
-    classifier: Classifier,
-    powers: int,
-    ranges: Mapping[str, tuple[Tensor, Tensor]],
-    usual: Mapping[str, float],
-) -> Tensor:
+def gram(inputs: Inputs, classifier: Classifier, powers: int, ranges: Ranges, usual: dict[str, float]) -> Tensor:
     """Sum the deviations of all layers, each divided by its usual one: inputs of B rows -> (B,)."""
     total = torch.zeros(rows_of(inputs), device=classifier.place.device)
     for name, values in layer_deviations(inputs, classifier, powers, ranges).items():
@@ -95,7 +89,7 @@ def gram(
 @torch.no_grad()
 def fit(data: FitData, powers: int = 5) -> dict[str, Any]:
     """Take ranges on training rows by predicted class, and the usual deviation on validation rows."""
-    ranges: dict[str, tuple[Tensor, Tensor]] = {}
+    ranges: Ranges = {}
     predictions: list[Tensor] = []
     for x in data.batches():
         layer_inputs, output = run_matrix_layers(data.classifier, x)
