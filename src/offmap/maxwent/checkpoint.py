@@ -146,7 +146,7 @@ def observe_once(checkpoint: Checkpoint, train: Batches, device: torch.device, o
 
     def save() -> Part:
         named = {name: [asdict(b.view), b.bias] for name, b in observed.bases.items()}
-        fields = ("amplitude", "reach", "matrix")
+        fields = ("input_rms", "output_rms", "matrix")
         tensors = {f"{f}.{n}": t for n, b in observed.bases.items() for f in fields if (t := getattr(b, f)) is not None}
         return Part({"bases": named, "why": observed.why}, tensors | _save_order(_order(train), checkpoint.group))
 
@@ -159,7 +159,7 @@ def _load_bases(part: Part, device: torch.device) -> Observed:
     tensors = {name: tensor.to(device) for name, tensor in part.tensors.items()}
     for name, (state, bias) in part.values["bases"].items():
         view = MatrixView(**{key: tuple(numbers) for key, numbers in state.items()})
-        bases[name] = Basis(view, tensors[f"amplitude.{name}"], tensors[f"reach.{name}"], tensors.get(f"matrix.{name}"), bias)
+        bases[name] = Basis(view, tensors[f"input_rms.{name}"], tensors[f"output_rms.{name}"], tensors.get(f"matrix.{name}"), bias)
     return Observed(bases, part.values["why"])
 
 
