@@ -159,7 +159,9 @@ def _load_bases(part: Part, device: torch.device) -> Observed:
     tensors = {name: tensor.to(device) for name, tensor in part.tensors.items()}
     for name, (state, bias) in part.values["bases"].items():
         view = MatrixView(**{key: tuple(numbers) for key, numbers in state.items()})
-        bases[name] = Basis(view, tensors[f"input_rms.{name}"], tensors[f"output_rms.{name}"], tensors.get(f"matrix.{name}"), bias)
+        bases[name] = Basis(
+            view, tensors[f"input_rms.{name}"], tensors[f"output_rms.{name}"], tensors.get(f"matrix.{name}"), bias
+        )
     return Observed(bases, part.values["why"])
 
 
