@@ -42,9 +42,8 @@ hook_tables: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]] = attr
 """What a call of a module runs before and after its `forward`, by the number of each hook."""
 
 
-def change_count(tensor: Tensor) -> int:
-    """Return a number that grows with every in-place write to `tensor`; 0 for inference tensors, which do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+change_count: Callable[[Tensor], int] = attrgetter("_version")
+"""A number that grows with every in-place write to a tensor; inference tensors do not count."""
 
 
 @contextmanager

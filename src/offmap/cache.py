@@ -43,7 +43,7 @@ def content_key(inputs: Any) -> bytes:
 
 def version_key(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     """Return numbers that change whenever someone writes to one of these tensors, or puts another in its place."""
-    return tuple(number for t in tensors for number in (t.data_ptr(), change_count(t)))
+    return tuple(number for t in tensors for number in (t.data_ptr(), 0 if t.is_inference() else change_count(t)))
 
 
 class LRUCache:

@@ -38,7 +38,7 @@ from offmap.maxwent.checkpoint import Checkpoint
 from offmap.maxwent.config import CONFIGS, Config, Runtime, override
 from offmap.maxwent.identity import check_same_on_all, identify
 from offmap.model.forward import OutputFn, first_tensor
-from offmap.model.inspect import UNREACHED, Findings, examine, restore_state
+from offmap.model.inspect import UNREACHED, Findings, check_model, restore_state
 from offmap.model.params import ParamSelection
 from offmap.model.select import StackedModel, as_models, check_same_function, choose, stack_models
 from offmap.posterior.predictive import Predictive, Sampled, as_predictive
@@ -269,7 +269,7 @@ def open_checkpoint(
 
 def inspect_model(stacked: StackedModel, valid: Rows, runtime: Runtime) -> Findings:
     """Inspect the model on a few rows, log what is found, and let it restore the state that it changes by itself."""
-    findings = examine(stacked.net, valid.inputs, runtime.output_fn)
+    findings = check_model(stacked.net, valid.inputs, runtime.output_fn)
     for note in findings.notes:
         logger.warning(note)
     restore_state(stacked.net, findings.changing)

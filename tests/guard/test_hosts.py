@@ -177,7 +177,11 @@ def test_what_gradients_do_not_reach_is_random_and_noted():
 
 def test_rows_that_depend_on_their_company_are_noted():
     net = nn.Sequential(nn.BatchNorm1d(3, affine=False, track_running_stats=False), regressor())
-    assert quick(net, TRAIN, VALID).notes[0].startswith("Rows depend on their company: 2 alone give other outputs than among 8.")
+    assert (
+        quick(net, TRAIN, VALID)
+        .notes[0]
+        .startswith("Outputs depend on the other rows of the batch: 2 alone give other outputs than among 8.")
+    )
 
 
 def test_frozen_parameters_are_random_like_the_others():

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offmap.errors import ModelError
 from offmap.model.forward import first_tensor
-from offmap.model.inspect import ROWS, Findings, examine
+from offmap.model.inspect import ROWS, Findings, check_model
 from offmap.model.params import copy_model
 from zoo import ZOO, Case, Through
 
@@ -25,7 +25,7 @@ X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
 
 def look(net: nn.Module, x: Any = X, output_fn: Callable[[Any], Tensor] = first_tensor) -> Findings:
-    return examine(copy_model(net), x, output_fn)
+    return check_model(copy_model(net), x, output_fn)
 
 
 def through(forward: Callable[..., Any], **layers: Any) -> nn.Module:
@@ -137,7 +137,7 @@ def test_memory_that_shows_is_refused_and_memory_that_does_not_is_noted(how: str
     with pytest.raises(ModelError, match=message):
         look(nn.Sequential(counts(how, used=True)))
     net = copy_model(counts(how, used=False))
-    found = examine(net, X)
+    found = check_model(net, X)
     assert found == Findings(changing=("calls",))
     assert found.notes == ("Calls change `calls`: harmless, as the outputs do not depend on it.",)
     assert net.calls == 0
@@ -172,7 +172,7 @@ def test_a_cache_that_depends_on_nothing_is_fine():
         return s.b(s.a(x + s.cache[x.shape[1]]))
 
     net = copy_model(through(forward, cache={}))
-    assert examine(net, X) == Findings()
+    assert check_model(net, X) == Findings()
     assert net.cache == {}
 
 
@@ -196,14 +196,14 @@ def test_what_a_host_keeps_of_its_last_call_is_noted():
         return s.b(s.last)
 
     net = copy_model(through(forward, last=None))
-    assert examine(net, X).changing == ("last",)
+    assert check_model(net, X).changing == ("last",)
     assert net.last is None
 
 
 def test_a_parameter_that_calls_rewrite_is_noted_and_left_as_it_was():
     net = copy_model(Through(lambda s, x: s.b(s.table(x).sum(1)), table=nn.Embedding(7, 4, max_norm=0.1), b=nn.Linear(4, 2)))
     before = net.table.weight.clone()
-    found = examine(net, torch.arange(20).reshape(10, 2) % 7)
+    found = check_model(net, torch.arange(20).reshape(10, 2) % 7)
     assert found == Findings(changing=("table.weight",))
     assert torch.equal(net.table.weight, before)
 
@@ -264,7 +264,7 @@ REACH: dict[str, tuple[Callable[..., Any], Findings]] = {
 def test_parameters_without_a_reader_or_a_gradient_are_told_apart(case: str):
     forward, expected = REACH[case]
     net = copy_model(through(forward, c=nn.Linear(3, 2)))
-    found = examine(net, X)
+    found = check_model(net, X)
     assert (found.unreached, found.hidden) == (expected.unreached, expected.hidden)
     assert not any(p.requires_grad for p in net.parameters())
 
@@ -308,7 +308,7 @@ def test_rows_that_depend_on_their_company_are_noted(net: nn.Module):
     found = look(net)
     assert found.rows == (2, 8)
     assert found.notes[-1].startswith(
-        "Rows depend on their company: 2 alone give other outputs than among 8. Scores depend on the"
+        "Outputs depend on the other rows of the batch: 2 alone give other outputs than among 8. Scores depend on the"
     )
 
 
@@ -365,7 +365,7 @@ def test_never_more_than_one_other_copy_of_the_weights_is_held():
     net = copy_model(nn.Sequential(*itertools.chain(*[(nn.Linear(side, side, bias=False), nn.ReLU()) for _ in range(8)])))
     copy = sum(p.numel() for p in net.parameters())
     with Meter(net, least=side**2) as meter:
-        examine(net, torch.randn(8, side))
+        check_model(net, torch.randn(8, side))
     # and one layer in the making
     assert copy <= meter.most <= copy + side**2
     assert meter.alive() == 0

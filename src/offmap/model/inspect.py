@@ -1,4 +1,4 @@
-"""Look at a model on a few rows before trusting it: its own randomness, its memory, its devices, and what no input reaches.
+"""Check a model on a few rows before trusting it: its own randomness, its state, its devices, and what no input reaches.
 
 Everything runs on copies that share the model's parameters and nothing else, so the model is left as it was.
 """
@@ -35,17 +35,17 @@ from offmap.model.params import at, copy_model, floating, listed, one_device
 from offmap.random import generator
 
 ROWS = 8
-"""Rows in one look."""
+"""Rows of one check."""
 
 UNREACHED = "no input reaches it"
 
-SECOND_LOOK = 64
+REACH_ROWS = 64
 """Rows on which a parameter must stay without effect before it is called unreached: experts and branches need some luck."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a look at a model found, all of it bearable: what is not was refused."""
+    """What a check of a model found, all of it bearable: what is not was refused."""
 
     unreached: tuple[str, ...] = ()  # parameters that no input reaches
     hidden: tuple[str, ...] = ()  # parameters that inputs reach and gradients do not
@@ -55,45 +55,45 @@ class Findings:
     @property
     def notes(self) -> tuple[str, ...]:
         """A sentence for each finding."""
-        said = {
+        sentences = {
             "No input reaches {}: left out of the random parameters. Drop them from the model, or check `output_fn`.": self.unreached,
             "Gradients do not reach {}: random, but only solver='closed-form' can fit them.": self.hidden,
             "Calls change {}: harmless, as the outputs do not depend on it.": self.changing,
         }
-        lines = [line.format(listed(names)) for line, names in said.items() if names]
+        lines = [line.format(listed(names)) for line, names in sentences.items() if names]
         if self.rows:
             lines.append(
-                "Rows depend on their company: {} alone give other outputs than among {}. Scores depend on the batches; give "
+                "Outputs depend on the other rows of the batch: {} alone give other outputs than among {}. Scores depend on the batches; give "
                 "normalisation layers running statistics, or keep the batches as they were in training.".format(*self.rows)
             )
         return tuple(lines)
 
 
 @torch.no_grad()
-def examine(net: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> Findings:
-    """Look at a private model in evaluation mode; raise a ModelError for what would make every result wrong.
+def check_model(net: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> Findings:
+    """Check a private model in evaluation mode; raise a ModelError for what would make every result wrong.
 
     Costs about seven calls on at most 8 rows, and one copy of the weights at a time.
 
-    >>> examine(nn.Linear(3, 1).eval(), torch.ones(4, 3)).notes
+    >>> check_model(nn.Linear(3, 1).eval(), torch.ones(4, 3)).notes
     ()
     """
     device = one_device(net)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         own = floating(net)
         # some models rewrite their parameters in a call, as embeddings with `max_norm` do
-        look = Look(net, take_rows(inputs, slice(0, ROWS)), output_fn, {n: w.clone() for n, w in own.items()})
-        alone = _answer(replace(look, x=take_rows(inputs, slice(0, 2))), device)
-        first = _answer(look, device)
-        used, changing = _memory(look, first)
-        rewritten = {n: w for n, w in look.weights.items() if not same(w, own[n], exact=True)}
-        look = replace(look, weights=own | rewritten)
-        _check_results(look, used)
-        hidden = look.hidden()
-        unreached = look.without_effect(hidden, first)
-        for start in range(ROWS, min(rows_of(inputs), SECOND_LOOK), ROWS):
+        probe = Probe(net, take_rows(inputs, slice(0, ROWS)), output_fn, {n: w.clone() for n, w in own.items()})
+        alone = _first_output(replace(probe, x=take_rows(inputs, slice(0, 2))), device)
+        first = _first_output(probe, device)
+        used, changing = _check_state(probe, first)
+        rewritten = {n: w for n, w in probe.weights.items() if not same(w, own[n], exact=True)}
+        probe = replace(probe, weights=own | rewritten)
+        _check_recomputes(probe, used)
+        hidden = probe.hidden()
+        unreached = probe.without_effect(hidden, first)
+        for start in range(ROWS, min(rows_of(inputs), REACH_ROWS), ROWS):
             if unreached:
-                later = replace(look, x=take_rows(inputs, slice(start, start + ROWS)))
+                later = replace(probe, x=take_rows(inputs, slice(start, start + ROWS)))
                 hidden = [name for name in later.hidden() if name in hidden]
                 unreached = later.without_effect([name for name in unreached if name in hidden], later.run())
         return Findings(
@@ -105,7 +105,7 @@ def examine(net: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) 
 
 
 @dataclass(frozen=True)
-class Look:
+class Probe:
     """A model, a few rows, what of the output matters, and the weights to call it with."""
 
     net: nn.Module
@@ -114,15 +114,15 @@ class Look:
     weights: Weights
 
     def fresh(self) -> nn.Module:
-        """The model as it is before any call."""
+        """Copy the model as it is before any call."""
         return copy_model(self.net, share=True)
 
     def run(self, twin: nn.Module | None = None, x: Inputs | None = None) -> Tensor:
-        """The selected output."""
+        """Return the selected output."""
         return call(twin or self.fresh(), self.weights, self.x if x is None else x, self.output_fn).detach()
 
     def hidden(self) -> list[str]:
-        """Parameters that the graph of the output does not lead to; nothing is differentiated, so nothing is held."""
+        """List the parameters that the graph of the output does not lead to; nothing is differentiated, so nothing is held."""
         leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         try:
             with torch.enable_grad(), no_fast_path, no_fused_attention:
@@ -140,7 +140,7 @@ class Look:
         return self.without_effect(names[:half], plain) + self.without_effect(names[half:], plain) if half else []
 
     def _moved(self, names: list[str], plain: Tensor, size: float) -> bool:
-        moved = self.weights | shaken({n: self.weights[n] for n in names}, size)
+        moved = self.weights | perturb({n: self.weights[n] for n in names}, size)
         try:
             # to the bit: a branch may be scaled down to almost nothing and still be one
             return not same(replace(self, weights=moved).run(), plain, exact=True)
@@ -148,8 +148,8 @@ class Look:
             return True
 
 
-def shaken(weights: Mapping[str, Tensor], size: float) -> Weights:
-    """Weights with noise of `size` times their root mean square, the same every time."""
+def perturb(weights: Mapping[str, Tensor], size: float) -> Weights:
+    """Add noise of `size` times their root mean square to weights, the same every time."""
     result: Weights = {}
     for name, w in weights.items():
         noise = torch.randn(w.shape, generator=generator("examine", name), dtype=torch.float32, device="cpu").to(w)
@@ -157,18 +157,18 @@ def shaken(weights: Mapping[str, Tensor], size: float) -> Weights:
     return result
 
 
-def _answer(look: Look, device: torch.device) -> Tensor:
+def _first_output(probe: Probe, device: torch.device) -> Tensor:
     """The output of one call, refused if the model cannot be called or answers from elsewhere."""
     try:
-        output = look.run()
+        output = probe.run()
     except MODEL_ERRORS as error:
-        dtype = next(iter(look.weights.values())).dtype
+        dtype = next(iter(probe.weights.values())).dtype
         remedy = f" Or the CPU cannot run it in {dtype}: fit a copy in float32, `net.float()`." if _half(dtype, device) else ""
-        raise ModelError(f"{model_failed(look.net, look.x, error)}{remedy}") from error
-    check_rows(look.net, output, look.x)
+        raise ModelError(f"{model_failed(probe.net, probe.x, error)}{remedy}") from error
+    check_rows(probe.net, output, probe.x)
     if output.device != device:
         raise ModelError(
-            f"Expected an output on the device of the parameters, {device}, but {type(look.net).__name__} answers on "
+            f"Expected an output on the device of the parameters, {device}, but {type(probe.net).__name__} answers on "
             f"{output.device}. Keep the model on one device, or move the output back in `output_fn=`."
         )
     return output
@@ -178,55 +178,55 @@ def _half(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype in (torch.float16, torch.bfloat16) and device.type == "cpu"
 
 
-def _memory(look: Look, first: Tensor) -> tuple[nn.Module, list[str]]:
+def _check_state(probe: Probe, first: Tensor) -> tuple[nn.Module, list[str]]:
     """Refuse randomness and memory that show in the output; give a model that was called, and what calls change without that."""
-    used = look.fresh()
-    look.run(used, _others(look.x))
+    used = probe.fresh()
+    probe.run(used, _other_rows(probe.x))
     between = copy_model(used, share=True)
-    again = look.run(used)
+    again = probe.run(used)
     if not same(again, first, exact=True):
-        _refuse(look, used, first, again)
+        _refuse(probe, used, first, again)
     return used, changed(between, used)
 
 
-def _check_results(look: Look, used: nn.Module) -> None:
+def _check_recomputes(probe: Probe, used: nn.Module) -> None:
     """Refuse a model that, once called, answers to new weights as if they were the old ones."""
-    moved = replace(look, weights=shaken(look.weights, 0.3))
+    moved = replace(probe, weights=perturb(probe.weights, 0.3))
     try:
         fresh = moved.run()
     except MODEL_ERRORS:  # it does not take any weights
         return
     if not same(moved.run(used), fresh):
         raise ModelError(
-            f"Expected a model that computes anew from its weights, but {type(look.net).__name__} keeps what it made of them in "
-            f"{listed(changed(look.net, used))}. Keep such results in training mode only, or clear them in every call."
+            f"Expected a model that computes anew from its weights, but {type(probe.net).__name__} keeps what it made of them in "
+            f"{listed(changed(probe.net, used))}. Keep such results in training mode only, or clear them in every call."
         )
 
 
-def _refuse(look: Look, used: nn.Module, first: Tensor, again: Tensor) -> None:
+def _refuse(probe: Probe, used: nn.Module, first: Tensor, again: Tensor) -> None:
     """Raise for a model whose second answer to the same rows is another one, and say whose fault it is."""
-    sources, memory = random_operators(look), changed(look.net, used)
+    sources, memory = random_operators(probe), changed(probe.net, used)
     if same(again, first) and not sources:
         return  # an unlucky order of summation
-    if not memory or not same(look.run(), first, exact=True):
+    if not memory or not same(probe.run(), first, exact=True):
         raise ModelError(
-            f"Expected the same output for the same inputs, but {type(look.net).__name__} draws its own randomness: "
+            f"Expected the same output for the same inputs, but {type(probe.net).__name__} draws its own randomness: "
             f"{', '.join(sources) or 'not with an operator of torch'}. Switch it off in evaluation mode, for example with "
             "`F.dropout(x, training=self.training)`."
         )
     raise ModelError(
-        f"Expected outputs that do not depend on earlier calls, but {type(look.net).__name__} remembers them in "
+        f"Expected outputs that do not depend on earlier calls, but {type(probe.net).__name__} remembers them in "
         f"{listed(memory)}. Update such state in training mode only, `if self.training:`."
     )
 
 
-def _others(x: Inputs) -> Inputs:
+def _other_rows(x: Inputs) -> Inputs:
     """As many rows of other contents: each of the first half twice."""
     return take_rows(x, [row // 2 for row in range(rows_of(x))])
 
 
-class _Spy(TorchDispatchMode):
-    """Calls `saw` with every operator that draws from a random generator."""
+class _RandomOperators(TorchDispatchMode):
+    """While active, call `saw` with every operator that draws from a random generator."""
 
     def __init__(self, saw: Callable[[str], None]) -> None:
         super().__init__()
@@ -238,17 +238,17 @@ class _Spy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def random_operators(look: Look) -> list[str]:
-    """Every random operator of one call, with the innermost module in which it ran."""
-    twin = look.fresh()
+def random_operators(probe: Probe) -> list[str]:
+    """List every random operator of one call, with the innermost module in which it ran."""
+    twin = probe.fresh()
     inside: list[str] = []
     for path, module in twin.named_modules():
         name = f"`{path}` ({type(module).__name__})" if path else "the model itself"
         module.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
         module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True)
     seen: dict[str, None] = {}
-    with no_fast_path, no_fused_attention, _Spy(lambda operator: seen.setdefault(f"`{operator}` in {inside[-1]}")):
-        look.run(twin)
+    with no_fast_path, no_fused_attention, _RandomOperators(lambda operator: seen.setdefault(f"`{operator}` in {inside[-1]}")):
+        probe.run(twin)
     return list(seen)
 
 
@@ -311,9 +311,9 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""What another order of summation can do to an output, as a share of the largest one."""
+"""How far another order of summation can move an output, as a share of the largest one."""
 
-OWN_TO_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
+TORCH_ATTRIBUTES = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
 """Attributes of modules that are no state of the user's."""
 
 ABSENT: Any = ...
@@ -335,7 +335,7 @@ def _state(net: nn.Module) -> dict[str, list[Any]]:
     """Tensors and plain numbers in every buffer and attribute of every module, by dotted name."""
     found: dict[str, list[Any]] = {}
     for path, module in net.named_modules():
-        kept = {name: value for name, value in vars(module).items() if name not in OWN_TO_TORCH}
+        kept = {name: value for name, value in vars(module).items() if name not in TORCH_ATTRIBUTES}
         for name, value in (tensor_tables(module)[1] | kept).items():
             leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | bool | int | float | str | None)]
             found[f"{path}.{name}".lstrip(".")] = leaves
@@ -357,7 +357,7 @@ def changed(before: nn.Module, after: nn.Module) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Forget:
+class RestoreState:
     """A forward hook that puts buffers and attributes back as they were: (path of the module, name, value)."""
 
     kept: tuple[tuple[str, str, Any], ...]
@@ -379,7 +379,7 @@ def restore_state(net: nn.Module, names: Iterable[str]) -> None:
     """
     places = [(path, name) for path, _, name in (name.rpartition(".") for name in names)]
     kept = ((path, name, _store(net.get_submodule(path), name).get(name, ABSENT)) for path, name in places)
-    hook = Forget(tuple((path, name, copy.deepcopy(value)) for path, name, value in kept))
+    hook = RestoreState(tuple((path, name, copy.deepcopy(value)) for path, name, value in kept))
     if hook.kept:
         net.register_forward_hook(hook, always_call=True)
 
@@ -392,7 +392,7 @@ def attributes(net: nn.Module) -> list[str]:
 
 def forgotten(net: nn.Module) -> list[str]:
     """The names that a private model was made to forget."""
-    hooks = [hook for hook in hook_tables(net)[1].values() if isinstance(hook, Forget)]
+    hooks = [hook for hook in hook_tables(net)[1].values() if isinstance(hook, RestoreState)]
     return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.kept]
 
 
