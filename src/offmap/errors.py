@@ -48,3 +48,13 @@ def nearest(word: object, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     return f"one of {names}{hint}"
+
+
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of an error's message without its full stop, or its type if there is none.
+
+    >>> first_line(ValueError("Too long.\nLine 3")), first_line(ValueError())
+    ('Too long', 'ValueError')
+    """
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (message.strip().splitlines() or [type(error).__name__])[0].rstrip(". ")

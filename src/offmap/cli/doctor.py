@@ -27,6 +27,7 @@ EXTRAS = {
     "pytorch-lightning": "the same under its older name",
     "transformers": "Hugging Face nets",
     "pyarrow": "Parquet tables",
+    "pillow": "folders of images",
     "onnxruntime": "exported guards",
     "fastapi": "offmap serve",
     "ray": "--engine ray",
@@ -49,26 +50,20 @@ def doctor(as_json: Json = False) -> None:
 def to_table(record: dict[str, dict[str, Any]]) -> Table:
     """Return a row for each version, device, thread setting, extra and test result."""
     rows: list[dict[str, str]] = []
-    for title, part in {
-        "version": "versions",
-        "device": "devices",
-        "threads": "threads",
-        "extra": "extras",
-        "test": "test",
-    }.items():
-        for name, value in record[part].items():
+    for part, values in record.items():
+        for name, value in values.items():
             absent = f"not installed ({EXTRAS[name]})" if part == "extras" else "not set"
-            rows.append({"what": title, "name": name, "value": absent if value is None else _format(value)})
+            rows.append({"what": part.removesuffix("s"), "name": name, "value": absent if value is None else _format(value)})
     return Table(rows)
 
 
 def examine_installation(*, seed: int = 0) -> dict[str, dict[str, Any]]:
     """Return versions, devices, threads, extras and the result of a test; the version of an absent package is None."""
+    versions = {"offmap": __version__, "python": platform.python_version()} | {name: find_version(name) for name in REQUIRED}
     devices = {"cpu": platform.processor() or platform.machine()}
     devices |= {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     return {
-        "versions": {"offmap": __version__, "python": platform.python_version()}
-        | {name: find_version(name) for name in REQUIRED},
+        "versions": versions,
         "devices": devices | ({"mps": "Apple"} if torch.backends.mps.is_available() else {}),
         "threads": {
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -20,7 +20,7 @@ from offmap.cli.models import load_models
 from offmap.cli.options import UsageError, option, print_result, usage_errors
 from offmap.data.tables.schema import Array, Column, ColumnError, Schema
 from offmap.data.tables.table import find_suffix, open_table
-from offmap.errors import DataError, ModelError, OffmapError, nearest
+from offmap.errors import DataError, ModelError, OffmapError, first_line, nearest
 from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import first_tensor
 from offmap.report.page import check_path
@@ -53,6 +53,7 @@ def fit(
     params: Annotated[
         list[str] | None, option("Random parameters: all, matrices, last-layer, or names with *.", "PATTERN")
     ] = None,
+    false_alarms: Annotated[float, option("Fraction of in-distribution rows that may be flagged.")] = 0.05,
     draws: Annotated[int, option("Weight samples for a score.", min=1)] = 50,
     setting: Annotated[list[str] | None, option("Field of offmap.Config, as JSON or a word.", "NAME=VALUE", "--set")] = None,
     seed: Annotated[int, option("Random seed.")] = 0,
@@ -74,7 +75,7 @@ def fit(
         logging.getLogger("offmap").setLevel(logging.ERROR)
     options: dict[str, Any] = _parse_settings(setting or []) | {"basis": basis, "solver": solver}
     options |= {"params": params[0] if params and len(params) == 1 else params or None, "likelihood": likelihood}
-    options |= {"score": score, "config": config, "draws": draws, "seed": seed}
+    options |= {"score": score, "config": config, "draws": draws, "seed": seed, "false_alarms": false_alarms}
     files = {name: path for name, path in {"train": train, "valid": valid, "calibration": calibration}.items() if path}
     with usage_errors():
         for path in files.values():
@@ -139,10 +140,9 @@ def _count_outputs(model: nn.Module, x: Array, path: Path, spec: str) -> int:
     except OffmapError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ModelError(
-            f"The net of {spec} cannot be called with rows of {path}, {tuple(x.shape[1:])} each: {reason}. Choose the columns "
-            "with --target and --drop."
+            f"The net of {spec} cannot be called with rows of {path}, {tuple(x.shape[1:])} each: {first_line(error)}. Choose the "
+            "columns with --target and --drop."
         ) from error
     return output.shape[1] if output.ndim > 1 else 1
 

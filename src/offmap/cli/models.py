@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from offmap.cli.options import UsageError
 from offmap.data.tables.schema import Schema
-from offmap.errors import FileError, ModelError, nearest
+from offmap.errors import FileError, ModelError, first_line, nearest
 from offmap.guard import Guard
 from offmap.io.guard_file import GuardFile
 
@@ -72,7 +72,7 @@ def import_callable(spec: str) -> Callable[[], Any]:
     try:
         value: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        reason = _first_line(error)
+        reason = f"{type(error).__name__}: {first_line(error)}."
         if isinstance(error, ModuleNotFoundError):
             reason = f"it needs {error.name!r}, which is not installed."
             if error.name and f"{module_name}.".startswith(f"{error.name}."):
@@ -114,7 +114,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
         safe = path.suffix == ".safetensors"
         state: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # readers raise errors of many kinds on arbitrary bytes
-        raise FileError(f"Expected weights at {path}, but the file cannot be read: {_first_line(error)}") from error
+        raise FileError(f"Expected weights at {path}, but the file cannot be read: {first_line(error)}.") from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]  # a checkpoint
     if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
@@ -127,7 +127,7 @@ def _call(make: Callable[[], Any], spec: str) -> Any:
         return make()
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"Expected {spec} to make a net when called without arguments, but it failed: {_first_line(error)}"
+            f"Expected {spec} to make a net when called without arguments, but it failed: {type(error).__name__}: {first_line(error)}."
         ) from error
 
 
@@ -135,9 +135,3 @@ def _check_module(model: Any, spec: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"Expected {spec} to give a torch.nn.Module, but it gave {type(model).__name__}.")
     return model.eval()
-
-
-def _first_line(error: BaseException) -> str:
-    """Describe an error of other code in one line."""
-    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    return f"{type(error).__name__}{f': {line}' if line else ''}."

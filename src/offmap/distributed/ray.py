@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from offmap.distributed.jobs import Job, Report
-from offmap.errors import ConfigError, OffmapError
+from offmap.errors import ConfigError, OffmapError, first_line
 from offmap.extras import require
 
 logger = logging.getLogger("offmap")
@@ -65,15 +65,15 @@ def run_on_ray(
                     results[running.pop(ref)] = value
             return [results[number] for number in range(len(jobs))]
         except ray.exceptions.RayTaskError as error:
-            reason = _first_line(error.cause)
-            raise OffmapError(f"A job could not be sent to a worker or its result back: {reason}.") from error
+            reason = f"A job could not be sent to a worker or its result back: {first_line(error.cause)}."
+            raise OffmapError(reason) from error
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
             raise OffmapError(
-                f"A worker died in the middle of the same job, {MAX_DEATHS} of {MAX_DEATHS} times: {_first_line(error)}. Has each "
+                f"A worker died in the middle of the same job, {MAX_DEATHS} of {MAX_DEATHS} times: {type(error).__name__}: {first_line(error)}. Has each "
                 "machine enough memory, and the same offmap?"
             ) from error
         except ray.exceptions.RayError as error:
-            raise OffmapError(f"Ray failed: {_first_line(error)}. What is done stays done: run it again.") from error
+            raise OffmapError(f"Ray failed: {first_line(error)}. What is done stays done: run it again.") from error
         finally:
             for ref in running:  # also those in the middle of a job
                 ray.cancel(ref, force=True)
@@ -142,13 +142,8 @@ def _check_reachable(address: str) -> None:
 
 def _unreachable(address: str | None, error: Exception) -> ConfigError:
     if address is None:
-        return ConfigError(f"Cannot start Ray on this machine: {_first_line(error)}.")
+        return ConfigError(f"Cannot start Ray on this machine: {first_line(error)}.")
     return ConfigError(
-        f"Cannot join Ray at {address!r}: {_first_line(error)}. Expected HOST:PORT as `ray start --head` tells it, or 'auto' on a "
+        f"Cannot join Ray at {address!r}: {type(error).__name__}: {first_line(error)}. Expected HOST:PORT as `ray start --head` tells it, or 'auto' on a "
         "machine of the cluster; without an address, offmap starts a Ray of its own."
     )
-
-
-def _first_line(error: BaseException | None) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}{f': {lines[0]}' if lines else ''}".rstrip(".")

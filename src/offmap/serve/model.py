@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.errors import FileError
+from offmap.errors import FileError, first_line
 from offmap.export.checksum import verify_checksum
 from offmap.export.onnx import open_session
 from offmap.serve.parsing import Arrays, InputSpec, RequestError
@@ -40,15 +40,13 @@ class Model:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise FileError(f"Cannot read {path}: {error.strerror}.") from error
+            raise FileError(f"Cannot read {path}: {first_line(error)}.") from error
         verify_checksum(content, path)
         try:
             session = open_session(content, threads)
         except Exception as error:
-            reason = str(error).strip().splitlines()[0]
-            raise FileError(
-                f"Expected an ONNX file, but ONNX Runtime cannot read {path}: {reason}. Export the guard anew."
-            ) from error
+            reason = f"ONNX Runtime cannot read {path}: {first_line(error)}"
+            raise FileError(f"Expected an ONNX file, but {reason}. Export the guard anew.") from error
         metadata = session.get_modelmeta().custom_metadata_map
         outputs = tuple(node.name for node in session.get_outputs())
         if "offmap.threshold" not in metadata or not {"score", "ood"} <= set(outputs):
@@ -141,8 +139,8 @@ class Batcher:
                 for request in batch:
                     await self._run_batch([request])
             elif not batch[0].result.done():
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
-                batch[0].result.set_exception(RequestError(500, f"The model failed on these rows: {reason}."))
+                reason = f"The model failed on these rows: {first_line(error)[:200]}."
+                batch[0].result.set_exception(RequestError(500, reason))
             return
         start = 0
         for request in batch:

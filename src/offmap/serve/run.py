@@ -11,7 +11,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from offmap.errors import ConfigError
+from offmap.errors import ConfigError, first_line
 from offmap.serve.app import Limits, create_app
 from offmap.serve.model import Model
 
@@ -47,8 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
         return listener
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError(f"Cannot listen on {host}:{port}: {reason}. Pass another --host or --port.") from error
+        raise ConfigError(f"Cannot listen on {host}:{port}: {first_line(error)}. Pass another --host or --port.") from error
 
 
 def header_timeout(seconds: float) -> type[H11Protocol]:

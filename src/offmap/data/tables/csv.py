@@ -134,6 +134,7 @@ def write_csv(file: BinaryIO, path: Path) -> Generator[Write]:
 def _format_column(values: NDArray[Any]) -> list[Any]:
     """Format the values of a column for CSV.
 
+    >>> import numpy as np
     >>> _format_column(np.array([0.1, np.inf], dtype=np.float32)), _format_column(np.array([True]))
     (['0.100000001', 'inf'], ['true'])
     """

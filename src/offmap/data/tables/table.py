@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.errors import ConfigError, DataError, OffmapError
+from offmap.errors import ConfigError, DataError, OffmapError, first_line
 from offmap.io.atomic import whole_file
 
 BLOCK_NUMBERS = 1 << 20
@@ -226,6 +226,5 @@ def readable(path: Path, kind: str) -> Generator[None]:
     except OffmapError:
         raise
     except Exception as error:  # readers raise errors of many kinds on arbitrary bytes
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise DataError(f"Expected {kind} at {path}, but it cannot be read: {reason}. Is the file cut or damaged?") from error
+        reason = f"it cannot be read: {first_line(error)}. Is the file cut or damaged?"
+        raise DataError(f"Expected {kind} at {path}, but {reason}") from error
