@@ -135,13 +135,13 @@ def number(
 ) -> float:  # fmt: skip
     """Return a finite number as a plain float."""
     bounded = at_least is not None or above is not None
-    valid = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not valid or not _within(float(value), at_least, at_most, above) or (not bounded and abs(value) > LARGEST):
+    result = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(result) or not _within(result, at_least, at_most, above) or (not bounded and abs(result) > LARGEST):
         expected = _describe("a number" if bounded else "a finite number", at_least, at_most, above, optional=optional)
         raise ConfigError(f"Expected `{name}` to be {expected}, but got {value!r}.")
-    if value > LARGEST:
+    if result > LARGEST:
         raise ConfigError(f"Expected `{name}` to be at most {LARGEST:g}, but got {value!r}.")
-    return float(value)
+    return result
 
 
 def _within(value: float, at_least: float | None, at_most: float | None, above: float | None) -> bool:

@@ -395,14 +395,14 @@ def test_all_floors_are_tried_in_one_distribution(solver: str, monkeypatch: pyte
 def test_no_graph_is_held_while_factors_are_sought(monkeypatch: pytest.MonkeyPatch):
     """A graph would hold a copy of φ for every floor: models may be large."""
     held: weakref.WeakSet[Any] = weakref.WeakSet()
-    at_looks, told = list[int](), Validation._summarize
+    at_looks, told = list[int](), Validation._evaluate
 
     class Box:
         def __init__(self, tensor: Tensor) -> None:
             self.tensor = tensor
             held.add(self)
 
-    monkeypatch.setattr(Validation, "_summarize", lambda *args: at_looks.append(len(held)) or told(*args))
+    monkeypatch.setattr(Validation, "_evaluate", lambda *args, **options: at_looks.append(len(held)) or told(*args, **options))
     with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
         solve(models(members=2), solver="closed-form", eps=(1e-4, 1e-3, 1e-2))
     assert len(at_looks) > 10

@@ -33,6 +33,8 @@ from offmap.posterior.distribution import WeightDistribution
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]
 """(likelihood, outputs (P, B, ...), targets) -> loss per example (B,)."""
 
+Evaluated: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
 SUBSAMPLE = 256
 """Validation rows at most for a first, rough search."""
 
@@ -86,11 +88,11 @@ class Validation:
 
     def base_risk(self, q: WeightDistribution) -> Tensor:
         """Return the risk of the base models, (M,)."""
-        return self.losses(q, clip=0).mean(1)
+        return self._evaluate(range(q.members), self._draw(q, 0), 1)[0].mean(1)
 
     def evaluate(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
         """Return the risk of every member, and the mean of the likelihood's score over the validation inputs, (M,) each."""
-        return self._summarize(range(q.members), self._draw(q))
+        return self._evaluate(range(q.members), self._draw(q), self.draws, scored=True)[1:]
 
     def evaluator(self, q: WeightDistribution) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Return a function that evaluates q with φ multiplied by a factor, (M,), NaN for members that need not be evaluated.
@@ -99,7 +101,9 @@ class Validation:
         """
         full_precision = all(mean.dtype.itemsize >= 4 for mean in q.mean.values())
         if not full_precision or q.parameterization is not None or self.draws * q.members * q.dimension > CACHE_NUMBERS:
-            return lambda factor: self._summarize(range(q.members), self._draw(q, factor=factor.nan_to_num(nan=1.0)))
+            return lambda factor: self._evaluate(
+                range(q.members), self._draw(q, factor=factor.nan_to_num(nan=1.0)), self.draws, scored=True
+            )[1:]
         cached: Weights = {}
 
         @torch.no_grad()
@@ -110,7 +114,9 @@ class Validation:
             members = index.tolist()
             if not cached:
                 cached.update(self._draw(q)(range(self.draws)))
-            values = self._summarize(members, lambda span: q.rescale_draws(cached, span, factor[index], members))
+            values = self._evaluate(
+                members, lambda span: q.rescale_draws(cached, span, factor[index], members), self.draws, scored=True
+            )[1:]
             risk, uncertainty = (torch.full_like(factor, math.nan, dtype=v.dtype).scatter(0, index, v) for v in values)
             return risk, uncertainty
 
@@ -144,7 +150,7 @@ class Validation:
 
         `tolerance="smoothed"` counts one more example, at chance: a model that makes no mistake on few rows may still make one.
         """
-        losses = self.losses(q, clip=0)
+        losses = self._evaluate(range(q.members), self._draw(q, 0), 1)[0]
         if tolerance == "smoothed":
             baseline = self.likelihood.baseline_nll(self.data.targets)
             if baseline is None:
@@ -156,13 +162,8 @@ class Validation:
     def _draw(self, q: WeightDistribution, clip: float | None = None, factor: Tensor | None = None) -> Draw:
         return lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor)
 
-    def _summarize(self, members: Sequence[int], draw: Draw) -> tuple[Tensor, Tensor]:
-        """Return risk and mean uncertainty of k members, (k,) each."""
-        losses, uncertainty = self._evaluate(members, draw, self.draws, scored=True)
-        return losses.mean(1).nan_to_num(nan=math.inf), uncertainty
-
-    def _evaluate(self, members: Sequence[int], draw: Draw, draws: int, *, scored: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the loss of k members and every example, (k, n), and if `scored` their mean uncertainty, (k,)."""
+    def _evaluate(self, members: Sequence[int], draw: Draw, draws: int, *, scored: bool = False) -> Evaluated:
+        """Return the losses of k members, (k, n), their risk, (k,), where NaN is infinite, and if `scored` their mean uncertainty."""
         count, parts = len(members), list[Tensor]()
         total = torch.zeros(count, dtype=torch.float64, device=self.data.targets.device)
         shard = shard_slice(self.group, self.data.rows)
@@ -178,4 +179,4 @@ class Validation:
             self.group.all_reduce(total)
         if self.bound is not None:
             losses = torch.where(losses.isfinite(), losses.clamp_max(self.bound[members].to(losses)), losses)
-        return losses, total / self.data.rows
+        return losses, losses.mean(1).nan_to_num(nan=math.inf), total / self.data.rows

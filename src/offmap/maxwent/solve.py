@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offmap._types import Weights
 from offmap.data import Batches, Rows, Shard
 from offmap.data.inputs import rows_of
 from offmap.distributed.group import Group
@@ -116,7 +115,7 @@ def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime
         return Observed()
     rotated = config.basis == "svd" and config.parameterization is None
     shards = shard_feed(train, runtime.group, sharded=runtime.sharded)
-    options = {"rotated": rotated, "output_fn": runtime.output_fn, "limit": config.fan_in_limit, "shards": shards}
+    options: dict[str, Any] = {"rotated": rotated, "output_fn": runtime.output_fn, "limit": config.fan_in_limit, "shards": shards}
     return observe_once(runtime.checkpoint, train, models.device, lambda: observe(models, feed_inputs(train), **options))
 
 
@@ -193,12 +192,29 @@ SOLVERS: dict[str, Callable[[Task], tuple[WeightDistribution, History]]] = {
 def _fit_shape(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, Tensor]]:
     """Return the closed form with the ε of highest entropy, at the largest c whose risk is at most τ, for every member, with
     its risk and uncertainty.
+
+    The search is rough for every ε, and by all draws and rows for the best. One q takes one shape after another: models may be
+    large.
     """
-    shape = partial(closed_form.unit_scale, task.models.mean, task.observed.bases)
+    shape, validation = partial(closed_form.unit_scale, task.models.mean, task.observed.bases), task.validation
     part = task.runtime.checkpoint["shape"]
     if part is None:
-        q = task.distribution(shape(eps=as_floats(task.config.eps)[0]))
-        result = _search_shape(task, q, lambda eps: q.set_scale(shape(eps=eps)))
+        eps_values, factors, entropies = as_floats(task.config.eps), list[Tensor](), list[Tensor]()
+        q = task.distribution(shape(eps=eps_values[0]))
+        max_risk = task.max_risk(q)
+        few, few_max_risk = validation.subsample(q, max_risk)
+        few_base = few.base_risk(q)
+        for eps in eps_values:
+            q.set_scale(shape(eps=eps))
+            factors.append(search.find_largest_factor(few.evaluator(q), few_max_risk, few_base).factor)
+            entropies.append(q.mean_log_square().detach() + 2 * factors[-1].log())  # a graph would hold φ
+        best = torch.stack(entropies).argmax(0, keepdim=True)
+        eps, guess = torch.tensor(eps_values, device=best.device)[best[0]], torch.stack(factors).gather(0, best)[0]
+        q.set_scale(shape(eps=eps))
+        found = search.find_largest_factor_near(guess, validation.evaluator(q), max_risk, validation.base_risk(q))
+        q.scale_by(found.factor)
+        risk, uncertainty = found.fill_values(lambda: validation.evaluate(q))
+        result = {"max_risk": max_risk, "eps": eps, "factor": found.factor, "risk": risk, "uncertainty": uncertainty}
         task.runtime.checkpoint.keep("shape", lambda: Part({}, result), always=True)
     else:
         result = {name: tensor.to(task.models.device) for name, tensor in part.tensors.items()}
@@ -207,30 +223,6 @@ def _fit_shape(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, T
     chosen = {"factor": float(result["factor"].mean()), "eps": float(result["eps"].log().mean().exp())}
     history = History(max_risk=result["max_risk"].tolist(), kept=[0] * q.members, stop_reason="finished", chosen=chosen)
     return q, history, (result["risk"], result["uncertainty"])
-
-
-def _search_shape(task: Task, q: WeightDistribution, set_shape: Callable[[float | Tensor], None]) -> Weights:
-    """Return τ, and ε, c, risk and uncertainty of the best shape of every member, (M,), which q ends with.
-
-    The search is rough for every ε, and by all draws and rows for the best. One q takes one shape after another: models may be
-    large.
-    """
-    eps_values, validation = as_floats(task.config.eps), task.validation
-    max_risk = task.max_risk(q)
-    few, few_max_risk = validation.subsample(q, max_risk)
-    few_base = few.base_risk(q)
-    entropies, factors = list[Tensor](), list[Tensor]()
-    for eps in eps_values:
-        set_shape(eps)
-        factors.append(search.find_largest_factor(few.evaluator(q), few_max_risk, few_base).factor)
-        entropies.append(q.mean_log_square().detach() + 2 * factors[-1].log())  # a graph would hold φ
-    best = torch.stack(entropies).argmax(0, keepdim=True)
-    eps, guess = torch.tensor(eps_values, device=best.device)[best[0]], torch.stack(factors).gather(0, best)[0]
-    set_shape(eps)
-    result = search.find_largest_factor_near(guess, validation.evaluator(q), max_risk, validation.base_risk(q))
-    q.scale_by(result.factor)
-    risk, uncertainty = result.fill_values(lambda: validation.evaluate(q))
-    return {"max_risk": max_risk, "eps": eps, "factor": result.factor, "risk": risk, "uncertainty": uncertainty}
 
 
 def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[WeightDistribution, History]:
