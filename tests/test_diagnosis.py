@@ -36,7 +36,7 @@ PLACE = Place(torch.device("cpu"), torch.float32)
 
 @pytest.fixture(scope="module")
 def moon_nets() -> list[nn.Module]:
-    task = moons(test=2, strange=2)
+    task = moons(test=2, ood_points=2)
     train, valid = (load_rows(as_batches(d, PLACE, name="data", batch_size=64)) for d in (task.train, task.valid))
     nets = [mlp(2, 1, hidden=[40, 40], seed=seed) for seed in range(2)]
     config = PlainConfig(steps=400, lr=5e-3, check_every=100)
@@ -44,7 +44,7 @@ def moon_nets() -> list[nn.Module]:
 
 
 def on_moons(nets: Any, **options: Any) -> offmap.Diagnosis:
-    task = moons(test=2, strange=2)
+    task = moons(test=2, ood_points=2)
     guard = offmap.fit(nets, task.train, task.valid, **{"tolerance": "smoothed", "draws": 10, "risk_draws": 20} | options)
     return offmap.diagnose(guard, task.train)
 
@@ -78,7 +78,7 @@ def test_gradient_steps_from_a_constant_find_the_inverse_by_themselves(moon_nets
 
 
 def test_amplitudes_are_the_root_mean_squares_of_what_each_layer_meets(moon_nets: list[nn.Module]):
-    task = moons(test=2, strange=2)
+    task = moons(test=2, ood_points=2)
     guard = offmap.fit(moon_nets, task.train, task.valid, solver="closed-form", draws=4, risk_draws=4)
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     other = task.valid  # also on data that the basis does not come from
@@ -94,7 +94,7 @@ def test_amplitudes_are_the_root_mean_squares_of_what_each_layer_meets(moon_nets
 
 
 def test_amplitudes_over_draws_are_those_of_the_drawn_nets(moon_nets: list[nn.Module]):
-    task = moons(test=2, strange=2)
+    task = moons(test=2, ood_points=2)
     guard = offmap.fit(moon_nets, task.train, task.valid, solver="closed-form", tolerance="smoothed", draws=4, risk_draws=4)
     q = guard.predictive.q  # pyright: ignore[reportAttributeAccessIssue]
     layer = offmap.diagnose(guard, task.train, draws=3).layers[1]
@@ -180,7 +180,7 @@ def test_a_bayesian_net_with_a_trained_mean_is_diagnosed_around_it():
 
 
 def test_a_guard_without_a_weight_distribution_and_a_bad_eps_are_refused(moon_nets: list[nn.Module]):
-    task = moons(test=2, strange=2)
+    task = moons(test=2, ood_points=2)
     train, valid = (load_rows(as_batches(d, PLACE, name="data")) for d in (task.train, task.valid))
     plain = fit_plain(moon_nets, train, valid, likelihood=offmap.Bernoulli(), config=PlainConfig(steps=1, check_every=1))
     with pytest.raises(ConfigError, match="Expected a guard over a weight distribution, but got one over Sampled"):

@@ -64,7 +64,7 @@ def test_cutmix_counts_pixels() -> None:
     rows, columns = cutmix.box(3, 3, random(7))
     inside = [(a, b) for a in range(3) for b in range(3) if rows.start <= a < rows.stop and columns.start <= b < columns.stop]
     order = torch.tensor([1, 2, 3, 4, 0])
-    made, share = cutmix.pasted(IMAGES, order, (rows, columns))
+    made, share = cutmix.paste_box(IMAGES, order, (rows, columns))
     assert 0 < len(inside) < 9
     assert share == pytest.approx(1 - len(inside) / 9)
     for i in range(ROWS):
@@ -184,16 +184,16 @@ def test_vos_adds_the_logistic_loss_of_energies_when_its_time_has_come() -> None
         return -math.log(sum(math.exp(z) for z in (net.head(f) + net.shares).tolist()))
 
     familiar = [math.log(1 + math.exp(1.5 * energy(f) - 0.4)) for f in net.body(IMAGES)]
-    strange = [math.log(1 + math.exp(-(1.5 * energy(f) - 0.4))) for f in vos.outliers(net.kept, noise)]
+    strange = [math.log(1 + math.exp(-(1.5 * energy(f) - 0.4))) for f in vos.outliers(net.queue, noise)]
     assert got == pytest.approx(plain + 0.3 * (sum(familiar) / ROWS + sum(strange) / CLASSES))
 
 
 def test_vos_remembers_the_newest_features_of_each_class() -> None:
     net = vos.Energetic(tiny(), 2)
     for start in range(0, 6, 3):
-        net.keep(torch.arange(start, start + 3.0)[:, None].expand(-1, WIDTH), torch.tensor([0, 0, 1]))
-    assert sorted(net.kept[0, :, 0].tolist()) == [3.0, 4.0]
-    assert sorted(net.kept[1, :, 0].tolist()) == [2.0, 5.0]
+        net.enqueue(torch.arange(start, start + 3.0)[:, None].expand(-1, WIDTH), torch.tensor([0, 0, 1]))
+    assert sorted(net.queue[0, :, 0].tolist()) == [3.0, 4.0]
+    assert sorted(net.queue[1, :, 0].tolist()) == [2.0, 5.0]
     assert net.count.tolist() == [4, 2, 0]
 
 

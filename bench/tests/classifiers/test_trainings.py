@@ -13,7 +13,7 @@ from offmap.metrics import auroc
 from offmap.posterior.predictive import Scorer
 from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.ensemble import Ensemble
-from offmap_bench.classifiers.training import Learned, TrainConfig, augmented, body_and_head, fit
+from offmap_bench.classifiers.training import Learned, TrainConfig, augment, body_and_head, fit
 from offmap_bench.nets.lenet import lenet
 
 SIDE = 12
@@ -82,7 +82,7 @@ def test_an_ensemble_predicts_the_mean_and_scores_its_entropy() -> None:
 
 def test_images_are_mirrored_and_shifted() -> None:
     x = torch.arange(1.0, 37).view(1, 1, 6, 6).expand(40, -1, -1, -1)
-    made = augmented(x, torch.Generator().manual_seed(0), most=2)
+    made = augment(x, torch.Generator().manual_seed(0), most=2)
     assert made.shape == x.shape
     kinds = {tuple(image.flatten().tolist()) for image in made}
     assert len(kinds) == 2  # one shift for the batch, mirrored or not

@@ -27,7 +27,7 @@ from offmap.errors import OffmapError
 from offmap.maxwent.checkpoint import Checkpoint, Part
 from offmap.model.params import checksum
 from offmap.serve.parsing import InputSpec, RequestError, parse_inputs
-from offmap_bench.runner.plan import digest, packaged, parse
+from offmap_bench.runner.plan import digest, parse, read_packaged
 from offmap_bench.runner.store import Record, parse_record, to_line
 from offmap_bench.tasks.citycam_frames import Damaged, frame
 from offmap_bench.tasks.columns import read as read_columns
@@ -280,7 +280,7 @@ READERS: dict[str, Reader] = {
     "npz": Reader(_npz, _table(".npz")),
     "parquet": Reader(_parquet, _table(".parquet")),
     "annotation": Reader(_annotations, _frame),
-    "plan": Reader(lambda folder: [text.encode() for text in packaged().values()], _plan),
+    "plan": Reader(lambda folder: [text.encode() for text in read_packaged().values()], _plan),
     "record": Reader(_records, _record),
     "body": Reader(_bodies, _body),
     "image": Reader(_images, _image),

@@ -66,7 +66,7 @@ def test_every_setting_runs_on_regression_and_ends_at_or_below_the_threshold(set
 
 @pytest.fixture(scope="module")
 def moon_net() -> nn.Module:
-    task = moons(test=2, strange=2)
+    task = moons(test=2, ood_points=2)
     config = PlainConfig(steps=300, lr=5e-3, check_every=100)
     valid = rows(task.valid, "valid")
     return fit_plain(mlp(2, 1, hidden=[30, 30]), rows(task.train), valid, likelihood=offmap.Bernoulli(), config=config).nets()[0]
@@ -74,7 +74,7 @@ def moon_net() -> nn.Module:
 
 @pytest.mark.parametrize("setting", ABLATION)
 def test_every_setting_runs_on_two_moons(setting: str, moon_net: nn.Module) -> None:
-    task = moons(test=100, strange=100)
+    task = moons(test=100, ood_points=100)
     config = replace(ABLATION[setting], **QUICK | {"tolerance": "smoothed"})
     made = fit(moon_net, rows(task.train), rows(task.valid, "valid"), likelihood=offmap.Bernoulli(), config=config)
     assert made.history.final_risk[0] <= made.history.max_risk[0]

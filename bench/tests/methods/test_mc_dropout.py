@@ -12,7 +12,7 @@ import offmap
 from offmap.data import Place, batches, gather
 from offmap.errors import ModelError
 from offmap.integrations.nets import mlp
-from offmap_bench.methods.mc_dropout import Config, Mask, fit, mask_shapes, masked
+from offmap_bench.methods.mc_dropout import Config, Mask, fit, mask_shapes, replace_dropout
 from trained import inputs, regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -32,16 +32,16 @@ def model(seed: int = 0, dropout: float = 0.3) -> nn.Sequential:
 
 def test_a_masked_copy_without_masks_is_the_host_in_evaluation_mode() -> None:
     net, x = model(), inputs(9, 5)
-    twin = masked(net)
+    twin = replace_dropout(net)
     assert torch.equal(twin(x), net.eval()(x))
     assert sum(isinstance(m, nn.Dropout) for m in net.modules()) == 2  # the model keeps its own
     assert [m.rate for m in twin.modules() if isinstance(m, Mask)] == [0.3, 0.3]
 
 
 def test_masks_have_the_shape_of_what_they_drop() -> None:
-    assert mask_shapes(masked(model()), inputs(9)) == {"2.mask": (0.3, (8,)), "5.mask": (0.3, (8,))}
+    assert mask_shapes(replace_dropout(model()), inputs(9)) == {"2.mask": (0.3, (8,)), "5.mask": (0.3, (8,))}
     image = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.25), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 1))
-    shapes = mask_shapes(masked(image), torch.zeros(2, 1, 4, 4))
+    shapes = mask_shapes(replace_dropout(image), torch.zeros(2, 1, 4, 4))
     # whole channels, and single numbers
     assert shapes == {"1.mask": (0.25, (4, 1, 1)), "2.mask": (0.5, (4, 2, 2))}
 

@@ -6,14 +6,14 @@ import torch
 
 from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly
 from offmap_bench.runner.base_models import as_predictive, untrained
-from offmap_bench.runner.cell import averaged
+from offmap_bench.runner.cell import average_members
 from offmap_bench.runner.context import recipe
 from offmap_bench.tasks.catalog import task
 
 
 def test_a_number_that_one_member_lacks_has_no_mean() -> None:
     parts = [{"test": {"nll": 1.0, "width": 2.0}}, {"test": {"nll": 3.0, "width": float("inf")}}]
-    assert averaged(parts, task("regression"))["test"] == {
+    assert average_members(parts, task("regression"))["test"] == {
         "nll": 2.0, "width": None, "not_finite": {"width": 1}, "valid_rows": 20,
     }  # fmt: skip
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from offmap.errors import ConfigError
-from offmap_bench.runner.compare import Entry, Number, answers, compare_markdown, compared, parse_sheet, sheet
+from offmap_bench.runner.compare import Entry, Number, answers, compare_markdown, compare_table, parse_sheet, sheet
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Plan, cells, packaged, parse, read_plan
+from offmap_bench.runner.plan import Plan, cells, parse, read_packaged, read_plan
 from offmap_bench.runner.store import Record, Records, settings_of
 from offmap_bench.runner.table import Results
 
@@ -70,7 +70,7 @@ def test_every_row_says_ours_printed_and_the_verdict() -> None:
 
 
 def test_the_first_plan_that_has_a_label_answers() -> None:
-    made = compared(SHEET.tables[0], SEVERAL[::-1])
+    made = compare_table(SHEET.tables[0], SEVERAL[::-1])
     assert made.rows[0].entries[0].mean == pytest.approx(41.0)
 
 
@@ -110,10 +110,10 @@ def test_the_printed_averages_are_the_means_of_the_printed_cells() -> None:
             assert found == pytest.approx(float(mean.printed[place]), abs=0.2)
 
 
-@pytest.mark.parametrize("name", packaged("plans/printed"))
+@pytest.mark.parametrize("name", read_packaged("plans/printed"))
 def test_every_label_of_a_sheet_is_in_a_plan_that_answers(name: str) -> None:
     found = sheet(name)
-    told = [tomllib.loads(packaged()[plan]) for plan in found.plans]
+    told = [tomllib.loads(read_packaged()[plan]) for plan in found.plans]
     labels = {method.get("label", method["name"]) for plan in told for method in plan["method"]}
     for table in found.tables:
         assert {label for _, answers in table.methods for label in answers} <= labels

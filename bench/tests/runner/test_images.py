@@ -17,7 +17,7 @@ from offmap_bench.runner.cell import Bench
 from offmap_bench.runner.context import FitContext
 from offmap_bench.runner.images import FIT_DATA, learned, pretrained_name, subset, train_config, untrained
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, digest, narrowed, parse
+from offmap_bench.runner.plan import Cell, cells, digest, narrow_plan, parse
 from offmap_bench.runner.ranks import kind_of, ranks_markdown
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import Record, Records, read_records, settings_of
@@ -214,13 +214,13 @@ def test_methods_and_seeds_may_be_of_some_tasks_only() -> None:
     assert len(made) == 2 * 3 * 2 + 2
     assert {c.seed for c in made if "cifar10" in c.task} == {0}
     assert {c.task for c in made if c.label == "mixed"} == {"images/mnist", "images/mnist/open"}
-    assert not cells(narrowed(parse(PLAN, "small.toml"), label="mixed", seeds=[7]))[0].task.startswith("images/cifar10")
-    some = cells(narrowed(parse(PLAN, "small.toml"), tasks=["images/mnist", "*/open"], seeds=[1]))
+    assert not cells(narrow_plan(parse(PLAN, "small.toml"), label="mixed", seeds=[7]))[0].task.startswith("images/cifar10")
+    some = cells(narrow_plan(parse(PLAN, "small.toml"), tasks=["images/mnist", "*/open"], seeds=[1]))
     assert {(c.task, c.seed) for c in some} == {("images/mnist", 1), ("images/mnist/open", 1)}
     with pytest.raises(
         ConfigError, match="Expected a task of the plan to be .*did you mean 'images/mnist'.*but got 'images/mnst'"
     ):
-        narrowed(parse(PLAN, "small.toml"), tasks=["images/mnst"])
+        narrow_plan(parse(PLAN, "small.toml"), tasks=["images/mnst"])
     with pytest.raises(ConfigError, match="Expected a task or a pattern of tasks to be .*but got 'images/mnst'"):
         parse(PLAN.replace('["images/mnist*"]', '["images/mnst"]'), "small.toml")
     with pytest.raises(ConfigError, match="small.toml: Expected `page` to be .*did you mean 'ranks'.*but got 'rank'"):

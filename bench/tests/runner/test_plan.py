@@ -10,7 +10,7 @@ import pytest
 from offmap.errors import ConfigError, FileError
 from offmap_bench.methods import bnn
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, narrowed, packaged, parse, read_plan
+from offmap_bench.runner.plan import Cell, cells, narrow_plan, parse, read_packaged, read_plan
 
 NAMES = [
     "bnn-ablation", "bnn-moons", "citycam", "openood", "openood-ways", "synthetic", "tradeoff", "uci", "uci-bnn-short",
@@ -126,11 +126,11 @@ def test_several_tradeoffs_are_left_to_the_method_and_other_keys_to_the_benchmar
 
 def test_a_part_of_a_plan_has_the_hashes_of_the_whole() -> None:
     whole = {c.hash for c in cells(plan())}
-    part = cells(narrowed(plan(), label="wide*", seeds=[1]))
+    part = cells(narrow_plan(plan(), label="wide*", seeds=[1]))
     assert len(part) == 2 * 3
     assert {c.hash for c in part} < whole
     with pytest.raises(ConfigError, match="Expected a label to be .*did you mean 'plain'.*but got 'plane'"):
-        narrowed(plan(), label="plane")
+        narrow_plan(plan(), label="plane")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_file_of_ones_own_is_read(tmp_path) -> None:
 
 
 def test_the_plans_that_come_with_offmap() -> None:
-    assert list(packaged()) == NAMES
+    assert list(read_packaged()) == NAMES
     uci = read_plan("uci")
     for name in ("paper", "reference"):
         theirs = read_plan(f"uci-{name}")

@@ -22,7 +22,7 @@ from offmap_bench.runner.base_models import as_predictive
 from offmap_bench.runner.cell import Bench
 from offmap_bench.runner.context import FitContext, without_scoring
 from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, narrowed, parse
+from offmap_bench.runner.plan import Cell, cells, narrow_plan, parse
 from offmap_bench.runner.run import Event, run
 from offmap_bench.runner.store import Record, Records, read_records, write_records
 from offmap_bench.tasks.catalog import task
@@ -91,7 +91,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def tiny(label: str | None = None, text: str = TEXT) -> list[Cell]:
-    return cells(narrowed(parse(text, "tiny.toml"), label=label))
+    return cells(narrow_plan(parse(text, "tiny.toml"), label=label))
 
 
 def of(found: Records, label: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from offmap.errors import FileError
 from offmap.io.atomic import write_whole
 from offmap_bench.paths import RECORDS
-from offmap_bench.runner.plan import Cell, cells, packaged, read_plan
+from offmap_bench.runner.plan import Cell, cells, read_packaged, read_plan
 from offmap_bench.runner.store import Record, parse_record, read_records, set_damaged_aside, settings_of, to_line, write_records
 
 CELL = Cell("regression", "nearest", "Nearest row", {"k": 1}, 0)
@@ -106,7 +106,7 @@ def test_states_of_a_cell(tmp_path: Path) -> None:
     assert read_records(path).state(CELL) == "stale"
 
 
-@pytest.mark.parametrize("name", [name for name in packaged() if (RECORDS / f"{name}.jsonl").exists()])
+@pytest.mark.parametrize("name", [name for name in read_packaged() if (RECORDS / f"{name}.jsonl").exists()])
 def test_the_records_of_the_repository_answer_for_their_plans(name: str) -> None:
     found, planned = read_records(RECORDS / f"{name}.jsonl"), cells(read_plan(name))
     assert found.damaged == {}

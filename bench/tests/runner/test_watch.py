@@ -19,7 +19,7 @@ from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.runner.plan import Cell, cells, parse
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.watch import course, detection_of, grid, traced, view_of, views
+from offmap_bench.runner.watch import course, detection_of, grid, load_trace, view_of, views
 from offmap_bench.tasks.catalog import task
 
 PLAN = """
@@ -72,13 +72,13 @@ def test_a_watched_fit_is_the_fit_and_is_seen_at_every_check(solver: Any, tmp_pa
 
 def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cell = tiny("wide")
-    made = traced(cell, tmp_path)
+    made = load_trace(cell, tmp_path)
     assert made.step == [0, 10, 20, 30]
     assert made.kept in made.step
     assert all(value is not None and 0 <= value <= 1 for value in (*made.auroc, *made.fpr95))
     (file,) = (tmp_path / "traces").iterdir()
     before = file.stat().st_mtime_ns
-    again = traced(cell, tmp_path)
+    again = load_trace(cell, tmp_path)
     assert file.stat().st_mtime_ns == before
     assert again.auroc == pytest.approx(made.auroc, rel=1e-5)
     assert again.max_risk == pytest.approx(made.max_risk, rel=1e-5)
@@ -86,7 +86,7 @@ def test_a_trace_is_made_once_and_ends_as_the_fit_does(tmp_path: Path, caplog: p
     for damaged, reason in ((whole[:50], ""), (whole.replace("30", "31"), "its checksum does not match")):
         file.write_text(damaged, encoding="utf-8")
         caplog.clear()
-        assert traced(cell, tmp_path).auroc == pytest.approx(made.auroc, rel=1e-5)
+        assert load_trace(cell, tmp_path).auroc == pytest.approx(made.auroc, rel=1e-5)
         assert f"The trace at {file} cannot be read ({reason}" in caplog.text
         assert json.loads(file.read_text(encoding="utf-8")) == json.loads(whole)
 

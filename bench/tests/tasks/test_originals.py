@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from offmap.errors import DataError
-from offmap_bench.tasks.uci import ORIGINALS, digest, download, ordered, read, uci
+from offmap_bench.tasks.uci import ORIGINALS, digest, download, read, sort_rows, uci
 from sites import Site, serving
 
 
@@ -49,7 +49,7 @@ def test_the_archives_zip_gives_the_table_of_the_records(name: str, site: Site, 
 def test_protein_has_its_target_first_in_the_archive(data_folder: Path) -> None:
     values = read("protein", data_folder / "uci")
     assert digest(values) == ORIGINALS["protein"].order
-    assert digest(ordered(values[::-1])) == ORIGINALS["protein"].rows
+    assert digest(sort_rows(values[::-1])) == ORIGINALS["protein"].rows
     assert list(ORIGINALS["protein"].columns)[-1] == 0
 
 

@@ -24,7 +24,7 @@ def box(height: int, width: int, random: torch.Generator) -> Box:
     return rows, columns
 
 
-def pasted(x: Tensor, order: Tensor, region: Box) -> tuple[Tensor, float]:
+def paste_box(x: Tensor, order: Tensor, region: Box) -> tuple[Tensor, float]:
     """Images with the box of x[order], and the share of x that is left: (B, K, H, W) -> the same."""
     mixed = x.clone()
     mixed[:, :, region[0], region[1]] = x[order][:, :, region[0], region[1]]
@@ -34,7 +34,7 @@ def pasted(x: Tensor, order: Tensor, region: Box) -> tuple[Tensor, float]:
 def loss(net: nn.Module, x: Tensor, y: Tensor, config: TrainConfig, moment: Moment) -> Tensor:
     """Every image gets a box of another one of the batch, all the same box."""
     order = torch.randperm(len(x), generator=moment.random, device="cpu").to(x.device)
-    mixed, share = pasted(x, order, box(x.shape[2], x.shape[3], moment.random))
+    mixed, share = paste_box(x, order, box(x.shape[2], x.shape[3], moment.random))
     return shared_loss(net(mixed), y, order, share)
 
 

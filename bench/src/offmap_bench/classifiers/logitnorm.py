@@ -17,11 +17,11 @@ class Config(TrainConfig):
     temperature: float = 0.04
 
 
-def normed(logits: Tensor, temperature: float) -> Tensor:
+def normalize_logits(logits: Tensor, temperature: float) -> Tensor:
     """Logits of length 1/τ, z / (τ·‖z‖): (B, C) -> (B, C).
 
     >>> import torch
-    >>> normed(torch.tensor([[3.0, 4.0]]), 0.5)
+    >>> normalize_logits(torch.tensor([[3.0, 4.0]]), 0.5)
     tensor([[1.2000, 1.6000]])
     """
     return F.normalize(logits, dim=1, eps=1e-7) / temperature
@@ -29,7 +29,7 @@ def normed(logits: Tensor, temperature: float) -> Tensor:
 
 def loss(net: nn.Module, x: Tensor, y: Tensor, config: Config, moment: Moment) -> Tensor:
     """The cross-entropy of normed logits. The score is of the plain ones, as the authors have it."""
-    return F.cross_entropy(normed(net(x), config.temperature), y)
+    return F.cross_entropy(normalize_logits(net(x), config.temperature), y)
 
 
 TRAINING = TrainingMethod(Config, loss)

@@ -139,7 +139,7 @@ def train(method: TrainingMethod, net: nn.Module, data: Pair, valid: Pair, *, co
         moment = Moment(generator(seed, "classifier", step), step / steps)
         x, y = batch
         assert isinstance(x, Tensor)
-        return method.loss(net, augmented(x, moment.random) if config.augment else x, y, config, moment)
+        return method.loss(net, augment(x, moment.random) if config.augment else x, y, config, moment)
 
     net.train()
     optimizer = adam(net.parameters(), lr=config.lr)
@@ -148,7 +148,7 @@ def train(method: TrainingMethod, net: nn.Module, data: Pair, valid: Pair, *, co
     method.settle(net, *valid, config)
 
 
-def augmented(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
+def augment(x: Tensor, random: torch.Generator, most: int = 4) -> Tensor:
     """Each image mirrored or not; the batch shifted by up to `most` pixels, edges filled with zeros: (B, K, H, W) -> the same."""
     height, width = x.shape[2:]
     flips = torch.rand(len(x), 1, 1, 1, generator=random, device="cpu") < 0.5

@@ -24,14 +24,14 @@ class Config(TrainConfig):
 class Energetic(BodyAndHead):
     """A net with its last features of each class, (C, Q, D), and a logistic rule on its energy, which weighs classes."""
 
-    def __init__(self, net: nn.Sequential, queue: int) -> None:
+    def __init__(self, net: nn.Sequential, length: int) -> None:
         super().__init__(net)
         classes, width, device = self.head.out_features, self.head.in_features, self.head.weight.device
         self.shares = nn.Parameter(torch.zeros(classes, device=device))  # the logarithm of what a class counts in the energy
         self.slope, self.shift = nn.Parameter(torch.ones((), device=device)), nn.Parameter(torch.zeros((), device=device))
-        self.kept: Tensor
+        self.queue: Tensor
         self.count: Tensor
-        self.register_buffer("kept", torch.zeros(classes, queue, width, device=device))
+        self.register_buffer("queue", torch.zeros(classes, length, width, device=device))
         self.register_buffer("count", torch.zeros(classes, dtype=torch.long, device=device))
 
     def energy(self, features: Tensor) -> Tensor:
@@ -39,25 +39,25 @@ class Energetic(BodyAndHead):
         return -(self.head(features) + self.shares).logsumexp(1)
 
     @torch.no_grad()
-    def keep(self, features: Tensor, y: Tensor) -> None:
+    def enqueue(self, features: Tensor, y: Tensor) -> None:
         """The newest features of each class take the places of the oldest."""
         for c in y.unique().tolist():
-            new = features[y == c][-self.kept.shape[1] :]
-            places = (int(self.count[c]) + torch.arange(len(new), device=y.device)) % self.kept.shape[1]
-            self.kept[c, places] = new
+            new = features[y == c][-self.queue.shape[1] :]
+            places = (int(self.count[c]) + torch.arange(len(new), device=y.device)) % self.queue.shape[1]
+            self.queue[c, places] = new
             self.count[c] += len(new)
 
 
-def outliers(kept: Tensor, noise: Tensor) -> Tensor:
+def outliers(queue: Tensor, noise: Tensor) -> Tensor:
     """The least likely of S draws of every class: (C, Q, D), (C, S, D) -> (C, D).
 
     Draws are μ_c + L·n with L·Lᵀ = Σ, the covariance of all features around the means of their classes; the least likely one has
     the longest n.
     """
-    mean = kept.mean(1)
-    centred = (kept - mean[:, None]).flatten(0, 1)
+    mean = queue.mean(1)
+    centred = (queue - mean[:, None]).flatten(0, 1)
     covariance = centred.mT @ centred / len(centred)
-    ridge = (1e-4 * covariance.diagonal().mean() + 1e-8) * torch.eye(len(covariance), device=kept.device, dtype=kept.dtype)
+    ridge = (1e-4 * covariance.diagonal().mean() + 1e-8) * torch.eye(len(covariance), device=queue.device, dtype=queue.dtype)
     furthest = noise.square().sum(2).argmax(1)
     longest = noise[torch.arange(len(noise), device=noise.device), furthest]
     return mean + longest @ torch.linalg.cholesky(covariance + ridge).mT
@@ -72,11 +72,11 @@ def loss(net: Energetic, x: Tensor, y: Tensor, config: Config, moment: Moment) -
     """CE and, once every class has a full queue and the time has come, weight·(the logistic loss of energies)."""
     features = net.body(x)
     total = F.cross_entropy(net.head(features), y)
-    net.keep(features.detach(), y)
+    net.enqueue(features.detach(), y)
     if moment.done < config.start or int(net.count.min()) < config.queue:
         return total
-    shape = (net.kept.shape[0], config.candidates, net.kept.shape[2])
-    virtual = outliers(net.kept, torch.randn(shape, generator=moment.random, device="cpu").to(x))
+    shape = (net.queue.shape[0], config.candidates, net.queue.shape[2])
+    virtual = outliers(net.queue, torch.randn(shape, generator=moment.random, device="cpu").to(x))
     rule = logistic_loss(net.slope * net.energy(features) + net.shift, net.slope * net.energy(virtual) + net.shift)
     return total + config.weight * rule
 

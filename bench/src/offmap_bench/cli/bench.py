@@ -14,11 +14,11 @@ from offmap.cli.options import Address, EngineName, Jobs, Json, print_result, us
 
 bench = typer.Typer(no_args_is_help=True, help="Run and tabulate experiments that a plan describes.", rich_markup_mode=None)
 
-ROOM = Path("bench/records")
+FOLDER = Path("bench/records")
 
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that comes with offmap, such as `uci`, or a .toml file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The plan's own shortcut, only to see that it runs.")]
-Room = Annotated[Path, typer.Option(help="Folder of the records of all plans.")]
+Folder = Annotated[Path, typer.Option(help="Folder of the records of all plans.")]
 Records = Annotated[Path | None, typer.Option(help="File of the records; by default bench/records/PLAN.jsonl.")]
 
 
@@ -44,15 +44,15 @@ def bench_run(
     """  # noqa: D301
     from offmap.distributed.jobs import Pool
     from offmap_bench.report.live import Live
-    from offmap_bench.runner.plan import cells, narrowed, read_plan
+    from offmap_bench.runner.plan import cells, narrow_plan, read_plan
     from offmap_bench.runner.run import run
 
-    whole = read_plan(plan, quick=quick)
-    wanted = cells(narrowed(whole, label=only, seeds=seeds, tasks=tasks))
-    path = records or ROOM / f"{whole.name}.jsonl"
+    selected = read_plan(plan, quick=quick)
+    wanted = cells(narrow_plan(selected, label=only, seeds=seeds, tasks=tasks))
+    path = records or FOLDER / f"{selected.name}.jsonl"
     with usage_errors():
         pool = Pool(engine, jobs, address)
-    live = Live(whole.name, wanted, jobs)
+    live = Live(selected.name, wanted, jobs)
     screen = Console(stderr=True)
     with RichLive(live, console=screen, transient=True) if screen.is_terminal else nullcontext():
         outcome = run(wanted, path, pool=pool, report=live.hear)
@@ -85,10 +85,10 @@ def bench_table(
     from offmap_bench.runner.store import read_records
     from offmap_bench.runner.table import markdown
 
-    whole = read_plan(plan, quick=quick)
-    page = out or Path("docs") / f"{whole.name}.md"
-    written = {"means": markdown, "ranks": ranks_markdown}[whole.page]
-    write_whole(page, written(whole, read_records(records or ROOM / f"{whole.name}.jsonl")).encode())
+    selected = read_plan(plan, quick=quick)
+    page = out or Path("docs") / f"{selected.name}.md"
+    written = {"means": markdown, "ranks": ranks_markdown}[selected.page]
+    write_whole(page, written(selected, read_records(records or FOLDER / f"{selected.name}.jsonl")).encode())
     print_result(as_json, {"page": page}, f"The tables are at {page}")
 
 
@@ -96,7 +96,7 @@ def bench_table(
 def bench_compare(
     plan: PlanName,
     quick: Quick = False,
-    room: Room = ROOM,
+    folder: Folder = FOLDER,
     out: Annotated[Path | None, typer.Option(help="Where to write the page; by default docs/PLAN-compare.md.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -109,7 +109,7 @@ def bench_compare(
 
     printed = sheet(plan)
     page = out or Path("docs") / f"{plan}{'-quick' * quick}-compare.md"
-    write_whole(page, compare_markdown(f"{plan}{' --quick' * quick}", printed, answers(printed, room, quick=quick)).encode())
+    write_whole(page, compare_markdown(f"{plan}{' --quick' * quick}", printed, answers(printed, folder, quick=quick)).encode())
     print_result(as_json, {"page": page}, f"The comparison is at {page}")
 
 
@@ -117,7 +117,7 @@ def bench_compare(
 def bench_figures(
     plan: PlanName,
     quick: Quick = False,
-    room: Room = ROOM,
+    folder: Folder = FOLDER,
     out: Annotated[Path | None, typer.Option(help="Folder of the SVG files; by default docs/figures/PLAN.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -127,20 +127,20 @@ def bench_figures(
     """
     from offmap_bench.report.experiment import experiment, write_figures
 
-    whole = experiment(plan, room, quick=quick)
-    folder = out or Path("docs/figures") / whole.results.plan.name
+    results = experiment(plan, folder, quick=quick)
+    target = out or Path("docs/figures") / results.results.plan.name
     with Console(stderr=True).status("Drawing") as status:
-        paths = write_figures(whole, folder, say=status.update)
+        paths = write_figures(results, target, say=status.update)
     names = ", ".join(path.name for path in paths)
-    text = f"{len(paths)} figures are in {folder}" + (f": {names}" if names else "")
-    print_result(as_json, {"folder": folder, "figures": [path.name for path in paths]}, text)
+    text = f"{len(paths)} figures are in {target}" + (f": {names}" if names else "")
+    print_result(as_json, {"folder": target, "figures": [path.name for path in paths]}, text)
 
 
 @bench.command("page")
 def bench_page(
     plan: PlanName,
     quick: Quick = False,
-    room: Room = ROOM,
+    folder: Folder = FOLDER,
     out: Annotated[Path | None, typer.Option(help="Where to write the page; by default PLAN.html.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -150,7 +150,7 @@ def bench_page(
     """
     from offmap_bench.report.experiment import experiment, write_experiment
 
-    whole = experiment(plan, room, quick=quick)
+    results = experiment(plan, folder, quick=quick)
     with Console(stderr=True).status("Drawing") as status:
-        page = write_experiment(whole, out or Path(f"{whole.results.plan.name}.html"), say=status.update)
+        page = write_experiment(results, out or Path(f"{results.results.plan.name}.html"), say=status.update)
     print_result(as_json, {"page": page}, f"The page is at {page}")

@@ -45,7 +45,7 @@ class Mask(nn.Module):
         return x * cast(Tensor, self.mask)
 
 
-def masked(net: nn.Module) -> nn.Module:
+def replace_dropout(net: nn.Module) -> nn.Module:
     """A copy of the model whose Dropout layers are masks."""
     twin = copy_model(net)
     for name, module in list(twin.named_modules()):
@@ -116,7 +116,7 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
     for config in configs:
         check_fields(config)
     training = shared(configs)
-    at = stack_models([masked(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
+    at = stack_models([replace_dropout(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
     shapes = mask_shapes(at.net, valid.inputs)
     fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
     stack = Stack.of(runtime.model(at.net, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))

@@ -25,10 +25,10 @@ from offmap_bench.runner.compare import (
     parse_sheet,
     section,
 )
-from offmap_bench.runner.plan import packaged, read_plan
+from offmap_bench.runner.plan import read_packaged, read_plan
 from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import Results, TableSection, complete_seeds
-from offmap_bench.runner.watch import traced
+from offmap_bench.runner.watch import load_trace
 
 Say = Callable[[str], None]
 Figures = dict[str, list[Panel]]
@@ -53,12 +53,12 @@ class Experiment:
         return [] if self.printed is None else comparisons(self.printed, self.answers)
 
 
-def experiment(name: str, room: Path, *, quick: bool = False) -> Experiment:
-    """The plan of that name with what is found of it, and what the paper prints of it; `room` holds the records of all plans."""
-    plan, text = read_plan(name, quick=quick), packaged("plans/printed").get(name)
+def experiment(name: str, folder: Path, *, quick: bool = False) -> Experiment:
+    """The plan of that name with its records, and what the paper prints of it; `folder` holds the records of all plans."""
+    plan, text = read_plan(name, quick=quick), read_packaged("plans/printed").get(name)
     printed = None if text is None else parse_sheet(text)
-    several = [] if printed is None else answers(printed, room, quick=quick)
-    return Experiment(Results(plan, read_records(room / f"{plan.name}.jsonl")), room / plan.name, printed, several)
+    several = [] if printed is None else answers(printed, folder, quick=quick)
+    return Experiment(Results(plan, read_records(folder / f"{plan.name}.jsonl")), folder / plan.name, printed, several)
 
 
 def figures(experiment: Experiment, say: Say = lambda doing: None) -> Figures:
@@ -96,8 +96,8 @@ def dots(experiment: Experiment) -> list[Panel]:
 
 def task_means(results: Results, values: Mapping[tuple[str, int], float], tasks: Sequence[str]) -> list[float]:
     """Per cent of every task that has been run, mean over seeds."""
-    found = [complete_seeds(dict(values), [task], results.plan.seeds) for task in tasks]
-    return [100 * fmean(seeds) for seeds in found if seeds]
+    means = [complete_seeds(dict(values), [task], results.plan.seeds) for task in tasks]
+    return [100 * fmean(seeds) for seeds in means if seeds]
 
 
 def printed_mean(printed: Sheet | None, label: str, tasks: Sequence[str]) -> float | None:
@@ -119,7 +119,7 @@ def tradeoffs(results: Results, folder: Path, say: Say) -> Figures:
         for cell, _ in results.ok:
             if cell.task == task and cell.members == 1 and cell.seed == results.plan.seeds[0] and cell.method == "maxwent":
                 say(f"{cell.label} on {task}")
-                traces[cell.label] = traced(cell, folder)
+                traces[cell.label] = load_trace(cell, folder)
         if not traces:
             continue
         key = f"course-{task.replace('/', '-')}"

@@ -22,7 +22,7 @@ from offmap_bench.runner.context import FitContext, config_of
 from offmap_bench.runner.plan import Cell
 from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import Results
-from offmap_bench.runner.watch import POINTS, View, course, grid, read_as, refitted, view_of
+from offmap_bench.runner.watch import POINTS, View, course, grid, read_as, refit, view_of
 from offmap_bench.runner.watch import views as cached_views
 from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.citycam import load
@@ -186,7 +186,7 @@ def amplitudes(drawing: Drawing) -> list[Panel]:
         drawing.say(f"amplitudes of {label}")
         cell, record = drawing.cell(label, "moons")
         task: Task = task_of("moons", cell.seed)
-        fitted = refitted(cell, record, task)
+        fitted = refit(cell, record, task)
         if isinstance(fitted.predictive, Stochastic):
             made = read_as(replace(cell, members=5), fitted, task)
             panels += [
@@ -208,7 +208,7 @@ def day_figures(results: Results, folder: Path, say: Say) -> dict[str, list[Pane
         if cell.task == DAY_TASK and cell.label in DAY_METHODS and cell.seed == results.plan.seeds[0]:
             say(f"{cell.label} over the day")
             shift = load("weather", cell.seed)
-            guard = read_as(cell, refitted(cell, record, shift.task), shift.task)
+            guard = read_as(cell, refit(cell, record, shift.task), shift.task)
             prediction = guard.predict(next(iter(shift.task.ood.values())), clip=None)
             assert prediction.mean is not None
             assert prediction.std is not None

@@ -131,12 +131,12 @@ def measure(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str,
     """Metrics {set: {name: value}}, averaged over the members when each is alone; and what was chosen."""
     if fitted.predictive is None:
         assert fitted.scorer is not None
-        return averaged([metrics_of(fitted.scorer, task)], task), fitted.chosen
+        return average_members([metrics_of(fitted.scorer, task)], task), fitted.chosen
     views: Sequence[Predictive] = [fitted.predictive]
     if cell.members == 1:
         views = [Member(fitted.predictive, index) for index in range(fitted.predictive.members)]
     guards = [build_guard(view, fitted, task, cell) for view in views]
-    return averaged([metrics_of(g, task) for g in guards], task), {**fitted.chosen, "clip": [g.clip for g in guards]}
+    return average_members([metrics_of(g, task) for g in guards], task), {**fitted.chosen, "clip": [g.clip for g in guards]}
 
 
 def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
@@ -170,7 +170,7 @@ def accuracy(scorer: Scorer, rows: Pair) -> float | None:
     return None if label is None else float((label == rows[1]).double().mean())
 
 
-def averaged(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Task) -> dict[str, dict[str, Any]]:
+def average_members(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Task) -> dict[str, dict[str, Any]]:
     """The mean over members. A number that is not finite for one has no mean: null, and `not_finite` counts the members."""
     result: dict[str, dict[str, Any]] = {}
     for name, first in parts[0].items():

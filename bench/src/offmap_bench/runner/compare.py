@@ -12,7 +12,7 @@ from statistics import fmean, pstdev
 from typing import Any, Literal
 
 from offmap.errors import ConfigError, nearest
-from offmap_bench.runner.plan import packaged, read_plan
+from offmap_bench.runner.plan import read_packaged, read_plan
 from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import NOTHING, Results, TableSection, Values, complete_seeds, missing, percent, plain, spread
 
@@ -58,7 +58,7 @@ class Sheet:
 
 def sheet(name: str) -> Sheet:
     """The printed tables that a plan reproduces."""
-    texts = packaged("plans/printed")
+    texts = read_packaged("plans/printed")
     if name not in texts:
         raise ConfigError(f"Expected a plan with printed numbers to compare with, {nearest(name, texts)}, but got {name!r}.")
     return parse_sheet(texts[name])
@@ -155,7 +155,7 @@ class Comparison:
         return Counter(entry.verdict for row in self.rows for entry in row.entries if entry.verdict)
 
 
-def compared(printed: Printed, several: Sequence[Results]) -> Comparison:
+def compare_table(printed: Printed, several: Sequence[Results]) -> Comparison:
     """The table with what the records of several plans say."""
     labels = list(dict.fromkeys(label for results in several for label in results.plan.labels))
     owners = {label: (name, index) for index, (name, answers) in enumerate(printed.methods) for label in answers}
@@ -216,15 +216,15 @@ def relative(values: Mapping[str, Mapping[tuple[str, int], float]], label: str) 
     return {name: {key: v / unit[key] for key, v in numbers.items() if unit.get(key)} for name, numbers in values.items()}
 
 
-def answers(sheet: Sheet, room: Path, *, quick: bool = False) -> list[Results]:
-    """The results of the plans that answer a sheet; `room` holds their records."""
+def answers(sheet: Sheet, folder: Path, *, quick: bool = False) -> list[Results]:
+    """The results of the plans that answer a sheet; `folder` holds their records."""
     plans = [read_plan(name, quick=quick) for name in sheet.plans]
-    return [Results(plan, read_records(room / f"{plan.name}.jsonl")) for plan in plans]
+    return [Results(plan, read_records(folder / f"{plan.name}.jsonl")) for plan in plans]
 
 
 def comparisons(sheet: Sheet, several: Sequence[Results]) -> list[Comparison]:
     """All tables of a sheet."""
-    return [compared(printed, several) for printed in sheet.tables]
+    return [compare_table(printed, several) for printed in sheet.tables]
 
 
 def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str:

@@ -103,7 +103,7 @@ def config_of(module: Any, settings: Settings, key: str = "", presets: Mapping[s
     return config
 
 
-def filled(config: Any, settings: Settings, **defaults: Any) -> dict[str, Any]:
+def fill_defaults(config: Any, settings: Settings, **defaults: Any) -> dict[str, Any]:
     """All fields of a config, and the settings beside them, whose defaults are given."""
     own = as_settings(config)
     return {**defaults, **own, **{key: value for key, value in settings.items() if key not in own}}

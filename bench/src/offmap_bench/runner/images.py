@@ -31,7 +31,7 @@ from offmap_bench.classifiers.training import Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from offmap_bench.runner.base_models import SEED_STEP, read_cached, update_digest, write_cached
-from offmap_bench.runner.context import FitContext, Fitted, Method, Settings, config_of, filled
+from offmap_bench.runner.context import FitContext, Fitted, Method, Settings, config_of, fill_defaults
 from offmap_bench.tasks.pretrained import WEIGHTS, weights
 from offmap_bench.tasks.task import Pair, Task
 
@@ -216,7 +216,7 @@ def guard_settings(settings: Settings) -> dict[str, Any]:
         raise ConfigError(f"Expected two or more `nets` to mix, but got {len(names)}.")
     options = other_settings(settings, "members", "rows", "nets")
     config = config_of(maxwent, options, "config", maxwent.CONFIGS)
-    return {"members": 1, **DEFAULTS, **settings, **filled(config, options)}
+    return {"members": 1, **DEFAULTS, **settings, **fill_defaults(config, options)}
 
 
 def fit_classifier(context: FitContext, settings: Settings) -> Fitted:

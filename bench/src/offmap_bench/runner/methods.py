@@ -27,7 +27,7 @@ from offmap_bench.runner.context import (
     Method,
     Settings,
     config_of,
-    filled,
+    fill_defaults,
     recipe,
     without_scoring,
 )
@@ -43,7 +43,7 @@ def config_keys(config: type) -> frozenset[str]:
     return frozenset({f.name for f in fields(config)} - {"parameterization"} | {*SCORING})
 
 
-def reached(predictive: Predictive) -> dict[str, Any]:
+def describe_fit(predictive: Predictive) -> dict[str, Any]:
     """What a fit chose and how wide it became."""
     if isinstance(predictive, laplace.Approximated):
         return dict(predictive.chosen)
@@ -69,10 +69,10 @@ def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = N
         made = module.fit(nets, rows, valid, likelihood=likelihood, config=config, seed=context.seed, runtime=runtime)
         seconds = time.perf_counter() - begin
         steps = max(made.history.step, default=0) if isinstance(made, Stochastic) else getattr(config, "steps", 0)
-        return Fitted(made, likelihood, seconds=seconds, steps=steps, chosen=reached(made))
+        return Fitted(made, likelihood, seconds=seconds, steps=steps, chosen=describe_fit(made))
 
     names = config_keys(module.Config) | {*keys, *defaults}
-    return Method(fit, lambda settings: filled(read(settings), settings, **defaults), names, from_models=True)
+    return Method(fit, lambda settings: fill_defaults(read(settings), settings, **defaults), names, from_models=True)
 
 
 def from_scratch(module: ModuleType, stacks: str, *, dropout: float = 0.0) -> Method:
@@ -90,13 +90,13 @@ def from_scratch(module: ModuleType, stacks: str, *, dropout: float = 0.0) -> Me
         fits = module.fit_grid(nets, rows, valid, likelihood=likelihood, configs=configs, seed=context.seed, runtime=SILENT)
         share = (time.perf_counter() - begin) / len(fits)
         return [
-            Fitted(made, likelihood, seconds=share, steps=configs[0].steps, chosen={**reached(made), **candidate})
+            Fitted(made, likelihood, seconds=share, steps=configs[0].steps, chosen={**describe_fit(made), **candidate})
             for made, candidate in zip(fits, candidates, strict=True)
         ]
 
     return Method(
         lambda context, settings: fit_grid(context, settings, [{}])[0],
-        lambda settings: filled(read(settings), settings, hidden=HIDDEN, batch_size=BATCH),
+        lambda settings: fill_defaults(read(settings), settings, hidden=HIDDEN, batch_size=BATCH),
         config_keys(module.Config) | {"hidden", "batch_size"}, stacks=frozenset({stacks}), fit_grid=fit_grid,
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def ensemble(name: str) -> Method:
 
     def settings_of(settings: Settings) -> dict[str, Any]:
         how = recipe(name, without_scoring(settings))
-        return filled(how.training, settings, hidden=how.hidden, batch_size=how.batch_size)
+        return fill_defaults(how.training, settings, hidden=how.hidden, batch_size=how.batch_size)
 
     return Method(
         lambda context, settings: fit_grid(context, settings, [{}])[0], settings_of,

@@ -143,7 +143,7 @@ def cells(plan: Plan) -> list[Cell]:
     return sorted(planned, key=lambda cell: first[cell.seed, cell.task, cell.fit_key])
 
 
-def narrowed(
+def narrow_plan(
     plan: Plan, *, label: str | None = None, seeds: Sequence[int] | None = None, tasks: Sequence[str] | None = None
 ) -> Plan:
     """A part of a plan: entries whose label matches `label`, some seeds, and the tasks that match one of the patterns."""
@@ -170,7 +170,7 @@ def read_plan(name: str | Path, *, quick: bool = False) -> Plan:
     """Read a plan that comes with offmap-bench, by its name, or one of your own, by the path of its file."""
     path = Path(name)
     if path.suffix != ".toml":
-        texts = packaged()
+        texts = read_packaged()
         if str(name) not in texts:
             raise ConfigError(f"Expected a plan to be {nearest(str(name), texts)} or the path of a .toml file, but got {name!s}.")
         return parse(texts[str(name)], f"{name}.toml", quick=quick)
@@ -181,7 +181,7 @@ def read_plan(name: str | Path, *, quick: bool = False) -> Plan:
     return parse(text, str(path), quick=quick)
 
 
-def packaged(folder: str = "plans") -> dict[str, str]:
+def read_packaged(folder: str = "plans") -> dict[str, str]:
     """The TOML files that come with offmap-bench: {name: text}."""
     files = (resources.files("offmap_bench") / folder).iterdir()
     texts = {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in files if f.name.endswith(".toml")}

@@ -116,7 +116,7 @@ class Trace:
     kept: int
 
 
-def traced(cell: Cell, folder: Path) -> Trace:
+def load_trace(cell: Cell, folder: Path) -> Trace:
     """The trace of a cell's fit for its first net, read from `folder`/traces if it was made before."""
     path = folder / "traces" / f"{cell.hash}-{digest(settings_of(cell))}.json"
     cached = _read_trace(path)
@@ -227,7 +227,7 @@ def view_of(prediction: Prediction) -> View:
     return View(entropy=scores.predictive_entropy(prediction.probs[None]).reshape(side, side))
 
 
-def refitted(cell: Cell, record: Record, task: Task) -> Fitted:
+def refit(cell: Cell, record: Record, task: Task) -> Fitted:
     """The fit behind a record, made again; of a grid only what was chosen."""
     chosen = {key: record.chosen[key] for key in cell.grid}
     return METHODS[cell.method].fit(FitContext(task, cell.seed, cell.source), {**cell.fit_config, **chosen})
@@ -260,7 +260,7 @@ def make_views(cell: Cell, record: Record, clips: Sequence[float | None]) -> dic
     x = grid(task.inputs, POINTS.get(task.inputs, 0))
     if x is None:
         raise ConfigError(f"Expected a task of one or two inputs to draw, but {cell.task!r} has {task.inputs}.")
-    guard = read_as(cell, refitted(cell, record, task), task)
+    guard = read_as(cell, refit(cell, record, task), task)
     by_clip = {clip: view(guard, x, clip) for clip in clips}
     return {f"{kind} {clip}": _array(getattr(v, kind)) for clip, v in by_clip.items() for kind in KINDS}
 

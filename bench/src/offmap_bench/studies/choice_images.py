@@ -131,7 +131,7 @@ def judge_scores(scores: Mapping[str, Tensor]) -> dict[str, float]:
 
 def measure_six(title: str, name: str, members: int = 1) -> dict[str, Any]:
     """Nets trained on six classes; several of them in one guard, and in one for each."""
-    task, full = open_set(name, SEED), images(name, SEED, strange=False)
+    task, full = open_set(name, SEED), images(name, SEED, ood=False)
     shown = np.random.RandomState(SEED).permutation(10)[:6]
     unknown = full.train[0][~torch.isin(full.train[1], torch.from_numpy(shown))][:UNKNOWN_IMAGES]
     nets = [learned(task, "plain", {}, SEED, member)[0].net for member in range(members)]
@@ -144,7 +144,7 @@ def measure_six(title: str, name: str, members: int = 1) -> dict[str, Any]:
 
 def measure_resnets() -> dict[str, Any]:
     """Three given nets, and two ways to combine them."""
-    task = images("cifar10", strange=False)
+    task = images("cifar10", ood=False)
     sets = sets_of(task)
     several = {name: terms_of(pretrained_net(name, 10), task, sets) for name in PRETRAINED}
     each = list(several.values())

@@ -8,10 +8,10 @@ from functools import partial
 
 from offmap.errors import ConfigError, nearest
 from offmap_bench.tasks.citycam import SHIFTS, citycam
-from offmap_bench.tasks.images import SETTINGS, few, images, open_set, renamed
+from offmap_bench.tasks.images import SETTINGS, few, images, open_set, rename_task
 from offmap_bench.tasks.pretrained import WEIGHTS
 from offmap_bench.tasks.synthetic import digits, moons, regression
-from offmap_bench.tasks.tabular import PREFIX, named
+from offmap_bench.tasks.tabular import PREFIX, parse_name
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, SETS, uci
 
@@ -19,7 +19,7 @@ IMAGE_TASKS: dict[str, Callable[[int], Task]] = {
     **{f"images/{name}": partial(images, name) for name, setting in SETTINGS.items() if setting.near},
     **{f"images/{name}/open": partial(open_set, name) for name in SETTINGS},
     **{
-        f"images/cifar10/resnet{depth}": partial(renamed, partial(images, "cifar10"), f"images/cifar10/resnet{depth}")
+        f"images/cifar10/resnet{depth}": partial(rename_task, partial(images, "cifar10"), f"images/cifar10/resnet{depth}")
         for depth in WEIGHTS.values()
     },
 }
@@ -48,7 +48,7 @@ def names() -> list[str]:
 def task(name: str, seed: int = 0) -> Task:
     """The task of that name, or of a file of your own ("file:cars.csv#target=price"); `seed` splits its data."""
     if name.startswith(PREFIX):
-        return named(name).task(seed)
+        return parse_name(name).task(seed)
     if name not in TASKS:
         raise ConfigError(f"Expected the name of a task to be {nearest(name, TASKS)}, but got {name!r}.")
     return TASKS[name](seed)
@@ -65,7 +65,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
     tasks: list[str] = []
     for pattern in patterns:
         if pattern.startswith(PREFIX):
-            named(pattern)
+            parse_name(pattern)
         matching = [pattern] if pattern.startswith(PREFIX) else [name for name in TASKS if fnmatchcase(name, pattern)]
         if not matching:
             raise ConfigError(f"Expected a task or a pattern of tasks to be {nearest(pattern, TASKS)}, but got {pattern!r}.")

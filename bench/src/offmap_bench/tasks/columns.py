@@ -93,21 +93,21 @@ class Code:
         levels: dict[str, tuple[str, ...]] = {}
         for name, column in columns.items():
             if isinstance(column, list):
-                found = sorted({str(column[i]) for i in rows.tolist()})
-                if len(found) > LEVELS:
+                texts = sorted({str(column[i]) for i in rows.tolist()})
+                if len(texts) > LEVELS:
                     raise DataError(
-                        f"Expected at most {LEVELS} different words in column {name!r}, but got {len(found)}, such as "
-                        f"{found[0]!r}. Leave it out with `drop`."
+                        f"Expected at most {LEVELS} different words in column {name!r}, but got {len(texts)}, such as "
+                        f"{texts[0]!r}. Leave it out with `drop`."
                     )
-                levels[name] = tuple(found)
+                levels[name] = tuple(texts)
                 continue
             values = column[rows]
-            given = values[~np.isnan(values)]
-            if not len(given):
+            present = values[~np.isnan(values)]
+            if not len(present):
                 raise DataError(
                     f"Expected numbers in column {name!r}, but all are missing in training. Leave it out with `drop`."
                 )
-            median = float(np.median(given))
+            median = float(np.median(present))
             mean, spread = moments(np.where(np.isnan(values), median, values))
             numbers[name] = median, float(mean), float(spread)
         return Code(numbers, levels)

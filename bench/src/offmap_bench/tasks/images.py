@@ -79,7 +79,7 @@ FEW = {"train": 5_000, "valid": 500, "test": 500, "OOD": 500}
 """Images of each part of a small task."""
 
 
-def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None, strange: bool = True) -> Task:
+def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None, ood: bool = True) -> Task:
     """MNIST (validation: 5,000 training images, at random by `seed`) or CIFAR-10 (20,000 training images; validation: the first
     2,000 test images, because given nets have seen all training ones; testing: the other 8,000), with near and far OOD ones.
 
@@ -87,21 +87,21 @@ def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: 
     """
     setting = setting_of(name)
     train, test = (read_pair(source, setting.form, folder, rows) for source in (setting.train, setting.test))
-    kept, cut = (train, setting.valid) if setting.valid_from == "train" else (test, setting.valid)
-    if len(kept[1]) <= cut:
-        cut = len(kept[1]) // 4
-    order = torch.arange(len(kept[1]))
+    source, cut = (train, setting.valid) if setting.valid_from == "train" else (test, setting.valid)
+    if len(source[1]) <= cut:
+        cut = len(source[1]) // 4
+    order = torch.arange(len(source[1]))
     if setting.valid_from == "train":
         order = torch.from_numpy(np.random.RandomState(seed).permutation(len(order)))
-    valid, rest = (tuple(t[part] for t in kept) for part in (order[:cut], order[cut:].sort().values))
-    others = setting.near | setting.far if strange else {}
-    ood = {label: read_pair(source, setting.form, folder, rows)[0] for label, source in others.items()}
+    valid, rest = (tuple(t[part] for t in source) for part in (order[:cut], order[cut:].sort().values))
+    others = setting.near | setting.far if ood else {}
+    sets = {label: read_pair(source, setting.form, folder, rows)[0] for label, source in others.items()}
     return Task(
         name=f"images/{name}",
         train=rest if setting.valid_from == "train" else train,  # pyright: ignore[reportArgumentType]
         valid=valid,  # pyright: ignore[reportArgumentType]
         test=rest if setting.valid_from == "test" else test,  # pyright: ignore[reportArgumentType]
-        ood=ood,
+        ood=sets,
         likelihood="categorical",
         outputs=setting.classes,
     )
@@ -111,20 +111,20 @@ def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows
     """Some of the classes of `images(name)` (six of ten), at random by `seed` and numbered anew, are in-distribution; test images of the
     others are OOD.
     """
-    setting, whole = setting_of(name), images(name, seed, folder, rows=rows, strange=False)
+    setting, whole = setting_of(name), images(name, seed, folder, rows=rows, ood=False)
     known = np.sort(np.random.RandomState(seed).permutation(setting.classes)[: setting.known])
     number = torch.full((setting.classes,), -1)
     number[torch.from_numpy(known)] = torch.arange(setting.known)
 
-    def familiar(part: Pair) -> Pair:
+    def shown(part: Pair) -> Pair:
         x, y = part[0], number[part[1]]
         return x[y >= 0], y[y >= 0]
 
     return Task(
         name=f"images/{name}/open",
-        train=familiar(whole.train),
-        valid=familiar(whole.valid),
-        test=familiar(whole.test),
+        train=shown(whole.train),
+        valid=shown(whole.valid),
+        test=shown(whole.test),
         ood={"unknown classes": whole.test[0][number[whole.test[1]] < 0]},
         likelihood="categorical",
         outputs=setting.known,
@@ -142,11 +142,11 @@ def few(whole: Callable[[int], Task], seed: int = 0) -> Task:
         return some(part, rows[0]), some(part, rows[1])
 
     parts = {part: both(part, rows) for part, rows in (("train", task.train), ("valid", task.valid), ("test", task.test))}
-    strange = {label: some("OOD", x) for label, x in task.ood.items()}
-    return replace(task, name=f"{task.name}/few", ood=strange, **parts)
+    ood = {label: some("OOD", x) for label, x in task.ood.items()}
+    return replace(task, name=f"{task.name}/few", ood=ood, **parts)
 
 
-def renamed(whole: Callable[[int], Task], name: str, seed: int = 0) -> Task:
+def rename_task(whole: Callable[[int], Task], name: str, seed: int = 0) -> Task:
     """The same task under another name, which may say more, such as whose net is to be used."""
     return replace(whole(seed), name=name)
 

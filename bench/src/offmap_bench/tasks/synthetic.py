@@ -28,7 +28,7 @@ def truth(x: Array) -> Array:
     return 0.3 * (x + np.sin(2 * np.pi * x) + np.sin(4 * np.pi * x))
 
 
-def regression(*, test: int = 200, strange: int = 200) -> Task:
+def regression(*, test: int = 200, ood_points: int = 200) -> Task:
     """100 + 20 points around −0.5 and 0.75 with noise 0.02; OOD: beside the data ("outside") and between ("gap").
 
     Training and validation points are those of the authors' code. `test` in-distribution points follow from the same generator.
@@ -40,13 +40,13 @@ def regression(*, test: int = 200, strange: int = 200) -> Task:
         return x[:, None], truth(x) + 0.02 * rng.randn(len(x))
 
     train, valid, held_out = sample(100), sample(20), sample(test)
-    outside = np.concatenate([np.linspace(low, high, strange // 2) for low, high in OUTSIDE])
-    gap = np.linspace(*GAP, strange)
+    outside = np.concatenate([np.linspace(low, high, ood_points // 2) for low, high in OUTSIDE])
+    gap = np.linspace(*GAP, ood_points)
     ood = {"outside": tensor(outside[:, None]), "gap": tensor(gap[:, None])}
     return Task("regression", pair(*train), pair(*valid), pair(*held_out), ood, likelihood="gaussian", outputs=2)
 
 
-def moons(*, test: int = 400, strange: int = 1000, distance: float = 0.5) -> Task:
+def moons(*, test: int = 400, ood_points: int = 1000, distance: float = 0.5) -> Task:
     """200 + 50 points on two moons; OOD: uniform on [−3, 3]², more than `distance` from every training point.
 
     Training and validation points are those of the authors' code. `test` in-distribution points follow from the same generator.
@@ -59,9 +59,9 @@ def moons(*, test: int = 400, strange: int = 1000, distance: float = 0.5) -> Tas
         return x - np.array([0.5, 0.25]), y
 
     train, valid, held_out = sample(200), sample(50), sample(test)
-    around = rng.uniform(-SQUARE, SQUARE, (4 * strange, 2))
+    around = rng.uniform(-SQUARE, SQUARE, (4 * ood_points, 2))
     nearest = np.linalg.norm(around[:, None] - train[0][None], axis=2).min(1)
-    ood = {"off the moons": tensor(around[nearest > distance][:strange])}
+    ood = {"off the moons": tensor(around[nearest > distance][:ood_points])}
     return Task("moons", pair(*train), pair(*valid), pair(*held_out), ood, likelihood="bernoulli", outputs=1)
 
 

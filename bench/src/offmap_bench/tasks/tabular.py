@@ -96,14 +96,14 @@ class Own:
         inputs = {name: column for name, column in columns.items() if name not in (self.held or {})}
         if not inputs:
             raise DataError(f"Expected inputs in {self.path}, but no column is left.")
-        rest, strange = self.apart(columns, len(target)) if len(target) else (np.arange(0), {})
+        rest, ood_rows = self.apart(columns, len(target)) if len(target) else (np.arange(0), {})
         if len(rest) < LEAST:
             raise DataError(f"Expected {LEAST} in-distribution rows or more in {self.path}, but got {len(rest)}.")
         parts = split(rest, seed, self.shares)
         code = Code.of(inputs, parts[0])
         y, likelihood, outputs = self.answers(target, rest, parts[0])
         x = code.rows(inputs)
-        ood = {name: x[rows] for name, rows in strange.items()}
+        ood = {name: x[rows] for name, rows in ood_rows.items()}
         ood |= {name: code.rows(self.alike(path, inputs)) for name, path in self.others().items()}
         train, valid, test = (pair(x[part], y[part]) for part in parts)
         name = f"file/{Path(self.path).name}"
@@ -123,15 +123,17 @@ class Own:
         if not known.all() and self.missing == "refuse":
             raise DataError(f"Expected a target in each row of {self.path}, but {int((~known).sum())} have none. {REMEDY}")
         dropped = {self.target, *self.drop}
-        kept = {name: column for name, column in columns.items() if not {name, name.partition("[")[0]} & dropped}
-        return self.whole({name: taken(column, known) for name, column in kept.items()}, self.path), taken(target, known)
+        inputs = {name: column for name, column in columns.items() if not {name, name.partition("[")[0]} & dropped}
+        return self.fill_gaps({name: select_rows(column, known) for name, column in inputs.items()}, self.path), select_rows(
+            target, known
+        )
 
-    def whole(self, columns: Columns, path: str | Path) -> Columns:
+    def fill_gaps(self, columns: Columns, path: str | Path) -> Columns:
         """Inputs without what is missing or infinite: refused, or for words a word of its own; numbers wait for the median."""
         for name, column in columns.items():
             if not isinstance(column, list) and (np.abs(column) > LARGEST).any():
                 raise DataError(f"Expected numbers in column {name!r} of {path}, but some are infinite or beyond {LARGEST:g}.")
-        gaps = {name: gaps_of(column) for name, column in columns.items() if gaps_of(column)}
+        gaps = {name: count_gaps(column) for name, column in columns.items() if count_gaps(column)}
         if gaps and self.missing == "refuse":
             counts = ", ".join(f"{name!r} ({count})" for name, count in gaps.items())
             raise DataError(f"Expected a value in each row of {path}, but some are missing in {counts}. {REMEDY}")
@@ -146,11 +148,11 @@ class Own:
             mode = str(self.ood or MODES[0])
             internal, external = halves(Code.of(columns, all_params).rows(columns))
             return (internal, {mode: external}) if mode == MODES[0] else (external, {mode: internal})
-        strange = {
+        ood_rows = {
             f"{name} {', '.join(map(str, values))}": self.rows_with(columns[name], name, values)
             for name, values in self.held.items()
         }
-        return np.setdiff1d(all_params, np.concatenate(list(strange.values()))), strange
+        return np.setdiff1d(all_params, np.concatenate(list(ood_rows.values()))), ood_rows
 
     def rows_with(self, column: Column, name: str, values: Sequence[object]) -> Index:
         """The rows that have one of these values; each must be found."""
@@ -158,10 +160,10 @@ class Own:
             wanted = [str(value) if isinstance(column, list) else float(str(value)) for value in values]
         except ValueError as error:
             raise ConfigError(f"Expected numbers in `held` for column {name!r}, but got {list(values)!r}.") from error
-        found = set(column) if isinstance(column, list) else set(column.tolist())
-        lost = [value for value in wanted if value not in found]
+        present = set(column) if isinstance(column, list) else set(column.tolist())
+        lost = [value for value in wanted if value not in present]
         if lost or not wanted:
-            some = sorted(map(str, found))[:10]
+            some = sorted(map(str, present))[:10]
             raise ConfigError(f"Expected `held` to have values of column {name!r}, such as {some}, but got {list(values)!r}.")
         return np.flatnonzero(np.isin(np.array(column), np.array(wanted)))
 
@@ -174,12 +176,12 @@ class Own:
         else:
             if (np.abs(target) > LARGEST).any():
                 raise DataError(f"Expected numbers in the target {self.target!r}, but some are infinite or beyond {LARGEST:g}.")
-            whole = bool((target == target.round()).all())
+            integral = bool((target == target.round()).all())
             few = len(np.unique(target[rest])) <= CLASSES
-            if self.kind == "regression" or (self.kind is None and not (whole and few)):
+            if self.kind == "regression" or (self.kind is None and not (integral and few)):
                 middle, unit = moments(target[train])
                 return (target - middle) / unit, "gaussian", 2
-            if not whole:
+            if not integral:
                 raise DataError(f"Expected words or whole numbers in the target {self.target!r} for a classification.")
             values = target
         levels = np.unique(values[rest])
@@ -199,7 +201,7 @@ class Own:
         for name, column in inputs.items():
             if isinstance(columns[name], list) != isinstance(column, list):
                 raise DataError(f"Expected numbers in column {name!r} of {path}, as in {self.path}, but got words.")
-        return self.whole({name: columns[name] for name in inputs}, path)
+        return self.fill_gaps({name: columns[name] for name in inputs}, path)
 
 
 def _are_shares(values: Any) -> bool:
@@ -214,11 +216,11 @@ def task(path: str | Path, target: str, *, seed: int = 0, **options: Any) -> Tas
     return Own(path, target, **options).task(seed)
 
 
-def named(name: str) -> Own:
+def parse_name(name: str) -> Own:
     """A table by a name such as "file:cars.csv#target=price&held=region:north,west&missing=impute", for plans."""
-    path, mark, told = name.removeprefix(PREFIX).rpartition("#")
+    path, mark, text = name.removeprefix(PREFIX).rpartition("#")
     options: dict[str, str] = {}
-    for part in told.split("&") if mark else []:
+    for part in text.split("&") if mark else []:
         key, _, value = part.partition("=")
         options[key] = value
     for key in options:
@@ -259,11 +261,11 @@ WORDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def taken(column: Column, rows: NDArray[np.bool_]) -> Column:
+def select_rows(column: Column, rows: NDArray[np.bool_]) -> Column:
     """Some rows of a column."""
     return [word for word, keep in zip(column, rows, strict=True) if keep] if isinstance(column, list) else column[rows]
 
 
-def gaps_of(column: Column) -> int:
+def count_gaps(column: Column) -> int:
     """How many values are missing."""
     return sum(word is None for word in column) if isinstance(column, list) else int(np.isnan(column).sum())

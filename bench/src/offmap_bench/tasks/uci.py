@@ -180,7 +180,7 @@ def download(name: str, path: Path, original: Original | None = None, *, show: b
         raise DataError(f"Expected {original.member} in the zip at {original.url}, but it cannot be read: {error}.") from error
     finally:
         archive.unlink()
-    if digest(ordered(values)) != original.rows:
+    if digest(sort_rows(values)) != original.rows:
         raise DataError(
             f"Expected the table of {name!r} at {original.url}, but its numbers are not those that offmap knows. "
             f"Put a table that you trust at {path}."
@@ -205,7 +205,7 @@ def table(path: Path, original: Original) -> Array:
     return values[:, list(original.columns)]
 
 
-def ordered(values: Array) -> Array:
+def sort_rows(values: Array) -> Array:
     """Rows in the order of their numbers, first column first."""
     return values[np.lexsort(values.T[::-1])]
 
