@@ -67,7 +67,8 @@ def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
         return offmap.fit(net, bench.task.train, bench.task.valid, batch_size=32, basis=basis, **options)
 
     def fit_bnn(name: str) -> Guard:
-        config = replace(bnn.ABLATION[name], **SHARED)
+        shared = {("tradeoff" if key == "entropy_weight" else key): value for key, value in SHARED.items()}  # λ of the KL
+        config = replace(bnn.ABLATION[name], **shared)
         return bench.guard(
             bnn.fit(net, bench.train, bench.valid, likelihood=bench.likelihood, config=config, runtime=SILENT), score="paper"
         )
