@@ -87,7 +87,7 @@ def build_guard(
     check_row_targets(cached, reference)
 
     def score_rows(x: Inputs) -> Tensor:
-        blocks = (cached.features(b, module.layers, pooled=module.pooled) for b in cached.blocks(x))
+        blocks = (cached.features(b, module.reads) for b in cached.blocks(x))
         return torch.cat([reduce_positions(module(f), "mean") for f in blocks]).to(
             torch.promote_types(place.dtype, torch.float32)
         )

@@ -22,7 +22,7 @@ from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Likelihood, Prediction, check_counted
 from offmap.model.capture import features as read_features
 from offmap.posterior.predictive import History, Predictive, Stochastic
-from offmap.scores.score import Features, Score
+from offmap.scores.score import EMPTY, Features, Reads, Score
 
 if TYPE_CHECKING:
     from offmap.export.onnx import ExportInfo
@@ -87,15 +87,15 @@ class DrawSampler:
             start = stop
         return torch.cat(parts)
 
-    def features(self, rows: Inputs, layers: Sequence[str] = (), *, pooled: bool = False) -> Features:
-        """Return the features of one block of rows, with the inputs of some layers."""
+    def features(self, rows: Inputs, reads: Reads) -> Features:
+        """Compute what a score reads of one block of rows."""
         return Features(
             rows,
             self.likelihood,
             self.predictive.members,
-            draw=lambda: self.outputs(rows, None),
-            run_base=lambda: self.outputs(rows, 0.0),
-            read_layers=lambda: self._layer_inputs(rows, layers, pooled),
+            self.outputs(rows, None) if reads.draws else EMPTY,
+            self.outputs(rows, 0.0) if reads.base else EMPTY,
+            self._layer_inputs(rows, reads.layers, reads.pooled) if reads.layers else (),
         )
 
     @torch.no_grad()
@@ -150,13 +150,14 @@ class Guard(Detector):
         return self.sampler.block_rows()
 
     def _features(self, rows: Inputs) -> Features:
-        return self.sampler.features(rows, self.score_module.layers, pooled=self.score_module.pooled)
+        return self.sampler.features(rows, self.score_module.reads)
 
     def _score(self, features: Features) -> Tensor:
         return self.score_module(features).to(self.precision)
 
     def _predict(self, features: Features) -> Prediction:
-        outputs = features.outputs if self.clip is None else self.outputs(features.inputs, self.clip)
+        shared = self.clip is None and self.score_module.reads.draws
+        outputs = features.outputs if shared else self.outputs(features.inputs, self.clip)
         return self.likelihood.predict(outputs)
 
     def _residuals(self, rows: Rows) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import offmap
 from offmap.detector import Calibration, concat_results
 from offmap.likelihoods import Prediction
 from trained import classes, classifier, quick, regression, regressor
@@ -127,3 +128,17 @@ def test_joined_answers_keep_order_and_missing_fields() -> None:
     whole = concat_results(parts)
     assert whole.mean.tolist() == [1.0, 2.0, 3.0]
     assert whole.std is whole.probs is whole.label is None
+
+
+def test_the_repr_of_a_guard_is_two_lines_without_data() -> None:
+    train, valid = regression(60, 0), regression(40, 1)
+    guard = quick(regressor(), train, valid)
+    ensemble = offmap.combine([guard, quick(regressor(1), train, valid)], valid)
+    distilled = offmap.distill(guard, train, valid, rows=100)
+    for detector in (guard, ensemble, distilled):
+        text = repr(detector)
+        assert len(text) < 200
+        assert text.count("\n") == 1
+        assert text.startswith(type(detector).__name__)
+        assert f"threshold {detector.threshold:.4g}" in text
+        assert "tensor" not in text

@@ -135,7 +135,7 @@ def test_layers_of_all_members_are_compared_side_by_side() -> None:
     made = quick(nets, TRAIN, VALID)
     with torch.no_grad():
         each = [torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)]  # what the second matrix of every member meets
-    assert made.score_module.layers[0] == "2.weight"
+    assert made.score_module.reads.layers[0] == "2.weight"
     torch.testing.assert_close(
         made.score_module.parts["layers"].spaces[0](each[1]), KNNDistance.fit(each[0], standardized=False)(each[1])
     )
@@ -200,7 +200,7 @@ def words(n: int, seed: int, length: int = 4) -> dict[str, Tensor]:
 def test_token_ids_are_compared_in_layers_alone() -> None:
     made = quick(Words(), (words(50, 0), torch.arange(50) % 3), (words(40, 1), torch.arange(40) % 3))
     assert "inputs" not in made.score_module.parts
-    assert made.score_module.layers == ("body.weight", "out.weight")
+    assert made.score_module.reads.layers == ("body.weight", "out.weight")
     assert made.score(words(7, 2, length=9)).isfinite().all()  # of any length
 
 
@@ -240,7 +240,7 @@ def test_wide_inputs_are_compared_in_layers_alone() -> None:
     x = torch.randn(30, 4097)
     made = quick(nn.Sequential(nn.Linear(4097, 4), nn.Tanh(), nn.Linear(4, 1)), (x, x[:, 0]), (x, x[:, 0]), basis="identity")
     assert "inputs" not in made.score_module.parts
-    assert made.score_module.layers == ("0.weight", "2.weight")
+    assert made.score_module.reads.layers == ("0.weight", "2.weight")
     assert (flatten_inputs(x[:, :4096]) is None, flatten_inputs(x)) == (False, None)
 
 
@@ -253,7 +253,7 @@ def test_series_beside_lengths_or_masks_are_no_vectors() -> None:
 
 
 def test_inputs_of_another_size_and_layers_that_are_not_met_are_refused(guard: offmap.Guard) -> None:
-    wide = distances_of(guard)
+    wide = replace(guard, score_module=CombinedScore({"inputs": guard.score_module.parts["inputs"]}))
     with pytest.raises(
         ShapeError, match="Expected 3 numbers per input, as at fit time, but got 4. Bring inputs to one size, or fit"
     ):

@@ -48,7 +48,7 @@ from offmap.posterior.noise import Normal
 from offmap.random import generator
 from offmap.scores.combine import NARROW, WIDEST, directions, project
 from offmap.scores.features import TABLE_LAYERS, spread_out
-from offmap.scores.score import Features, Score, ScoreData
+from offmap.scores.score import Features, Reads, Score, ScoreData
 
 LEAST_ROWS = 20
 """In-distribution rows that OOD ones can be made of."""
@@ -80,7 +80,8 @@ class DistilledScore(Score):
 
     def __init__(self, widths: dict[str, int], dtype: torch.dtype, head: Head | None = None) -> None:
         super().__init__()
-        self.widths, self.layers, self.pooled, self.head = widths, tuple(widths)[1:], True, head
+        self.widths, self.head = widths, head
+        self.reads = Reads(False, layers=tuple(widths)[1:], pooled=True)
         for place, width in enumerate(widths.values()):
             self.register_buffer(f"directions{place}", directions(width).to(dtype) if width > NARROW else None)
 
@@ -91,7 +92,7 @@ class DistilledScore(Score):
 
     def read(self, features: Features) -> Tensor:
         """Return what the head reads, (B, D)."""
-        parts = [features.inputs.flatten(1), *([features.layer_inputs[0][n] for n in self.layers] if self.layers else ())]
+        parts = [features.inputs.flatten(1), *(features.layer_inputs[0][n] for n in self.reads.layers)]
         wide = [project(part, getattr(self, f"directions{place}")) for place, part in enumerate(parts)]
         return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in wide], 1)
 
@@ -187,8 +188,7 @@ class DistilledGuard(Detector):
 def run_base(guard: Guard, base: BaseModels, rows: Tensor) -> Features:
     """Run the first member, and return what is known after that."""
     run = base(rows)
-    outputs = torch.stack(run.outputs)
-    return Features(rows, guard.likelihood, 1, lambda: outputs, lambda: outputs, lambda: run.layer_inputs)
+    return Features(rows, guard.likelihood, 1, base_outputs=torch.stack(run.outputs), layer_inputs=run.layer_inputs)
 
 
 def distill(

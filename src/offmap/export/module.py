@@ -24,7 +24,7 @@ from offmap.model.capture import CONVOLUTIONS, hook_inputs, pool_map
 from offmap.model.forward import BatchedModel, apply_last_layer, call, plan_layers, run_layers, widen
 from offmap.model.params import NamedTensors, all_params, at, copy_model
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic
-from offmap.scores.score import Features, Score
+from offmap.scores.score import EMPTY, Features, Score
 
 logger = logging.getLogger("offmap")
 
@@ -219,11 +219,15 @@ class GuardModule(nn.Module):
         base = None if self.base is None else self.base(inputs)
         members = [] if base is None else base.outputs
         clipped = members[0].unsqueeze(0) if self.predicting is None else self.predicting(inputs, base)
+        reads = self.score.reads
         features = Features(
-            inputs, self.likelihood, len(members) or (self.predicting.members if self.predicting else 1),
-            draw=lambda: clipped if self.scoring is None else self.scoring(inputs, base),
-            run_base=lambda: torch.stack(members), read_layers=lambda: [] if base is None else base.layer_inputs,
-        )  # fmt: skip
+            inputs,
+            self.likelihood,
+            len(members) or (self.predicting.members if self.predicting else 1),
+            EMPTY if not reads.draws else clipped if self.scoring is None else self.scoring(inputs, base),
+            torch.stack(members) if reads.base else EMPTY,
+            [] if base is None else base.layer_inputs,
+        )
         return features, clipped
 
 
@@ -254,16 +258,14 @@ def export_guard(
 def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardModule:
     """Return the module that answers as the guard does."""
     predictive, score = with_weights(guard.predictive), guard.score_module
-    features = guard.sampler.features(example, score.layers, pooled=score.pooled)
-    score(features)  # to see what it reads
-    base = None
-    if score.layers or "base_outputs" in vars(features) or predictive.model.last_layer is not None:
+    reads, base = score.reads, None
+    if reads.layers or reads.base or predictive.model.last_layer is not None:
         own = all_params(predictive.model.net)  # one member alone has its fixed weights in the model itself
         weights = [{**own, **predictive.mean_weights(member)} for member in range(predictive.members)]
-        base = BaseModels(predictive.model, weights, score.layers, pooled=score.pooled, half=half)
+        base = BaseModels(predictive.model, weights, reads.layers, pooled=reads.pooled, half=half)
     predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
     scoring = None
-    if guard.clip is not None and "outputs" in vars(features):
+    if guard.clip is not None and reads.draws:
         scoring = freeze_draws(predictive, guard.draws, clip=None, seed=guard.seed, half=half)
     return GuardModule(
         example, guard.likelihood, score, guard.threshold, base, predicting, scoring, guard.precision

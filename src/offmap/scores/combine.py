@@ -36,7 +36,7 @@ from offmap.posterior.noise import Normal
 from offmap.random import generator
 from offmap.scores.distance import LEAST_ROWS, KNNDistance, ZScore
 from offmap.scores.features import TABLE_LAYERS, choose_image_layers, concat_rows, find_layers, spread_out
-from offmap.scores.score import SCORES, Features, PaperScore, Score, ScoreData, register_score
+from offmap.scores.score import SCORES, Features, PaperScore, Reads, Score, ScoreData, register_score
 
 SCALE_ROWS = 1000
 """Rows that set the scale of the disagreement: each takes all draws."""
@@ -59,7 +59,7 @@ class ScaledTerm(Score):
     def fit(cls, data: ScoreData) -> Self:
         """Take the scale of validation rows."""
         few = take_rows(data.valid, slice(None, None, -(-rows_of(data.valid) // SCALE_ROWS)))
-        return cls(ZScore.fit(data.evaluate(cls.measure, few)))
+        return cls(ZScore.fit(data.evaluate(cls.measure, few, cls.reads)))
 
     @staticmethod
     def measure(features: Features) -> Tensor:
@@ -85,6 +85,8 @@ class Disagreement(ScaledTerm):
 class Energy(ScaledTerm):
     """−log Σ_c exp z_c of the base models' logits: low for inputs whose class is clear."""
 
+    reads = Reads(draws=False, base=True)
+
     @staticmethod
     def measure(features: Features) -> Tensor:
         """Return the energy, (B,) in float64."""
@@ -97,6 +99,8 @@ class Energy(ScaledTerm):
 @register_score("input-distance")
 class InputDistance(Score):
     """The distance to training rows in the inputs."""
+
+    reads = Reads(draws=False)
 
     def __init__(self, space: KNNDistance | None = None) -> None:
         super().__init__()
@@ -143,7 +147,7 @@ class LayerDistance(Score):
 
     def __init__(self, widths: Mapping[str, int], images: bool = False, spaces: Sequence[KNNDistance] | None = None) -> None:
         super().__init__()
-        self.layers, self.widths, self.pooled = tuple(widths), dict(widths), images
+        self.reads, self.widths = Reads(False, layers=tuple(widths), pooled=images), dict(widths)
         self.spaces = nn.ModuleList(spaces or [KNNDistance() for _ in widths])
         for place, width in enumerate(widths.values()):
             self.register_buffer(f"directions{place}", directions(width) if width > NARROW else None, persistent=False)
@@ -168,13 +172,13 @@ class LayerDistance(Score):
 
     def config(self) -> dict[str, Any]:
         """Return the layers."""
-        return {"widths": self.widths, "images": self.pooled}
+        return {"widths": self.widths, "images": self.reads.pooled}
 
     def rows(self, features: Features) -> list[Tensor]:
         """Return what is compared in every layer, (B, D) each."""
         matrices: list[Tensor] = []
-        for place, name in enumerate(self.layers):
-            rows = join_members(features, name, unit=self.pooled)
+        for place, name in enumerate(self.widths):
+            rows = join_members(features, name, unit=self.reads.pooled)
             if rows is None:
                 raise ModelError(
                     f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
@@ -191,8 +195,9 @@ class CombinedScore(Score):
     def __init__(self, terms: Mapping[str, Score], soft: bool = False) -> None:
         super().__init__()
         self.parts, self.soft = nn.ModuleDict(terms), soft
-        self.layers = tuple(dict.fromkeys(name for term in terms.values() for name in term.layers))
-        self.pooled = any(term.pooled for term in terms.values())
+        reads = [term.reads for term in terms.values()]
+        layers = tuple(dict.fromkeys(name for r in reads for name in r.layers))
+        self.reads = Reads(any(r.draws for r in reads), any(r.base for r in reads), layers, any(r.pooled for r in reads))
 
     @classmethod
     def fit(cls, data: ScoreData) -> Score:
@@ -208,7 +213,7 @@ class CombinedScore(Score):
 
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
-        return join(self.terms(features), soft=self.soft)
+        return join({name: term(features) for name, term in self.parts.items()}, soft=self.soft)
 
     def terms(self, features: Features) -> dict[str, Tensor]:
         """Return every term, (B,) each, in standard deviations over in-distribution rows."""
@@ -222,7 +227,7 @@ class CombinedScore(Score):
     def describe(self) -> str:
         """List the terms, and how many training rows they hold."""
         count = max((len(m.rows) for m in self.modules() if isinstance(m, KNNDistance)), default=0)
-        words = [f"{name} ({', '.join(term.layers)})" if term.layers else name for name, term in self.items]
+        words = [f"{name} ({', '.join(term.reads.layers)})" if term.reads.layers else name for name, term in self.items]
         return f"{', '.join(words)}; holds {count} training rows"
 
     def distances(self) -> DistanceScore:
@@ -259,7 +264,7 @@ def table_terms(data: ScoreData) -> dict[str, Score] | None:
     if total < LEAST_ROWS:
         return None
     few = [take_rows(part, slice(None, None, -(-total // SCALE_ROWS))) for part in rows]
-    values = [data.evaluate(Disagreement.measure, part) for part in few]
+    values = [data.evaluate(Disagreement.measure, part, Reads()) for part in few]
     if any(v.ndim > 1 for v in values):
         return None
     terms: dict[str, Score] = {"disagreement": Disagreement(ZScore.fit(torch.cat(values)))}
@@ -308,8 +313,9 @@ def read_layers(data: ScoreData, parts: Sequence[Inputs], names: list[str], *, i
     """Read the inputs of these layers, of all members side by side, (N, D) each; those that some rows lack are left out."""
     if not names:
         return {}
+    reads = Reads(False, layers=tuple(names), pooled=images)
     blocks = [rows for part in parts for rows in data.sampler.blocks(part)]
-    read = [data.sampler.features(rows, names, pooled=images) for rows in blocks]
+    read = [data.sampler.features(rows, reads) for rows in blocks]
     matrices = {name: concat_rows([join_members(features, name, unit=images) for features in read]) for name in names}
     return {name: matrix for name, matrix in matrices.items() if matrix is not None}
 

@@ -21,41 +21,45 @@ from offmap.likelihoods import Likelihood
 from offmap.posterior.predictive import Predictive
 from offmap.scores.distance import FittedModule
 
+EMPTY = torch.empty(0, device="cpu")
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True)
+class Reads:
+    """What a score reads beside the inputs.
+
+    Args:
+        draws: Outputs of unclipped draws.
+        base: Outputs with the trained weights.
+        layers: Names of parameters, the inputs of whose layers are read.
+        pooled: Whether inputs of convolutions are read too, as mean and standard deviation of every channel, (B, 2C).
+    """
+
+    draws: bool = True
+    base: bool = False
+    layers: tuple[str, ...] = ()
+    pooled: bool = False
+
+
+@dataclass(frozen=True)
 class Features:
-    """What a score may read of B rows; what it does not read is not computed.
+    """What a score may read of B rows; tensors that it does not read are empty.
 
     Args:
         inputs: The inputs themselves.
         likelihood: What outputs mean.
         members: M, the number of models.
-        draw: Gives `outputs`.
-        run_base: Gives `base_outputs`.
-        read_layers: Gives `layer_inputs`.
+        outputs: Outputs of unclipped draws, (M·P, B, ...), member-major.
+        base_outputs: Outputs with the trained weights, (M·p, B, ...), the same in all p.
+        layer_inputs: Of every member with its trained weights, {parameter: (B, D)}.
     """
 
     inputs: Inputs
     likelihood: Likelihood
     members: int
-    draw: Callable[[], Tensor]
-    run_base: Callable[[], Tensor]
-    read_layers: Callable[[], Sequence[Mapping[str, Tensor]]]
-
-    @cached_property
-    def outputs(self) -> Tensor:
-        """Outputs of unclipped draws, (M·P, B, ...), member-major."""
-        return self.draw()
-
-    @cached_property
-    def base_outputs(self) -> Tensor:
-        """Outputs with the trained weights, (M·p, B, ...), the same in all p."""
-        return self.run_base()
-
-    @cached_property
-    def layer_inputs(self) -> Sequence[Mapping[str, Tensor]]:
-        """Of every member with its trained weights: the inputs of the layers of `Score.layers`, {parameter: (B, D)}."""
-        return self.read_layers()
+    outputs: Tensor = EMPTY
+    base_outputs: Tensor = EMPTY
+    layer_inputs: Sequence[Mapping[str, Tensor]] = ()
 
 
 class Sampler(Protocol):
@@ -66,7 +70,7 @@ class Sampler(Protocol):
         """The model and its weights."""
         ...
 
-    def features(self, rows: Inputs, layers: Sequence[str] = (), *, pooled: bool = False) -> Features:
+    def features(self, rows: Inputs, reads: Reads) -> Features:
         """Return the features of one block of rows."""
         ...
 
@@ -98,11 +102,11 @@ class ScoreData:
         """Training rows, in parts of one shape each."""
         return self.read_train()
 
-    def evaluate(self, measure: Callable[[Features], Tensor], x: Inputs) -> Tensor:
+    def evaluate(self, measure: Callable[[Features], Tensor], x: Inputs, reads: Reads) -> Tensor:
         """Evaluate a function of features on all rows, (B, ...)."""
 
         def evaluate(x: Inputs) -> Tensor:
-            return torch.cat([measure(self.sampler.features(rows)) for rows in self.sampler.blocks(x)])
+            return torch.cat([measure(self.sampler.features(rows, reads)) for rows in self.sampler.blocks(x)])
 
         return self.share(evaluate)(x)
 
@@ -112,10 +116,8 @@ class Score(FittedModule, ABC):
 
     name: ClassVar[str] = ""
     """Under which it is registered."""
-    layers: tuple[str, ...] = ()
-    """Names of parameters: the inputs of their layers are in `Features.layer_inputs`."""
-    pooled: bool = False
-    """Whether inputs of convolutions are there too, as mean and standard deviation of every channel, (B, 2C)."""
+    reads: Reads = Reads()
+    """What of `Features` it reads."""
 
     @classmethod
     @abstractmethod

@@ -171,7 +171,7 @@ def terms_of(guard: Guard, task: Task, x: Tensor, *, training: bool) -> dict[str
     assert isinstance(score, CombinedScore)
     terms, layers = dict(score.items), score.parts["layers"]
     outputs, members = guard.samples(x), guard.predictive.members
-    features = guard.sampler.features(x, score.layers)
+    features = guard.sampler.features(x, score.reads)
     whitened, rotated = whiten(task.train[0][: len(terms["inputs"].space.rows)], x)
     nearest = torch.cdist(x.double(), task.train[0].double())
     return {
