@@ -128,7 +128,7 @@ def test_every_host_of_the_zoo_is_diagnosed(case: Case, basis: str):
     assert {layer.name for layer in diagnosis.layers} | set(diagnosis.left_out) == set(q.mean)
     assert {layer.name for layer in diagnosis.layers if layer.basis == "svd"} == set(q.rotation)
     for layer in diagnosis.layers:
-        expected = observed.bases[layer.name].amplitude
+        expected = observed.bases[layer.name].input_rms
         torch.testing.assert_close(layer.amplitude, expected, rtol=2e-2, atol=1e-3 * float(expected.max()))
         assert layer.scale.shape == layer.amplitude.shape
         assert not layer.correlation > -0.5  # or undefined, where there is one direction alone
