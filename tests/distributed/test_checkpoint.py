@@ -168,7 +168,7 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
 
 def test_a_guard_is_no_state(tmp_path: Path) -> None:
     offmap.fit(jobs.mlp(), *jobs.TWO, solver="closed-form", **jobs.OPTIONS).save(tmp_path / "guard")
-    with pytest.raises(FileError, match="is not the state of a fit: expected 'offmap-checkpoint-2', but got 'offmap-guard-5'"):
+    with pytest.raises(FileError, match="is not the state of a fit: expected 'offmap-checkpoint-2', but got 'offmap-guard-6'"):
         jobs.stepped(tmp_path / "guard")
     assert (tmp_path / "guard").exists()
 
