@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from offmap import checks, conformal, metrics
+from offmap.atomic import write_whole
 from offmap.errors import ConfigError, DataError, FileError
-from offmap.io.atomic import write_whole
 from offmap.scores import uncertainty as scores
 
 V = torch.tensor([0.1, 0.4, 0.3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Thread:
                 tensor.copy_(first)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        return [pickle.loads(text) for text in self._all(pickle.dumps(value))]
+        return [json.loads(text) for text in self._all(json.dumps(value))]
 
     def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         return [[t.clone() for t in each] for each in self._all(list(tensors))]

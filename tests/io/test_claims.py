@@ -15,8 +15,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 import offmap
+from offmap.atomic import HEADER
 from offmap.errors import ConfigError, FileError
-from offmap.io.atomic import HEADER
 from offmap.io.guard_file import GuardFile
 from offmap.model.params import checksum
 from trained import inputs, quick, regression, regressor

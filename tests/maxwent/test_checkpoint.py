@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from offmap.atomic import HEADER
 from offmap.errors import FileError
-from offmap.io.atomic import HEADER
 from offmap.maxwent.checkpoint import FORMAT, Checkpoint, Part
 from offmap.model.params import sealed
 from threads import Thread, in_ranks

@@ -1,6 +1,6 @@
 """Processes to be killed, forked from one that has imported torch and has no threads: a start costs little, a SIGKILL is real.
 
-A child tells through a pipe when it begins and when it ends a file (`offmap.io.atomic` writes `.part` files and renames them), so
+A child tells through a pipe when it begins and when it ends a file (`offmap.atomic` writes `.part` files and renames them), so
 that it can be killed at a moment of its life, or at one of a file's.
 """
 

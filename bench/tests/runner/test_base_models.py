@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from offmap.io.atomic import cache_folder
+from offmap.atomic import cache_folder
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner import base_models as module
 from offmap_bench.runner.base_models import Recipe, digest, models

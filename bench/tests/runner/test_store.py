@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from offmap.atomic import write_whole
 from offmap.errors import FileError
-from offmap.io.atomic import write_whole
 from offmap_bench.paths import RECORDS
 from offmap_bench.runner.plan import Cell, cells, read_packaged, read_plan
 from offmap_bench.runner.store import Record, parse_record, read_records, set_damaged_aside, settings_of, to_line, write_records

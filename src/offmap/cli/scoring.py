@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offmap._version import __version__
+from offmap.atomic import write_whole
 from offmap.data.tables.images import FILE, IMAGE, SUFFIXES, ImageTable, ImageTransform
 from offmap.data.tables.schema import ColumnError, Schema, find_columns
 from offmap.data.tables.table import Table, list_suffixes, open_table, write_table
@@ -26,7 +27,6 @@ from offmap.detector import Result
 from offmap.distributed.jobs import Pool
 from offmap.errors import ConfigError, DataError, FileError, OffmapError
 from offmap.guard import Guard
-from offmap.io.atomic import write_whole
 
 logger = logging.getLogger("offmap")
 

@@ -116,8 +116,8 @@ class Stream:
 
     def generators(self) -> list[torch.Generator]:
         """Return the generators by which the DataLoader may shuffle, the global one first."""
-        own = [getattr(self.source, "generator", None), getattr(self.source.sampler, "generator", None)]
-        return [torch.default_generator, *{id(source): source for source in own if source is not None}.values()]
+        sources = [getattr(self.source, "generator", None), getattr(self.source.sampler, "generator", None)]
+        return [torch.default_generator, *{id(source): source for source in sources if source is not None}.values()]
 
 
 Batches: TypeAlias = Rows | Stream
@@ -213,9 +213,9 @@ def sample_rows(data: Batches, size: int, seed: int, group: Group = SINGLE_PROCE
     source = generator(seed, "sample", *([group.rank] if sharded and group.size > 1 else []))
     if group.size > 1 and (sharded or read_once):
         shard = None if sharded else Shard(group, "batches")
-        own = reservoir_sample(replace(data, shard=shard), size, source, shard)
-        if min(group.all_gather_object(len(own))):  # else there are fewer batches than ranks
-            return group_by_shape(_lowest_keys(own, size, group, sharded=sharded))
+        rows = reservoir_sample(replace(data, shard=shard), size, source, shard)
+        if min(group.all_gather_object(len(rows))):  # else there are fewer batches than ranks
+            return group_by_shape(_lowest_keys(rows, size, group, sharded=sharded))
         source = generator(seed, "sample")
     if isinstance(data, Stream) and not data.indexed:
         rows = sorted(reservoir_sample(data, size, source), key=itemgetter(1))
@@ -255,10 +255,10 @@ def reservoir_sample(data: Batches, size: int, source: torch.Generator, shard: S
     return [(-key, number, inputs) for key, number, inputs in heap]
 
 
-def _lowest_keys(own: Sequence[Keyed], size: int, group: Group, *, sharded: bool) -> list[Inputs]:
+def _lowest_keys(keyed: Sequence[Keyed], size: int, group: Group, *, sharded: bool) -> list[Inputs]:
     """Return the `size` rows of lowest keys of all ranks, in the order of their numbers, counted per rank if `sharded`."""
-    ranks = group.all_gather_object([[key, number] for key, number, _ in own])
-    rows = all_gather_batches([(inputs, None) for _, _, inputs in own], group, "train")
+    ranks = group.all_gather_object([[key, number] for key, number, _ in keyed])
+    rows = all_gather_batches([(inputs, None) for _, _, inputs in keyed], group, "train")
     order = [(key, rank if sharded else 0, number) for rank, keys in enumerate(ranks) for key, number in keys]
     chosen = sorted(range(len(rows)), key=lambda i: order[i])[:size]
     return [rows[i][0] for i in sorted(chosen, key=lambda i: order[i][1:])]

@@ -76,19 +76,19 @@ def map_rows(work: Callable[[Inputs], dict[str, Tensor]], inputs: Inputs, group:
     if group.size == 1:
         return work(inputs)
     rows = shard_slice(group, rows_of(inputs))
-    own = work(take_rows(inputs, rows)) if rows.start < rows.stop else {}
-    names = next(names for names in group.all_gather_object(list(own)) if names)
-    parts = [tensors for tensors in group.all_gather(list(own.values())) if tensors]
+    local = work(take_rows(inputs, rows)) if rows.start < rows.stop else {}
+    names = next(names for names in group.all_gather_object(list(local)) if names)
+    parts = [tensors for tensors in group.all_gather(list(local.values())) if tensors]
     return {name: torch.cat([tensors[i] for tensors in parts]) for i, name in enumerate(names)}
 
 
-def all_gather_batches(own: Sequence[tuple[Inputs, Tensor | None]], group: Group, name: str) -> list[Batch]:
+def all_gather_batches(batches: Sequence[tuple[Inputs, Tensor | None]], group: Group, name: str) -> list[Batch]:
     """Return the batches of all ranks, rank after rank; tensors that all rows share, and non-tensors, are this rank's own."""
-    flat, specs = zip(*(tree_flatten(pair) for pair in own), strict=True)
+    flat, specs = zip(*(tree_flatten(pair) for pair in batches), strict=True)
     forms = group.all_gather_object(str(specs[0]))
     if len(set(forms)) > 1:
         raise DataError(f"Expected `{name}` of one form on every rank, but got {sorted(set(forms))}.")
-    counts = group.all_gather_object(len(own))
+    counts = group.all_gather_object(len(batches))
     ranks = group.all_gather([leaf for leaves in flat for leaf in leaves if _is_rows(leaf)])
     parts: list[Any] = []
     for count, tensors in zip(counts, ranks, strict=True):

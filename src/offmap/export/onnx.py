@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from offmap._version import __version__
+from offmap.atomic import write_whole
 from offmap.errors import ConfigError, FileError, ModelError
 from offmap.export.checksum import add_checksum
 from offmap.extras import require
-from offmap.io.atomic import write_whole
 from offmap.model.forward import no_fast_path
 
 TOLERANCE = 1e-4

@@ -14,11 +14,11 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from offmap._types import Weights
+from offmap.atomic import HEADER, write_whole
 from offmap.data import Place
 from offmap.detector import Calibration
 from offmap.errors import ConfigError, FileError, OffmapError
 from offmap.guard import Guard
-from offmap.io.atomic import HEADER, write_whole
 from offmap.io.schema import Header, check_tensors, misfit, parse, parse_header
 from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import BatchedModel, OutputFn, first_tensor

@@ -138,7 +138,7 @@ def misfit(kind: type[Likelihood], output: Tensor, y: Tensor) -> ShapeError:
     """Return the error for targets that do not fit the outputs."""
     from offmap.likelihoods.infer import LIKELIHOODS
 
-    name = next((name for name, known in LIKELIHOODS.items() if issubclass(kind, known)), kind.__name__)
+    name = next((name for name, registered in LIKELIHOODS.items() if issubclass(kind, registered)), kind.__name__)
     return ShapeError(
         f"Expected {kind.expects} for the {name} likelihood, but got targets {tuple(y.shape)} ({y.dtype}) and "
         f"outputs {tuple(output.shape)}. Reshape the targets, pass `output_fn=`, or name another `likelihood=` of "

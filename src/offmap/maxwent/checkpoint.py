@@ -16,16 +16,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from offmap._types import Weights
+from offmap.atomic import HEADER, write_whole
 from offmap.data import Batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import FileError
-from offmap.io.atomic import HEADER, write_whole
 from offmap.maxwent.train import Cycle, RiskMonitor
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import checksum, sealed
@@ -93,9 +94,11 @@ class Checkpoint:
                 content = path.read_bytes()
             except OSError as error:
                 raise FileError(f"Cannot read {path}: {error.strerror}.") from error
-        content = self.group.all_gather_object(content)[0]
-        if content is None:
+        sent = [] if content is None else [torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())]
+        received = self.group.all_gather(sent)[0]
+        if not received:
             return {}
+        content = received[0].numpy().tobytes()
         header, tensors = _parse(path, content)
         for name in header["identity"] | self.identity:
             before, now = header["identity"].get(name, "nothing"), self.identity.get(name, "nothing")
@@ -251,7 +254,7 @@ def _set_order(data: Batches, states: Sequence[Tensor]) -> None:
 
 def _save_order(states: Sequence[Tensor], group: Group, when: str = "order") -> Weights:
     """Return the generator states of all ranks by name: "order" when the epoch or pass began, "now" in the middle of it."""
-    return {f"{when}.{rank}.{i}": t for rank, own in enumerate(group.all_gather(states)) for i, t in enumerate(own)}
+    return {f"{when}.{rank}.{i}": t for rank, tensors in enumerate(group.all_gather(states)) for i, t in enumerate(tensors)}
 
 
 def _load_order(part: Part, group: Group, when: str = "order") -> list[Tensor]:

@@ -211,10 +211,10 @@ def _fit_shape(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, T
         best = torch.stack(entropies).argmax(0, keepdim=True)
         eps, guess = torch.tensor(eps_values, device=best.device)[best[0]], torch.stack(factors).gather(0, best)[0]
         q.set_scale(shape(eps=eps))
-        found = search.find_largest_factor_near(guess, validation.evaluator(q), max_risk, validation.base_risk(q))
-        q.scale_by(found.factor)
-        risk, uncertainty = found.fill_values(lambda: validation.evaluate(q))
-        result = {"max_risk": max_risk, "eps": eps, "factor": found.factor, "risk": risk, "uncertainty": uncertainty}
+        optimum = search.find_largest_factor_near(guess, validation.evaluator(q), max_risk, validation.base_risk(q))
+        q.scale_by(optimum.factor)
+        risk, uncertainty = optimum.fill_values(lambda: validation.evaluate(q))
+        result = {"max_risk": max_risk, "eps": eps, "factor": optimum.factor, "risk": risk, "uncertainty": uncertainty}
         task.runtime.checkpoint.keep("shape", lambda: Part({}, result), always=True)
     else:
         result = {name: tensor.to(task.models.device) for name, tensor in part.tensors.items()}

@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from offmap.atomic import write_whole
 from offmap.errors import FileError
-from offmap.io.atomic import write_whole
 from offmap.report.figures import COLOURS, SERIES, Panel, themed
 from offmap.table import Table
 

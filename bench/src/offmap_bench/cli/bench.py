@@ -79,7 +79,7 @@ def bench_table(
 
     Example: offmap bench table uci
     """
-    from offmap.io.atomic import write_whole
+    from offmap.atomic import write_whole
     from offmap_bench.runner.plan import read_plan
     from offmap_bench.runner.ranks import ranks_markdown
     from offmap_bench.runner.store import read_records
@@ -104,7 +104,7 @@ def bench_compare(
 
     Example: offmap bench compare uci
     """
-    from offmap.io.atomic import write_whole
+    from offmap.atomic import write_whole
     from offmap_bench.runner.compare import answers, compare_markdown, sheet
 
     printed = sheet(plan)

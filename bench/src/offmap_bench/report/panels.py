@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from offmap.atomic import write_whole
 from offmap.evaluation import Evaluation
 from offmap.extras import require
-from offmap.io.atomic import write_whole
 from offmap.report.curves import roc
 from offmap.report.figures import DECADES, MAP, SERIES, Array, Panel, colour, draw_svg, series, themed
 from offmap.report.page import gallery, legend

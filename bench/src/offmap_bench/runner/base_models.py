@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from offmap.atomic import cache_folder, write_whole
 from offmap.data import Batches, Place, Rows, as_batches, load_rows
 from offmap.integrations.nets import Training, mlp
-from offmap.io.atomic import cache_folder, write_whole
 from offmap.likelihoods import Likelihood, infer
 from offmap.maxwent.config import Runtime, override
 from offmap.model.params import at, sealed, unsealed

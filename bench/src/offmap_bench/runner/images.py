@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from offmap.atomic import cache_folder
 from offmap.detectors.base import DETECTORS, FitData, find_method
 from offmap.detectors.posthoc import fit_detector as fit_posthoc
 from offmap.detectors.posthoc import prepare_fit_data
@@ -21,7 +22,6 @@ from offmap.ensemble import combine
 from offmap.errors import ConfigError, nearest
 from offmap.fit import fit
 from offmap.guard import Guard
-from offmap.io.atomic import cache_folder
 from offmap.maxwent import config as maxwent
 from offmap.maxwent.config import override
 from offmap.posterior.predictive import Scorer

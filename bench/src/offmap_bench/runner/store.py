@@ -13,8 +13,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from offmap.atomic import write_whole
 from offmap.errors import FileError
-from offmap.io.atomic import write_whole
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, digest
 

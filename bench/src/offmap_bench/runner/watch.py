@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from offmap.atomic import write_whole
 from offmap.errors import ConfigError
 from offmap.evaluation import measure_separation
 from offmap.guard import Guard
-from offmap.io.atomic import write_whole
 from offmap.likelihoods import Likelihood, Prediction
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config

@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from offmap.io.atomic import write_whole
+from offmap.atomic import write_whole
 from offmap_bench.paths import DOCS, RECORDS
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offmap.atomic import cache_folder
 from offmap.errors import ConfigError, DataError, nearest
-from offmap.io.atomic import cache_folder
 from offmap.progress import bar
 from offmap_bench.tasks.citycam_frames import BUSES, Damaged, Frame, Run, frames, judge, runs
 from offmap_bench.tasks.download import data_folder

@@ -14,8 +14,8 @@ import pooch
 import requests
 from filelock import FileLock
 
+from offmap.atomic import cache_folder
 from offmap.errors import ConfigError, DataError
-from offmap.io.atomic import cache_folder
 from offmap.progress import bar
 
 BLOCK = 1 << 13

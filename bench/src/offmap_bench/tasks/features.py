@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from offmap.atomic import write_whole
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
-from offmap.io.atomic import write_whole
 from offmap.model.params import sealed, unsealed
 
 logger = logging.getLogger("offmap")

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from offmap.atomic import write_whole
 from offmap.errors import ConfigError, DataError, nearest
-from offmap.io.atomic import write_whole
 from offmap_bench.tasks.columns import moments, read_gzip
 from offmap_bench.tasks.download import Remote, data_folder, fetch, offline
 from offmap_bench.tasks.task import Pair, Task, pair, tensor

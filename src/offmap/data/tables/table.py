@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from offmap.atomic import whole_file
 from offmap.errors import ConfigError, DataError, OffmapError, first_line
-from offmap.io.atomic import whole_file
 
 BLOCK_NUMBERS = 1 << 20
 """Numbers in one block, 8 MB, unless they are more than BLOCK_ROWS rows."""
