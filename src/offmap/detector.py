@@ -338,4 +338,4 @@ def merge_parts(parts: Iterable[Part], concat: Callable[[list[Part]], Part]) -> 
             before, piece = pieces.pop()
             size, part = size + before, concat([piece, part])
         pieces.append((size, part))
-    return concat([piece for _, piece in pieces])
+    return pieces[0][1] if len(pieces) == 1 else concat([piece for _, piece in pieces])

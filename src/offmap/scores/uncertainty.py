@@ -24,7 +24,8 @@ def mixture_variance(means: Tensor, variances: Tensor) -> Tensor:
     >>> mixture_variance(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[0.5]], [[1.5]]]))
     tensor([[2.]])
     """
-    means, variances = checks.tensor("means", means, meta=True), checks.tensor("variances", variances, meta=True)
+    _require_real("means", means)
+    _require_real("variances", variances)
     if means.shape != variances.shape:
         raise ShapeError(
             f"Expected `means` and `variances` of one shape, but got {tuple(means.shape)} and {tuple(variances.shape)};"
@@ -109,10 +110,16 @@ def mutual_information(probs: Tensor) -> Tensor:
 
 
 def _require_draws(name: str, stack: Tensor, expected: str, *, least: int) -> None:
-    if not checks.tensor(name, stack, meta=True).is_floating_point():
+    _require_real(name, stack)
+    if not stack.is_floating_point():
         raise DataError(f"Expected `{name}` in floating-point numbers, but got {stack.dtype}; pass `{name}.float()`.")
     if stack.ndim < least or stack.shape[0] == 0:
         raise ShapeError(
             f"Expected `{name}` of shape {expected} with at least one draw, but got {tuple(stack.shape)}; "
             f"for a single prediction, pass `{name}.unsqueeze(0)`."
         )
+
+
+def _require_real(name: str, value: Tensor) -> None:
+    if type(value) is not Tensor or value.layout is not torch.strided or value.is_complex():
+        checks.tensor(name, value, meta=True)
