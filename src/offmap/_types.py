@@ -1,4 +1,4 @@
-"""The few type names, and the one number, that all rooms share."""
+"""Type names, and one number, that all packages share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Weights: TypeAlias = dict[str, Tensor]
 """Tensors under a model's own parameter names."""
 
 Inputs: TypeAlias = Any
-"""What a model is called with: a tensor, an array, a tuple (`*args`) or a dict (`**kwargs`)."""
+"""Inputs of a model: a tensor, an array, a tuple (`*args`) or a dict (`**kwargs`)."""
 
 Data: TypeAlias = Any
 """A DataLoader, a Dataset, or a pair `(inputs, targets)` of tensors or arrays."""

@@ -1,4 +1,4 @@
-"""A progress bar for whatever takes a while."""
+"""A progress bar for long work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    """Tells a bar how much is done, what stands beside it, and a new total."""
+    """Updates a bar: how much is done, the text beside it, and a new total."""
 
     def __call__(self, done: int, text: str = "", *, total: int | None = None) -> None:
-        """Draw it."""
+        """Draw the bar."""
 
 
 def wanted(progress: bool | None) -> bool:
-    """None means: on a terminal, and only in the first process of several."""
+    """Return whether to show a bar; None means on a terminal, and only in the first process of several."""
     if progress is not None:
         return progress
     return sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
@@ -25,7 +25,7 @@ def wanted(progress: bool | None) -> bool:
 
 @contextmanager
 def bar(title: str, total: int | None, *, show: bool | None, size: bool = False) -> Generator[Advance]:
-    """Draws on the terminal only if `show` says so; `size`: what is counted are bytes."""
+    """Show a bar on the terminal if `show` says so; `size`: it counts bytes."""
     if not wanted(show):
         yield lambda done, text="", *, total=None: None
         return
