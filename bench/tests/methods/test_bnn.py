@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import offmap
 import trained
-from offmap.data import Place, Rows, batches, gather
+from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
 from offmap.posterior.noise import NOISES, Uniform
@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {"steps": 60, "check_every": 20, "lr": 0.01, "risk_draws
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 32) -> Rows:
-    return gather(batches(data, PLACE, name=name, batch_size=batch_size))
+    return load_rows(as_batches(data, PLACE, name=name, batch_size=batch_size))
 
 
 def fitted(setting: str, nets: Any = None, **options: Any) -> Stochastic:
@@ -91,8 +91,9 @@ def test_a_wider_prior_gives_more_entropy() -> None:
 
 def test_frozen_large_prior_is_maxwent_with_the_log_up_to_a_constant() -> None:
     """The gradient of the KL in φ is that of −½ log φ² as σ → ∞."""
-    from offmap.maxwent.objective import GROWTHS, kl
+    from offmap.maxwent.objective import GROWTHS
     from offmap.posterior.distribution import scaling
+    from offmap_bench.methods.elbo import kl
 
     q = scaling(trained.regressor(), noise="normal", initial_scale=0.3)
     divergence = torch.autograd.grad(kl(q, 1e10, dict(q.mean.items())).sum(), list(q.raw_scale.values()))
@@ -104,9 +105,10 @@ def test_frozen_large_prior_is_maxwent_with_the_log_up_to_a_constant() -> None:
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_frozen_large_prior_has_the_gradient_of_maxwent(basis: str) -> None:
     """A KL weight of λ/n, beside the mean NLL, is λ/(2n) on Σ log φ²: here λ·d/n on KL/d and λ·d/(2n) on the mean."""
-    from offmap.maxwent.objective import GROWTHS, elbo, maxwent
+    from offmap.maxwent.objective import GROWTHS, maxwent
     from offmap.model.forward import BatchedModel
     from offmap.posterior.distribution import scaling, svd
+    from offmap_bench.methods.elbo import elbo
 
     x, y = (t.double() for t in trained.regression(60))
     nets = [trained.regressor(m, log_variance=True).double() for m in range(2)]
@@ -185,5 +187,7 @@ def test_impossible_settings_are_refused(field: str) -> None:
 def test_svd_wants_a_frozen_mean_and_the_divergence_a_density() -> None:
     with pytest.raises(ConfigError, match="Expected `mean='frozen'` with `basis='svd'`: the basis belongs to the activations"):
         fitted("svd_frozen_small", mean="trained")
-    with pytest.raises(ConfigError, match="Expected uniform or normal noise for a KL divergence in closed form"):
+    with pytest.raises(
+        ConfigError, match="Expected noise with a density, such as uniform or normal, for a KL divergence in closed form"
+    ):
         fitted("nosvd_frozen_small", noise=NOISES["rademacher"])

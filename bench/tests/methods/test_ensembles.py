@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.data import Place, Rows, batches, gather
+from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, member_nll, mlp
 from offmap.maxwent.config import Runtime
@@ -32,7 +32,7 @@ GRIDS: dict[str, tuple[Any, list[dict[str, float]]]] = {
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train") -> Rows:
-    return gather(batches(data, PLACE, name=name, batch_size=16))
+    return load_rows(as_batches(data, PLACE, name=name, batch_size=16))
 
 
 def models(count: int = 3, dropout: float = 0.0) -> list[nn.Module]:

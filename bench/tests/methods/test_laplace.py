@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import offmap
 import trained
-from offmap.data import Place, Rows, batches, gather
+from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError, ShapeError
 from offmap.posterior.predictive import Predictive
 from offmap.random import generator
@@ -25,7 +25,7 @@ X = trained.inputs(9, 5)
 
 
 def rows(data: tuple[Any, Tensor], name: str = "train") -> Rows:
-    return gather(batches(data, PLACE, name=name, batch_size=32))
+    return load_rows(as_batches(data, PLACE, name=name, batch_size=32))
 
 
 def fitted(nets: Any = None, law: Any = None, data: Any = trained.regression, **options: Any) -> Approximated:

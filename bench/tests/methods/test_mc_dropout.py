@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import offmap
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import mlp
 from offmap_bench.methods.mc_dropout import Config, Mask, fit, mask_shapes, replace_dropout
@@ -20,8 +20,8 @@ LAW = offmap.Gaussian(noise=torch.tensor([0.1]))
 
 
 def trained(nets: Any, *, seed: int = 0, **config: Any) -> Any:
-    train = gather(batches(regression(60, 0), PLACE, name="train", batch_size=16))
-    valid = gather(batches(regression(30, 1), PLACE, name="valid"))
+    train = load_rows(as_batches(regression(60, 0), PLACE, name="train", batch_size=16))
+    valid = load_rows(as_batches(regression(30, 1), PLACE, name="valid"))
     settings = Config(**{"steps": 20, "check_every": 10, "lr": 0.01} | config)
     return fit(nets, train, valid, likelihood=LAW, config=settings, seed=seed)
 

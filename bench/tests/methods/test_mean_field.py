@@ -14,7 +14,7 @@ from torch.distributions import Normal, kl_divergence
 
 import offmap
 import trained
-from offmap.data import Place, Rows, batches, gather
+from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
 from offmap.maxwent.config import Runtime
@@ -30,7 +30,7 @@ QUICK = Config(steps=40, check_every=10, lr=0.01, risk_draws=6)
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16) -> Rows:
-    return gather(batches(data, PLACE, name=name, batch_size=batch_size))
+    return load_rows(as_batches(data, PLACE, name=name, batch_size=batch_size))
 
 
 def nets(count: int = 2) -> list[nn.Module]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import offmap
 import trained
-from offmap.data import Place, Rows, batches, gather
+from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError
 from offmap.posterior.noise import Normal
 from offmap.posterior.predictive import Predictive, Sampled
@@ -25,7 +25,7 @@ QUICK = Config(steps=60, collect_every=5, rank=4, lr=1e-3)
 
 
 def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16) -> Rows:
-    return gather(batches(data, PLACE, name=name, batch_size=batch_size))
+    return load_rows(as_batches(data, PLACE, name=name, batch_size=batch_size))
 
 
 def fitted(nets: Any, *, seed: int = 0, **options: Any) -> Sampled:

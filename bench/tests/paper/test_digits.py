@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import offmap
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Categorical
 from offmap.metrics import auroc
@@ -22,7 +22,10 @@ def test_svd_guard_beats_the_plain_entropy_by_a_point_and_keeps_accuracy():
         strange = task.ood["digits 5–9"]
         net = mlp(64, 5, hidden=(100, 100), seed=seed)
         place = Place.of(net)
-        train, valid = batches(task.train, place, name="train", batch_size=32), gather(batches(task.valid, place, name="valid"))
+        train, valid = (
+            as_batches(task.train, place, name="train", batch_size=32),
+            load_rows(as_batches(task.valid, place, name="valid")),
+        )
         plain = deep_ensemble.fit(net, train, valid, likelihood=Categorical(), config=deep_ensemble.Config(steps=1500), seed=seed)
         baseline = offmap.guard(plain, task.valid, score="paper")
         guard = offmap.fit(plain.nets()[0], task.train, task.valid, score="paper", seed=seed)

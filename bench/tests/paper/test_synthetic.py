@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import offmap
-from offmap.data import Place, batches, gather
+from offmap.data import Place, as_batches, load_rows
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap_bench.methods import deep_ensemble
@@ -23,7 +23,10 @@ def plain(task):
     """The paper's plain net, with a shorter training."""
     net = mlp(1, 2, seed=0)
     place = Place.of(net)
-    train, valid = batches(task.train, place, name="train", batch_size=32), gather(batches(task.valid, place, name="valid"))
+    train, valid = (
+        as_batches(task.train, place, name="train", batch_size=32),
+        load_rows(as_batches(task.valid, place, name="valid")),
+    )
     return deep_ensemble.fit(net, train, valid, likelihood=Gaussian(), config=deep_ensemble.Config(steps=3000, lr=2e-3))
 
 
