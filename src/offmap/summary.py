@@ -86,7 +86,7 @@ def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
     except ConfigError as error:  # discrete noise has no entropy
         return [*lines, str(error)]
     lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
-    if clip is not None and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1)) is not None:
+    if clip is not None and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1, device="cpu")) is not None:
         left = clipped_entropy(q, clip)
         inside, ends, share = (float(part.mean()) for part in (left.continuous, left.points, left.share))
         lines.append(

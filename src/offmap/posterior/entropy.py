@@ -37,7 +37,7 @@ def clipped_entropy(q: WeightDistribution, clip: float | None) -> Clipped:
     >>> clipped_entropy(q, 3**0.5 / 2)  # half of the noise is cut off
     Clipped(continuous=tensor([1.2425]), points=tensor([1.3863]), share=tensor([0.5000]))
     """
-    if q.parameterization is not None or q.noise.truncated_entropy(torch.ones(1)) is None:
+    if q.parameterization is not None or q.noise.truncated_entropy(torch.ones(1, device="cpu")) is None:
         raise ConfigError(
             "Expected noise with a `truncated_entropy`, such as uniform or normal, for the entropy of clipped draws, with the library's "
             f"own w = w̄ + Vφz, but got {type(q.noise if q.parameterization is None else q.parameterization).__name__}."
