@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from fnmatch import fnmatch
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,12 @@ def test_no_folder_of_tests_or_code_is_passed_over(pytestconfig: pytest.Config) 
     folders = {name for path in files for name in path.relative_to(ROOT).parts[:-1]}
     assert {"distributed", "model", "offmap", "offmap_bench"} <= folders
     assert [name for name in folders if any(fnmatch(name, left) for left in pytestconfig.getini("norecursedirs"))] == []
+
+
+def test_the_design_page_names_every_file() -> None:
+    spec = spec_from_file_location("tree", ROOT / "docs" / "tree.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tree = module_from_spec(spec)
+    spec.loader.exec_module(tree)
+    assert tree.PAGE.read_text(encoding="utf-8") == tree.page(), "run `python docs/tree.py`"
