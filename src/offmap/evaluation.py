@@ -84,7 +84,7 @@ class Evaluation:
         scores: {detector: {set: (n,)}}, higher = more OOD.
         details: What else is kept of every detector.
         points: Rows of every set that can be drawn in a plane.
-        detectors: The detectors themselves; they are not pickled.
+        detectors: The detectors themselves; copies sent to other processes leave them out.
     """
 
     rows: list[dict[str, Any]]

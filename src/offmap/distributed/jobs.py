@@ -19,7 +19,7 @@ ENGINES = ("local", "ray")
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a module and its arguments. It is called with what all jobs share, its arguments, and `report`, a function of
-anything that can be pickled."""
+anything that Python can send to a process."""
 
 Report = Callable[[int, Any], None]
 """Called with the number of a job and what it reports."""

@@ -82,7 +82,7 @@ def run_on_ray(
 
 def run_job(number: int, job: Sequence[Any], path: Sequence[str], shared: Sequence[Any], reports: Any) -> tuple[str, Any]:
     """Run a job in a worker; return ("result", value) or ("error", error). Objects come as references in lists."""
-    sys.path.extend(folder for folder in path if folder not in sys.path)  # to unpickle objects of the user's modules
+    sys.path.extend(folder for folder in path if folder not in sys.path)  # to rebuild objects of the user's modules
     reports.put((number, "start", None))
     work, args = require("ray", "ray").get(job[0])
     try:
