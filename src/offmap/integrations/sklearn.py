@@ -128,7 +128,11 @@ class Guarded(BaseEstimator):
         """Guard the ready net, or nets trained with the likelihood `training` on `scaled` targets; the guard has `likelihood` of y."""
         checks.fraction("validation", self.validation, example=0.2)
         checks.fraction("false_alarms", self.false_alarms, example=0.05)
-        for name, value in (("members", self.members), ("batch_size", self.batch_size), ("steps", 1 if self.steps is None else self.steps)):
+        for name, value in (
+            ("members", self.members),
+            ("batch_size", self.batch_size),
+            ("steps", 1 if self.steps is None else self.steps),
+        ):
             checks.integer(name, value, above=0)
         random = check_random_state(self.random_state)
         seed, order = int(random.randint(2**31 - 1)), torch.from_numpy(random.permutation(len(x)))
