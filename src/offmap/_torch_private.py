@@ -1,6 +1,6 @@
 """The names of torch that have no public spelling: the one file to look at when torch moves on.
 
-* `tree_map`, `tree_leaves`, `tree_flatten`, `tree_unflatten`: inputs are nested tuples and dicts; torch's own walk has no public path.
+* `tree_map`, `tree_leaves`, `tree_flatten`, `tree_unflatten`: inputs are nested tuples and dicts; torch's walk is not public.
 * `TorchDispatchMode`: the documented way to watch operators lives in an underscored module.
 * `tensor_tables`, `child_table`: `functional_call` swaps tensors by the same tables, but is slower and leaves a module that is
   reachable by two paths with the weights of the last call (pytorch issue 164759).

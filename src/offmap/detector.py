@@ -1,4 +1,4 @@
-"""`Detector`: a score, a threshold with a promise, a prediction. Guards, ensembles, distilled and post-hoc detectors are its kinds."""
+"""`Detector`: a score, a threshold with a promise, a prediction. Guards, ensembles, distilled and post-hoc ones are its kinds."""
 
 from __future__ import annotations
 
@@ -198,7 +198,8 @@ class Detector(ABC):
         Args:
             x: Inputs of B rows.
             reduce: "mean" or "max" over the positions of dense outputs; None keeps them, (B, *positions). Positions that an
-                `attention_mask` of the inputs calls padding are left out, and are NaN in the map. The threshold belongs to the mean.
+                `attention_mask` of the inputs calls padding are left out, and are NaN in the map. The threshold belongs to the
+                mean.
         """
         if reduce is not None and (not isinstance(reduce, str) or reduce not in ("mean", "max")):
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")

@@ -1,10 +1,10 @@
 """What a fit did, and whether it did what the theory says: `diagnose(guard, train)`.
 
-Section 4.2 of the paper predicts the width of each weight of a deep net: φ² = σ_j² / (b·a_k²), inverse to the amplitude a_k of the
-layer input on the training data. Directions that the data never use cost no risk, so the noise goes there, and an input that uses
-them makes the draws disagree. In the SVD basis a_k is the root mean square along the k-th eigenvector of the layer's inputs; without a
-basis it is that of the k-th input itself. Where φ does not fall with a_k (ρ near 0), the data did not shape the layer: λ or the number
-of steps was too small, or the prior too narrow.
+Section 4.2 of the paper predicts the width of each weight of a deep net: φ² = σ_j² / (b·a_k²), inverse to the amplitude a_k of
+the layer input on the training data. Directions that the data never use cost no risk, so the noise goes there, and an input
+that uses them makes the draws disagree. In the SVD basis a_k is the root mean square along the k-th eigenvector of the layer's
+inputs; without a basis it is that of the k-th input itself. Where φ does not fall with a_k (ρ near 0), the data did not shape
+the layer: λ or the number of steps was too small, or the prior too narrow.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LayerDiagnosis:
     Attributes:
         name: The parameter.
         basis: "svd" or "identity".
-        amplitude: (M, G, D), root mean square of the layer inputs along each direction; M members, G blocks of rows with different
-            inputs, such as the groups of a convolution, D the fan-in.
+        amplitude: (M, G, D), root mean square of the layer inputs along each direction; M members, G blocks of rows with
+            different inputs, such as the groups of a convolution, D the fan-in.
         scale: (M, G, D), mean φ along each direction.
         eps: Smallest amplitude that counts, as a share of its block's largest.
     """
@@ -181,7 +181,7 @@ def _notes(history: History) -> list[str]:
     if history.uncertainty:
         at_kept = [history.uncertainty[history.step.index(step)][m] for m, step in enumerate(history.kept)]
         lines.append(
-            f"mean uncertainty of validation inputs: {fmean(history.uncertainty[0]):.3g} at the start, {fmean(at_kept):.3g} at the "
-            f"kept check, {fmean(history.uncertainty[-1]):.3g} at the last"
+            f"mean uncertainty of validation inputs: {fmean(history.uncertainty[0]):.3g} at the start, "
+            f"{fmean(at_kept):.3g} at the kept check, {fmean(history.uncertainty[-1]):.3g} at the last"
         )
     return lines

@@ -93,14 +93,16 @@ def fit(
             height, width) the default is "last-layer", without gradient steps. Parameters that no input reaches stay fixed.
         output_fn: Picks the tensor out of what the model returns; None: a tensor, `.logits`, or the first of a tuple.
         target: The key of the targets where batches are dicts.
-        score: What is OOD. "default" combines the draws' disagreement with distances to training rows in inputs and hidden layers
-            (for image classifiers with the energy of the logits); "distance" is the distance alone, "epistemic" the variance of
-            the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a function of outputs,
-            (M·P, B, ...) -> (B,). "default" and "distance" keep up to 4,096 training rows in guard and file.
+        score: What is OOD. "default" combines the draws' disagreement with distances to training rows in inputs and hidden
+            layers (for image classifiers with the energy of the logits); "distance" is the distance alone, "epistemic" the
+            variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
+            function of outputs, (M·P, B, ...) -> (B,). "default" and "distance" keep up to 4,096 training rows in guard and
+            file.
         draws: Draws of the weights per member for scores and predictions.
         chunk_size: Draws that run at once; 1 loops over them.
         batch_size: Rows that run at once.
-        config: "default", "paper", "reference" or a `Config`; `basis`, `solver`, `params` and further keywords override its fields.
+        config: "default", "paper", "reference" or a `Config`; `basis`, `solver`, `params` and further keywords override its
+            fields.
         seed: Decides noise, order and split.
         checkpoint: A file for the state of the fit. Killed and called again with the same arguments, `fit` goes on from there and
             gives the same guard; at the end the file is removed.
@@ -192,8 +194,8 @@ def guard(
         likelihood = resolve(likelihood, predictive.outputs(rows.inputs, 1, clip=0.0, seed=seed), rows.targets)
         reference = None if train is None else as_batches(train, place, name="train", target=target)
         return build_guard(
-            predictive, likelihood, place, reference, rows, load_calibration(calibration, place, target), score=score, draws=draws,
-            clip=clip, false_alarms=false_alarms, seed=seed, target=target,
+            predictive, likelihood, place, reference, rows, load_calibration(calibration, place, target), score=score,
+            draws=draws, clip=clip, false_alarms=false_alarms, seed=seed, target=target,
         )  # fmt: skip
 
 

@@ -66,7 +66,10 @@ def evaluate(
         "metrics": metrics, "report": report,
     }  # fmt: skip
     shares = ", ".join(f"{share:.1%} of {name}" for name, share in flagged.items() if name != "test")
-    text = f"At the threshold {loaded.threshold:.4g} the guard flags {shares}, and {flagged['test']:.1%} of the in-distribution rows."
+    text = (
+        f"At the threshold {loaded.threshold:.4g} the guard flags {shares}, "
+        f"and {flagged['test']:.1%} of the in-distribution rows."
+    )
     print_result(as_json, record, text + (f" The page is at {report}" if report else ""))
 
 

@@ -127,7 +127,8 @@ def _call(make: Callable[[], Any], spec: str) -> Any:
         return make()
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"Expected {spec} to make a net when called without arguments, but it failed: {type(error).__name__}: {first_line(error)}."
+            f"Expected {spec} to make a net when called without arguments, but it failed: "
+            f"{type(error).__name__}: {first_line(error)}."
         ) from error
 
 

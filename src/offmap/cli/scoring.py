@@ -154,7 +154,7 @@ def _to_array(values: list[Any]) -> NDArray[Any]:
 
 
 def list_shards(folder: Path) -> tuple[list[Shard], list[str]]:
-    """List the shards of all tables, or all images, also in sub-folders, and other files; names with a leading dot are skipped."""
+    """List the shards of all tables, or all images, also in sub-folders, and other files; skip names with a leading dot."""
     files = sorted(_list_files(folder))
     tables = [file for file in files if file.lower().endswith(tuple(list_suffixes()))]
     images = [file for file in files if file.lower().endswith(SUFFIXES)]

@@ -23,6 +23,6 @@ from offmap.data.shard import Shard, is_sharded, map_rows
 
 __all__ = [
     "Batch", "Batches", "Place", "Rows", "Shard", "Stream", "all_gather_rows", "as_batches", "check_finite", "check_inputs",
-    "collate", "concat_padded", "drop_targets", "fork_rng", "is_mapping", "is_sharded", "iter_batches", "load_rows", "load_train_valid", "map_rows",
-    "sample_rows", "split_batch", "split_data",
+    "collate", "concat_padded", "drop_targets", "fork_rng", "is_mapping", "is_sharded", "iter_batches", "load_rows",
+    "load_train_valid", "map_rows", "sample_rows", "split_batch", "split_data",
 ]  # fmt: skip

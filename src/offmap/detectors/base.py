@@ -1,4 +1,4 @@
-"""The registry of detectors: a pure score function, an optional fit, what they need of the model, and the range of each option."""
+"""The registry of detectors: a pure score function, an optional fit, needs of the model, and the range of each option."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def deviation(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def run_matrix_layers(classifier: Classifier, x: Inputs) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the input of every layer with a matrix, but the first, at its first use, (B, channels, ...), and the model's output."""
+    """Return the input of every layer with a matrix except the first, at its first use, (B, channels, ...), and the output."""
     linear = {
         name: all(p.ndim <= 2 for p in module.parameters(recurse=False))
         for name, module in classifier.model.named_modules()

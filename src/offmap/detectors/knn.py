@@ -31,7 +31,7 @@ def fit(data: FitData, k: int = 50) -> dict[str, Any]:
     fewest = int(torch.bincount(data.labels, minlength=data.classes).min())
     if k > fewest:
         logger.warning(
-            "The k-th nearest row with k = %d is of another class for some inputs, however in-distribution: the smallest class has %d "
-            "training rows. Pass more of them, or a smaller `k=`.", k, fewest,
+            "The k-th nearest row with k = %d is of another class for some inputs, however in-distribution: the smallest class "
+            "has %d training rows. Pass more of them, or a smaller `k=`.", k, fewest,
         )  # fmt: skip
     return {"rows": F.normalize(data.features, dim=1), "k": k}

@@ -1,4 +1,4 @@
-"""ODIN (Liang et al., 2018): a small step of the input towards more confidence helps in-distribution inputs more than OOD ones."""
+"""ODIN (Liang et al., 2018): a small step of the input towards more confidence helps in-distribution inputs more than OOD."""
 
 from typing import Any
 

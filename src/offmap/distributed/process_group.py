@@ -1,7 +1,7 @@
 """Several processes as one group, by torch.distributed: under `torchrun`, or in a process group of the user's own.
 
-Collectives wait without end for ranks that work, however slow, and stop when a rank is gone: a heartbeat notices. Tensors on a GPU
-are reduced by NCCL, all else goes over gloo.
+Collectives wait without end for ranks that work, however slow, and stop when a rank is gone: a heartbeat notices. Tensors on a
+GPU are reduced by NCCL, all else goes over gloo.
 """
 
 from __future__ import annotations

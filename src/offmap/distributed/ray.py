@@ -69,8 +69,8 @@ def run_on_ray(
             raise OffmapError(reason) from error
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
             raise OffmapError(
-                f"A worker died in the middle of the same job, {MAX_DEATHS} of {MAX_DEATHS} times: {type(error).__name__}: {first_line(error)}. Has each "
-                "machine enough memory, and the same offmap?"
+                f"A worker died in the middle of the same job, {MAX_DEATHS} of {MAX_DEATHS} times: "
+                f"{type(error).__name__}: {first_line(error)}. Has each machine enough memory, and the same offmap?"
             ) from error
         except ray.exceptions.RayError as error:
             raise OffmapError(f"Ray failed: {first_line(error)}. What is done stays done: run it again.") from error
@@ -144,6 +144,6 @@ def _unreachable(address: str | None, error: Exception) -> ConfigError:
     if address is None:
         return ConfigError(f"Cannot start Ray on this machine: {first_line(error)}.")
     return ConfigError(
-        f"Cannot join Ray at {address!r}: {type(error).__name__}: {first_line(error)}. Expected HOST:PORT as `ray start --head` tells it, or 'auto' on a "
-        "machine of the cluster; without an address, offmap starts a Ray of its own."
+        f"Cannot join Ray at {address!r}: {type(error).__name__}: {first_line(error)}. Expected HOST:PORT as "
+        "`ray start --head` tells it, or 'auto' on a machine of the cluster; without an address, offmap starts a Ray of its own."
     )

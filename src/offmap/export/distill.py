@@ -5,8 +5,8 @@ off them:
 
     score(x) = c + s·sinh(head(W·(features(x) − m)))
 
-with c and s the median and the spread of the guard's scores on in-distribution data, and W the whitening of in-distribution features,
-which becomes part of the head's first layer. OOD rows to learn from are made of in-distribution ones alone.
+with c and s the median and the spread of the guard's scores on in-distribution data, and W the whitening of in-distribution
+features, which becomes part of the head's first layer. OOD rows to learn from are made of in-distribution ones alone.
 """
 
 from __future__ import annotations
@@ -196,9 +196,9 @@ def distill(
 ) -> DistilledGuard:
     """Teach a small head the guard's score: a detector that costs about two passes instead of draws and neighbours.
 
-    The head reads inputs and hidden layers of the first model. No OOD data are needed: the guard scores rows of `train`, and OOD ones
-    made of them. Look at how well the head keeps the guard's order on data of yours before you rely on it (`offmap.evaluate` takes
-    both).
+    The head reads inputs and hidden layers of the first model. No OOD data are needed: the guard scores rows of `train`, and
+    OOD ones made of them. Before you rely on the head, look at how well it keeps the guard's order on your data
+    (`offmap.evaluate` takes both).
 
     Args:
         guard: The teacher. Its inputs must be one floating-point tensor or array.
@@ -252,8 +252,8 @@ def check_rows(inputs: Inputs) -> Tensor:
         kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
         raise DataError(
             f"Expected one floating-point tensor or array per example, but got {kind}: OOD rows are mixed from "
-            "in-distribution ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer `draws` if it must be "
-            "fast, or fit it with params='last-layer', whose draws share one pass."
+            "in-distribution ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer `draws` if it "
+            "must be fast, or fit it with params='last-layer', whose draws share one pass."
         )
     if not 1 <= inputs[0].numel() <= WIDEST:
         raise DataError(f"Expected 1 to {WIDEST} numbers per example, but got {inputs[0].numel()}. Use the guard itself.")

@@ -50,7 +50,7 @@ def with_weights(predictive: Predictive) -> WeightPredictive:
 
 @dataclass(frozen=True)
 class BasePass:
-    """Of every member: inputs of some layers, {parameter: (B, D)}; inputs of the last layer, (B, D), if it alone is random; outputs."""
+    """Per member: inputs of some layers, {parameter: (B, D)}; those of the last layer, (B, D), if it alone is random; outputs."""
 
     layer_inputs: list[dict[str, Tensor]]
     last_inputs: list[Tensor]
@@ -96,8 +96,10 @@ class BaseModels(nn.Module):
         inputs_of = {name: next((x for p, x in rows.items() if p in modules), None) for name, modules in self.owners.items()}
         for name, x in inputs_of.items():
             if x is None:
-                raise ModelError(f"Expected `{name}` to be used by its own layer, but the model reads it elsewhere, which a traced "
-                                f"graph does not show. {REMEDY}")  # fmt: skip
+                raise ModelError(
+                    f"Expected `{name}` to be used by its own layer, but the model reads it elsewhere, which a traced "
+                    f"graph does not show. {REMEDY}"
+                )
         return {n: x for n, x in inputs_of.items() if x is not None}, ends.get("", output), widen(output)
 
 
@@ -171,7 +173,7 @@ class FrozenDraws(nn.Module):
 
 
 def freeze_draws(predictive: WeightPredictive, draws: int, *, clip: float | None, seed: int, half: bool = False) -> FrozenDraws:
-    """Freeze the draws that `predictive.outputs` runs; clip 0, and a predictive without randomness, give the members themselves."""
+    """Freeze the draws that `predictive.outputs` runs; clip 0 and a predictive without randomness give the members."""
     members = predictive.members
     if isinstance(predictive, Sampled):
         drawn = predictive.weights if predictive.draw is None or clip == 0 else predictive.draw(range(draws), seed)
@@ -310,8 +312,8 @@ def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None)
     shift = float(moved.nan_to_num(0.0, 0.0, 0.0).median())
     logger.warning(
         "The guard's threshold belongs to %d draws, the file has %d: it is moved by %.3g, as the example's scores are in the "
-        "median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` (in-distribution data, as to `calibrate`), "
-        "or draws=%d.", guard.draws, draws, shift, guard.calibration.false_alarms, guard.draws,
+        "median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` (in-distribution data, as to "
+        "`calibrate`), or draws=%d.", guard.draws, draws, shift, guard.calibration.false_alarms, guard.draws,
     )  # fmt: skip
     return replace(other, calibration=replace(guard.calibration, scores=guard.calibration.scores + shift)), False
 

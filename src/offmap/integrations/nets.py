@@ -278,7 +278,7 @@ def train_mlps(
     batch_size: int,
     seed: int,
 ) -> list[nn.Module]:
-    """Train fully connected nets, (B, D) -> (B, outputs), that standardise their inputs; keep the states of lowest validation NLL."""
+    """Train dense nets, (B, D) -> (B, outputs), that standardise their inputs; keep each at its lowest validation NLL."""
     scaling = Standardize.of(train[0])
     nets = [mlp(train[0].shape[1], outputs, hidden=hidden, seed=seed + member).to(train[0]) for member in range(members)]
     rows, valid_rows = (

@@ -125,7 +125,7 @@ class Guarded(BaseEstimator):
         likelihood: Likelihood | str | None,
         scaled: Tensor | None = None,
     ) -> None:
-        """Guard the ready net, or nets trained with the likelihood `training` on `scaled` targets; the guard has `likelihood` of y."""
+        """Guard the ready net, or nets that learn `scaled` targets with the likelihood `training`; the guard has `likelihood`."""
         checks.fraction("validation", self.validation, example=0.2)
         checks.fraction("false_alarms", self.false_alarms, example=0.05)
         for name, value in (
@@ -147,8 +147,8 @@ class Guarded(BaseEstimator):
             )  # fmt: skip
         guard = fit(
             nets, (x[rest], y[rest]), (x[held], y[held]), likelihood=likelihood, basis=self.basis,
-            solver=self.solver or ("closed-form" if len(x) < CLOSED_FORM_ROWS else "refine"), score=self.score_with, draws=self.draws,
-            batch_size=self.batch_size, seed=seed, progress=False,
+            solver=self.solver or ("closed-form" if len(x) < CLOSED_FORM_ROWS else "refine"), score=self.score_with,
+            draws=self.draws, batch_size=self.batch_size, seed=seed, progress=False,
         )  # fmt: skip
         self.guard_ = replace(guard, calibration=replace(guard.calibration, false_alarms=self.false_alarms))
 
@@ -223,9 +223,10 @@ class OffmapClassifier(ClassifierMixin, Guarded):
 class OffmapDetector(OutlierMixin, Guarded):
     """Detect outliers, with scikit-learn's sign: scores are higher for in-distribution rows, and outliers are −1.
 
-    The nets learn to reproduce their inputs, so that no targets are needed; the guard's score combines the disagreement of sampled
-    nets with the distance to training rows. All but `false_alarms` of the held-out rows are below the threshold; with fewer than 19
-    of these (38 rows in all, for 5 %) it is infinite and nothing is flagged. With a ready `net`, `y` must be its training targets.
+    The nets learn to reproduce their inputs, so that no targets are needed; the guard's score combines the disagreement of
+    sampled nets with the distance to training rows. All but `false_alarms` of the held-out rows are below the threshold; with
+    fewer than 19 of these (38 rows in all, for 5 %) it is infinite and nothing is flagged. With a ready `net`, `y` must be its
+    training targets.
     """
 
     offset_: float

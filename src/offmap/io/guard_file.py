@@ -43,8 +43,9 @@ def save(guard: Guard, path: str | Path) -> None:
         raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the nets' are others.")
     kind = next((name for name, known in LIKELIHOODS.items() if known is type(likelihood)), None)
     if kind is None or SCORES.get(score.name) is not type(score):
-        raise ConfigError("A guard with a score or likelihood of your own cannot be saved unless it is registered: a file holds no "
-                          "code.")  # fmt: skip
+        raise ConfigError(
+            "A guard with a score or likelihood of your own cannot be saved unless it is registered: a file holds no code."
+        )
     q, model, state = predictive.q, predictive.model, likelihood.state()
     tensors: dict[str, Any] = {f"likelihood.{n}": v for n, v in state.items() if isinstance(v, Tensor)}
     tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}

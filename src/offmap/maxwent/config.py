@@ -85,7 +85,8 @@ class Config:
 
 
 PAPER = Config(
-    solver="sgd", entropy_weight=10.0, steps=50_000, lr=1e-3, eps=1e-4, clip_loss=False, check_every=100, patience=None, rescale=False
+    solver="sgd", entropy_weight=10.0, steps=50_000, lr=1e-3, eps=1e-4, clip_loss=False, check_every=100,
+    patience=None, rescale=False,
 )  # fmt: skip
 REFERENCE = replace(PAPER, noise=Uniform(1.0), adam_epsilon=1e-7, risk="averaged-nll", tolerance="reference")
 CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}

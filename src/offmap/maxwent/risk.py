@@ -1,8 +1,8 @@
 """The validation risk, defined once: the mean NLL of the prediction that the draws make together, in nats.
 
 For classification that is −log (1/P) Σ_p p(y | x, w_p); for regression the NLL of the Gaussian with the mixture's mean and
-variance; for a user's likelihood the mixture's unless it says otherwise. P draws with fixed noise; τ is the base model's risk plus
-2·std/√n. Stopping, closed form, entropy weight and clip are all decided by this number.
+variance; for a user's likelihood the mixture's unless it says otherwise. P draws with fixed noise; τ is the base model's risk
+plus 2·std/√n. Stopping, closed form, entropy weight and clip are all decided by this number.
 
 Why not the exact Gaussian mixture: it forgives a few wild draws at every point, and in-distribution inputs would look OOD. Why
 not the mean NLL of the draws: it forbids disagreement that the reported variance explains.
@@ -163,7 +163,7 @@ class Validation:
         return lambda span: q.draw(span, seed=self.seed, stream="valid", clip=clip, factor=factor)
 
     def _evaluate(self, members: Sequence[int], draw: Draw, draws: int, *, scored: bool = False) -> Evaluated:
-        """Return the losses of k members, (k, n), their risk, (k,), where NaN is infinite, and if `scored` their mean uncertainty."""
+        """Return losses of k members, (k, n), their risk, (k,), with NaN as infinite, and if `scored` their mean uncertainty."""
         count, parts = len(members), list[Tensor]()
         total = torch.zeros(count, dtype=torch.float64, device=self.data.targets.device)
         shard = shard_slice(self.group, self.data.rows)

@@ -89,7 +89,7 @@ def find_largest_factor(
     evaluate: Evaluate, max_risk: Tensor, base_risk: Tensor, *, start: tuple[Tensor, ...] | None = None,
     among: Tensor | None = None, low: float = 1e-5, high: float = 1e2, halvings: int = 10,
 ) -> Factor:  # fmt: skip
-    """Find the largest factor c per member with risk(c) ≤ τ, on the grid that `halvings` of log [low, high] give; `low` if none is.
+    """Find the largest factor c per member with risk(c) ≤ τ, on the grid from `halvings` of log [low, high]; `low` if none is.
 
     `base_risk` is the risk at c = 0, (M,), `start` the results at `low`, if they are known; members that are not `among` those to
     search for, (M,) bool, get any number.
@@ -134,7 +134,8 @@ def find_largest_factor_near(
 ) -> Factor:
     """Find the largest factor within `reach` times of a guess, (M,), and elsewhere for members for which it is not there.
 
-    >>> find_largest_factor_near(torch.tensor([1.7]), lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24).factor
+    >>> guess, max_risk = torch.tensor([1.7]), torch.tensor([4.0])
+    >>> find_largest_factor_near(guess, lambda c: (c.square(),), max_risk, torch.zeros(1), halvings=24).factor
     tensor([2.0000])
     """
     ratio, values = find_largest_factor(

@@ -250,7 +250,8 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
         if not descent.step:
             monitor.check(0, float("nan"), start)
         history.stop_reason = "stopped" if monitor.finished else minimize(
-            loss, optimizer, descent.cycle, steps=config.steps, monitors=[monitor, descent], start=descent.step, group=runtime.group
+            loss, optimizer, descent.cycle, steps=config.steps, monitors=[monitor, descent], start=descent.step,
+            group=runtime.group,
         )  # fmt: skip
         if history.stop_reason == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))

@@ -1,4 +1,4 @@
-"""The only training loop of the library, and what watches it: RiskMonitor keeps the last state below τ, BestValidation the best."""
+"""The only training loop of the library, and its monitors: RiskMonitor keeps the last state below τ, BestValidation the best."""
 
 from __future__ import annotations
 

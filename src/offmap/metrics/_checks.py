@@ -24,7 +24,8 @@ def vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
     if bad.any():
         expected, got = ("finite", "are not") if finite else ("free of NaN", "are NaN")
         raise DataError(
-            f"Expected `{name}` to be {expected}, but {int(bad.sum())} of {values.numel()} values {got}; drop or repair them first."
+            f"Expected `{name}` to be {expected}, but {int(bad.sum())} of {values.numel()} values {got}; "
+            "drop or repair them first."
         )
     return values.double().contiguous()  # searchsorted copies strided tensors, and warns
 

@@ -1,4 +1,4 @@
-"""Whether stated confidence matches outcomes: of class probabilities, Gaussian predictions and intervals (bounds may be infinite)."""
+"""Whether confidence matches outcomes: of class probabilities, Gaussian predictions and intervals (bounds may be infinite)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Metrics of an order: how well scores separate in-distribution (ID) from OOD examples, what is gained by refusing uncertain ones,
+"""Metrics of an order: how well scores separate in-distribution (ID) from OOD examples, what refusing uncertain ones gains,
 how methods rank over tasks. Scores are higher the more OOD; infinities are allowed.
 """
 

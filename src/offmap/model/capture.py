@@ -1,9 +1,9 @@
 """Layer inputs: the rows of activations that are multiplied with each parameter in one forward pass.
 
-Two ways see them. `CaptureMode` watches the operators: every product of an activation with (a view of) a parameter is a *use* of it,
-so attention projections, tied weights and `x @ self.weight` are found without knowing any layer by name. Where the parameter is the
-weight of a plain Linear or convolution module, a forward pre-hook reads the same input at no cost. `capture` uses hooks where it
-can, and the operators for the rest.
+There are two ways to find them. `CaptureMode` watches the operators: every product of an activation with (a view of) a
+parameter is a *use* of it, so attention projections, tied weights and `x @ self.weight` are found without the name of any
+layer. Where the parameter is the weight of a plain Linear or convolution module, a forward pre-hook reads the same input at no
+cost. `capture` uses hooks where it can, and the operators for the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOKUP = "looked up by index: its inputs already lie along its axes"
 
 @dataclass(frozen=True)
 class LayerInput:
-    """Inputs of the output rows `start` to `stop` of a parameter in its matrix view: `count` rows in each of `groups` equal blocks.
+    """Inputs of output rows `start` to `stop` of a parameter in its matrix view: `count` rows in each of `groups` equal blocks.
 
     `rows` gathers them when asked; `map` is the whole input (B, C, *space) of a convolution.
     """

@@ -1,7 +1,7 @@
 """Run a model: once with some of its weights replaced, or over a stack of weights (batched products, `vmap`, or a loop).
 
-The model itself is never run by threads that share it: each call borrows a replica, which shares the parameters' memory and nothing
-else, so that calls exchange weights and hooks without seeing each other.
+Threads never share the model itself: each call borrows a replica, which shares the parameters' memory and nothing else, so
+that calls exchange weights and hooks without touching each other.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ _IDLE: WeakKeyDictionary[nn.Module, tuple[Hashable, list[nn.Module]]] = WeakKeyD
 
 @contextmanager
 def replica(net: nn.Module) -> Generator[nn.Module]:
-    """Lend a copy of `net` that no other thread has. Copies are used again, so there is one per concurrent call, until `net` changes."""
+    """Lend a copy of `net` that no other thread has. Copies serve again until `net` changes: there is one per concurrent call."""
     state = _state_key(net)
     entry = _IDLE.get(net)
     if entry is None or entry[0] != state:
@@ -249,8 +249,8 @@ def plan_layers(net: nn.Module, prefix: str = "") -> Plan | None:
 def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, size: int) -> Tensor:
     """Run a plain stack of layers as batched products: {name: (S, ...)}, (B, D) -> (S, B, K).
 
-    `vmap` gives the same numbers; here the bias rides in the product and activations work in place, which for small models is most
-    of the time. Without gradients, weight sets and rows are cut into tiles.
+    `vmap` gives the same numbers; here the bias rides in the product and activations work in place, which for small models is
+    most of the time. Without gradients, weight sets and rows are cut into tiles.
     """
     if torch.is_grad_enabled():
         return _run_tile(layers, weights, x, size)

@@ -56,15 +56,17 @@ class Findings:
     def notes(self) -> tuple[str, ...]:
         """A sentence for each finding."""
         sentences = {
-            "No input reaches {}: left out of the random parameters. Drop them from the model, or check `output_fn`.": self.unreached,
+            "No input reaches {}: left out of the random parameters. "
+            "Drop them from the model, or check `output_fn`.": self.unreached,
             "Gradients do not reach {}: random, but only solver='closed-form' can fit them.": self.hidden,
             "Calls change {}: harmless, as the outputs do not depend on it.": self.changing,
         }
         lines = [line.format(listed(names)) for line, names in sentences.items() if names]
         if self.rows:
             lines.append(
-                "Outputs depend on the other rows of the batch: {} alone give other outputs than among {}. Scores depend on the batches; give "
-                "normalisation layers running statistics, or keep the batches as they were in training.".format(*self.rows)
+                "Outputs depend on the other rows of the batch: {} alone give other outputs than among {}. "
+                "Scores depend on the batches; give normalisation layers running statistics, "
+                "or keep the batches as they were in training.".format(*self.rows)
             )
         return tuple(lines)
 
@@ -272,14 +274,14 @@ CHUNK_NUMBERS, MOST_DRAWS = 1 << 25, 64
 """Weights that exist at once in a chunk chosen here (128 MB in float32), and its draws."""
 
 WIDE, CHUNK_ACTIVATIONS = 1 << 16, 1 << 20
-"""A loop is as fast as `vmap` once the widest result of an operator (activations, and views of weights) has more numbers than WIDE:
-the arithmetic then takes longer than the calls. Below, a chunk keeps that result, for all of its weight sets, within
+"""A loop is as fast as `vmap` once the widest result of an operator (activations, and views of weights) has more numbers than
+WIDE: the arithmetic then takes longer than the calls. Below, a chunk keeps that result, for all of its weight sets, within
 CHUNK_ACTIVATIONS (a core's cache)."""
 
 
 @torch.no_grad()
 def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn = first_tensor) -> int:
-    """Choose how many draws of every member, {name: (M, ...)}, run at once. A rule of sizes, so that all processes agree to the bit:
+    """Choose how many draws of every member, {name: (M, ...)}, run at once. Sizes alone decide, so that all processes agree:
 
     1. never more than MOST_DRAWS draws or CHUNK_NUMBERS weights;
     2. plain stacks of layers on a table run in batched products: as many as that;

@@ -1,4 +1,4 @@
-"""Parameters as matrices (out, D) over their layer inputs: which axes inputs run along, and which part of a parameter an operand is.
+"""Parameters as matrices (out, D) over their layer inputs: which axes inputs run along, and which part of one an operand is.
 
 * `MatrixView` turns a parameter of any layout into a matrix and back. Rows are cut into blocks with different inputs (groups of a
   convolution, parts of a packed projection); columns into pieces, when one basis for the whole fan-in would be too large.

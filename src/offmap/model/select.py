@@ -246,7 +246,8 @@ def find_last_layer(
     Other weights are put there, and the model's output is compared with the layer's: whatever else a model does shows.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> find_last_layer(net, ["2.weight", "2.bias"], {}, torch.ones(4, 2)), find_last_layer(net, ["0.weight"], {}, torch.ones(4, 2))
+    >>> x = torch.ones(4, 2)
+    >>> find_last_layer(net, ["2.weight", "2.bias"], {}, x), find_last_layer(net, ["0.weight"], {}, x)
     ('2', None)
     """
     for name, module in net.named_modules():

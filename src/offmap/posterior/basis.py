@@ -1,7 +1,7 @@
 """Second moments of layer inputs, streaming, and their eigenbasis.
 
-For a parameter with layer inputs h: E[h hᵀ] = V diag(s²) Vᵀ, one per block. Eigenvectors are not continuous in the moment, so signs are
-fixed, and what may be compared between runs is s, φ and V diag(φ²) Vᵀ, never V itself.
+For a parameter with layer inputs h: E[h hᵀ] = V diag(s²) Vᵀ, one per block. Eigenvectors are not continuous in the moment, so
+signs are fixed, and what may be compared between runs is s, φ and V diag(φ²) Vᵀ, never V itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LIMIT = 4096
 """A fan-in above this gets several smaller bases instead of one."""
 
 EXACT_ROWS, EXACT_PRODUCTS = 1 << 11, 1 << 26
-"""Layer inputs are all counted up to so many rows (or two for every one of the fan-in), or multiplications; of further ones a sample
-stands for all."""
+"""All layer inputs count up to so many rows (or two for each input of the fan-in) or multiplications; a sample stands for
+further ones."""
 
 UNREAD = "no product with an input"
 VECTOR = "a vector: nothing to rotate"
@@ -45,8 +45,8 @@ class Basis:
     """Where a parameter's noise lives: columns of `matrix` (M, G, pieces, d, d) span the fan-in of each block, or None for the
     parameter's own axes.
 
-    `input_rms` (M, G, D) is s, the root mean square of the inputs along each direction; `output_rms` (M, out) that of what each row of
-    the parameter makes of them, √(w̄_jᵀ E[h hᵀ] w̄_j), pieces taken as uncorrelated.
+    `input_rms` (M, G, D) is s, the root mean square of the inputs along each direction; `output_rms` (M, out) that of what
+    each row of the parameter makes of them, √(w̄_jᵀ E[h hᵀ] w̄_j), pieces taken as uncorrelated.
     """
 
     view: MatrixView
@@ -116,7 +116,7 @@ class Moment:
         return tuple(b - a for a, b in pairwise(sorted(edges)))
 
     def value(self, *, consume: bool = False) -> Tensor:
-        """Return the mean of h hᵀ per block, (G, pieces, d, d); zero for rows without inputs. `consume`: nobody will ask again."""
+        """Return the mean of h hᵀ per block, (G, pieces, d, d); zero for rows without inputs. `consume`: it is the last call."""
         blocks = self.blocks()
         (_, stop, groups), only = next(iter(self.totals.items()))
         if len(self.totals) == 1 and sum(blocks) == stop and len(blocks) == groups:

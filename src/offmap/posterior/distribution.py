@@ -31,8 +31,8 @@ class Parameterization:
 
     Args:
         omega: `omega(mean, scale, z)` gives weights, all name-keyed with leading axes (members, draws).
-        log_density: `log_density(weights, mean, scale)` gives log q(w) in nats, (members, draws). The entropy is then −E[log q(w)],
-            estimated by sampling.
+        log_density: `log_density(weights, mean, scale)` gives log q(w) in nats, (members, draws). The entropy is then
+            −E[log q(w)], estimated by sampling.
     """
 
     omega: Callable[[Weights, Weights, Weights], Weights]
@@ -192,8 +192,8 @@ class WeightDistribution(nn.Module):
 
     @torch.no_grad()
     def rescale_draws(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
-        """Of unclipped draws, {name: (M·P, ...)}, return the p in `span` of the k members in `which`, with φ multiplied by `factor`
-        (k,), up to rounding: w̄ + c·(w − w̄), (k·p, ...).
+        """Of unclipped draws, {name: (M·P, ...)}, return the p in `span` of the k members in `which`, with φ multiplied by
+        `factor` (k,), up to rounding: w̄ + c·(w − w̄), (k·p, ...).
         """
         result: Weights = {}
         for name, stacked in drawn.items():
@@ -211,7 +211,8 @@ class WeightDistribution(nn.Module):
         entropy = self.noise.entropy()
         if entropy is None:
             raise ConfigError(
-                f"{type(self.noise).__name__} noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'."
+                f"{type(self.noise).__name__} noise has no density, so its weight entropy is not defined; "
+                "use 'uniform' or 'normal'."
             )
         return self._log_scale() + self.dimension * entropy  # a rotation has unit determinant, so V drops out
 

@@ -39,8 +39,8 @@ def clipped_entropy(q: WeightDistribution, clip: float | None) -> Clipped:
     """
     if q.parameterization is not None or q.noise.truncated_entropy(torch.ones(1, device="cpu")) is None:
         raise ConfigError(
-            "Expected noise with a `truncated_entropy`, such as uniform or normal, for the entropy of clipped draws, with the library's "
-            f"own w = w̄ + Vφz, but got {type(q.noise if q.parameterization is None else q.parameterization).__name__}."
+            "Expected noise with a `truncated_entropy`, such as uniform or normal, for the entropy of clipped draws, with the "
+            f"library's own w = w̄ + Vφz, but got {type(q.noise if q.parameterization is None else q.parameterization).__name__}."
         )
     if clip == 0:  # both ends are one point
         none = torch.zeros(q.members, device=next(iter(q.mean.values())).device)

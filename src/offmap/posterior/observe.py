@@ -1,6 +1,7 @@
 """The pass over the data that finds the bases: planned on one batch, gone through once, shared between processes.
 
-Every rank ends with the same moments and bases, to the bit: sums are reduced, and each basis is made by one rank and sent to the others.
+Every rank ends with the same moments and bases, to the bit: ranks reduce sums, and one rank makes each basis and sends it to
+the others.
 """
 
 from __future__ import annotations

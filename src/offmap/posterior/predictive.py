@@ -34,9 +34,9 @@ class Scorer(Protocol):
 class History:
     """How a fit went, one entry per check: lists over members inside.
 
-    `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are in-distribution. `kept`
-    is the step whose state each member ended with (0: the start); `final_risk` and `final_entropy` are of the states that the fit
-    returned.
+    `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are in-distribution.
+    `kept` is the step whose state each member ended with (0: the start); `final_risk` and `final_entropy` are of the states
+    that the fit returned.
     """
 
     max_risk: list[float] = field(default_factory=list)

@@ -33,7 +33,7 @@ CLIPS: tuple[float | None, ...] = (None, 5.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2,
 """Clips of the frames, besides the guard's own."""
 
 LINE, SIDE, DOTS, MARGIN = 161, 44, 150, 0.06
-"""Points of a line; points of one side of a square; rows of a set that are drawn; margin around them, as a share of their range."""
+"""Points of a line; points of one side of a square; drawn rows of a set; margin around them, as a share of their range."""
 
 
 def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _roc_curve(label: str, area: float | None, id_scores: Array, ood_scores: Arr
 
 
 def thin(along: Array, count: int) -> list[int]:
-    """Return positions of at most `count` points of a curve, evenly spread by a quantity that grows along it, both ends among them.
+    """Return positions of at most `count` points of a curve, evenly spread by a quantity that grows along it, with both ends.
 
     >>> thin(np.array([0.0, 0.01, 0.02, 1.0, 2.0]), 3)
     [0, 3, 4]
@@ -253,7 +253,7 @@ def _cut(values: Tensor | None, low: float, high: float) -> list[float | None]:
 
 
 def _plane(predictions: list[Prediction]) -> dict[str, Any]:
-    """Return uncertainty on the square as bytes, on one scale for all frames: linear for entropies, logarithmic for deviations."""
+    """Return uncertainty on the square as bytes, one scale for all frames: linear for entropies, logarithmic for deviations."""
     values = [_uncertainty(p).double().numpy() for p in predictions]
     if predictions[0].probs is not None:
         low, high = 0.0, math.log(predictions[0].probs.shape[1])

@@ -24,9 +24,10 @@ MOST_PANELS, MOST_POINTS = 36, 1500
 LEAD = """What the fit did, and whether it did what the theory says: the noise on a weight is wide where the training data
 hardly use it, and narrow where they do."""
 
-AMPLITUDES = """Every dot is one direction of a layer's inputs: to the right those that the training data use much, upwards those
-that get much noise (the mean φ over the layer's outputs). The dashed line is φ proportional to 1/amplitude, the paper's optimum
-for deep nets; ρ is the rank correlation, −1 for strictly inverse. Dots at the left end are directions that the data do not use."""
+AMPLITUDES = """Every dot is one direction of a layer's inputs: to the right those that the training data use much, upwards
+those that get much noise (the mean φ over the layer's outputs). The dashed line is φ proportional to 1/amplitude, the paper's
+optimum for deep nets; ρ is the rank correlation, −1 for strictly inverse. Dots at the left end are directions that the data do
+not use."""
 
 TRACES = """Validation risk with its bound τ, the weights' entropy (1/d) Σ log φ², and the mean uncertainty of validation
 inputs, at every check. Each member keeps its last state at or below τ, at the dotted line. Risks far above τ are cut off."""

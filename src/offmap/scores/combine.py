@@ -13,7 +13,7 @@ the soft maximum, log mean exp, is the score: what one term finds OOD is, and te
     disagreement   log u(x), the mean over members
     logits         −log Σ_c exp z_c of the base models' logits, the energy
     last layer     the log distance to the nearest directions of training images in the inputs of the last layer
-    layers         log ratio(x) of directions in the inputs of convolutions, mean and deviation of every channel; the mean over them
+    layers         log ratio(x) of directions in the inputs of convolutions (mean and deviation of each channel), averaged
 """
 
 from __future__ import annotations

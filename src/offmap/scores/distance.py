@@ -1,8 +1,8 @@
 """Distances to in-distribution rows, relative to how far those are from each other.
 
-The distance to the nearest rows means little by itself: where data are sparse, in-distribution rows are far from each other too. So
-it is divided by what the nearest rows see themselves (as local outlier factors do). With s_i the mean distance of row i to its own
-k nearest, and f = 0.1 mean_i s_i:
+The distance to the nearest rows means little by itself: where data are sparse, in-distribution rows are far from each other
+too. So it is divided by the same distance of the nearest rows themselves (as in local outlier factors). With s_i the mean
+distance of row i to its own k nearest, and f = 0.1 mean_i s_i:
 
     ratio(x) = (mean_k |x − x_i(x)| + f/10) / (mean over those x_i of s_i + f)
 """

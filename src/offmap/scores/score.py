@@ -1,7 +1,7 @@
 """`Score`: what is OOD, as a module. The guard calls it, the guard file stores its buffers, the export traces it.
 
-A score of your own is one file: a subclass with `fit` and `forward`, registered by name. Then `offmap.fit(..., score="name")` fits
-it, and guards with it can be saved, loaded and exported.
+A score of your own is one file: a subclass with `fit` and `forward`, registered by name. Then `offmap.fit(..., score="name")`
+fits it, and guards with it can be saved, loaded and exported.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ ERROR = {"type": "object", "properties": {"detail": {"type": "string"}}, "requir
 class Limits:
     """Limits of a request; `window` rows make the rolling share of off-map rows, and more than `alert` of them an alarm.
 
-    Waiting requests are run in one call if they have at most `together` rows. `token` is required by all but /health and the pages.
+    Waiting requests run in one call if they have at most `together` rows. All but /health and the pages require `token`.
     """
 
     max_bytes: int = 8_000_000

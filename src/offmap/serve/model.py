@@ -64,8 +64,8 @@ def _read_spec(node: Any, path: Path) -> InputSpec:
     rows, *axes = node.shape or [0]
     if isinstance(rows, int) or node.type not in DTYPES:
         raise FileError(
-            f"Expected inputs with a row per example to serve, but `{node.name}` of {path} is {node.type} {node.shape}. Keep what "
-            "all rows share inside the model."
+            f"Expected inputs with a row per example to serve, but `{node.name}` of {path} is {node.type} {node.shape}. Keep "
+            "what all rows share inside the model."
         )
     return InputSpec(node.name, tuple(size if isinstance(size, int) else None for size in axes), DTYPES[node.type])
 

@@ -141,8 +141,8 @@ def parse_column(table: Table, name: str, values: Sequence[Any], *, words: bool 
     count = sum(text is not None for text in cleaned)
     if count - len(wrong) > MOSTLY * count:
         raise DataError(
-            f"Expected numbers in column {name!r} of {table.path}, but row {wrong[0] + 1} has {cleaned[wrong[0]]!r} ({len(wrong)} "
-            "such values). Mend them, or name the column in `words` if it holds names."
+            f"Expected numbers in column {name!r} of {table.path}, but row {wrong[0] + 1} has {cleaned[wrong[0]]!r} "
+            f"({len(wrong)} such values). Mend them, or name the column in `words` if it holds names."
         )
     return cleaned
 
