@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Five nets instead of one
 #
-# A list of nets is an ensemble: `offmap.fit` widens every member, all in one pass, and the guard predicts with their mixture. This
-# example compares one net with five on the paper's one-dimensional task: in a gap in the middle of the data, and outside.
+# A list of nets is an ensemble: `offmap.fit` widens every member, all in one pass, and the guard predicts with their mixture.
+# This example compares one net with five on the paper's one-dimensional task: in a gap in the middle of the data, and outside.
 
 # %%
 import os
@@ -20,8 +20,8 @@ SMOKE = bool(os.environ.get("OFFMAP_SMOKE"))
 task = regression()
 
 # %% [markdown]
-# The nets may come from anywhere, as long as they differ in weights only. `offmap_bench` can also train them, stacked, in one loop:
-# `deep_ensemble.fit` keeps each net at its lowest validation loss.
+# The nets may come from anywhere, as long as they differ in weights only. `offmap_bench` can also train them, stacked, in one
+# loop: `deep_ensemble.fit` keeps each net at its lowest validation loss.
 
 # %%
 initial = [mlp(1, 2, hidden=(64, 64), seed=seed) for seed in range(5)]

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A guard over your own method
 #
-# Any object that returns a stack of outputs can have a guard: threshold, p-values, intervals, evaluation. It needs two attributes,
-# `members` and `outputs`. This example writes MC-dropout by hand, and compares it with MaxWEnt on the same net.
+# Any object that returns a stack of outputs can have a guard: threshold, p-values, intervals, evaluation. It needs two
+# attributes, `members` and `outputs`. This example writes MC-dropout by hand, and compares it with MaxWEnt on the same net.
 
 # %%
 import os
@@ -32,8 +32,8 @@ for _ in range(100 if SMOKE else 1500):
 net.eval()
 
 # %% [markdown]
-# Outputs are `(members · draws, rows, ...)`. They must depend on the seed only: the same call must return the same numbers. `clip`
-# is for methods that can be narrowed, others ignore it; clip 0 means the trained net itself.
+# Outputs are `(members · draws, rows, ...)`. They must depend on the seed only: the same call must return the same numbers.
+# `clip` is for methods that can be narrowed, others ignore it; clip 0 means the trained net itself.
 
 
 # %%

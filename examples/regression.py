@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A table with a numeric target
 #
-# How far has diabetes progressed after a year? A net learns it from scikit-learn's table of 442 patients, but only from those with
-# a body mass index below 30. Then it predicts for the others. Without a guard nothing would show that these patients differ from
-# the training data.
+# How far has diabetes progressed after a year? A net learns it from scikit-learn's table of 442 patients, but only from those
+# with a body mass index below 30. Then it predicts for the others. Without a guard nothing would show that these patients
+# differ from the training data.
 
 # %%
 import os
@@ -43,7 +43,8 @@ for _ in range(30 if SMOKE else 200):
     optimizer.step()
 
 # %% [markdown]
-# One line fits the guard. `valid` must be rows that the net was not trained on: they decide how wide the weight distribution may be.
+# One line fits the guard. `valid` must hold rows that the net did not train on: they decide how wide the weight distribution
+# may be.
 
 # %%
 guard = offmap.fit(

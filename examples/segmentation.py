@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Which pixels are OOD?
 #
-# A small net classifies every pixel of a synthetic image: background, disc or square. Then an image contains an object of no known
-# class, and the guard's `score_map` shows where.
+# A small net classifies every pixel of a synthetic image: background, disc or square. Then an image contains an object of no
+# known class, and the guard's `score_map` shows where.
 
 # %%
 import os

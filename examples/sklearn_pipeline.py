@@ -44,8 +44,8 @@ for name, rows in {"growers 1 and 2": X_test, "grower 3": others}.items():
     print(f"{name}: {classifier.off_map(before.transform(rows)).mean():.0%} of {len(rows)} off the map")
 
 # %% [markdown]
-# Without targets, `OffmapDetector` is an outlier detector with scikit-learn's sign: `score_samples` is higher for in-distribution rows,
-# and `predict` is 1 for them and −1 for outliers.
+# Without targets, `OffmapDetector` is an outlier detector with scikit-learn's sign: `score_samples` is higher for
+# in-distribution rows, and `predict` is 1 for them and −1 for outliers.
 
 # %%
 detector = OffmapDetector(random_state=0, steps=steps).fit(X_train)

@@ -59,7 +59,7 @@ def turn(delta: Tensor, matrices: Tensor, frame: Any) -> Tensor:
 
 
 def run(net: nn.Module, weights: Mapping[str, Tensor], inputs: Any, output_fn: OutputFn = first_tensor) -> Tensor:
-    """Outputs of a copy of the model whose parameters were overwritten, no `functional_call`: a stack of S sets -> (S, B, ...)."""
+    """Outputs of a copy of the model with overwritten parameters, no `functional_call`: a stack of S sets -> (S, B, ...)."""
     outputs: list[Tensor] = []
     for i in range(len(next(iter(weights.values())))):
         twin = copy_model(net)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 SMOKE = """
 import torch, offmap
 x = torch.rand(60, 2)
-guard = offmap.fit(torch.nn.Linear(2, 1), (x[:40], x[:40, :1]), (x[40:], x[40:, :1]), solver="closed-form", draws=4, progress=False)
+train, valid = (x[:40], x[:40, :1]), (x[40:], x[40:, :1])
+guard = offmap.fit(torch.nn.Linear(2, 1), train, valid, solver="closed-form", draws=4, progress=False)
 offmap.write_page(offmap.evaluate(guard, (x, x[:, :1]), {"far": x + 9}), "page.html")
 print(offmap.__file__)
 """

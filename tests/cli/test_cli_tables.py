@@ -367,7 +367,9 @@ MISUSES = {
     "setting": ([*FIT, "--set", "steps"], "Expected --set as NAME=VALUE, such as steps=1000, but got 'steps'."),
     "unknown setting": ([*FIT, "--set", "stepz=1"], "Expected the name in --set stepz=1 to be one of ['adam_epsilon', "),
     "parameters": ([*FIT, "--params", "nothing"], "Expected `params` to pick at least one parameter, but 'nothing' fits none of"),
-    "likelihood": ([*FIT, "--likelihood", "gausian"], "Expected --likelihood to be one of ['bernoulli', 'categorical', 'gaussian'"),
+    "likelihood": (
+        [*FIT, "--likelihood", "gausian"], "Expected --likelihood to be one of ['bernoulli', 'categorical', 'gaussian'"
+    ),
     "false alarms": ([*FIT, "--false-alarms", "2"], "Expected `false_alarms` "),
     "score": ([*FIT, "--score", "papr"], "Expected `score` to be one of "),
     "target": (

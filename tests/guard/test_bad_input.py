@@ -304,7 +304,10 @@ HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
     "NaN weights": (_with_nan, "Expected a trained model with finite weights, but `2.bias` holds NaN or infinite values"),
     "NaN buffer": (_nan_in_a_buffer, "a trained model with finite outputs, but it gives NaN or infinite values on `valid`"),
     "other inputs": (lambda: nn.Linear(4, 1), r"Linear failed on inputs of shape \(2, 3\): .*the form the model was trained on"),
-    "a dict": (lambda: Returns(lambda out: {"y": out}), "Expected a model that returns a tensor, .*but got dict. Pass `output_fn="),
+    "a dict": (
+        lambda: Returns(lambda out: {"y": out}),
+        "Expected a model that returns a tensor, .*but got dict. Pass `output_fn=",
+    ),
     "a number": (lambda: Returns(lambda out: out.mean()), r"one output row per input row, but Returns made \(\) of 2 rows"),
     "one row": (lambda: Returns(lambda out: out[:1]), r"one output row per input row, but Returns made \(1, 1\) of 2 rows"),
     "other architecture": (
@@ -362,7 +365,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"likelihood": "gausian"}, r"Expected `likelihood` to be one of .*did you mean 'gaussian'\?\) or an object"),
     ({"likelihood": object()}, "a subclass of `offmap.Likelihood`, but got object"),
     ({"likelihood": offmap.Gaussian}, "a subclass of `offmap.Likelihood`, but got the class Gaussian"),
-    ({"regularizer": "logg"}, r"Expected `regularizer` to be one of .*did you mean 'log'\?\) or a function of φ², but got 'logg'"),
+    (
+        {"regularizer": "logg"},
+        r"Expected `regularizer` to be one of .*did you mean 'log'\?\) or a function of φ², but got 'logg'",
+    ),
     ({"regularizer": 3}, "or a function of φ², but got 3"),
     ({"risk": "zero_one"}, r"Expected `risk` to be one of .*did you mean 'zero-one'\?\) or a function, but got 'zero_one'"),
     ({"risk": 3}, "or a function, but got 3"),
@@ -498,8 +504,10 @@ def _asked(made: list[offmap.Guard] = []) -> offmap.Guard:  # noqa: B006
 @settings(max_examples=25)
 @given(
     options=st.dictionaries(
-        st.sampled_from(["steps", "lr", "entropy_weight", "draws", "risk_draws", "chunk_size", "batch_size", "eps", "seed", "noise",
-                         "basis", "score", "likelihood", "params", "tolerance", "risk", "regularizer", "max_risk", "config", "output_fn"]),
+        st.sampled_from([
+            "steps", "lr", "entropy_weight", "draws", "risk_draws", "chunk_size", "batch_size", "eps", "seed", "noise", "basis",
+            "score", "likelihood", "params", "tolerance", "risk", "regularizer", "max_risk", "config", "output_fn",
+        ]),
         st.one_of(st.none(), st.integers(-2, 3), st.floats(-2, 2), st.text(max_size=4), st.lists(st.integers(), max_size=2)),
         max_size=2,
     )

@@ -408,7 +408,8 @@ class OwnNoise(Noise):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"score": lambda out: out[..., 0].var(0)}, "score or likelihood of your own cannot be saved unless it is registered: a file"),
+        ({"score": lambda out: out[..., 0].var(0)},
+         "score or likelihood of your own cannot be saved unless it is registered: a file"),
         ({"likelihood": Gaussian()}, "score or likelihood of your own cannot be saved unless it is registered: a file"),
         ({"noise": OwnNoise()}, "noise of your own cannot be saved: a file holds no code"),
     ],

@@ -347,7 +347,8 @@ class ParamUse(IterableDataset[Any]):
 def test_streams_give_the_same_score_and_leave_the_random_state(guard: offmap.Guard) -> None:
     state = torch.get_rng_state()
     made = [offmap.guard(guard.predictive, VALID, train=form, draws=8).score(X) for form in (
-        TRAIN, TensorDataset(*TRAIN), DataLoader(TensorDataset(*TRAIN), batch_size=7), ParamUse(), DataLoader(ParamUse(), batch_size=9)
+        TRAIN, TensorDataset(*TRAIN), DataLoader(TensorDataset(*TRAIN), batch_size=7), ParamUse(),
+        DataLoader(ParamUse(), batch_size=9),
     )]  # fmt: skip
     assert all(torch.equal(found, made[0]) for found in made)
     shuffled = [

@@ -119,7 +119,8 @@ def test_several_tradeoffs_are_left_to_the_method_and_other_keys_to_the_benchmar
     made = next(c for c in cells(plan(text)) if c.label == "wide")
     assert made.config["entropy_weight"] == [1, 10]
     assert made.candidates() == [
-        {"lr": 0.1, "init_fraction": 1}, {"lr": 0.1, "init_fraction": 2}, {"lr": 0.2, "init_fraction": 1}, {"lr": 0.2, "init_fraction": 2},
+        {"lr": 0.1, "init_fraction": 1}, {"lr": 0.1, "init_fraction": 2},
+        {"lr": 0.2, "init_fraction": 1}, {"lr": 0.2, "init_fraction": 2},
     ]  # fmt: skip
     assert cells(plan())[0].candidates() == [{}]
 

@@ -76,7 +76,7 @@ def quick(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one plan. `seconds` of a method on top of the plain net (or the ensemble) do not count that net's training."""
+    """The result of one plan. `seconds` of a method that starts from the plain net (or the ensemble) omit that net's training."""
 
     plan: Plan
     task: Task

@@ -24,8 +24,8 @@ STAGES = len(METHODS) + 2
 """Reports per task."""
 
 LEAD = """offmap tells when a neural network is off the map of its training data. It draws many networks that all explain the
-training data and reads how much they disagree: little on in-distribution inputs, a lot elsewhere. This page compares it with the usual
-methods on three small data sets, in the manner of figure 1 of the MaxWEnt paper."""
+training data and reads how much they disagree: little on in-distribution inputs, a lot elsewhere. This page compares it with the
+usual methods on three small data sets, in the manner of figure 1 of the MaxWEnt paper."""
 
 
 @dataclass(frozen=True)

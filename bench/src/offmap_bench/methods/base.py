@@ -165,7 +165,7 @@ def per_setting(configs: Sequence[Any], name: str, stack: Stack) -> Tensor:
 def ensemble_fitters(
     config: type[T], losses: Callable[[Stack, Likelihood, Sequence[T], int], Losses], *, judge: Judge = member_nll
 ) -> tuple[Callable[..., Sampled], Callable[..., list[Sampled]]]:
-    """The same for an ensemble: its members minimise `losses(stack, likelihood, configs, seed)`, and `judge` picks their state."""
+    """The same for an ensemble: members minimise `losses(stack, likelihood, configs, seed)`, and `judge` picks their state."""
 
     def fit_all(nets: Nets, problem: Problem, configs: Sequence[T]) -> list[Sampled]:
         for each in configs:

@@ -69,7 +69,8 @@ ABLATION: dict[str, Config] = {
     "nosvd_frozen_small": SMALL,
     "nosvd_frozen_large": LARGE,
 }
-"""The paper's tables 8 and 9, the default first. The two large priors around a frozen mean are MaxWEnt with g = log, up to a constant."""
+"""The paper's tables 8 and 9, the default first. Up to a constant, the two large priors around a frozen mean are MaxWEnt with
+g = log."""
 
 
 @fitter(Config)

@@ -160,7 +160,7 @@ class Means(nn.Module):
 
 @fitter(Config)
 def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
-    """Find the curvature at every member on the training data, and the prior of highest evidence; nothing is trained or drawn yet."""
+    """Find the curvature of every member on the training data, and the prior of highest evidence, without training or drawing."""
     likelihood, runtime = problem.likelihood, problem.runtime
     check(config)
     if type(likelihood) not in LAWS:

@@ -105,7 +105,7 @@ class Posteriors:
 def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Stochastic]:
     """Minimise E_q[NLL] + (λ/n)·KL(q ‖ N(0, σ₀²I)) from untrained nets on, G settings × M members in one pass.
 
-    Settings differ in `tradeoff` alone, and see the same batches and noise, so that one is what it would be alone, up to rounding.
+    Settings differ in `tradeoff` alone, and share batches and noise, so each gives what it would give alone, up to rounding.
     """
     config, at, valid = _shared(configs), stack_models(nets), problem.valid
     model = problem.runtime.model(at.net, at.mean | at.fixed, valid.inputs)
@@ -113,7 +113,8 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[St
     weight = torch.tensor([c.tradeoff / problem.train.rows for c in configs], device=valid.targets.device)
     state = {f"{kind} {n}": w for kind in ("mean", "raw_scale") for n, w in getattr(posterior.q, kind).items()}
     stop_reason = train_stack(
-        Stack(model, state, dict(posterior.q.fixed.items()), at.members), lambda step, batch: posterior.losses(weight, step, batch),
+        Stack(model, state, dict(posterior.q.fixed.items()), at.members),
+        lambda step, batch: posterior.losses(weight, step, batch),
         problem.train, valid, likelihood=problem.likelihood, config=config, judge=lambda *_: posterior.validation(valid),
         seed=problem.seed, progress=problem.runtime.progress,
     )  # fmt: skip

@@ -41,7 +41,7 @@ CURVES = {"auroc": "AUROC", "fpr95": "FPR@95", "loss": "training loss", "risk": 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The results of a plan, the folder for what is drawn of it, and printed tables with the results of all plans that answer them."""
+    """The results of a plan, the folder for its drawings, and printed tables with the results of all plans that answer them."""
 
     results: Results
     folder: Path

@@ -51,7 +51,7 @@ def band_panel(
 
 
 def map_panel(values: Array, *, half: float, points: Sequence[Array], top: float) -> str:
-    """Draw uncertainty on the square [−half, half]², (n, n) with y upwards, from 0 (light) to `top` (dark), and points by class."""
+    """Draw uncertainty, (n, n) with y upwards, on the square [−half, half]², from 0 (light) to `top` (dark); points by class."""
     colours = require("matplotlib.colors", "figures")
     cmap = colours.LinearSegmentedColormap.from_list("calm to uncertain", MAP)
 

@@ -48,7 +48,7 @@ def calibration_errors(mean: Tensor, std: Tensor, y: Tensor) -> dict[str, float]
 
 
 def reference_ece(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """The ECE of the paper's tables, as its authors' code has it: `quantile_ece` with the *variance* as the scale, (B,) each -> ().
+    """The ECE of the paper's tables, as in its authors' code: `quantile_ece` with the *variance* as the scale, (B,) each -> ().
 
     It depends on the unit of y: it reproduces the paper, and does not judge calibration.
     """

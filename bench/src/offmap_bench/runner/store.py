@@ -1,4 +1,4 @@
-"""Records: one JSON line per cell in the file of a plan. Every write replaces the whole file, under a lock, so it is never torn."""
+"""Records: one JSON line per cell in the file of a plan. Every write replaces the whole file under a lock and never tears it."""
 
 from __future__ import annotations
 

@@ -202,7 +202,8 @@ QUALITY_TABLES = (
      "exists for any number of them."),
     ("Calibration, not clipped", WIDE, "The same without the clip, as the draws are that detect."),
 )  # fmt: skip
-"""Tables of predictions on in-distribution data: title, columns, and what they are. One whose first column is empty is left out."""
+"""Tables of predictions on in-distribution data: title, columns, and what they are. A table with an empty first column is left
+out."""
 
 
 def quality(results: Results) -> list[TableSection]:

@@ -173,8 +173,8 @@ def split_shift(shift: str, rows: Sequence[tuple[Frame, bool]], x: Tensor, seed:
     count, ood_count = int((~ood).sum()), int(ood.sum())
     if count < LEAST or not ood_count:
         raise DataError(
-            f"Expected {LEAST} in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but got {count} "
-            f"and {ood_count}."
+            f"Expected {LEAST} in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but "
+            f"got {count} and {ood_count}."
         )
     train, valid, test = split(np.flatnonzero(~ood), seed)
     places = {"train": train, "valid": valid, "test": test, "ood": np.flatnonzero(ood)}

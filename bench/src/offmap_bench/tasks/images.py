@@ -1,7 +1,7 @@
 """Image classification with OOD images near and far, pixels from 0 to 1, (N, channels, side, side).
 
 A folder holds `<file>.npz`, arrays of bytes: grey images (N, H, W), colour images (N, H, W, 3), and classes (N,); or a folder
-`<file>` with a folder of images for every class. OOD images are brought to the form of the in-distribution ones: resized (bilinear,
+`<file>` with a folder of images for every class. OOD images take the form of the in-distribution ones: resized (bilinear,
 antialiased), grey ones repeated in every channel, coloured ones weighed into one (ITU-R 601).
 """
 
@@ -108,8 +108,8 @@ def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: 
 
 
 def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None) -> Task:
-    """Some of the classes of `images(name)` (six of ten), at random by `seed` and numbered anew, are in-distribution; test images of the
-    others are OOD.
+    """Some of the classes of `images(name)` (six of ten), at random by `seed` and numbered anew, are in-distribution; test images
+    of the others are OOD.
     """
     setting, whole = setting_of(name), images(name, seed, folder, rows=rows, ood=False)
     known = np.sort(np.random.RandomState(seed).permutation(setting.classes)[: setting.known])

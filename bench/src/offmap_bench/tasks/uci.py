@@ -39,10 +39,10 @@ def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -
     """The paper's protocol. Rows are sorted along the first principal component of the standardised inputs; the middle half is
     *internal*. Extrapolation trains on it and calls the rest OOD, interpolation the reverse.
 
-    Of the in-distribution rows a tenth is for testing and, of the others, a twentieth for validation, at random by `seed`. Inputs and
-    targets are standardised by mean and standard deviation of the training part: NLL, RMSE and widths are in these units.
-    `folder` holds `<name>.csv.gz`, the target last; by default it is `uci` below the folder that OFFMAP_DATA names, and four of
-    the sets are downloaded to there when they are missing.
+    Of the in-distribution rows a tenth is for testing and, of the others, a twentieth for validation, at random by `seed`.
+    Inputs and targets are standardised by mean and standard deviation of the training part: NLL, RMSE and widths are in these
+    units. `folder` holds `<name>.csv.gz`, the target last; by default it is `uci` below the folder that OFFMAP_DATA names, and
+    four of the sets are downloaded there when they are missing.
     """
     for kind, word, valid in (("name", name, SETS), ("mode", mode, MODES)):
         if word not in valid:
@@ -154,9 +154,12 @@ class Original:
 
 
 ORIGINALS = {
-    "yacht": Original(ARCHIVE + "243/yacht+hydrodynamics.zip", "yacht_hydrodynamics.data", range(7), "1bd3364bf0c3ed03", "ec08588637fd9358"),
+    "yacht": Original(
+        ARCHIVE + "243/yacht+hydrodynamics.zip", "yacht_hydrodynamics.data", range(7), "1bd3364bf0c3ed03", "ec08588637fd9358"
+    ),
     "wine": Original(
-        ARCHIVE + "186/wine+quality.zip", "winequality-red.csv", range(12), "38163c20a38e90b6", "d4f6a6d672e0ee31", delimiter=";", skip=1
+        ARCHIVE + "186/wine+quality.zip", "winequality-red.csv", range(12), "38163c20a38e90b6", "d4f6a6d672e0ee31",
+        delimiter=";", skip=1,
     ),
     "naval": Original(
         ARCHIVE + "316/condition+based+maintenance+of+naval+propulsion+plants.zip", "data.txt", [*range(16), 17],
