@@ -10,7 +10,7 @@ from offmap.fit import fit, guard  # at once: these are modules too, and importi
 
 if TYPE_CHECKING:
     from offmap import errors
-    from offmap.data.inputs import shared
+    from offmap.data.batch import shared
     from offmap.detector import Detector, Interval, Result
     from offmap.detectors.posthoc import PostHocDetector, detect, detect_all
     from offmap.diagnosis import Diagnosis, diagnose

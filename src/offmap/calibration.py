@@ -12,8 +12,8 @@ from torch import Tensor
 from offmap import checks
 from offmap._types import IGNORED, Inputs, ScoreFn
 from offmap.data import Batches, Place, Rows, map_rows, sample_rows
+from offmap.data.batch import take_rows
 from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
-from offmap.data.inputs import take_rows
 from offmap.detector import Calibration, concat_results, merge_parts, reduce_positions
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ConfigError, nearest

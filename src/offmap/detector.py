@@ -6,9 +6,9 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ from offmap.data import (
     iter_batches,
     load_rows,
 )
+from offmap.data.batch import mark_shared, rows_of, take_rows
 from offmap.data.image_spec import ImageSpec
-from offmap.data.inputs import mark_shared, rows_of, take_rows
 from offmap.errors import ConfigError, DataError, NotFittedError
 from offmap.likelihoods import Prediction
 
@@ -190,7 +190,10 @@ class Detector(ABC):
 
     def __call__(self, x: Inputs) -> Result:
         """Predict, score and judge every input."""
-        return merge_parts((self._judge(self._features(rows)) for rows in self.blocks(x)), concat_results)
+        merged = Merger(concat_results)
+        for rows in self.blocks(x):
+            merged.add(self._judge(self._features(rows)))
+        return merged.result()
 
     def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
         """Score every input: (B,), higher = more OOD.
@@ -326,17 +329,33 @@ def concat_results(parts: list[Record]) -> Record:
     return type(parts[0])(**columns)  # pyright: ignore[reportArgumentType]
 
 
-def merge_parts(parts: Iterable[Part], concat: Callable[[list[Part]], Part]) -> Part:
-    """Concatenate all parts, through a few long pieces on the way.
+@dataclass
+class Merger(Generic[Part]):
+    """Concatenates parts as they come, through a few long pieces on the way.
 
     Many short ones, left between the large temporaries of later blocks, would keep the allocator from using freed memory again:
     a stream of a million rows then holds 100 MB more than one of ten thousand.
     """
-    pieces: list[tuple[int, Part]] = []
-    for part in parts:
+
+    concat: Callable[[list[Part]], Part]
+    pieces: list[tuple[int, Part]] = field(default_factory=list[tuple[int, Part]])
+
+    def add(self, part: Part) -> None:
+        """Take the next part."""
         size = 1
-        while pieces and pieces[-1][0] <= size:
-            before, piece = pieces.pop()
-            size, part = size + before, concat([piece, part])
-        pieces.append((size, part))
-    return pieces[0][1] if len(pieces) == 1 else concat([piece for _, piece in pieces])
+        while self.pieces and self.pieces[-1][0] <= size:
+            before, piece = self.pieces.pop()
+            size, part = size + before, self.concat([piece, part])
+        self.pieces.append((size, part))
+
+    def result(self) -> Part:
+        """Return all parts as one."""
+        return self.pieces[0][1] if len(self.pieces) == 1 else self.concat([piece for _, piece in self.pieces])
+
+
+def merge_parts(parts: Iterable[Part], concat: Callable[[list[Part]], Part]) -> Part:
+    """Concatenate all parts, as a `Merger` does."""
+    merged = Merger(concat)
+    for part in parts:
+        merged.add(part)
+    return merged.result()

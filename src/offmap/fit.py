@@ -27,7 +27,7 @@ from offmap.data import (
     load_rows,
     load_train_valid,
 )
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.distributed.group import Group
 from offmap.distributed.process_group import join_group
 from offmap.errors import ConfigError, DataError, ModelError

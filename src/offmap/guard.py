@@ -16,7 +16,7 @@ from torch import Tensor
 from offmap import checks
 from offmap._types import Data, Inputs
 from offmap.data import Place, Rows, concat_padded
-from offmap.data.inputs import is_table, rows_of, take_rows
+from offmap.data.batch import is_table, rows_of, take_rows
 from offmap.detector import Detector, concat_results, merge_parts, reduce_positions
 from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Likelihood, Prediction, check_counted
@@ -157,7 +157,7 @@ class Guard(Detector):
 
     def _predict(self, features: Features) -> Prediction:
         shared = self.clip is None and self.score_module.reads.draws
-        outputs = features.outputs if shared else self.outputs(features.inputs, self.clip)
+        outputs = features.outputs if shared else self.sampler.outputs(features.inputs, self.clip)
         return self.likelihood.predict(outputs)
 
     def _residuals(self, rows: Rows) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import oracle_moments
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.model.params import copy_model
 from offmap.model.select import stack_models
 from offmap.posterior.basis import Moment, eigenbasis

@@ -26,7 +26,7 @@ from offmap.data import (
     split_batch,
     split_data,
 )
-from offmap.data.inputs import shared
+from offmap.data.batch import shared
 from offmap.errors import DataError, ShapeError
 from trained import regression
 

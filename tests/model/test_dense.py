@@ -122,7 +122,7 @@ def test_gradients_flow_through_products_in_place():
     net = copy_model(ZOO["mlp"].build().double())
     q, twin = scaling(net, initial_scale=0.3), scaling(net, initial_scale=0.3)
     x = ZOO["mlp"].inputs().double()
-    run_layers(plan_layers(net) or [], q.draw(range(3)), x, 3).square().sum().backward()
+    run_layers(plan_layers(net) or [], q.draw(range(3)), x).square().sum().backward()
     slow = [torch.func.functional_call(net, {n: w[i] for n, w in twin.draw(range(3)).items()}, (x,)) for i in range(3)]
     torch.stack(slow).square().sum().backward()
     for name, raw in q.raw_scale.items():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oracles
-from offmap.data.inputs import mark_shared, rows_of, shared, take_rows
+from offmap.data.batch import mark_shared, rows_of, shared, take_rows
 from offmap.errors import ModelError
 from offmap.model import forward as module
 from offmap.model.forward import OUTPUT_NUMBERS, BatchedModel, call, first_tensor, forward, swap_weights

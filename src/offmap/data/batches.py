@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from offmap._torch_private import tree_flatten, tree_map
 from offmap._types import Data, Inputs
-from offmap.data.batch import Batch, Place, read_batch
+from offmap.data.batch import Batch, Place, Shared, read_batch, take_rows
 from offmap.data.collate import collate
-from offmap.data.inputs import Shared, take_rows
 from offmap.data.shard import Shard, all_gather_batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError, OffmapError, ShapeError

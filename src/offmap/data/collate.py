@@ -10,8 +10,7 @@ from torch import Tensor
 
 from offmap._torch_private import tree_map
 from offmap._types import IGNORED
-from offmap.data.batch import Batch
-from offmap.data.inputs import Shared, shared
+from offmap.data.batch import Batch, Shared, shared
 
 
 def collate(parts: Sequence[Batch]) -> Batch:

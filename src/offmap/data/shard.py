@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 from offmap._torch_private import tree_flatten, tree_unflatten
 from offmap._types import Inputs
-from offmap.data.batch import Batch
-from offmap.data.inputs import Shared, rows_of, take_rows
+from offmap.data.batch import Batch, Shared, rows_of, take_rows
 from offmap.distributed.group import Group, shard_slice
 from offmap.errors import DataError
 

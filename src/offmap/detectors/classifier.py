@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from offmap._types import Inputs
 from offmap.cache import LRUCache, content_key
 from offmap.data import Place
-from offmap.data.inputs import rows_of, take_rows
+from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, nearest
 from offmap.model.capture import LayerInput, capture, run_and_capture
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed, replica, widen

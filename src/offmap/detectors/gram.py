@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from offmap._types import Inputs
-from offmap.data.inputs import rows_of, take_rows
+from offmap.data.batch import rows_of, take_rows
 from offmap.detectors.base import FitData, count_classes, register
 from offmap.detectors.classifier import Classifier, run_and_record
 from offmap.errors import ModelError

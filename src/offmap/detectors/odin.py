@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from offmap._types import Inputs
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.detectors.base import FitData, register
 from offmap.detectors.classifier import Classifier
 from offmap.detectors.msp import msp

@@ -14,8 +14,8 @@ from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
 from offmap.cache import LRUCache
 from offmap.data import Batches, Place, fork_rng, load_train_valid
+from offmap.data.batch import take_rows
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
-from offmap.data.inputs import take_rows
 from offmap.detector import Calibration, Detector
 from offmap.detectors.base import DETECTORS, FitData, ScoreFn, check_needs, find_method, fit_score
 from offmap.detectors.classifier import Classifier, Features, find_features

@@ -25,7 +25,7 @@ from offmap import checks
 from offmap._types import Data, Inputs
 from offmap.calibration import REFERENCE_ROWS
 from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows, sample_rows
-from offmap.data.inputs import rows_of, take_rows
+from offmap.data.batch import rows_of, take_rows
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
 from offmap.export.module import (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from offmap._torch_private import tensor_tables, tree_flatten, tree_leaves, tree_unflatten
 from offmap._types import Data, Inputs, Weights
-from offmap.data.inputs import Shared, is_table, rows_of, take_rows
+from offmap.data.batch import Shared, is_table, rows_of, take_rows
 from offmap.detector import Detector, Result, reduce_positions
 from offmap.errors import ConfigError, ModelError
 from offmap.export.onnx import ExportInfo, ExportTask, check_path, export
@@ -150,7 +150,7 @@ class FrozenDraws(nn.Module):
         elif self.layers is not None and is_table(inputs):
             weights = self._stacked() | self._repeated()
             with torch.enable_grad():  # in one piece: tiles would fix the number of rows
-                outputs = run_layers(self.layers, weights, inputs, self.sets)
+                outputs = run_layers(self.layers, weights, inputs)
         else:
             outputs = torch.stack([call(net, self.weights(i), inputs, output_fn) for i in range(self.sets)])
         return widen(outputs)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
 from offmap.data import Batch, Batches, Place, Rows, as_batches, load_rows
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.likelihoods import Gaussian, Likelihood
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import BestValidation, adam, minimize

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs
 from offmap.checks import option, validate
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import ConfigError, nearest
 from offmap.maxwent.checkpoint import NO_CHECKPOINT, Checkpoint

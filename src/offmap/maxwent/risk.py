@@ -23,7 +23,7 @@ from offmap import checks
 from offmap._types import Weights
 from offmap.cache import CACHE_NUMBERS
 from offmap.data import Rows
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood, align_targets, mean_over_positions

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap.data import Batches, Rows, Shard
-from offmap.data.inputs import rows_of
+from offmap.data.batch import rows_of
 from offmap.distributed.group import Group
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import closed_form, objective, search

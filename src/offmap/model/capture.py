@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from offmap._torch_private import TorchDispatchMode, tensor_tables
 from offmap._types import Inputs
-from offmap.data.inputs import rows_of, take_rows
+from offmap.data.batch import rows_of, take_rows
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed, no_fast_path, replica
 from offmap.model.matrix_view import BLOCK, AliasTable, MatrixView, ParamView, Windows
 

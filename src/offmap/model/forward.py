@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from offmap._torch_private import child_table, hook_tables, strict_vmap, tensor_tables, tree_map
 from offmap._types import Inputs, Weights
 from offmap.cache import LRUCache, content_key, version_key
-from offmap.data.inputs import arguments, is_table, rows_of, take_rows
+from offmap.data.batch import arguments, is_table, rows_of, take_rows
 from offmap.errors import ModelError
 from offmap.model.params import at, share_model
 
@@ -197,7 +197,6 @@ def forward(
     *,
     output_fn: OutputFn = first_tensor,
     loop: bool = False,
-    layers: Plan | None = None,
 ) -> Tensor:
     """Run every weight set of a stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...).
 
@@ -207,17 +206,14 @@ def forward(
         inputs: A tensor, a tuple or a dict of them.
         output_fn: Picks the tensor that matters of what the model returns.
         loop: Run the sets one after another instead of under `vmap`.
-        layers: `plan_layers(net)`, to run a table in batched products.
     """
     size = next(iter(weights.values())).shape[0]
-    try:
-        if layers and is_table(inputs):
-            return run_layers(layers, weights, inputs, size)
-        if loop or size == 1:
+    if loop or size == 1:
+        try:
             with replica(net) as twin:
                 return torch.stack([call(twin, at(weights, i), inputs, output_fn) for i in range(size)])
-    except MODEL_ERRORS as error:
-        raise model_failed(net, inputs, error) from error
+        except MODEL_ERRORS as error:
+            raise model_failed(net, inputs, error) from error
     # plain strides, whatever the model's layout: convolutions under `vmap` mind others, even for axes of size one
     contiguous = {n: w.reshape(-1).view(w.shape) for n, w in weights.items()}
     try:
@@ -246,12 +242,13 @@ def plan_layers(net: nn.Module, prefix: str = "") -> Plan | None:
     return [(prefix, net)] if simple and not net.training else None
 
 
-def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, size: int) -> Tensor:
+def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Run a plain stack of layers as batched products: {name: (S, ...)}, (B, D) -> (S, B, K).
 
     `vmap` gives the same numbers; here the bias rides in the product and activations work in place, which for small models is
     most of the time. Without gradients, weight sets and rows are cut into tiles.
     """
+    size = next(iter(weights.values())).shape[0]
     if torch.is_grad_enabled():
         return _run_tile(layers, weights, x, size)
     linear = [layer for _, layer in layers if isinstance(layer, nn.Linear)]
@@ -270,22 +267,15 @@ def _run_tile(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, size: int)
     h, writable = x.expand(size, *x.shape), False  # until the first product, h is the user's memory
     for prefix, layer in layers:
         if isinstance(layer, nn.Linear):
-            matrix = _stack_of(weights.get(f"{prefix}weight", layer.weight), 3, size).mT
-            if layer.bias is None:
-                h = torch.bmm(h, matrix)
-            else:
-                h = torch.baddbmm(_stack_of(weights.get(f"{prefix}bias", layer.bias), 2, size).unsqueeze(1), h, matrix)
+            weight, bias = weights.get(f"{prefix}weight", layer.weight), weights.get(f"{prefix}bias", layer.bias)
+            matrix = weight.expand(size, *weight.shape[-2:]).mT  # one weight for every set where it is not random
+            h = torch.bmm(h, matrix) if bias is None else torch.baddbmm(bias.expand(size, bias.shape[-1]).unsqueeze(1), h, matrix)
             writable = not torch.is_grad_enabled()
         elif isinstance(layer, nn.ReLU):
             h = h.relu_() if writable else h.relu()
         else:
             h = layer(h)
     return h
-
-
-def _stack_of(weight: Tensor, axes: int, size: int) -> Tensor:
-    """Give every set the same weight where it is not random."""
-    return weight if weight.ndim == axes else weight.expand(size, *weight.shape)
 
 
 @dataclass(frozen=True)
@@ -313,8 +303,12 @@ class BatchedModel:
 
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Run a stack of weights, {name: (S, ...)} -> (S, B, ...), in float32 at least; gradients flow."""
-        loop = self.chunk_size == 1
-        return widen(forward(self.net, weights, inputs, output_fn=self.output_fn, loop=loop, layers=self.layers))
+        if not self.layers or not is_table(inputs):
+            return widen(forward(self.net, weights, inputs, output_fn=self.output_fn, loop=self.chunk_size == 1))
+        try:
+            return widen(run_layers(self.layers, weights, inputs))
+        except MODEL_ERRORS as error:
+            raise model_failed(self.net, inputs, error) from error
 
     @cached_property
     def layers(self) -> Plan | None:

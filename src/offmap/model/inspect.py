@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from offmap._torch_private import TorchDispatchMode, hook_tables, tensor_tables, tree_leaves
 from offmap._types import Inputs, Weights
-from offmap.data.inputs import is_table, rows_of, take_rows
+from offmap.data.batch import is_table, rows_of, take_rows
 from offmap.errors import ModelError
 from offmap.model.capture import CaptureMode
 from offmap.model.forward import (

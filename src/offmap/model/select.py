@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from offmap._torch_private import TorchDispatchMode, tree_leaves
 from offmap._types import Inputs, Weights
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
 from offmap.model.capture import LOOKUP, CaptureMode, ParamUse
 from offmap.model.forward import (

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
-from offmap.data.inputs import rows_of
+from offmap.data.batch import rows_of
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.model.capture import TWICE, CaptureMode, ParamUse
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed, no_fast_path

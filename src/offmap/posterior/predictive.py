@@ -174,12 +174,11 @@ class Stochastic:
             return base.repeat_interleave(draws, 0)
         if draws * self.members * self.q.dimension > CACHE_NUMBERS:
             return self.model.outputs(lambda span: self.q.draw(span, seed=seed, clip=clip), draws, x, members=self.members)
-        version = self.q.version()
-
-        def draw(span: range) -> Weights:  # for a few rows, drawing is most of the work
-            return self._draws.get((span, seed, clip, version), lambda: self.q.draw(span, seed=seed, clip=clip))
-
-        return self.model.outputs(draw, draws, x, members=self.members)
+        version, keep = self.q.version(), self._draws.get  # for a few rows, drawing is most of the work
+        return self.model.outputs(
+            lambda span: keep((span, seed, clip, version), lambda: self.q.draw(span, seed=seed, clip=clip)),
+            draws, x, members=self.members,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

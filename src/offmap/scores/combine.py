@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
-from offmap.data.inputs import Shared, rows_of, take_rows
+from offmap.data.batch import Shared, rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Likelihood
 from offmap.posterior.noise import Normal

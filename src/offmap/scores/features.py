@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offmap._types import Inputs
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.model.capture import features as read_features
 from offmap.model.params import floating
 from offmap.scores.score import Sampler

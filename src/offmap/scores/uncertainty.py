@@ -110,7 +110,8 @@ def mutual_information(probs: Tensor) -> Tensor:
 
 
 def _require_draws(name: str, stack: Tensor, expected: str, *, least: int) -> None:
-    _require_real(name, stack)
+    if type(stack) is not Tensor or stack.layout is not torch.strided or stack.is_complex():
+        checks.tensor(name, stack, meta=True)
     if not stack.is_floating_point():
         raise DataError(f"Expected `{name}` in floating-point numbers, but got {stack.dtype}; pass `{name}.float()`.")
     if stack.ndim < least or stack.shape[0] == 0:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs
 from offmap.data import check_finite
-from offmap.data.inputs import rows_of, take_rows
+from offmap.data.batch import rows_of, take_rows
 from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest as nearest_rows
 from offmap.errors import ConfigError, DataError, ModelError, nearest

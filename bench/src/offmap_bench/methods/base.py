@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap.data import Batches, Rows
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, nearest
 from offmap.integrations.nets import Judge, Losses, Stack, Training, member_nll, train_stack
 from offmap.likelihoods import Likelihood

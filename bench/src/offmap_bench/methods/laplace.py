@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from offmap._types import Inputs, Weights
 from offmap.cache import CACHE_NUMBERS
 from offmap.data import load_rows
-from offmap.data.inputs import rows_of, take_rows
+from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ShapeError
 from offmap.extras import require
 from offmap.likelihoods import Categorical, Gaussian

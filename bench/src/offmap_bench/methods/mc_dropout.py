@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
 from offmap.data import Batch
-from offmap.data.inputs import arguments, rows_of, take_rows
+from offmap.data.batch import arguments, rows_of, take_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import Stack, Training, train_stack
 from offmap.model.params import copy_model

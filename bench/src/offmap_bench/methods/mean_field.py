@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offmap._types import Weights
 from offmap.data import Batch, Rows
-from offmap.data.inputs import take_rows
+from offmap.data.batch import take_rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, Training, train_stack
 from offmap.likelihoods import Likelihood
