@@ -1,3 +1,3 @@
-"""Which offmap this is, for every room."""
+"""The version of offmap."""
 
 __version__ = "0.1.0"

@@ -112,7 +112,7 @@ def check_path(path: str | Path) -> Path:
 
 
 def export(task: ExportTask, path: Path, *, draws: int, exact: bool, half: bool = False) -> ExportInfo:
-    """Trace, check on the example, write. In half precision differences are told, else those above 1e-4 are refused."""
+    """Trace, check on the example, write. Differences above 1e-4 are refused; in half precision they are reported."""
     with torch.no_grad():
         _compare(task, task.module(*task.tensors), "the module before export", refuse=not half)
         program = _traced(task)

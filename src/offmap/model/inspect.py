@@ -45,7 +45,7 @@ REACH_ROWS = 64
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check of a model found, all of it bearable: what is not was refused."""
+    """Findings of a check of a model that do not prevent a fit; others raise."""
 
     unreached: tuple[str, ...] = ()  # parameters that no input reaches
     hidden: tuple[str, ...] = ()  # parameters that inputs reach and gradients do not

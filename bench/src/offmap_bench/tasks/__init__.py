@@ -1,1 +1,1 @@
-"""Tasks: in-distribution data to train, validate and test on, and OOD data to be told apart from them."""
+"""Tasks: in-distribution data to train, validate and test on, and OOD data to detect."""
