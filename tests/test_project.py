@@ -80,3 +80,9 @@ def test_the_design_page_names_every_file() -> None:
     tree = module_from_spec(spec)
     spec.loader.exec_module(tree)
     assert tree.PAGE.read_text(encoding="utf-8") == tree.page(), "run `python docs/tree.py`"
+
+
+@pytest.mark.parametrize("name", offmap.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(offmap, name) is not None
+    assert name in dir(offmap)

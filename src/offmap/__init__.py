@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "data.inputs": ("shared",),
+    "data.batch": ("shared",),
     "detector": ("Detector", "Interval", "Result"),
     "detectors.posthoc": ("PostHocDetector", "detect", "detect_all"),
     "diagnosis": ("Diagnosis", "diagnose"),
