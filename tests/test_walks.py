@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,6 +88,7 @@ def test_guard_enters_few_files_and_levels() -> None:
         check(walk, "guard")
 
 
+@pytest.mark.slow  # the command sets up the process's logging
 def test_score_of_a_csv_enters_few_files_and_reads_the_guard_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "walked_net.py").write_text(
         "import torch\nfrom torch import nn\n\ndef make():\n    torch.manual_seed(0)\n"
@@ -102,7 +104,8 @@ def test_score_of_a_csv_enters_few_files_and_reads_the_guard_file_once(tmp_path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     run = import_module("offmap.cli.app").create_app()
-    made = ["--net", "walked_net:make", "--quiet"]
+    monkeypatch.setattr(logging.getLogger("offmap"), "level", logging.getLogger("offmap").level)
+    made = ["--net", "walked_net:make"]
     run(
         args=["fit", "--train", "data.csv", "--target", "y", "--out", "g.safetensors", "--set", "steps=5", *made],
         standalone_mode=False,

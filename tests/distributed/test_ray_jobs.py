@@ -201,6 +201,7 @@ def compared(path: Path, wanted: list[Cell]) -> dict[str, Any]:
     return {name: (record.metrics, record.chosen, record.settings, record.steps) for name, record in found.records.items()}
 
 
+@pytest.mark.slow  # which worker is killed depends on the machine
 def test_a_sweep_whose_worker_is_killed_gives_every_record_once(tmp_path: Path) -> None:
     """The worker dies when its first cell is done: that record stays, the others are made, and all are those of this machine."""
     wanted, heard = cells(parse(PLAN, "tiny.toml")), list[Event]()
