@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.model.params import copy_model
+from offmap.model.forward import copy_model
 from oracles import run_once
 
 Rows: TypeAlias = dict[str, Tensor | list[Tensor]]

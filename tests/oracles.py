@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.model.forward import OutputFn, first_tensor
-from offmap.model.params import copy_model
+from offmap.model.forward import OutputFn, copy_model, first_tensor
 from offmap.posterior.distribution import WeightDistribution
 
 

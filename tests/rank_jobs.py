@@ -24,7 +24,7 @@ from offmap.data import Place, as_batches
 from offmap.distributed.process_group import join_group
 from offmap.errors import ModelError, OffmapError
 from offmap.maxwent.solve import feed_inputs, shard_feed
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.observe import observe
 
 Tensors = dict[str, Tensor]

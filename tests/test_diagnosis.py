@@ -17,9 +17,8 @@ from offmap.detector import Calibration
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
 from offmap.maxwent.closed_form import unit_scale
-from offmap.model.forward import BatchedModel
-from offmap.model.params import copy_model
-from offmap.model.select import stack_models
+from offmap.model.forward import BatchedModel, copy_model
+from offmap.model.params import stack_models
 from offmap.posterior.distribution import WeightDistribution, scaling, svd
 from offmap.posterior.observe import observe
 from offmap.posterior.predictive import Stochastic

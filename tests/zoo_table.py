@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from offmap.errors import ModelError
-from offmap.model.forward import forward
-from offmap.model.params import copy_model
-from offmap.model.select import stack_models
+from offmap.model.forward import copy_model, forward
+from offmap.model.params import stack_models
 from offmap.posterior.distribution import scaling
 from offmap.posterior.observe import observe
 from zoo import ZOO, Case

@@ -23,7 +23,7 @@ from offmap.data import Batches, as_batches, fork_rng
 from offmap.errors import ConfigError
 from offmap.guard import Guard
 from offmap.metrics import rank_correlation
-from offmap.model.select import StackedModel
+from offmap.model.params import StackedModel
 from offmap.posterior.basis import LIMIT, Basis
 from offmap.posterior.observe import Observed, observe
 from offmap.posterior.predictive import History, Stochastic
@@ -134,7 +134,7 @@ def _observe(predictive: Stochastic, data: Batches, draw: int | None, seed: int)
     """Layer inputs of one draw of every member, or of the base models, along the distribution's own directions."""
     q, model = predictive.q, predictive.model
     drawn = q.draw([draw or 0], seed=seed, clip=0 if draw is None else None)
-    stack = StackedModel(model.net, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
+    stack = StackedModel(model.module, {n: drawn[n].detach() for n in q.mean}, dict(q.fixed.items()))
     directions = dict(q.rotation.items())
     limit = max((v.shape[-1] for v in directions.values()), default=LIMIT)  # pieces as wide as those at fit time
     with fork_rng(seed):

@@ -39,8 +39,7 @@ from offmap.maxwent.config import CONFIGS, Config, Runtime, override
 from offmap.maxwent.identity import check_same_on_all, identify
 from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.inspect import UNREACHED, Findings, check_model, restore_state
-from offmap.model.params import ParamSelection
-from offmap.model.select import StackedModel, as_models, check_same_function, choose, stack_models
+from offmap.model.params import ParamSelection, StackedModel, as_models, check_same_function, choose, stack_models
 from offmap.posterior.predictive import Predictive, Sampled, as_predictive
 
 logger = logging.getLogger("offmap")
@@ -130,7 +129,7 @@ def fit(
         place = Place.of(models[0])
         data = read_data(train, valid, calibration, place, group, ranks, seed=seed, batch_size=batch_size, target=target)
         stacked = stack_models(models)
-        group.broadcast(*stacked.net.buffers(), *stacked.fixed.values())  # running means drift apart between ranks
+        group.broadcast(*stacked.module.buffers(), *stacked.fixed.values())  # running means drift apart between ranks
         identity = {"seed": seed, "batch_size": batch_size, "likelihood": likelihood, "output_fn": output_fn}
         state = open_checkpoint(checkpoint, stacked, data, settings, identity, group)
         runtime = replace(runtime, group=group, sharded=data.sharded, checkpoint=state)
@@ -186,7 +185,7 @@ def guard(
     """
     predictive = as_predictive(predictive)
     draws, seed, false_alarms = check_options(score, draws, seed, false_alarms)
-    place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.net)
+    place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.module)
     if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
     with fork_rng(seed):
@@ -271,17 +270,17 @@ def open_checkpoint(
 
 def inspect_model(stacked: StackedModel, valid: Rows, runtime: Runtime) -> Findings:
     """Inspect the model on a few rows, log what is found, and let it restore the state that it changes by itself."""
-    findings = check_model(stacked.net, valid.inputs, runtime.output_fn)
+    findings = check_model(stacked.module, valid.inputs, runtime.output_fn)
     for note in findings.notes:
         logger.warning(note)
-    restore_state(stacked.net, findings.changing)
+    restore_state(stacked.module, findings.changing)
     return findings
 
 
 def run_base_models(models: Sequence[nn.Module], stacked: StackedModel, valid: Rows, runtime: Runtime) -> Sampled:
     """Return the models with their own weights, as they run stacked; members must compute the same function of their weights."""
     weights = stacked.mean | stacked.fixed
-    base = Sampled(runtime.model(stacked.net, weights, valid.inputs), weights)
+    base = Sampled(runtime.model(stacked.module, weights, valid.inputs), weights)
     check_same_function(models, base.model, base.weights, valid.inputs)
     return base
 

@@ -108,7 +108,7 @@ class DrawSampler:
         for member in range(self.predictive.members):
             # one member alone has its fixed weights in the model itself
             weights = self.predictive.mean_weights(member) or {}
-            parts = [read_features(model.net, weights, block, model.output_fn, names=layers, maps=pooled) for block in blocks]
+            parts = [read_features(model.module, weights, block, model.output_fn, names=layers, maps=pooled) for block in blocks]
             members.append({n: torch.cat([p[n] for p in parts]) for n in layers if all(n in p for p in parts)})
         return members
 
@@ -260,7 +260,7 @@ class Guard(Detector):
         if not isinstance(self.predictive, Stochastic):
             raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
         model, q = self.predictive.model, self.predictive.q
-        model = replace(model, net=copy.deepcopy(model.net).to(device))
+        model = replace(model, module=copy.deepcopy(model.module).to(device))
         return replace(
             self,
             predictive=replace(self.predictive, model=model, q=copy.deepcopy(q).to(device)),

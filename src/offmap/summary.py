@@ -28,7 +28,7 @@ def summarize(guard: Guard) -> Table:
     ]
     if not isinstance(guard.predictive, Stochastic):
         return Table([{"predictive": type(guard.predictive).__name__, "members": guard.predictive.members}], notes)
-    net = guard.predictive.model.net
+    net = guard.predictive.model.module
     table = {name: _random(guard.predictive.q, name) for name in guard.predictive.q.mean}
     total = sum(row["entropy"] for row in table.values())
     rows: list[dict[str, Any]] = []

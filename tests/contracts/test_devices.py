@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_map
 
 import offmap
 from offmap.likelihoods import Categorical, Gaussian
-from offmap.model.forward import forward
-from offmap.model.params import copy_model
+from offmap.model.forward import copy_model, forward
 from offmap.posterior.distribution import WeightDistribution
 from zoo import ZOO, Case
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.model.forward import forward
-from offmap.model.params import copy_model
+from offmap.model.forward import copy_model, forward
 from offmap.posterior.distribution import svd
 from oracle_moments import slow_path
 from zoo import ZOO, Case

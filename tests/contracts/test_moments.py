@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import oracle_moments
 from offmap.data.batch import take_rows
-from offmap.model.params import copy_model
-from offmap.model.select import stack_models
+from offmap.model.forward import copy_model
+from offmap.model.params import stack_models
 from offmap.posterior.basis import Moment, eigenbasis
 from offmap.posterior.distribution import svd
 from offmap.posterior.observe import observe, second_moments
@@ -23,7 +23,7 @@ from zoo.ways import HOSTS
 
 def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:
     held = stack_models(case.build())
-    run = second_moments(held.net, [held.weights(0)], batches, case.output_fn, limit=limit)
+    run = second_moments(held.module, [held.weights(0)], batches, case.output_fn, limit=limit)
     return run[0]
 
 

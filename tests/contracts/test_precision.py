@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 import offmap
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.basis import Moment
 from offmap.posterior.distribution import svd
 from offmap.posterior.observe import second_moments
@@ -49,7 +49,7 @@ def test_a_fit_and_its_scores_work_under_autocast_in_float32(case: Case):
 
 def moments(case: Case) -> dict[str, Moment]:
     held = stack_models(case.build())
-    return second_moments(held.net, [held.weights(0)], [case.inputs()], case.output_fn)[0]
+    return second_moments(held.module, [held.weights(0)], [case.inputs()], case.output_fn)[0]
 
 
 @some_hosts

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import oracle_moments
 import oracles
-from offmap.model.forward import forward
-from offmap.model.params import copy_model
-from offmap.model.select import stack_models
+from offmap.model.forward import copy_model, forward
+from offmap.model.params import stack_models
 from offmap.posterior.distribution import svd
 from offmap.posterior.observe import second_moments
 
@@ -178,7 +177,7 @@ def property_of_nets(test: Callable[[Net], None]) -> Callable[[], None]:
 @property_of_nets
 def test_moments_of_random_nets_are_those_of_the_slow_oracle(net: Net):
     held, x = stack_models(net.layers), inputs(net)
-    fast = second_moments(held.net, [held.weights(0)], [x])[0]
+    fast = second_moments(held.module, [held.weights(0)], [x])[0]
     slow = oracle_moments.second_moments(net.layers, [x])
     assert {n for n, m in fast.items() if m.view} == slow.keys()
     for name, moment in slow.items():

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import oracles
 from offmap.errors import ModelError
-from offmap.model.forward import BatchedModel, forward
-from offmap.model.params import copy_model
+from offmap.model.forward import BatchedModel, copy_model, forward
 from offmap.posterior.distribution import WeightDistribution, scaling, svd
 from offmap.posterior.noise import draw_noise
 from offmap.posterior.predictive import Stochastic

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import offmap
-from offmap.cache import LRUCache
 from offmap.detectors.base import DETECTORS, check_needs
 from offmap.detectors.classifier import OUTPUT_MAPS, find_features
 from offmap.errors import ConfigError, ModelError
+from offmap.model.forward import LRUCache
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from trained import classes

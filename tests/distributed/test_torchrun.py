@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_is_given_up_within_a_minute(tmp_path: Path) -> None:
 def test_a_data_parallel_host_is_unwrapped() -> None:
     wrapped = nn.DataParallel(nn.DataParallel(jobs.mlp()))
     guard = offmap.fit(wrapped, *jobs.TWO, solver="closed-form", **jobs.OPTIONS)
-    assert type(guard.predictive.model.net) is nn.Sequential  # pyright: ignore[reportAttributeAccessIssue]
+    assert type(guard.predictive.model.module) is nn.Sequential  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_unknown_words_for_ranks_are_refused() -> None:

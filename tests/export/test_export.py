@@ -202,7 +202,7 @@ def test_frozen_draws_are_the_draws(batched: bool) -> None:
     assert (frozen.stack is not None) == batched
     weights = predictive.q.draw(range(3), seed=guard.seed, clip=0.05)
     x = inputs(7, 5)
-    torch.testing.assert_close(frozen(x), forward(predictive.model.net, weights, x, loop=True), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(frozen(x), forward(predictive.model.module, weights, x, loop=True), rtol=1e-5, atol=1e-6)
 
 
 def _same(output: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from offmap.export.freeze import freeze
-from offmap.model.forward import forward
-from offmap.model.params import copy_model
+from offmap.model.forward import copy_model, forward
 from offmap.posterior.distribution import svd
 from zoo import ZOO
 

@@ -46,7 +46,7 @@ def test_it_orders_rows_as_the_guard_does(guard: offmap.Guard, one: offmap.Disti
 def test_answers_are_the_plain_nets_with_a_verdict(one: offmap.DistilledGuard) -> None:
     x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
     result = one(x)
-    torch.testing.assert_close(result.mean, one.guard.predictive.model.net(x).squeeze(1))  # pyright: ignore
+    torch.testing.assert_close(result.mean, one.guard.predictive.model.module(x).squeeze(1))  # pyright: ignore
     assert torch.equal(result.score, one.score(x))
     assert torch.equal(result.ood, result.score > one.threshold)
     assert result.ood[5:].all()
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_head_and_leaves_random_numbers_alone(
 
 
 def test_the_host_and_the_guard_are_left_as_they_were(guard: offmap.Guard) -> None:
-    net = guard.predictive.model.net  # pyright: ignore[reportAttributeAccessIssue]
+    net = guard.predictive.model.module  # pyright: ignore[reportAttributeAccessIssue]
     before, told = {n: t.clone() for n, t in all_params(net).items()}, guard.score(inputs(9, 2))
     offmap.distill(guard, TRAIN, VALID, rows=200)
     assert all(torch.equal(t, before[n]) for n, t in all_params(net).items())

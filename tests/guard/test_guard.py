@@ -236,7 +236,7 @@ def test_prediction_sets_cover_over_many_calibration_sets() -> None:
 
 def test_samples_are_the_sampled_nets_themselves(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
-    q, net = guard.predictive.q, guard.predictive.model.net
+    q, net = guard.predictive.q, guard.predictive.model.module
     drawn = q.draw(range(5), seed=guard.seed, clip=0.3)
     slow = torch.stack([functional_call(net, {n: w[p] for n, w in drawn.items()}, (x,)) for p in range(5)])
     torch.testing.assert_close(guard.samples(x, 5, clip=0.3), slow, rtol=1e-5, atol=1e-6)
@@ -249,7 +249,7 @@ def test_fewer_samples_are_the_first_of_more(guard: offmap.Guard) -> None:
 
 def test_clip_zero_is_the_host_and_infinity_is_no_clip(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
-    model = guard.predictive.model.net
+    model = guard.predictive.model.module
     torch.testing.assert_close(guard.samples(x, 4, clip=0.0), model(x).expand(4, 9, 1), rtol=1e-5, atol=1e-6)
     assert torch.equal(guard.samples(x, 4, clip=math.inf), guard.samples(x, 4))
     spreads = [guard.samples(x, 50, clip=c).std(0).mean() for c in (0.0, 0.01, 0.1, 1.0)]
@@ -502,7 +502,7 @@ def test_to_moves_a_copy(guard: offmap.Guard) -> None:
     moved = guard.to("cpu")
     x = inputs(9, 5)
     assert torch.equal(moved.score(x), guard.score(x))
-    assert moved.predictive.model.net is not guard.predictive.model.net
+    assert moved.predictive.model.module is not guard.predictive.model.module
     with pytest.raises(ConfigError, match="a guard over a weight distribution; build other guards where they are to run"):
         closed(30).to("cpu")
 

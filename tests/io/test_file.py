@@ -453,7 +453,7 @@ def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_
     again = offmap.load(tmp_path / "guard.safetensors", net)
     x = regression(6, 2)[0]
     assert torch.equal(again.score(x), guard.score(x))
-    assert not hasattr(again.predictive.model.net, "kept")
+    assert not hasattr(again.predictive.model.module, "kept")
     assert torch.equal(again.to("cpu").score(x), guard.score(x))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import oracles
 from offmap.maxwent.closed_form import FLOOR, unit_scale
 from offmap.model.matrix_view import MatrixView
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.basis import Basis
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.observe import observe

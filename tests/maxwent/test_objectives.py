@@ -13,8 +13,7 @@ import trained
 from offmap.errors import ConfigError
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.objective import as_growth, maxwent
-from offmap.model.forward import BatchedModel
-from offmap.model.params import copy_model
+from offmap.model.forward import BatchedModel, copy_model
 from offmap.posterior.distribution import scaling, svd
 from offmap.posterior.noise import NOISES
 

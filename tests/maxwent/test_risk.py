@@ -18,8 +18,7 @@ from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Pre
 from offmap.maxwent import risk
 from offmap.maxwent.risk import RISKS, Validation, as_risk, zero_one
 from offmap.model import forward
-from offmap.model.forward import BatchedModel
-from offmap.model.params import copy_model
+from offmap.model.forward import BatchedModel, copy_model
 from offmap.posterior.distribution import Parameterization, WeightDistribution, scaling
 
 P = 7

@@ -19,8 +19,7 @@ import oracles
 from offmap.data.batch import mark_shared, rows_of, shared, take_rows
 from offmap.errors import ModelError
 from offmap.model import forward as module
-from offmap.model.forward import OUTPUT_NUMBERS, BatchedModel, call, first_tensor, forward, swap_weights
-from offmap.model.params import copy_model
+from offmap.model.forward import OUTPUT_NUMBERS, BatchedModel, call, copy_model, first_tensor, forward, swap_weights
 from offmap.posterior.distribution import scaling
 from zoo import ZOO, Through
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from offmap.maxwent.closed_form import unit_scale
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.observe import observe
 from zoo import Through
 

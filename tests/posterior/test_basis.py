@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offmap.model.capture import LayerInput
 from offmap.model.matrix_view import MatrixView
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior import basis as module
 from offmap.posterior.basis import Basis, eigenbasis
 from offmap.posterior.observe import observe as observe_feed

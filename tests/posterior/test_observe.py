@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from offmap.model.forward import first_tensor
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior import observe
 
 NET = nn.Sequential(
@@ -61,5 +61,5 @@ def test_the_centre_of_one_host_is_its_own():
         for p in net.parameters():
             p.add_(1.0)
     for name, p in before.items():
-        assert torch.equal(at.net.get_parameter(name), p)
+        assert torch.equal(at.module.get_parameter(name), p)
         assert torch.equal(at.mean[name][0], p)

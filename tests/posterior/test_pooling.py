@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offmap.model.capture import TWICE
 from offmap.model.matrix_view import MatrixView
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.basis import Moment, Total, build_bases
 from offmap.posterior.observe import Observed, ShardedFeed, observe, reduce_moments
 from threads import Thread, in_ranks

@@ -15,7 +15,7 @@ from offmap.errors import ConfigError, ModelError
 from offmap.integrations.nets import mlp
 from offmap.maxwent.config import Runtime, override
 from offmap.model.forward import BatchedModel
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.distribution import scaling
 from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly, Sampled, Stochastic, as_predictive
 from trained import classifier, inputs, regressor
@@ -25,12 +25,12 @@ X = inputs(9, 5)
 
 def stochastic(members: int = 1, chunk_size: int = 16) -> Stochastic:
     q = scaling([regressor(s) for s in range(members)], initial_scale=0.1)
-    return Stochastic(BatchedModel(stack_models([regressor(s) for s in range(members)]).net, chunk_size=chunk_size), q)
+    return Stochastic(BatchedModel(stack_models([regressor(s) for s in range(members)]).module, chunk_size=chunk_size), q)
 
 
 def sampled(members: int = 2) -> Sampled:
     at = stack_models([regressor(s) for s in range(members)])
-    return Sampled(BatchedModel(at.net), at.mean | at.fixed)
+    return Sampled(BatchedModel(at.module), at.mean | at.fixed)
 
 
 @pytest.mark.parametrize("made", [stochastic(), stochastic(3), sampled(1), sampled(3)])
@@ -84,18 +84,18 @@ def test_members_come_back_as_plain_modules() -> None:
 
 def test_runtime_measures_the_host() -> None:
     at = stack_models(classifier())
-    model = Runtime().model(at.net, at.mean, X)
+    model = Runtime().model(at.module, at.mean, X)
     assert (model.output_numbers, model.output_axes) == (3, 1)
     assert model.chunk_size > 1
-    assert Runtime(chunk_size=7).model(at.net, at.mean, X).chunk_size == 7
+    assert Runtime(chunk_size=7).model(at.module, at.mean, X).chunk_size == 7
 
 
 def test_runtime_refuses_what_it_cannot_run() -> None:
     at = stack_models(classifier())
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(2, 4\)"):
-        Runtime().model(at.net, at.mean, inputs(9, features=4))
+        Runtime().model(at.module, at.mean, inputs(9, features=4))
     with pytest.raises(ModelError, match=r"one output row per input row, but Sequential made \(1, 3\) of 2 rows"):
-        Runtime(output_fn=lambda out: out[:1]).model(at.net, at.mean, X)
+        Runtime(output_fn=lambda out: out[:1]).model(at.module, at.mean, X)
 
 
 def test_override_changes_fields_and_names_the_nearest() -> None:

@@ -376,7 +376,7 @@ def test_a_guard_with_familiar_rows_survives_file_device_and_calibration(score: 
 
 
 def test_scoring_leaves_host_random_state_and_inputs_alone(guard: offmap.Guard) -> None:
-    net, x = guard.predictive.model.net, X.clone().requires_grad_()
+    net, x = guard.predictive.model.module, X.clone().requires_grad_()
     before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()
     guard.score(x)
     assert torch.equal(x, X)

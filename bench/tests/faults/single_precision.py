@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 import offmap
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.basis import Basis
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.observe import observe

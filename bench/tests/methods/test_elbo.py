@@ -8,8 +8,7 @@ import torch
 import oracles
 import trained
 from offmap.likelihoods import Gaussian
-from offmap.model.forward import BatchedModel
-from offmap.model.params import copy_model
+from offmap.model.forward import BatchedModel, copy_model
 from offmap.posterior.distribution import scaling, svd
 from offmap.posterior.noise import Uniform
 from offmap_bench.methods.elbo import elbo, kl

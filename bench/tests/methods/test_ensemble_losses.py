@@ -18,7 +18,7 @@ from offmap.integrations.nets import Losses, Stack, maximum_likelihood, member_r
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import adam, minimize
-from offmap.model.params import copy_model
+from offmap.model.forward import copy_model
 from offmap.random import generator
 from offmap_bench.methods.anchored import anchored
 from offmap_bench.methods.dare import anti_regularised
@@ -46,7 +46,7 @@ def stack_of(models: list[nn.Sequential], settings: int = 2) -> Stack:
 
 def modules(stack: Stack, setting: int) -> list[nn.Module]:
     """The members of one setting as modules."""
-    made = [copy_model(stack.model.net) for _ in range(stack.members)]
+    made = [copy_model(stack.model.module) for _ in range(stack.members)]
     for member, net in enumerate(made):
         net.load_state_dict({n: stack.by_setting(w)[setting, member].detach() for n, w in stack.weights.items()})
     return made

@@ -14,7 +14,7 @@ from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, member_nll, mlp
 from offmap.maxwent.config import Runtime
-from offmap.model.params import copy_model
+from offmap.model.forward import copy_model
 from offmap_bench.methods import anchored, dare, deep_ensemble, mc_dropout, negative_correlation, overall_diversity, repulsive
 from trained import classes, inputs, regression, regressor
 

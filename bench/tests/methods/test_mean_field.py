@@ -18,7 +18,7 @@ from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
 from offmap.maxwent.config import Runtime
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.noise import Normal as NormalNoise
 from offmap.posterior.predictive import Predictive, Stochastic
 from offmap.random import generator
@@ -54,7 +54,7 @@ def test_the_objective_is_the_weighted_bound_written_out() -> None:
     config = replace(QUICK, initial_raw_scale=-1.0, draws_per_step=2)
     at, (x, y) = stack_models(nets()), trained.regression(16)
     q = start(at, 2, config)
-    model = Runtime().model(at.net, at.mean, x)
+    model = Runtime().model(at.module, at.mean, x)
     weight = torch.tensor([0.1, 3.0]) / 60
     ours = Posteriors(q, model, LAW, config, 2, 5).losses(weight, 7, (x, y)).sum()
     sigma, slow = math.log1p(math.exp(-1.0)), 0.0

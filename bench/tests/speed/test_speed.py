@@ -16,7 +16,7 @@ from offmap.export.module import guard_module
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.observe import observe
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.speed import growth, measure, page

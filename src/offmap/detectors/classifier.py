@@ -14,13 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.cache import LRUCache, content_key
 from offmap.data import Place
 from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, nearest
 from offmap.model.capture import LayerInput, capture, run_and_capture
-from offmap.model.forward import MODEL_ERRORS, OutputFn, call, check_rows, first_tensor, model_failed, replica, widen
-from offmap.model.params import copy_model, floating
+from offmap.model.forward import (
+    MODEL_ERRORS,
+    LRUCache,
+    OutputFn,
+    call,
+    check_rows,
+    content_key,
+    copy_model,
+    first_tensor,
+    model_failed,
+    replica,
+    widen,
+)
+from offmap.model.params import floating
 
 PROBE_ROWS = 8
 """Rows of the pass that finds the features."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
-from offmap.cache import LRUCache
 from offmap.data import Batches, Place, fork_rng, load_train_valid
 from offmap.data.batch import take_rows
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
@@ -21,8 +20,8 @@ from offmap.detectors.base import DETECTORS, FitData, ScoreFn, check_needs, find
 from offmap.detectors.classifier import Classifier, Features, find_features
 from offmap.errors import DataError, ModelError
 from offmap.likelihoods import Categorical, Prediction
-from offmap.model.forward import OutputFn
-from offmap.model.select import as_models
+from offmap.model.forward import LRUCache, OutputFn
+from offmap.model.params import as_models
 
 logger = logging.getLogger("offmap")
 

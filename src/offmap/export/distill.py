@@ -264,9 +264,9 @@ def prepare(guard: Guard, known: Tensor) -> tuple[BaseModels, DistilledScore]:
     """Choose what is read off a pass of the first member: the inputs, and some layers spread over the depth."""
     predictive = with_weights(guard.predictive)
     model = predictive.model
-    weights, few = {**all_params(model.net), **predictive.mean_weights(0)}, take_rows(known, slice(0, 4))
-    inputs = read_features(model.net, weights, few, model.output_fn, maps=True)
-    names = [n for n, h in inputs.items() if shows_input(model.net, n) and not torch.equal(h, few.flatten(1).to(h))]
+    weights, few = {**all_params(model.module), **predictive.mean_weights(0)}, take_rows(known, slice(0, 4))
+    inputs = read_features(model.module, weights, few, model.output_fn, maps=True)
+    names = [n for n, h in inputs.items() if shows_input(model.module, n) and not torch.equal(h, few.flatten(1).to(h))]
     names = spread_out(names, TABLE_LAYERS)
     base = BaseModels(model, [weights], names, pooled=True)
     with torch.no_grad():

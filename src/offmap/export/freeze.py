@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from offmap._types import Weights
-from offmap.model.forward import OutputFn, first_tensor, swap_weights
-from offmap.model.params import NamedTensors, at, copy_model
+from offmap.model.forward import OutputFn, copy_model, first_tensor, swap_weights
+from offmap.model.params import NamedTensors, at
 
 
 class Frozen(nn.Module):

@@ -21,8 +21,8 @@ from offmap.export.onnx import ExportInfo, ExportTask, check_path, export
 from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood
 from offmap.model.capture import CONVOLUTIONS, hook_inputs, pool_map
-from offmap.model.forward import BatchedModel, apply_last_layer, call, plan_layers, run_layers, widen
-from offmap.model.params import NamedTensors, all_params, at, copy_model
+from offmap.model.forward import BatchedModel, apply_last_layer, call, copy_model, plan_layers, run_layers, widen
+from offmap.model.params import NamedTensors, all_params, at
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic
 from offmap.scores.score import EMPTY, Features, Score
 
@@ -69,7 +69,7 @@ class BaseModels(nn.Module):
     ) -> None:
         super().__init__()
         # in a tuple: the model's own weights are none of this module's, all of them are replaced
-        self.model = (copy_model(model.net), model.output_fn)
+        self.model = (copy_model(model.module), model.output_fn)
         self.dtypes = {name: w.dtype for name, w in members[0].items()}
         self.members = nn.ModuleList(NamedTensors(_copied(weights, half=half)) for weights in members)
         net, shown = self.model[0], (nn.Linear, *(CONVOLUTIONS if pooled else ()))
@@ -130,7 +130,7 @@ class FrozenDraws(nn.Module):
 
     def __init__(self, model: BatchedModel, drawn: Weights, fixed: Weights, members: int, *, half: bool = False) -> None:
         super().__init__()
-        self.model = (copy_model(model.net), model.output_fn)
+        self.model = (copy_model(model.module), model.output_fn)
         self.members, self.sets = members, len(next(iter(drawn.values())))
         self.dtypes = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
         self.last_layer = model.last_layer
@@ -254,7 +254,7 @@ def export_guard(
     name = guard.score_module.name or "own"
     facts = {**calibration_facts(guard), "exact": exact, "draws": guard.draws, "members": guard.predictive.members, "half": half,
              "score": name}  # fmt: skip
-    return export(export_task(module, rows, guard(rows), facts, model.net), path, draws=guard.draws, exact=exact, half=half)
+    return export(export_task(module, rows, guard(rows), facts, model.module), path, draws=guard.draws, exact=exact, half=half)
 
 
 def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardModule:
@@ -262,7 +262,7 @@ def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardM
     predictive, score = with_weights(guard.predictive), guard.score_module
     reads, base = score.reads, None
     if reads.layers or reads.base or predictive.model.last_layer is not None:
-        own = all_params(predictive.model.net)  # one member alone has its fixed weights in the model itself
+        own = all_params(predictive.model.module)  # one member alone has its fixed weights in the model itself
         weights = [{**own, **predictive.mean_weights(member)} for member in range(predictive.members)]
         base = BaseModels(predictive.model, weights, reads.layers, pooled=reads.pooled, half=half)
     predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)

@@ -21,7 +21,7 @@ from offmap.likelihoods import Gaussian, Likelihood
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import BestValidation, adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.progress import bar
 from offmap.random import generator
@@ -143,7 +143,7 @@ class Stack:
         """Copy the members once for every setting of a grid, ready to be trained together."""
         stacked = stack_models(nets)
         return Stack.of(
-            runtime.model(stacked.net, stacked.mean | stacked.fixed, inputs), stacked.mean, stacked.fixed, settings=settings
+            runtime.model(stacked.module, stacked.mean | stacked.fixed, inputs), stacked.mean, stacked.fixed, settings=settings
         )
 
     @property

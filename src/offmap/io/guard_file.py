@@ -23,8 +23,7 @@ from offmap.io.schema import Header, check_tensors, misfit, parse, parse_header
 from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import BatchedModel, OutputFn, first_tensor
 from offmap.model.inspect import forgotten, restore_state
-from offmap.model.params import checksum, digest, sealed
-from offmap.model.select import as_models, stack_models
+from offmap.model.params import as_models, checksum, digest, sealed, stack_models
 from offmap.posterior.basis import Rotation
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import noise_from_state, noise_state
@@ -55,11 +54,11 @@ def save(guard: Guard, path: str | Path) -> None:
     members = [{n: t[m] for n, t in [*q.mean.items(), *q.fixed.items()]} for m in range(q.members)]
     header = {
         "format": FORMAT,
-        "models": [digests(weights, model.net) for weights in members],
-        "modules": modules(model.net),
+        "models": [digests(weights, model.module) for weights in members],
+        "modules": modules(model.module),
         "views": {n: asdict(f) for n, f in q.views.items()},
         "why": q.why,
-        "restore_state": forgotten(model.net),
+        "restore_state": forgotten(model.module),
         "noise": noise_state(q.noise),
         "likelihood": {"name": kind, "config": {n: v for n, v in state.items() if not isinstance(v, Tensor)}},
         "score": {"name": score.name, "config": score.config()},
@@ -160,7 +159,7 @@ class GuardFile:
         header, scales = self.header, self._part("raw_scale.")
         stacked = stack_models(models, lambda name, tensor: name in scales)
         check_tensors(self.tensors, stacked.mean, header.views, self.path)
-        restore_state(stacked.net, header.restore_state)
+        restore_state(stacked.module, header.restore_state)
         q = WeightDistribution(
             stacked.mean,
             initial_scale={n: torch.nn.functional.softplus(t) for n, t in scales.items()},
@@ -168,7 +167,7 @@ class GuardFile:
             fixed=stacked.fixed,
             noise=noise_from_state(header.noise),
         )
-        place = Place.of(stacked.net)
+        place = Place.of(stacked.module)
         q.to(place.device)
         with torch.no_grad():
             for name, tensor in q.raw_scale.items():
@@ -180,7 +179,7 @@ class GuardFile:
         state |= {n: t.to(place.device) for n, t in self._part("likelihood.").items()}
         scores, residuals = (self.tensors[f"calibration.{name}"].to(place.device) for name in ("scores", "residuals"))
         return Guard(
-            predictive=Stochastic(BatchedModel(stacked.net, output_fn, **vars(header.model)), q, header.history),
+            predictive=Stochastic(BatchedModel(stacked.module, output_fn, **vars(header.model)), q, header.history),
             likelihood=kind.from_state(state),
             score_module=self._score().to(place.device),
             calibration=Calibration(scores, residuals, **vars(header.calibration)),

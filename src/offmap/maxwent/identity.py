@@ -17,8 +17,7 @@ from offmap._torch_private import tree_leaves
 from offmap.data import Batches, Rows
 from offmap.distributed.group import Group
 from offmap.errors import ConfigError, DataError, ModelError, OffmapError
-from offmap.model.params import digest
-from offmap.model.select import StackedModel
+from offmap.model.params import StackedModel, digest
 
 MODEL = "the model"
 SAME_DATA = "Pass the same data on every rank, a DataLoader with a DistributedSampler, or `ranks='sharded'`."
@@ -31,7 +30,7 @@ REMEDIES: dict[str, tuple[type[OffmapError], str]] = {
 
 def identify(models: StackedModel, data: Mapping[str, Batches | None], config: Any, **options: Any) -> dict[str, str]:
     """Return models, data and options by name, each as a text that is equal for equal things in every process."""
-    weights = models.mean | models.fixed | dict(models.net.named_buffers())
+    weights = models.mean | models.fixed | dict(models.module.named_buffers())
     # options first: another seed shuffles the data otherwise, and then they look different too
     texts = {f"`{name}`": _describe(value) for name, value in options.items()}
     texts |= {f"`{f.name}`": _describe(getattr(config, f.name)) for f in fields(config)}

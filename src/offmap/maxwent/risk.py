@@ -21,13 +21,12 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Weights
-from offmap.cache import CACHE_NUMBERS
 from offmap.data import Rows
 from offmap.data.batch import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood, align_targets, mean_over_positions
-from offmap.model.forward import BatchedModel, Draw
+from offmap.model.forward import CACHE_NUMBERS, BatchedModel, Draw
 from offmap.posterior.distribution import WeightDistribution
 
 RiskFn: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Tensor]

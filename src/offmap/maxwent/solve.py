@@ -22,7 +22,7 @@ from offmap.maxwent.config import CONFIGS, Config, Runtime
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.train import Cycle, RiskMonitor, adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.model.select import StackedModel, choose, find_last_layer, stack_models
+from offmap.model.params import StackedModel, choose, find_last_layer, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import as_noise
 from offmap.posterior.observe import Feed, Observed, ShardedFeed, observe
@@ -88,8 +88,8 @@ def fit(
     models = (
         nets if isinstance(nets, StackedModel) else choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
     )
-    model = runtime.model(models.net, models.mean | models.fixed, valid.inputs)
-    last_layer = find_last_layer(models.net, models.mean, models.weights(0), valid.inputs, runtime.output_fn)
+    model = runtime.model(models.module, models.mean | models.fixed, valid.inputs)
+    last_layer = find_last_layer(models.module, models.mean, models.weights(0), valid.inputs, runtime.output_fn)
     model = replace(model, last_layer=last_layer)
     validation = Validation(model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed, group=runtime.group)
     if config.clip_loss and config.max_risk is None:

@@ -6,12 +6,15 @@ that calls exchange weights and hooks without touching each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+import copy
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,12 +23,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from offmap._torch_private import child_table, hook_tables, strict_vmap, tensor_tables, tree_map
+from offmap._torch_private import change_count, child_table, hook_tables, strict_vmap, tensor_tables, tree_leaves, tree_map
 from offmap._types import Inputs, Weights
-from offmap.cache import LRUCache, content_key, version_key
 from offmap.data.batch import arguments, is_table, rows_of, take_rows
 from offmap.errors import ModelError
-from offmap.model.params import at, share_model
+
+T = TypeVar("T")
+
+CACHE_NUMBERS = 1 << 23
+"""Numbers that a cache holds unless told otherwise (32 MB in float32)."""
 
 OutputFn: TypeAlias = Callable[[Any], Tensor]
 """From what a model returns to the tensor that matters."""
@@ -101,6 +107,35 @@ def swap_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> Generator[Non
     finally:
         for table, leaf, original, _ in swaps:
             table[leaf] = original
+
+
+def copy_model(net: nn.Module, *, share: bool = False) -> nn.Module:
+    """Copy the model in evaluation mode, without gradients: what is done to the model later cannot reach the copy.
+
+    With `share` the copy reads the model's own parameters, and only buffers and attributes are its own: no memory to speak of.
+    """
+    return _copy(net, share=share).eval().requires_grad_(False)
+
+
+def share_model(net: nn.Module) -> nn.Module:
+    """Copy a model as it is, mode and hooks included, with parameters that share the model's memory."""
+    return _copy(net, share=True)
+
+
+def _copy(net: nn.Module, *, share: bool) -> nn.Module:
+    # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
+    leftovers = [t for m in net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in leftovers}
+    for p in net.parameters():
+        if share or p.is_inference():  # which deepcopy would keep from gradients for good
+            memo[id(p)] = nn.Parameter(p.detach() if share else p.detach().clone(), requires_grad=False)
+    try:
+        return copy.deepcopy(net, memo)
+    except Exception as error:
+        raise ModelError(
+            f"Expected a model that `copy.deepcopy` can copy, but {type(net).__name__} raised: {error}. "
+            "Detach what the module keeps from its last call, or give it a `__deepcopy__`."
+        ) from error
 
 
 _IDLE: WeakKeyDictionary[nn.Module, tuple[Hashable, list[nn.Module]]] = WeakKeyDictionary()
@@ -187,6 +222,69 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
 
+# -------------------------------------------------------------------------------------------------------------- cache
+
+
+def content_key(inputs: Any) -> bytes:
+    """Digest what `inputs` hold: equal inputs have equal keys, wherever they lie in memory.
+
+    >>> x = torch.zeros(2)
+    >>> content_key(x) == content_key(x.clone()), content_key(x) == content_key(x.double())
+    (True, False)
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in tree_leaves(inputs):
+        if not isinstance(leaf, Tensor):
+            digest.update(repr(leaf).encode())
+            continue
+        content = leaf.detach().cpu().contiguous()
+        digest.update(f"{content.dtype}{tuple(content.shape)}".encode())
+        digest.update(content.view(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def version_key(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """Return numbers that change whenever someone writes to one of these tensors, or puts another in its place."""
+    return tuple(number for t in tensors for number in (t.data_ptr(), 0 if t.is_inference() else change_count(t)))
+
+
+class LRUCache:
+    """Keep the latest values by key, at most `numbers` tensor elements in all; threads may share it.
+
+    >>> cache = LRUCache(numbers=4)
+    >>> cache.get("a", lambda: torch.zeros(3)), cache.get("a", lambda: torch.ones(3))
+    (tensor([0., 0., 0.]), tensor([0., 0., 0.]))
+    """
+
+    def __init__(self, numbers: int = CACHE_NUMBERS) -> None:
+        self.numbers = numbers
+        self.held = 0
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = Lock()  # for the bookkeeping alone: two threads may make the same value at once
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value under `key`, made now if it is not there; a value too large for the cache is not kept."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+        value = make()
+        size = sum(leaf.numel() for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+        with self._lock:
+            if key not in self._values and size <= self.numbers:
+                self._values[key] = value, size
+                self.held += size
+                while self.held > self.numbers:
+                    self.held -= self._values.popitem(last=False)[1][1]
+        return value
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __reduce__(self) -> tuple[type[LRUCache], tuple[int]]:
+        return LRUCache, (self.numbers,)  # copies start empty
+
+
 # ------------------------------------------------------------------------------------------------- a stack of weights
 
 
@@ -211,7 +309,7 @@ def forward(
     if loop or size == 1:
         try:
             with replica(net) as twin:
-                return torch.stack([call(twin, at(weights, i), inputs, output_fn) for i in range(size)])
+                return torch.stack([call(twin, {n: w[i] for n, w in weights.items()}, inputs, output_fn) for i in range(size)])
         except MODEL_ERRORS as error:
             raise model_failed(net, inputs, error) from error
     # plain strides, whatever the model's layout: convolutions under `vmap` mind others, even for axes of size one
@@ -222,7 +320,7 @@ def forward(
     except MODEL_ERRORS as error:
         try:
             with replica(net) as twin:
-                call(twin, at(weights, 0), inputs, output_fn)
+                call(twin, {n: w[0] for n, w in weights.items()}, inputs, output_fn)
         except Exception as other:
             raise model_failed(net, inputs, other) from other
         raise ModelError(
@@ -283,7 +381,7 @@ class BatchedModel:
     """A model and how to run it over draws of its weights, in chunks of draws and of rows.
 
     Args:
-        net: A private model in evaluation mode.
+        module: A private model in evaluation mode.
         output_fn: Picks the tensor that matters of what the model returns.
         chunk_size: Draws that run at once; 1 is a loop over them.
         batch_size: Rows that run at once, where the model is not a plain stack of layers.
@@ -292,7 +390,7 @@ class BatchedModel:
         last_layer: Name of the `nn.Linear` that gives the output, where its parameters alone are random: all before it runs once.
     """
 
-    net: nn.Module
+    module: nn.Module
     output_fn: OutputFn = first_tensor
     chunk_size: int = 16
     batch_size: int = 128
@@ -304,16 +402,16 @@ class BatchedModel:
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Run a stack of weights, {name: (S, ...)} -> (S, B, ...), in float32 at least; gradients flow."""
         if not self.layers or not is_table(inputs):
-            return widen(forward(self.net, weights, inputs, output_fn=self.output_fn, loop=self.chunk_size == 1))
+            return widen(forward(self.module, weights, inputs, output_fn=self.output_fn, loop=self.chunk_size == 1))
         try:
             return widen(run_layers(self.layers, weights, inputs))
         except MODEL_ERRORS as error:
-            raise model_failed(self.net, inputs, error) from error
+            raise model_failed(self.module, inputs, error) from error
 
     @cached_property
     def layers(self) -> Plan | None:
         """Layers that batched products can run, if the model is a plain stack of them."""
-        return plan_layers(self.net) if self.output_fn is first_tensor else None
+        return plan_layers(self.module) if self.output_fn is first_tensor else None
 
     def blocks(self, inputs: Inputs, stacked: int) -> Iterator[slice]:
         """Cut the rows so short that `stacked` outputs of one slice stay within a fixed memory."""
@@ -331,7 +429,7 @@ class BatchedModel:
         step = size if self.layers and is_table(inputs) else self.batch_size
         chunk = self.chunk_size
         if chunk == 1:
-            chunk = max(1, LOOP_NUMBERS // (members * max(1, sum(p.numel() for p in self.net.parameters()))))
+            chunk = max(1, LOOP_NUMBERS // (members * max(1, sum(p.numel() for p in self.module.parameters()))))
         result: Tensor | None = None
         for start in range(0, draws, chunk):
             span = range(start, min(start + chunk, draws))
@@ -339,7 +437,7 @@ class BatchedModel:
             for row in range(0, size, step):
                 taken = take_rows(inputs, slice(row, row + step))
                 block = self(weights, taken)
-                check_rows(self.net, block[0], taken)
+                check_rows(self.module, block[0], taken)
                 if block.shape[1] == size and len(span) == draws:
                     return block
                 if result is None:
@@ -353,7 +451,7 @@ class BatchedModel:
         """Run draws that differ in the last layer alone: one pass per member, then one product per member."""
         first = draw(range(1))
         layer_inputs = self._inputs.get(content_key(inputs), lambda: self._read_last_layer(layer, first, inputs, members))
-        check_rows(self.net, layer_inputs[0], inputs)
+        check_rows(self.module, layer_inputs[0], inputs)
         chunk = max(1, LOOP_NUMBERS // sum(w.numel() for w in first.values()))
         parts: list[Tensor] = []
         for start in range(0, draws, chunk):
@@ -365,13 +463,18 @@ class BatchedModel:
         """What the last layer is given in every member, (B, D) each."""
         blocks = [take_rows(inputs, slice(i, i + self.batch_size)) for i in range(0, rows_of(inputs), self.batch_size)]
         try:
-            with replica(self.net) as twin:
+            with replica(self.module) as twin:
                 return tuple(
-                    torch.cat([read_module_input(twin, layer, at(weights, m), block, self.output_fn)[0] for block in blocks])
+                    torch.cat(
+                        [
+                            read_module_input(twin, layer, {n: w[m] for n, w in weights.items()}, block, self.output_fn)[0]
+                            for block in blocks
+                        ]
+                    )
                     for m in range(members)
                 )
         except MODEL_ERRORS as error:
-            raise model_failed(self.net, inputs, error) from error
+            raise model_failed(self.module, inputs, error) from error
 
 
 def widen(outputs: Tensor) -> Tensor:

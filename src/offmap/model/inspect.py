@@ -23,6 +23,7 @@ from offmap.model.forward import (
     OutputFn,
     call,
     check_rows,
+    copy_model,
     first_tensor,
     forward,
     model_failed,
@@ -31,7 +32,6 @@ from offmap.model.forward import (
     plan_layers,
     replica,
 )
-from offmap.model.params import at, copy_model, floating, listed, one_device
 from offmap.random import generator
 
 ROWS = 8
@@ -82,7 +82,7 @@ def check_model(net: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tens
     """
     device = one_device(net)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        own = floating(net)
+        own = {n: p.detach() for n, p in net.named_parameters() if p.is_floating_point()}
         # some models rewrite their parameters in a call, as embeddings with `max_norm` do
         probe = Probe(net, take_rows(inputs, slice(0, ROWS)), output_fn, {n: w.clone() for n, w in own.items()})
         alone = _first_output(replace(probe, x=take_rows(inputs, slice(0, 2))), device)
@@ -268,6 +268,30 @@ def _leaves_of(output: Tensor) -> set[int]:
     return found
 
 
+def one_device(net: nn.Module) -> torch.device:
+    """The device on which all parameters and buffers live; raise a ModelError that names those elsewhere."""
+    places = {n: t.device for n, t in (*net.named_parameters(), *net.named_buffers())}
+    first, *others = dict.fromkeys(places.values())
+    if others:
+        said = "; ".join(f"{listed(n for n, at in places.items() if at == device)} on {device}" for device in (first, *others))
+        raise ModelError(f"Expected a model on one device, but it has {said}. Move it, for example with `net.to('{first}')`.")
+    if first.type == "meta":
+        raise ModelError(
+            f"Expected a model that holds numbers, but {type(net).__name__} is on the meta device. Load its weights."
+        )
+    return first
+
+
+def listed(names: Iterable[str], most: int = 4) -> str:
+    """Names for a sentence, the first few of many.
+
+    >>> listed(["a", "b", "c"], most=2)
+    '`a`, `b` and 1 more'
+    """
+    each = [f"`{name}`" for name in names]
+    return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")
+
+
 # ---------------------------------------------------------------------------------------------------------- chunks
 
 CHUNK_NUMBERS, MOST_DRAWS = 1 << 25, 64
@@ -301,7 +325,7 @@ def choose_chunk(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, 
     except ModelError:
         return 1
     with replica(net) as twin, no_fast_path, no_fused_attention, CaptureMode({}, lambda use: None) as mode:
-        call(twin, at(weights, 0), inputs, output_fn)
+        call(twin, {n: w[0] for n, w in weights.items()}, inputs, output_fn)
     first = next(iter(weights.values()))
     scale = 1 if first.device.type == "cpu" else 16  # elsewhere a call costs more, beside the arithmetic
     if mode.widest > scale * WIDE:

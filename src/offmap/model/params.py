@@ -1,21 +1,41 @@
-"""Name-keyed weights: select from a model, stack, take one, count. Tied weights appear once, under their first name."""
+"""The models of a fit: checked, copied, stacked, and which of their parameters are random.
+
+Weights are keyed by name; tied ones appear once, under their first name.
+"""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from offmap._torch_private import child_table, tensor_tables
-from offmap._types import Weights
+from offmap._torch_private import TorchDispatchMode, child_table, tensor_tables, tree_leaves
+from offmap._types import Inputs, Weights
+from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
+from offmap.model.capture import LOOKUP, CaptureMode, ParamUse
+from offmap.model.forward import (
+    MODEL_ERRORS,
+    BatchedModel,
+    OutputFn,
+    apply_last_layer,
+    call,
+    copy_model,
+    first_tensor,
+    no_fast_path,
+    no_fused_attention,
+    read_module_input,
+    replica,
+)
+from offmap.model.inspect import ROWS, attributes, listed, one_device, restore_state
 
 ParamSelection: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
 """Which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all."""
@@ -28,35 +48,6 @@ WORDS: dict[str, Callable[[str, Tensor], bool]] = {
     "matrices": lambda name, tensor: tensor.ndim >= 2,
 }
 """Words for `params` and what they stand for. A word wins over a pattern of the same spelling."""
-
-
-def copy_model(net: nn.Module, *, share: bool = False) -> nn.Module:
-    """Copy the model in evaluation mode, without gradients: what is done to the model later cannot reach the copy.
-
-    With `share` the copy reads the model's own parameters, and only buffers and attributes are its own: no memory to speak of.
-    """
-    return _copy(net, share=share).eval().requires_grad_(False)
-
-
-def share_model(net: nn.Module) -> nn.Module:
-    """Copy a model as it is, mode and hooks included, with parameters that share the model's memory."""
-    return _copy(net, share=True)
-
-
-def _copy(net: nn.Module, *, share: bool) -> nn.Module:
-    # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
-    leftovers = [t for m in net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in leftovers}
-    for p in net.parameters():
-        if share or p.is_inference():  # which deepcopy would keep from gradients for good
-            memo[id(p)] = nn.Parameter(p.detach() if share else p.detach().clone(), requires_grad=False)
-    try:
-        return copy.deepcopy(net, memo)
-    except Exception as error:
-        raise ModelError(
-            f"Expected a model that `copy.deepcopy` can copy, but {type(net).__name__} raised: {error}. "
-            "Detach what the module keeps from its last call, or give it a `__deepcopy__`."
-        ) from error
 
 
 def chooser(params: ParamSelection) -> Callable[[str, Tensor], bool]:
@@ -169,30 +160,6 @@ _ASPECTS: tuple[tuple[str, Callable[[Tensor], str], str], ...] = (
 )
 
 
-def one_device(net: nn.Module) -> torch.device:
-    """The device on which all parameters and buffers live; raise a ModelError that names those elsewhere."""
-    places = {n: t.device for n, t in all_params(net).items()}
-    first, *others = dict.fromkeys(places.values())
-    if others:
-        said = "; ".join(f"{listed(n for n, at in places.items() if at == device)} on {device}" for device in (first, *others))
-        raise ModelError(f"Expected a model on one device, but it has {said}. Move it, for example with `net.to('{first}')`.")
-    if first.type == "meta":
-        raise ModelError(
-            f"Expected a model that holds numbers, but {type(net).__name__} is on the meta device. Load its weights."
-        )
-    return first
-
-
-def listed(names: Iterable[str], most: int = 4) -> str:
-    """Names for a sentence, the first few of many.
-
-    >>> listed(["a", "b", "c"], most=2)
-    '`a`, `b` and 1 more'
-    """
-    each = [f"`{name}`" for name in names]
-    return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")
-
-
 class NamedTensors(nn.Module):
     """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping.
 
@@ -280,3 +247,235 @@ def checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         total.update(json.dumps([name, *digest(tensors[name])]).encode())
     return total.hexdigest()
+
+
+aten = torch.ops.aten
+
+WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+"""Modules that hold a whole model under `module`."""
+
+SHARDED = (
+    "Expected a model whose parameters are whole in every process, but those of {kind} are divided among them. Gather them: "
+    "`state = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))` of `torch.distributed.checkpoint."
+    "state_dict` on every rank, then pass a net built anew with `plain.load_state_dict(state)`."
+)
+
+
+def as_models(nets: Any) -> list[nn.Module]:
+    """One model or several as a list, unwrapped, refused unless they are modules with whole, finite floating-point parameters."""
+    several = isinstance(nets, list | tuple | nn.ModuleList)
+    models: list[Any] = list(nets) if several else [nets]
+    if not models or not all(isinstance(h, nn.Module) for h in models):
+        raise ModelError(f"Expected a torch.nn.Module or a list of them, but got {type(nets).__name__}.")
+    models = [unwrapped(model) for model in models]
+    for model in models:
+        if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+            raise ModelError(f"Expected a trained model, but {type(model).__name__} has parameters without a size. Call it once.")
+        if not any(p.is_floating_point() for p in model.parameters()):
+            raise ModelError(f"Expected a model with floating-point parameters, but {type(model).__name__} has none.")
+        one_device(model)
+        for name, p in model.named_parameters():
+            if not bool(p.detach().isfinite().all()):
+                raise ModelError(f"Expected a trained model with finite weights, but `{name}` holds NaN or infinite values.")
+    return models
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what trains it in parallel; one whose parameters are divided among processes is refused."""
+    while isinstance(model, WRAPPERS):
+        model = model.module
+    kinds = {type(m).__name__ for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"}
+    kinds |= {type(p).__name__ for p in model.parameters() if type(p).__name__ == "DTensor" or hasattr(p, "to_local")}
+    if kinds:
+        raise ModelError(SHARDED.format(kind=" and ".join(sorted(kinds))))
+    return model
+
+
+def check_same_function(models: Sequence[nn.Module], stacked: BatchedModel, weights: Weights, inputs: Inputs) -> None:
+    """Refuse members that differ in more than weights and buffers: stacking would quietly run all of them as the first.
+
+    Args:
+        models: The users' members.
+        stacked: The private model that stands for all of them.
+        weights: All members' weights, {name: (M, ...)}.
+        inputs: Rows to compare on; four are enough.
+    """
+    if len(models) == 1:
+        return
+    few = take_rows(inputs, slice(0, 4))
+    expected = stacked.outputs(lambda span: weights, 1, few, members=len(models))
+    for member, model in enumerate(models):
+        alone = replace(stacked, module=copy_model(model, share=True))
+        output = alone.outputs(lambda span, m=member: {n: w[m : m + 1] for n, w in weights.items()}, 1, few)[0]
+        if not torch.allclose(output, expected[member], rtol=1e-3, atol=1e-4 * float(output.abs().max()) + 1e-6):
+            raise ModelError(
+                f"Expected members that differ in weights and buffers alone, but member {member} computes something else than "
+                "member 0 with its weights. Keep what differs in buffers, or fit the members apart and join "
+                "their guards with `offmap.combine`."
+            )
+
+
+@dataclass(frozen=True)
+class StackedModel:
+    """Where a distribution is centred: a private model, the members' random weights, and what else differs between them."""
+
+    module: nn.Module
+    mean: Weights
+    fixed: Weights
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return next(iter(self.mean.values())).shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the members live."""
+        return next(iter(self.mean.values())).device
+
+    def weights(self, member: int) -> Weights:
+        """All that one member needs to be called through the private model."""
+        return at(self.mean, member) | at(self.fixed, member)
+
+
+def stack_models(nets: nn.Module | Sequence[nn.Module], params: ParamSelection = None) -> StackedModel:
+    """A private copy of the models; the users' own are never touched."""
+    models = [nets] if isinstance(nets, nn.Module) else list(nets)
+    same_architecture(models)
+    net = copy_model(models[0], share=len(models) > 1)
+    restore_state(net, attributes(net))
+    chosen = [select_params(model, params) for model in [net, *models[1:]]]
+    mean = {n: w.unsqueeze(0) for n, w in chosen[0].items()} if len(models) == 1 else stack(chosen)
+    fixed: Weights = {}
+    if len(models) > 1:
+        fixed = stack([remainder(model, c) for model, c in zip(models, chosen, strict=True)])
+        for name, p in net.named_parameters():  # the private model reads the stack, which is all that is held
+            p.data = (mean if name in mean else fixed)[name][0]
+    return StackedModel(net, mean, fixed)
+
+
+def choose(
+    at: StackedModel,
+    inputs: Inputs,
+    params: ParamSelection = None,
+    output_fn: OutputFn = first_tensor,
+    *,
+    unreached: Collection[str] = (),
+) -> StackedModel:
+    """The same centre with those parameters random that `params` asks for and some input reaches; the others stay fixed."""
+    asked = select_params(at.module, _spelled_out(at.module, inputs, params, output_fn))
+    names = [name for name in asked if name not in unreached]
+    if not names:
+        raise ConfigError(
+            f"Expected `params` to pick a parameter that some input reaches, but {params!r} picks {listed(asked)} alone. "
+            "Check `output_fn`, or pick others."
+        )
+    rest = {n: w for n, w in at.mean.items() if n not in names}
+    # one member alone finds its fixed weights in the private model itself
+    return replace(at, mean={n: at.mean[n] for n in names}, fixed=at.fixed | rest if at.members > 1 else at.fixed)
+
+
+def _spelled_out(net: nn.Module, inputs: Inputs, params: ParamSelection, output_fn: OutputFn) -> ParamSelection:
+    """`params` with "last-layer" replaced by what it stands for."""
+    if params is None or callable(params) or LAST_LAYER not in entries(params):
+        return params
+    names = last_layer(net, take_rows(inputs, slice(0, ROWS)), output_fn)
+    rest = chooser([entry for entry in entries(params) if entry != LAST_LAYER])
+    return lambda name, tensor: name in names or rest(name, tensor)
+
+
+@torch.no_grad()
+def last_layer(net: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) -> list[str]:
+    """Weight and bias of the last matrix product that leads to the selected output, in order of execution.
+
+    Products are tried from the last one backwards: the first whose result matters when it is changed is the one.
+
+    >>> last_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.ones(4, 2))
+    ['2.weight', '2.bias']
+    """
+    weights = floating(net)
+
+    def run(nudge: Nudge) -> Tensor:
+        with no_fast_path, no_fused_attention, CaptureMode(weights, nudge.uses.append), nudge:
+            return call(copy_model(net, share=True), weights, x, output_fn)
+
+    plain = run(watched := Nudge(weights))
+    for position, use in reversed(list(enumerate(watched.uses))):
+        if use.why != LOOKUP and weights[use.name].ndim >= 2 and not torch.equal(run(nudge := Nudge(weights, position)), plain):
+            return [name for name in floating(net) if name in (use.name, use.bias, nudge.bias)]
+    raise ConfigError(
+        f"Expected a matrix product on the way to the output for params={LAST_LAYER!r}, but {type(net).__name__} has none. "
+        "Pick parameters by name."
+    )
+
+
+class Nudge(TorchDispatchMode):
+    """Inside a CaptureMode that files into `uses`: change the result of the use at `position`, and note what is added to it."""
+
+    def __init__(self, weights: Weights, position: int = -1) -> None:
+        super().__init__()
+        self.uses: list[ParamUse] = []
+        self.position = position
+        self.bias: str | None = None
+        self.names = {w.data_ptr(): n for n, w in weights.items()}
+        self.product = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, and change what it gives if it is the one."""
+        before = len(self.uses)
+        if self.product and func.overloadpacket in (aten.add, aten.add_):
+            a, b = args[:2]
+            for left, right in ((a, b), (b, a)):
+                if isinstance(left, Tensor) and isinstance(right, Tensor) and _address(left) == self.product:
+                    self.bias = self.bias or self.names.get(right.data_ptr())
+        result = func(*args, **(kwargs or {}))
+        if before <= self.position < len(self.uses):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                    # not a constant: a softmax would not see it
+                    leaf.add_(torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).reshape(leaf.shape).to(leaf))
+                    self.product = _address(leaf)
+        return result
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@torch.no_grad()
+def find_last_layer(
+    net: nn.Module, random: Collection[str], weights: Weights, x: Inputs, output_fn: OutputFn = first_tensor
+) -> str | None:
+    """Name the last `nn.Linear` of a model if the parameters in `random` are its own, and used nowhere else.
+
+    Other weights are put there, and the model's output is compared with the layer's: whatever else a model does shows.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> x = torch.ones(4, 2)
+    >>> find_last_layer(net, ["2.weight", "2.bias"], {}, x), find_last_layer(net, ["0.weight"], {}, x)
+    ('2', None)
+    """
+    for name, module in net.named_modules():
+        names = [f"{name}.{leaf}" if name else leaf for leaf, _ in module.named_parameters()]
+        if type(module) is not nn.Linear or set(names) != set(random):
+            continue
+        other = {n: weights.get(n, net.get_parameter(n)).flip(0) + 0.5 for n in random}
+        try:  # what comes after the layer may leave one sign alone
+            trials = (other, {n: -w for n, w in other.items()})
+            gives = all(_gives_output(net, name, weights, w, take_rows(x, slice(0, 4)), output_fn) for w in trials)
+        except MODEL_ERRORS:
+            return None
+        return name if gives else None
+    return None
+
+
+def _gives_output(net: nn.Module, layer: str, weights: Weights, other: Weights, x: Inputs, output_fn: OutputFn) -> bool:
+    """Tell whether the model's output with other weights in the layer is the layer's own."""
+    with replica(net) as twin:
+        h, _ = read_module_input(twin, layer, weights, x, output_fn)
+        output = call(twin, weights | other, x, output_fn)
+    if h.ndim != 2:
+        return False
+    expected = apply_last_layer(layer, (h,), {n: w.unsqueeze(0) for n, w in other.items()})[0]
+    near = 1e-3 * float(output.abs().max())
+    return expected.shape == output.shape and torch.allclose(expected, output, rtol=1e-2, atol=near)

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap._types import Weights
-from offmap.cache import CACHE_NUMBERS, LRUCache, version_key
 from offmap.errors import ConfigError
+from offmap.model.forward import CACHE_NUMBERS, LRUCache, version_key
 from offmap.model.matrix_view import rotate
-from offmap.model.params import NamedTensors, ParamSelection, count
-from offmap.model.select import stack_models
+from offmap.model.params import NamedTensors, ParamSelection, count, stack_models
 from offmap.posterior.basis import LIMIT, Rotation
 from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
 from offmap.posterior.observe import observe

@@ -22,7 +22,7 @@ from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.model.capture import TWICE, CaptureMode, ParamUse
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed, no_fast_path
 from offmap.model.matrix_view import MatrixView
-from offmap.model.select import StackedModel
+from offmap.model.params import StackedModel
 from offmap.posterior.basis import LIMIT, Basis, Moment, Rotation, Total, build_bases
 
 logger = logging.getLogger("offmap")
@@ -104,7 +104,7 @@ def observe(
     for names in group.all_gather_object(plan.names)[0]:
         inputs, others = (feed(plan.rows), None) if shards is None else _shard_inputs(shards, plan)
         options: dict[str, Any] = {"names": names, "among": models.mean, "limit": limit, "others": others}
-        moments = second_moments(models.net, members, inputs, output_fn, **options)
+        moments = second_moments(models.module, members, inputs, output_fn, **options)
         reduce_moments(moments, group, models.device)
         bases, why = _build_on_ranks(moments, {n: models.mean[n] for n in names}, group, rotated=rotated, along=along)
         observed.bases.update(bases)
@@ -176,7 +176,7 @@ def make_plan(models: StackedModel, members: Sequence[Weights], first: Inputs, o
             counts[_part(use)] += use.input.count
 
     with no_fast_path, CaptureMode({n: members[0][n] for n in models.mean}, visit) as mode:
-        _run(models.net, members[0], first, output_fn)
+        _run(models.module, members[0], first, output_fn)
     groups: list[list[str]] = [[]]
     room = MOMENT_NUMBERS
     for name in sorted(sizes, key=lambda n: -sizes[n]):

@@ -14,10 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
-from offmap.cache import CACHE_NUMBERS, LRUCache, content_key
 from offmap.errors import ConfigError
-from offmap.model.forward import BatchedModel
-from offmap.model.params import at, copy_model
+from offmap.model.forward import CACHE_NUMBERS, BatchedModel, LRUCache, content_key, copy_model
+from offmap.model.params import at
 from offmap.posterior.distribution import WeightDistribution
 
 
@@ -215,7 +214,7 @@ class Sampled:
 
     def nets(self) -> list[nn.Module]:
         """Return the trained members as plain modules."""
-        result = [copy_model(self.model.net) for _ in range(self.members)]
+        result = [copy_model(self.model.module) for _ in range(self.members)]
         for member, net in enumerate(result):
             net.load_state_dict(at(self.weights, member), strict=False)
         return result

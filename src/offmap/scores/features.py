@@ -33,9 +33,9 @@ def find_layers(sampler: Sampler, rows: Sequence[Inputs], vectors: Tensor | None
     if model is None or weights is None:
         return []
     # one member alone has its fixed weights in the model itself
-    base = floating(model.net) | weights
+    base = floating(model.module) | weights
     few, many = (
-        read_features(model.net, base, take_rows(rows[0], slice(0, n)), model.output_fn, maps=pooled)
+        read_features(model.module, base, take_rows(rows[0], slice(0, n)), model.output_fn, maps=pooled)
         for n in (2, model.batch_size)
     )
     return [n for n in few if n in many and _alike(few[n], many[n][: len(few[n])]) and not _equal_rows(many[n], vectors)]
@@ -47,7 +47,7 @@ def choose_image_layers(sampler: Sampler, names: list[str]) -> list[str]:
     The first convolution gets the image itself, whose colours tell little, and is left out.
     """
     model = sampler.predictive.model
-    params = floating(model.net) if model else {}
+    params = floating(model.module) if model else {}
     convolutions = [name for name in names if params[name].ndim > 2]
     if not convolutions:
         return []

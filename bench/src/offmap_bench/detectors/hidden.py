@@ -15,8 +15,7 @@ from offmap.detectors.mahalanobis import mahalanobis
 from offmap.detectors.nearest import nearest as nearest_rows
 from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.model.capture import features
-from offmap.model.forward import OutputFn, first_tensor
-from offmap.model.params import copy_model
+from offmap.model.forward import OutputFn, copy_model, first_tensor
 
 STEP = 1024
 """Rows that run together."""

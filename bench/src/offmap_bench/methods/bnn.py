@@ -18,8 +18,7 @@ from offmap.errors import ConfigError
 from offmap.maxwent import search
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
 from offmap.maxwent.train import RiskMonitor, adam, minimize
-from offmap.model.params import ParamSelection
-from offmap.model.select import StackedModel, choose, stack_models
+from offmap.model.params import ParamSelection, StackedModel, choose, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Noise, as_noise
 from offmap.posterior.observe import Observed, observe
@@ -82,7 +81,7 @@ def fit(nets: Nets | StackedModel, problem: Problem, config: Config) -> Stochast
     check(config)
     train, valid, likelihood, seed, runtime = as_settings(problem).values()
     at = nets if isinstance(nets, StackedModel) else choose(stack_models(nets), valid.inputs, config.params, runtime.output_fn)
-    model = runtime.model(at.net, at.mean | at.fixed, valid.inputs)
+    model = runtime.model(at.module, at.mean | at.fixed, valid.inputs)
     observed = Observed()
     if config.basis == "svd":
         observed = observe(

@@ -22,15 +22,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offmap._types import Inputs, Weights
-from offmap.cache import CACHE_NUMBERS
 from offmap.data import load_rows
 from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ShapeError
 from offmap.extras import require
 from offmap.likelihoods import Categorical, Gaussian
-from offmap.model.forward import BatchedModel, OutputFn
-from offmap.model.params import ParamSelection, at, copy_model
-from offmap.model.select import StackedModel, stack_models
+from offmap.model.forward import CACHE_NUMBERS, BatchedModel, OutputFn, copy_model
+from offmap.model.params import ParamSelection, StackedModel, at, stack_models
 from offmap.posterior.predictive import History
 from offmap.random import generator
 from offmap_bench.methods.base import Nets, Problem, check_fields, check_words, fitter
@@ -170,7 +168,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
         warnings.simplefilter("ignore")  # its own use of torch and numpy
         library = require("laplace", "laplace", package="offmap-bench", no_deps=NO_DEPS)
     rows, around = load_rows(problem.train), stack_models(nets, config.params)
-    model = runtime.model(around.net, around.mean | around.fixed, problem.valid.inputs)
+    model = runtime.model(around.module, around.mean | around.fixed, problem.valid.inputs)
     if not isinstance(rows.inputs, Tensor) or model.output_axes not in (0, 1):
         raise ShapeError("Expected inputs that are one tensor and one row of outputs for each: laplace-torch knows no others.")
     targets = likelihood.columns(rows.targets) if isinstance(likelihood, Gaussian) else rows.targets
@@ -189,7 +187,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
 
 def host_of(around: StackedModel, member: int) -> nn.Module:
     """One member as a module of its own, in which the random weights want gradients."""
-    net = copy_model(around.net)
+    net = copy_model(around.module)
     net.load_state_dict(around.weights(member), strict=False)
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(name in around.mean)

@@ -15,8 +15,8 @@ from offmap.data import Batch
 from offmap.data.batch import arguments, rows_of, take_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import Stack, Training, train_stack
-from offmap.model.params import copy_model
-from offmap.model.select import stack_models
+from offmap.model.forward import copy_model
+from offmap.model.params import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
 from offmap_bench.methods.base import Nets, Problem, check_fields, grid_fitters, shared
@@ -117,9 +117,9 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
         check_fields(config)
     training = shared(configs)
     at = stack_models([replace_dropout(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
-    shapes = mask_shapes(at.net, valid.inputs)
+    shapes = mask_shapes(at.module, valid.inputs)
     fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
-    stack = Stack.of(runtime.model(at.net, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
+    stack = Stack.of(runtime.model(at.module, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
     like = next(iter(at.mean.values()))
     rates = [c.dropout for c in configs]
     masks = [

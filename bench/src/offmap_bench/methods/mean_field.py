@@ -20,7 +20,7 @@ from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, Training, train_stack
 from offmap.likelihoods import Likelihood
 from offmap.model.forward import BatchedModel
-from offmap.model.select import StackedModel, stack_models
+from offmap.model.params import StackedModel, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Normal, Stream, draw_noise
 from offmap.posterior.predictive import History, Stochastic
@@ -108,7 +108,7 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[St
     Settings differ in `tradeoff` alone, and share batches and noise, so each gives what it would give alone, up to rounding.
     """
     config, at, valid = _shared(configs), stack_models(nets), problem.valid
-    model = problem.runtime.model(at.net, at.mean | at.fixed, valid.inputs)
+    model = problem.runtime.model(at.module, at.mean | at.fixed, valid.inputs)
     posterior = Posteriors(start(at, len(configs), config), model, problem.likelihood, config, at.members, problem.seed)
     weight = torch.tensor([c.tradeoff / problem.train.rows for c in configs], device=valid.targets.device)
     state = {f"{kind} {n}": w for kind in ("mean", "raw_scale") for n, w in getattr(posterior.q, kind).items()}

@@ -14,7 +14,7 @@ from offmap._types import Weights
 from offmap.data import Batch
 from offmap.errors import ConfigError
 from offmap.maxwent.train import minimize
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.noise import Normal, draw_noise
 from offmap.posterior.predictive import Sampled
 from offmap.progress import bar
@@ -100,7 +100,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
     """Let copies of the trained nets wander, all on the same batches, and collect their states; `valid` teaches nothing."""
     check(config)
     at = stack_models(nets)
-    model = problem.runtime.model(at.net, at.mean | at.fixed, problem.valid.inputs)
+    model = problem.runtime.model(at.module, at.mean | at.fixed, problem.valid.inputs)
 
     def wander(lr: float) -> Moments | None:
         """Where all were on the way; None if one is lost."""

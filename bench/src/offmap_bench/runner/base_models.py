@@ -23,8 +23,7 @@ from offmap.data import Batches, Place, Rows, as_batches, load_rows
 from offmap.integrations.nets import Training, mlp
 from offmap.likelihoods import Likelihood, infer
 from offmap.maxwent.config import Runtime, override
-from offmap.model.params import at, sealed, unsealed
-from offmap.model.select import stack_models
+from offmap.model.params import at, sealed, stack_models, unsealed
 from offmap.posterior.predictive import Sampled
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
 from offmap_bench.tasks.task import Task
@@ -140,7 +139,7 @@ def as_predictive(nets: Sequence[nn.Module], task: Task) -> Sampled:
     """Trained nets as they are, nothing random."""
     stacked = stack_models(nets)
     weights = stacked.mean | stacked.fixed
-    return Sampled(SILENT.model(stacked.net, weights, task.valid[0]), weights)
+    return Sampled(SILENT.model(stacked.module, weights, task.valid[0]), weights)
 
 
 def digest(task: Task, seed: int, recipe: Recipe) -> str:

@@ -26,7 +26,7 @@ from offmap.likelihoods import Likelihood, Prediction
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
 from offmap.maxwent.risk import Validation, as_risk
-from offmap.model.select import choose, stack_models
+from offmap.model.params import choose, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Member, Stochastic
 from offmap.scores import uncertainty as scores
@@ -80,7 +80,7 @@ def course(
     """Fit as `maxwent.fit` does, with one λ, and call `look` at every check and at the start."""
     train, valid, likelihood = prepare(nets, task, batch_size)
     at = choose(stack_models(nets), valid.inputs, config.params, SILENT.output_fn)
-    model = SILENT.model(at.net, at.mean | at.fixed, valid.inputs)
+    model = SILENT.model(at.module, at.mean | at.fixed, valid.inputs)
     inputs = maxwent.observe_inputs(at, train, config, SILENT)
     observed: list[Seen] = []
     looking = torch.no_grad()(look)

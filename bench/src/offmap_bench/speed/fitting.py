@@ -19,7 +19,7 @@ from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.objective import maxwent
 from offmap.maxwent.train import adam, minimize
-from offmap.model.select import StackedModel, stack_models
+from offmap.model.params import StackedModel, stack_models
 from offmap.posterior.distribution import scaling, svd
 from offmap.posterior.observe import observe
 from offmap_bench.methods import anchored, negative_correlation
@@ -87,7 +87,7 @@ def descent(members: int, basis: str = "svd", steps: int = 100) -> Callable[[], 
     nets = [on.trained_net(seed) for seed in range(members)]
     rows = Rows(*on.table()["train"], on.BATCH, "train")
     at = stack_models(nets)
-    model = Runtime().model(at.net, at.mean | at.fixed, rows.inputs)
+    model = Runtime().model(at.module, at.mean | at.fixed, rows.inputs)
     q = svd(nets, (x for x, _ in rows)) if basis == "svd" else scaling(nets)
     objective = maxwent(q, model, Gaussian(), entropy_weight=30.0)
     optimizer = adam(q.raw_scale.parameters(), lr=1e-4)

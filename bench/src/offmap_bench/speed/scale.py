@@ -34,7 +34,7 @@ from offmap.maxwent.risk import Validation
 from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.observe import observe
 from offmap_bench.speed.measure import Timing, describe_machine, race
@@ -65,7 +65,7 @@ def make_net() -> torch.nn.Module:
 def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], object]]:
     """A pass over the data, the validation risk, and gradient steps, as a fit makes them."""
     at, train = stack_models(make_net()), make_data(rows["pass"])
-    model, law = BatchedModel(at.net, chunk_size=DRAWS), Gaussian()
+    model, law = BatchedModel(at.module, chunk_size=DRAWS), Gaussian()
     step = replace(make_data(rows["step"]), batch_size=rows["step"])
     q = WeightDistribution(
         at.mean, rotation=observe(at, feed_inputs(make_data(512)), rotated=True).rotation(), initial_scale=1e-3

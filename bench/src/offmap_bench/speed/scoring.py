@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from offmap.maxwent.config import Runtime
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.distribution import svd
 from offmap.posterior.predictive import Stochastic
 from offmap_bench.speed import peers
@@ -73,7 +73,7 @@ def architectures(rounds: int = 5) -> Record:
     for subject, draws, batch, target, all_rows in SMALL + LARGE:
         net, x = subject.net(), subject.inputs(subject.rows if all_rows else batch)
         at = stack_models(net)
-        model = Runtime(batch_size=batch).model(at.net, at.mean, x)
+        model = Runtime(batch_size=batch).model(at.module, at.mean, x)
         predictive, seeds = Stochastic(model, svd(net, [subject.inputs(64)])), iter(range(10**6))
         works: dict[str, Work] = {
             "plain": lambda net=net, x=x, batch=batch, draws=draws: on.run_passes(net, x, batch, draws),

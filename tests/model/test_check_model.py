@@ -16,9 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offmap.errors import ModelError
-from offmap.model.forward import first_tensor
+from offmap.model.forward import copy_model, first_tensor
 from offmap.model.inspect import ROWS, Findings, check_model
-from offmap.model.params import copy_model
 from zoo import ZOO, Case, Through
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from offmap.cache import LRUCache, content_key, version_key
+from offmap.model.forward import LRUCache, content_key, version_key
 
 
 def test_lru_cache_drops_the_oldest_values_beyond_its_size() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offmap.errors import ModelError
 from offmap.model.forward import BatchedModel
-from offmap.model.select import choose, find_last_layer, stack_models
+from offmap.model.params import choose, find_last_layer, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.nets.lenet import lenet
 from trained import inputs
@@ -72,8 +72,8 @@ class Counted(nn.Module):
 def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -> None:
     at = choose(stack_models([lenet(seed=seed) for seed in range(members)]), X, "last-layer")
     q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
-    whole = BatchedModel(at.net, chunk_size=1, batch_size=batch, output_numbers=10)
-    last_layer = find_last_layer(at.net, at.mean, at.weights(0), X)
+    whole = BatchedModel(at.module, chunk_size=1, batch_size=batch, output_numbers=10)
+    last_layer = find_last_layer(at.module, at.mean, at.weights(0), X)
     assert last_layer == "11"
     found = [h.outputs(lambda span: q.draw(span), 9, X, members=members) for h in (whole, replace(whole, last_layer=last_layer))]
     assert found[0].shape == (9 * members, 7, 10)

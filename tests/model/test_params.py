@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap.errors import ConfigError
-from offmap.model.forward import call, first_tensor
-from offmap.model.params import chooser, copy_model, floating
-from offmap.model.select import choose, last_layer, stack_models
+from offmap.model.forward import call, copy_model, first_tensor
+from offmap.model.params import choose, chooser, floating, last_layer, stack_models
 from zoo import ZOO, Case, Through
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -128,7 +127,7 @@ def test_words_patterns_and_predicates_choose(params: Any, names: list[str], mem
     assert list(at.mean) == names
     for m, net in enumerate(nets):  # what is not random is still there
         own = dict(net.named_parameters())
-        assert all(torch.equal(at.weights(m).get(n, at.net.get_parameter(n)), p) for n, p in own.items())
+        assert all(torch.equal(at.weights(m).get(n, at.module.get_parameter(n)), p) for n, p in own.items())
 
 
 def test_words_win_over_parameters_of_the_same_name():

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from offmap.model.capture import LayerInput
 from offmap.model.forward import no_fast_path, no_fused_attention
 from offmap.model.matrix_view import MatrixView
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior import basis
 from offmap.posterior.basis import Moment
 from offmap.posterior.observe import Observed, second_moments
@@ -24,7 +24,7 @@ from zoo import ZOO, Through
 
 def moments(net: nn.Module, *batches: Any) -> dict[str, Moment]:
     held = stack_models(net)
-    return second_moments(held.net, [held.weights(0)], batches)[0]
+    return second_moments(held.module, [held.weights(0)], batches)[0]
 
 
 def rows(inputs: Any, start: int, stop: int) -> Any:

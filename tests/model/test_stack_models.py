@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from offmap.errors import ConfigError, ModelError
-from offmap.model.forward import forward
-from offmap.model.params import at, copy_model, count, remainder, same_architecture, select_params, stack
-from offmap.model.select import stack_models
+from offmap.model.forward import copy_model, forward
+from offmap.model.params import at, count, remainder, same_architecture, select_params, stack, stack_models
 from zoo import ZOO
 
 
@@ -105,9 +104,9 @@ def test_members_are_held_in_one_stack_apart_from_the_users_hosts():
     nets = [ZOO["partly_frozen"].build(m) for m in range(2)]
     held = stack_models(nets, "*weight")
     stacked = held.mean | held.fixed
-    assert all(p.data_ptr() == stacked[n].data_ptr() for n, p in held.net.named_parameters())
+    assert all(p.data_ptr() == stacked[n].data_ptr() for n, p in held.module.named_parameters())
     assert not {p.data_ptr() for net in nets for p in net.parameters()} & {t.data_ptr() for t in stacked.values()}
-    assert torch.equal(held.net(x := ZOO["partly_frozen"].inputs()), copy_model(nets[0])(x))
+    assert torch.equal(held.module(x := ZOO["partly_frozen"].inputs()), copy_model(nets[0])(x))
 
 
 def test_a_copy_of_a_host_made_in_inference_mode_takes_gradients():

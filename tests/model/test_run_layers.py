@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oracles
-from offmap.model.forward import ELEMENTWISE, BatchedModel, plan_layers, run_layers
-from offmap.model.params import copy_model
+from offmap.model.forward import ELEMENTWISE, BatchedModel, copy_model, plan_layers, run_layers
 from offmap.posterior.distribution import scaling
 from zoo import ZOO
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from offmap.model import inspect as module
-from offmap.model.forward import BatchedModel, first_tensor
+from offmap.model.forward import BatchedModel, copy_model, first_tensor
 from offmap.model.inspect import CHUNK_NUMBERS, choose_chunk
-from offmap.model.params import copy_model
-from offmap.model.select import stack_models
+from offmap.model.params import stack_models
 from offmap.posterior.distribution import scaling
 from zoo import ZOO, Through
 
@@ -33,7 +32,7 @@ def test_choose_chunk_gives_one_that_the_model_can_run(name: str):
 def chunk_of(name: str, rows: int = 12, members: int = 1) -> int:
     case = ZOO[name]
     stacked = stack_models([case.build(m) for m in range(members)])
-    return choose_chunk(stacked.net, stacked.mean | stacked.fixed, case.inputs(rows))
+    return choose_chunk(stacked.module, stacked.mean | stacked.fixed, case.inputs(rows))
 
 
 def wide(width: int) -> nn.Module:
@@ -53,11 +52,11 @@ def wide(width: int) -> nn.Module:
 )
 def test_choose_chunk_keeps_the_widest_result_within_a_cache(rows: int, width: int, members: int, chunk: int):
     stacked = stack_models([wide(width) for _ in range(members)])
-    assert choose_chunk(stacked.net, stacked.mean | stacked.fixed, torch.zeros(rows, 3)) == chunk
+    assert choose_chunk(stacked.module, stacked.mean | stacked.fixed, torch.zeros(rows, 3)) == chunk
 
 
 def test_choose_chunk_agrees_between_processes():
-    code = "from zoo import ZOO; from test_chunk import chunk_of; print([chunk_of(n) for n in sorted(ZOO)[:12]])"
+    code = "from zoo import ZOO; from test_choose_chunk import chunk_of; print([chunk_of(n) for n in sorted(ZOO)[:12]])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment())
     assert run.stdout.strip() == str([chunk_of(name) for name in sorted(ZOO)[:12]])
 
