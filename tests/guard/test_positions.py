@@ -16,7 +16,7 @@ import offmap
 from offmap.detector import concat_results, reduce_positions
 from offmap.errors import DataError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Prediction
-from offmap.likelihoods.protocol import sample_position
+from offmap.likelihoods.likelihood import sample_position
 from offmap.scores.score import unpadded
 from trained import inputs, quick
 

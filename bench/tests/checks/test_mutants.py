@@ -59,7 +59,7 @@ def test_a_star_between_arguments_is_no_product():
 
 def test_files_and_their_own_tests():
     assert package_of("/somewhere/src/offmap/posterior/noise.py") == "posterior"
-    assert own_test("src/offmap/scores/uncertainty.py") == "tests/scores/test_uncertainty.py"
+    assert own_test("src/offmap/posterior/noise.py") == "tests/posterior/test_noise.py"
 
 
 def test_a_file_has_mutants_at_many_places():

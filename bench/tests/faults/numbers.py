@@ -1,4 +1,4 @@
-"""Generated calls of pure functions: metrics, conformal quantiles and p-values, scores of stacked outputs."""
+"""Generated calls of pure functions: metrics, conformal quantiles and p-values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from faults.making import WRONG, Maker
 from offmap import conformal, metrics
-from offmap.scores import uncertainty as scores
 
 VALUES = ("id_scores", "ood_scores", "scores", "losses", "mean", "y", "a", "b", "calibration", "lower")
 """Arguments that are vectors of any numbers."""
@@ -30,9 +29,6 @@ MADE: dict[str, Callable[[int], Any]] = {
     "labels": lambda n: torch.arange(n) % 3,
     "probs": lambda n: torch.stack([_vector(n), -_vector(n), _vector(n) / 2], 1).softmax(1),
     "table": lambda n: torch.stack([_vector(n), -_vector(n)], 1),
-    "means": lambda n: _vector(4 * n).reshape(4, n),
-    "variances": lambda n: _vector(4 * n).reshape(4, n).square() + 0.1,
-    "stack": lambda n: _vector(12 * n).reshape(4, n, 3).softmax(-1),
     "level": lambda n: 0.9,
     "lr": lambda n: 0.9,
     "bins": lambda n: 3,
@@ -41,13 +37,12 @@ MADE: dict[str, Callable[[int], Any]] = {
     "higher_is_better": lambda n: True,
 }
 
-STACKED = {scores.predictive_entropy, scores.expected_entropy, scores.mutual_information}
 UNIT = ("auroc", "aupr_in", "aupr_out", "fpr_at", "coverage", "expected_calibration_error", "p_value")
 """Numbers between 0 and 1."""
 
 FUNCTIONS: list[Callable[..., Any]] = [
     *(getattr(metrics, name) for name in metrics.__all__ if name != "HIGHER_IS_BETTER"),
-    conformal.quantile, conformal.p_value, scores.mixture_variance, scores.epistemic_variance, *STACKED,
+    conformal.quantile, conformal.p_value,
 ]  # fmt: skip
 
 
@@ -55,21 +50,17 @@ def numbers(make: Maker, folder: Path) -> None:
     """One function; the answer has no NaN, and lies where it should."""
     function, n = make.pick(FUNCTIONS), make.rng.choice([1, 2, 7, 30])
     given: dict[str, Any] = {}
-    spoiled = False
     for name, parameter in inspect.signature(function).parameters.items():
-        key = "stack" if function in STACKED and name == "probs" else name
         if parameter.default is not parameter.empty and make.rng.random() < 0.5:
             continue
-        given[name] = MADE[key](n)
+        given[name] = MADE[name](n)
         if make.now():
-            spoiled = True
             tensor = isinstance(given[name], Tensor) and make.rng.random() < 0.7
             given[name] = make.spoiled(given[name]) if tensor else make.pick(WRONG)
     made = function(**given)
     for part in made if isinstance(made, tuple) else (made,):
         assert isinstance(part, Tensor)
-        # of equal numbers there is no correlation, and scores do not look at values: of OOD ones they may be NaN
-        undefined = function is metrics.rank_correlation or (spoiled and function.__module__ == "offmap.scores.uncertainty")
-        assert undefined or not part.isnan().any(), f"{function.__name__} is NaN"
+        # of equal numbers there is no correlation
+        assert function is metrics.rank_correlation or not part.isnan().any(), f"{function.__name__} is NaN"
         if function.__name__ in UNIT:
             assert ((part >= 0) & (part <= 1)).all(), f"{function.__name__} is {part}"

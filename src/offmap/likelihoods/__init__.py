@@ -4,13 +4,13 @@ Stacked outputs have the draw axis first: (P, B, ...). NLLs are in nats and incl
 (pixels, tokens) they are averaged over them, and class targets of −100 are left out, as everywhere in torch.
 """
 
-from offmap.likelihoods.bernoulli import Bernoulli
-from offmap.likelihoods.categorical import Categorical
+from offmap.likelihoods.classification import Bernoulli, Categorical
 from offmap.likelihoods.gaussian import Gaussian
-from offmap.likelihoods.infer import LIKELIHOODS, check_counted, infer, resolve
-from offmap.likelihoods.protocol import Likelihood, Prediction, align_targets, mean_over_positions
+from offmap.likelihoods.likelihood import LIKELIHOODS, Likelihood, Prediction, align_targets, check_counted, infer, resolve
+
+LIKELIHOODS.update(gaussian=Gaussian, categorical=Categorical, bernoulli=Bernoulli)
 
 __all__ = [
     "LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "align_targets", "check_counted", "infer",
-    "mean_over_positions", "resolve",
+    "resolve",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from offmap.data import Rows
 from offmap.data.batch import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ConfigError, nearest
-from offmap.likelihoods import Likelihood, align_targets, mean_over_positions
+from offmap.likelihoods.likelihood import Likelihood, align_targets, mean_over_positions
 from offmap.model.forward import CACHE_NUMBERS, BatchedModel, Draw
 from offmap.posterior.distribution import WeightDistribution
 

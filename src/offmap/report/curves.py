@@ -17,11 +17,11 @@ from torch import Tensor
 from offmap.evaluation import Details, Evaluation, Points
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
+from offmap.likelihoods.classification import predictive_entropy
 from offmap.metrics import risk_coverage
 from offmap.posterior.predictive import History, Member, Stochastic
 from offmap.report.diagnosis import risk_limits
 from offmap.report.figures import Array, Axis, round_numbers, to_json
-from offmap.scores import uncertainty as scores
 
 STEPS = 400
 """The threshold moves in so many steps from one end of the axis to the other; one of them is the detector's own."""
@@ -212,7 +212,7 @@ def _grid(low: Tensor, high: Tensor) -> Tensor:
 def _uncertainty(prediction: Prediction) -> Tensor:
     """Return the entropy of a classification or the standard deviation of a regression's first target: (B,)."""
     if prediction.probs is not None:
-        return _first(scores.predictive_entropy(prediction.probs[None]))
+        return _first(predictive_entropy(prediction.probs[None]))
     return _first(prediction.std)
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offmap.likelihoods.classification import predictive_entropy
 from offmap.random import generator
-from offmap.scores.uncertainty import predictive_entropy
 from offmap_bench.classifiers.training import BodyAndHead, Moment, TrainConfig, TrainingMethod
 
 

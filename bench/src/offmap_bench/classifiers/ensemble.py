@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offmap.data import Place
 from offmap.likelihoods import Prediction
-from offmap.scores.uncertainty import predictive_entropy
+from offmap.likelihoods.classification import predictive_entropy
 from offmap_bench.classifiers.training import Learned
 
 

@@ -23,13 +23,13 @@ from offmap.errors import ConfigError
 from offmap.evaluation import measure_separation
 from offmap.guard import Guard
 from offmap.likelihoods import Likelihood, Prediction
+from offmap.likelihoods.classification import predictive_entropy
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.model.params import choose, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Member, Stochastic
-from offmap.scores import uncertainty as scores
 from offmap_bench.runner.base_models import SILENT, likelihood_of, prepare
 from offmap_bench.runner.cell import build_guard
 from offmap_bench.runner.context import FitContext, Fitted, config_of
@@ -224,7 +224,7 @@ def view_of(prediction: Prediction) -> View:
     if prediction.probs is None:
         return View(mean=prediction.mean, std=prediction.std)
     side = round(math.sqrt(len(prediction.probs)))
-    return View(entropy=scores.predictive_entropy(prediction.probs[None]).reshape(side, side))
+    return View(entropy=predictive_entropy(prediction.probs[None]).reshape(side, side))
 
 
 def refit(cell: Cell, record: Record, task: Task) -> Fitted:

@@ -1,4 +1,4 @@
-"""The contract of a likelihood, and what all likelihoods do with targets and positions."""
+"""The contract of a likelihood, what all likelihoods do with targets and positions, and which of them fits a model's outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offmap._types import IGNORED
-from offmap.errors import ShapeError
+from offmap.errors import ConfigError, DataError, ShapeError, nearest
 from offmap.random import generator
 
 
@@ -134,16 +134,97 @@ class Likelihood(ABC):
         return cls(**state)
 
 
+LIKELIHOODS: dict[str, type[Likelihood]] = {}
+"""Likelihoods by name, for `fit(likelihood=)` and for guard files. Add your own: `LIKELIHOODS["poisson"] = Poisson`."""
+
+
 def misfit(kind: type[Likelihood], output: Tensor, y: Tensor) -> ShapeError:
     """Return the error for targets that do not fit the outputs."""
-    from offmap.likelihoods.infer import LIKELIHOODS
-
     name = next((name for name, registered in LIKELIHOODS.items() if issubclass(kind, registered)), kind.__name__)
     return ShapeError(
         f"Expected {kind.expects} for the {name} likelihood, but got targets {tuple(y.shape)} ({y.dtype}) and "
         f"outputs {tuple(output.shape)}. Reshape the targets, pass `output_fn=`, or name another `likelihood=` of "
         f"{list(LIKELIHOODS)}."
     )
+
+
+def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
+    """Return the likelihood for one batch: by name, or by the rule of types and shapes.
+
+    Float targets are regressed. Whole ones are classes, or yes and no where the class axis has size 1. The class axis is the one
+    that the targets lack: 1, or the last; where both would do, as for (B, 5, 5) and (B, 5), it is 1. Pass
+    `Categorical(axis=-1)` to say otherwise, and "bernoulli" for targets of the outputs' own shape, such as several labels.
+
+    Args:
+        output: Outputs of the model, (B, ...).
+        y: Targets of the same rows.
+        name: A key of `LIKELIHOODS`, or None for the rule.
+
+    >>> infer(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))
+    Categorical(axis=1)
+    >>> infer(torch.zeros(4, 7, 3), torch.zeros(4, 7, dtype=torch.int64))
+    Categorical(axis=-1)
+    """
+    if name is None and y.is_floating_point():
+        name = "gaussian"
+    elif name is None:
+        single = output.ndim == 1 or (output.ndim == 2 and output.shape[1] == 1)
+        # targets of the outputs' own shape may be one-hot: several labels are yes and no only where the user says so
+        binary = single or (output.ndim > y.ndim and LIKELIHOODS["bernoulli"].infer(output, y) is not None)
+        name = "bernoulli" if binary else "categorical"
+    elif name not in LIKELIHOODS:
+        raise ConfigError(
+            f"Expected `likelihood` to be {nearest(name, LIKELIHOODS)} or an object of a subclass of `offmap.Likelihood`, "
+            f"but got {name!r}."
+        )
+    likelihood = LIKELIHOODS[name].infer(output, y) if y.shape[0] == output.shape[0] else None
+    if likelihood is None:
+        raise misfit(LIKELIHOODS[name], output, y)
+    return likelihood
+
+
+def resolve(likelihood: str | Likelihood | None, outputs: Tensor, y: Tensor) -> Likelihood:
+    """Return the likelihood that `fit` uses, its noise estimated on validation data unless it is the user's own object.
+
+    Args:
+        likelihood: A name, an object, or None for the rule.
+        outputs: Outputs of the base models on validation data, (M, n, ...).
+        y: Validation targets, (n, ...).
+    """
+    if likelihood is None or isinstance(likelihood, str):
+        chosen = infer(outputs[0], y, likelihood)
+        chosen.check_targets(outputs[0], y, "valid")
+        check_counted(chosen, y, "valid")
+        return chosen.fit_noise(outputs, y)
+    if not isinstance(likelihood, Likelihood):
+        got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else type(likelihood).__name__
+        raise ConfigError(
+            f"Expected `likelihood` to be one of {list(LIKELIHOODS)} or an object of a subclass of `offmap.Likelihood`, "
+            f"but got {got}."
+        )
+    likelihood.check_targets(outputs[0], y, "valid")
+    losses = likelihood.nll(outputs, y)
+    if losses.shape != outputs.shape[:2]:
+        raise ShapeError(
+            f"Expected `likelihood.nll` to give one number per draw and example, {tuple(outputs.shape[:2])}, but got "
+            f"{tuple(losses.shape)}. Sum it over all other axes."
+        )
+    prediction: Any = likelihood.predict(outputs.repeat_interleave(2, 0))  # a spread over one draw alone may be undefined
+    if (prediction.mean is None or prediction.std is None) and (prediction.probs is None or prediction.label is None):
+        raise ConfigError("Expected `likelihood.predict` to give a mean and a std, or probs and a label, but it gives neither.")
+    return likelihood
+
+
+def check_counted(likelihood: Likelihood, y: Tensor, name: str) -> None:
+    """Raise a DataError where every class target is −100."""
+    if likelihood.classifies and bool((y == IGNORED).all()):
+        raise DataError(f"Expected at least one target that counts, but all of `{name}` are {IGNORED}. Label some of them.")
+
+
+def drop_axis(shape: torch.Size, axis: int) -> torch.Size:
+    """Return the shape of a batch without one of its axes."""
+    axis %= max(1, len(shape))
+    return torch.Size((*shape[:axis], *shape[axis + 1 :]))
 
 
 def align_targets(y: Tensor, shape: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Classification: one of C classes per example or position."""
+"""Classification: one of C classes, or yes and no, per example or position; and how undecided draws are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,43 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from offmap._types import IGNORED
 from offmap.errors import ConfigError, DataError
-from offmap.likelihoods.protocol import Likelihood, Prediction, align_targets, mean_over_positions
-from offmap.scores import uncertainty
+from offmap.likelihoods.likelihood import Likelihood, Prediction, align_targets, drop_axis, mean_over_positions
+
+
+def predictive_entropy(probs: Tensor) -> Tensor:
+    r"""Return the entropy of the mean prediction in nats, all the doubt there is: (P, B, C, ...) -> (B, ...).
+
+    .. math:: u = -\sum_c \bar p_c \log \bar p_c, \qquad \bar p = \frac1P \sum_p p_p, \qquad 0 \log 0 = 0
+
+    >>> predictive_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([0.6931])
+    """
+    return torch.special.entr(probs.mean(0)).sum(1)
+
+
+def mutual_information(probs: Tensor) -> Tensor:
+    r"""Return the entropy of the mean prediction minus the mean entropy in nats, never below 0: (P, B, C, ...) -> (B, ...).
+
+    .. math:: u = \frac1P \sum_p \sum_c p_{pc} \log\frac{p_{pc}}{\bar p_c} - p_{pc} + \bar p_c
+
+    Its terms are small when the draws nearly agree, whereas two entropies would drown a difference below 1e-7 in float32.
+
+    >>> mutual_information(torch.tensor([[[0.5, 0.5]], [[0.0, 1.0]]]))
+    tensor([0.2158])
+    """
+    mean = probs.mean(0)
+    gap = probs - mean
+    safe = torch.where(mean > 0, mean, 1)  # a class that no draw believes in adds nothing
+    ratio = gap / safe  # p / p̄ − 1
+    # far below the mean, p / p̄ − 1 rounds to −1 and its log1p to −∞; the plain logarithm is exact there
+    near = torch.special.xlog1py(probs, ratio.clamp_min(-0.5))
+    terms = torch.where(ratio > -0.5, near, torch.special.xlogy(probs, probs / safe)) - gap
+    return terms.sum(2).mean(0).clamp_min(0)
 
 
 class Classification(Likelihood):
@@ -41,11 +72,11 @@ class Classification(Likelihood):
 
     def score(self, outputs: Tensor) -> Tensor:
         """Return the entropy of the mean prediction, (B, *positions)."""
-        return uncertainty.predictive_entropy(self.logits(outputs).softmax(2))
+        return predictive_entropy(self.logits(outputs).softmax(2))
 
     def epistemic(self, outputs: Tensor) -> Tensor:
         """Return the mutual information between prediction and draw, (B, *positions)."""
-        return uncertainty.mutual_information(self.logits(outputs).softmax(2))
+        return mutual_information(self.logits(outputs).softmax(2))
 
     def baseline_nll(self, y: Tensor) -> Tensor:
         """Return −log of the frequency of every target that counts.
@@ -109,10 +140,55 @@ class Categorical(Classification):
         return not y.is_floating_point() and output.ndim >= 2 and y.ndim == output.ndim - 1
 
 
-def drop_axis(shape: torch.Size, axis: int) -> torch.Size:
-    """Return the shape of a batch without one of its axes."""
-    axis %= max(1, len(shape))
-    return torch.Size((*shape[:axis], *shape[axis + 1 :]))
+@dataclass(frozen=True)
+class Bernoulli(Classification):
+    """Binary classification: a logit per example, (B,) or (B, 1), or per position, (B, *positions).
+
+    Several labels of one example are positions as well. Probabilities are (B, 2, *positions), like those of a classifier with
+    two classes; targets of −100 are ignored.
+
+    Args:
+        positions: The number of axes of positions; the outputs may have a further axis of size 1.
+
+    >>> Bernoulli().nll(torch.zeros(1, 1), torch.tensor([1]))
+    tensor([[0.6931]])
+    """
+
+    positions: int = 0
+
+    expects: ClassVar[str] = "targets (B,) or (B, 1) of 0 and 1 with outputs (B,) or (B, 1) of logits, or both (B, *positions)"
+
+    def logit(self, outputs: Tensor) -> Tensor:
+        """Return one logit per position: (P, B, ...) -> (P, B, *positions)."""
+        if outputs.ndim - 2 == self.positions:
+            return outputs
+        return outputs.squeeze(2 if outputs.shape[2] == 1 else -1)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return two-class logits, (P, B, 2, *positions)."""
+        logit = self.logit(outputs)
+        return torch.stack([torch.zeros_like(logit), logit], 2)
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return log(1 + e^∓logit), averaged over positions: (P, B, ...), (B, ...) -> (P, B)."""
+        logit = self.logit(outputs)
+        y = align_targets(y, logit.shape[1:])
+        return mean_over_positions(F.softplus((1 - 2 * y.to(logit)) * logit), y)
+
+    @classmethod
+    def infer(cls, output: Tensor, y: Tensor) -> Bernoulli | None:
+        """Return the likelihood with the positions of the targets; None if they do not fit."""
+        if cls().fits(output, y):
+            return cls()
+        squeezed = [drop_axis(output.shape, axis) for axis in (1, -1) if output.ndim > 2 and output.shape[axis] == 1]
+        return cls(y.ndim - 1) if y.ndim > 1 and y.shape in [output.shape, *squeezed] else None
+
+    def fits(self, output: Tensor, y: Tensor) -> bool:
+        """Return whether there is one target per logit."""
+        if self.positions == 0:
+            return max(output.ndim, y.ndim) <= 2 and output.numel() == output.shape[0] and y.numel() == y.shape[0]
+        extra = output.ndim - y.ndim
+        return y.ndim == self.positions + 1 and (extra == 0 or (extra == 1 and 1 in (output.shape[1], output.shape[-1])))
 
 
 def _cross_entropy(log_probs: Tensor, y: Tensor) -> Tensor:
