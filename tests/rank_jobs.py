@@ -128,7 +128,7 @@ def one_fails() -> Tensors:
     return fitted(mlp(), rows(300), rows(90, 11), output_fn=output_fn)
 
 
-def sharded_host(kind: str) -> Tensors:
+def sharded_model(kind: str) -> Tensors:
     """A model whose parameters are divided among processes is refused; the remedy that the error names works."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -170,8 +170,8 @@ JOBS: dict[str, Callable[[], Tensors]] = {
     "wrapped": lambda: fitted(wrapped(mlp()), *TWO, solver="closed-form"),
     "other-rows": other_rows,
     "one-fails": one_fails,
-    "fsdp": lambda: sharded_host("fsdp"),
-    "fully-shard": lambda: sharded_host("fully_shard"),
+    "fsdp": lambda: sharded_model("fsdp"),
+    "fully-shard": lambda: sharded_model("fully_shard"),
 }  # fmt: skip
 
 

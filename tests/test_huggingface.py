@@ -223,7 +223,7 @@ def speaker() -> offmap.Guard:
     )
 
 
-def test_a_language_model_finds_shuffled_and_unseen_words_strange(speaker: offmap.Guard) -> None:
+def test_a_language_model_finds_shuffled_and_unseen_words_ood(speaker: offmap.Guard) -> None:
     texts = counting(60, 2)
     known = speaker.score(encoded(texts, "next"))
     assert auroc(known, speaker.score(encoded(shuffled(texts), "next"))) > 0.9
@@ -231,7 +231,7 @@ def test_a_language_model_finds_shuffled_and_unseen_words_strange(speaker: offma
     assert (known > speaker.threshold).float().mean() < 0.2
 
 
-def test_the_score_map_of_a_language_model_points_at_the_strange_word(speaker: offmap.Guard) -> None:
+def test_the_score_map_of_a_language_model_points_at_the_ood_word(speaker: offmap.Guard) -> None:
     texts = [t[:6] for t in counting(60, 4)]
     spoiled = [torch.cat([t[:3], t.new_tensor([WORDS - 1]), t[4:]]) for t in texts]
     before, after = (speaker.score(encoded(each, "next"), reduce=None).mean(0) for each in (texts, spoiled))
@@ -239,7 +239,7 @@ def test_the_score_map_of_a_language_model_points_at_the_strange_word(speaker: o
     assert after[3] > before[3] + 1
 
 
-def test_a_token_classifier_finds_unseen_words_strange_where_they_stand() -> None:
+def test_a_token_classifier_finds_unseen_words_ood_where_they_stand() -> None:
     net = trained(build("bert tokens"), lambda step: encoded(counting(32, 1000 + step), "tokens"), 150)
     guard = offmap.fit(
         net, counting_loader("tokens", 200, 0), counting_loader("tokens", 100, 1), solver="closed-form", draws=20, risk_draws=20

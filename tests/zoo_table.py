@@ -15,7 +15,7 @@ from offmap.posterior.distribution import scaling
 from offmap.posterior.observe import observe
 from zoo import ZOO, Case
 
-PAGE = Path(__file__).parent.parent / "docs" / "hosts.md"
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
 HEAD = """\
 # Models

@@ -26,8 +26,8 @@ HOME = Path(offmap.__file__).parent
 NOISE = "core/noise.py"
 """The one file that may make tensors on the CPU."""
 
-HOSTS = ("mlp", "conv2d", "grouped", "transposed2d", "attention", "cross_attention", "lstm", "embedding", "weight_norm", "unet")
-some_hosts = pytest.mark.parametrize("case", [ZOO[name] for name in HOSTS], ids=HOSTS)
+MODELS = ("mlp", "conv2d", "grouped", "transposed2d", "attention", "cross_attention", "lstm", "embedding", "weight_norm", "unet")
+some_models = pytest.mark.parametrize("case", [ZOO[name] for name in MODELS], ids=MODELS)
 
 
 class Spy(TorchFunctionMode):
@@ -59,7 +59,7 @@ def fit(case: Case, **options: Any) -> offmap.Guard:
 
 
 @pytest.mark.parametrize("solver", ["closed-form", "refine", "sgd"])
-@some_hosts
+@some_models
 def test_no_tensor_is_made_without_naming_its_device(case: Case, solver: str):
     with Spy() as spy:
         guard = fit(case, solver=solver, **({} if solver == "closed-form" else {"steps": 20, "check_every": 10}))
@@ -92,7 +92,7 @@ def test_the_spy_sees_what_names_no_device():
     assert spy.seen == {"core/made_up.py:1"}
 
 
-@some_hosts
+@some_models
 def test_a_default_device_elsewhere_changes_nothing(case: Case):
     model, data, valid, x = case.build(), case.data(10), case.data(8), case.inputs(5)
     options: dict[str, Any] = {
@@ -115,7 +115,7 @@ def devices(weights: Iterable[Tensor]) -> set[str]:
 
 @pytest.mark.parametrize("loop", [True, False], ids=["loop", "vmap"])
 @pytest.mark.parametrize("name", ["mlp", "conv2d", "grouped", "transposed2d", "attention", "embedding", "keywords"])
-def test_draws_gradients_and_outputs_are_on_the_hosts_device(name: str, loop: bool):
+def test_draws_gradients_and_outputs_are_on_the_models_device(name: str, loop: bool):
     # a device without numbers stands for a GPU: here too nothing mixes with what is on the CPU
     model, x = copy_model(ZOO[name].build()).to("meta"), tree_map(lambda t: t.to("meta"), ZOO[name].inputs(3))
     q = WeightDistribution({n: p.detach().unsqueeze(0) for n, p in model.named_parameters()})

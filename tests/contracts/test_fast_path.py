@@ -31,7 +31,7 @@ def nested() -> nn.Module:
 
 
 NESTED = Case("nested_tensors", nested, (3, 4), wrap=with_mask)
-some_hosts = pytest.mark.parametrize("case", [*(ZOO[name] for name in NAMES), NESTED], ids=lambda c: c.name)
+some_models = pytest.mark.parametrize("case", [*(ZOO[name] for name in NAMES), NESTED], ids=lambda c: c.name)
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 
 
@@ -52,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-@some_hosts
+@some_models
 def test_draws_give_the_same_on_the_fast_path_off_it_and_under_vmap(case: Case):
     q, net, x = (
         svd(case.build(), [case.inputs()], initial_scale=0.1).requires_grad_(False),
@@ -70,7 +70,7 @@ def test_draws_give_the_same_on_the_fast_path_off_it_and_under_vmap(case: Case):
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-@some_hosts
+@some_models
 def test_fits_see_every_matrix_of_a_host_on_its_fast_path(case: Case, chunk: int):
     guard = offmap.fit(
         case.build(), case.data(10), case.data(8), solver="closed-form", chunk_size=chunk, draws=4, risk_draws=4, progress=False
@@ -82,7 +82,7 @@ def test_fits_see_every_matrix_of_a_host_on_its_fast_path(case: Case, chunk: int
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_the_hosts_do_take_the_fast_path(calls: list[str]):
+def test_the_models_do_take_the_fast_path(calls: list[str]):
     for name in ("attention", "transformer", "encoder"):
         net, before = copy_model(ZOO[name].build()), len(calls)
         x = ZOO[name].inputs()

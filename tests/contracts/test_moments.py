@@ -18,7 +18,7 @@ from offmap.posterior.observe import observe, second_moments
 from oracles import run_once
 from zoo import ZOO, Case, Through
 from zoo.case import weight
-from zoo.ways import HOSTS
+from zoo.ways import MODELS
 
 
 def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:
@@ -27,7 +27,7 @@ def moments(case: Case, *batches: Any, limit: int = 4096) -> dict[str, Moment]:
     return run[0]
 
 
-@HOSTS
+@MODELS
 def test_exactly_the_expected_matrices_are_rotated_in_the_expected_blocks(case: Case):
     q = svd([case.build(m) for m in range(2)], [case.inputs()])
     assert {name: matrix.shape[1] for name, matrix in q.rotation.items()} == case.rotated()
@@ -35,7 +35,7 @@ def test_exactly_the_expected_matrices_are_rotated_in_the_expected_blocks(case: 
     assert q.views.keys() == case.rotated().keys()
 
 
-@HOSTS
+@MODELS
 def test_what_is_not_rotated_says_why(case: Case):
     q = svd(case.build(), [case.inputs()])
     assert set(q.why) == set(q.mean) - set(q.rotation)
@@ -50,7 +50,7 @@ def test_a_host_in_which_nothing_is_rotated_says_why():
     assert q.why == {"w": "no product with an input"}
 
 
-@HOSTS
+@MODELS
 def test_second_moments_are_those_of_the_slow_oracle(case: Case):
     slow = oracle_moments.second_moments(case.build(), [case.inputs()], case.met)
     fast = moments(case, case.inputs())
@@ -61,7 +61,7 @@ def test_second_moments_are_those_of_the_slow_oracle(case: Case):
         case.assert_close(value[:, 0], slow[name], rtol=1e-5, atol=1e-6)
 
 
-@HOSTS
+@MODELS
 def test_moments_of_a_stream_are_those_of_all_at_once(case: Case):
     x = case.inputs(12)
     whole = moments(case, x)
@@ -74,7 +74,7 @@ def test_moments_of_a_stream_are_those_of_all_at_once(case: Case):
             case.assert_close(parts[name].value(), moment.value(), rtol=1e-5, atol=1e-6)
 
 
-@HOSTS
+@MODELS
 def test_every_basis_diagonalises_the_oracles_moment(case: Case):
     slow = oracle_moments.second_moments(case.build(), [case.inputs()], case.met)
     q = svd(case.build(), [case.inputs()])
@@ -131,7 +131,7 @@ def sizes_of_outputs(case: Case) -> dict[str, Tensor]:
     return {name: torch.cat(rows).square().mean(0).sqrt() for name, rows in seen.items()}
 
 
-@HOSTS
+@MODELS
 def test_reach_is_the_size_of_what_each_unit_gives(case: Case):
     # this ties moments, frames and blocks to the layers' own arithmetic
     seen = observe(stack_models(case.build()), lambda rows: [case.inputs()], rotated=True, output_fn=case.output_fn)

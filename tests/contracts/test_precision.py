@@ -20,7 +20,7 @@ NAMES = (
     "groupnorm", "unet", "attention", "cross_attention", "attention_sizes", "transformer", "decoder_layer", "embedding",
     "tied_embedding", "gru", "bare", "einsum", "heads_einsum", "weight_norm", "spectral_norm", "keywords",
 )  # fmt: skip
-some_hosts = pytest.mark.parametrize("case", [ZOO[name] for name in NAMES], ids=NAMES)
+some_models = pytest.mark.parametrize("case", [ZOO[name] for name in NAMES], ids=NAMES)
 OPTIONS: dict[str, Any] = {"solver": "closed-form", "draws": 4, "risk_draws": 4, "progress": False}
 
 
@@ -36,7 +36,7 @@ def fit(case: Case, net: torch.nn.Module, dtype: torch.dtype = torch.float32) ->
     return guard, guard(x)
 
 
-@some_hosts
+@some_models
 def test_a_fit_and_its_scores_work_under_autocast_in_float32(case: Case):
     with mixed():
         guard, result = fit(case, case.build())
@@ -52,7 +52,7 @@ def moments(case: Case) -> dict[str, Moment]:
     return second_moments(held.module, [held.weights(0)], [case.inputs()], case.output_fn)[0]
 
 
-@some_hosts
+@some_models
 def test_autocast_hides_no_matrix(case: Case):
     with mixed():
         q, cast = svd(case.build(), [case.inputs()]), moments(case)
@@ -65,8 +65,8 @@ def test_autocast_hides_no_matrix(case: Case):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
-@some_hosts
-def test_hosts_of_other_precision_fit_and_score(case: Case, dtype: torch.dtype):
+@some_models
+def test_models_of_other_precision_fit_and_score(case: Case, dtype: torch.dtype):
     net = case.build().to(dtype)
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
     guard, result = fit(case, net, dtype)

@@ -7,7 +7,7 @@ from zoo import ZOO
 from zoo_table import PAGE
 
 
-def test_the_committed_page_of_hosts_is_what_the_library_finds():
+def test_the_committed_page_of_models_is_what_the_library_finds():
     assert PAGE.read_text(encoding="utf-8") == zoo_table.page(), "run `python tests/zoo_table.py` and look at the difference"
 
 

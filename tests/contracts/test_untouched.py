@@ -16,7 +16,7 @@ from offmap.maxwent.config import Config, Runtime
 from offmap.maxwent.risk import Validation
 from offmap.posterior.predictive import Stochastic
 from zoo import Case
-from zoo.ways import HOSTS, WAYS
+from zoo.ways import MODELS, WAYS
 
 FINE = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
 """What scales and scores are kept in, by the dtype of the model."""
@@ -88,7 +88,7 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, loop: bool):
         assert bool(((scale > 0) & scale.isfinite()).all()), name
 
 
-@HOSTS
+@MODELS
 def test_a_fit_repeats_to_the_bit(case: Case):
     nets = [case.build(m) for m in range(2)]
     first, again = (
@@ -102,7 +102,7 @@ def test_a_fit_repeats_to_the_bit(case: Case):
         assert torch.equal(again.q.scale()[name], scale), name
 
 
-@HOSTS
+@MODELS
 def test_what_is_done_to_the_host_later_does_not_reach_the_fit(case: Case):
     net = case.build()
     made = maxwent.fit(

@@ -70,7 +70,7 @@ def test_draws_are_the_equation_written_out(case: Case, basis: str):
 
 
 @BASES
-def test_clip_zero_gives_the_hosts_weights_to_the_bit_and_infinity_is_no_clip(case: Case, basis: str):
+def test_clip_zero_gives_the_models_weights_to_the_bit_and_infinity_is_no_clip(case: Case, basis: str):
     q = distribution(case, basis)
     still, free, endless = (q.draw(range(2), clip=c) for c in (0, None, math.inf))
     for name, parameter in case.build().named_parameters():
@@ -79,7 +79,7 @@ def test_clip_zero_gives_the_hosts_weights_to_the_bit_and_infinity_is_no_clip(ca
 
 
 @WAYS
-def test_clip_zero_gives_the_hosts_outputs(case: Case, basis: str, loop: bool):
+def test_clip_zero_gives_the_models_outputs(case: Case, basis: str, loop: bool):
     made = Stochastic(model(case, loop=loop), distribution(case, basis))
     outputs = made.outputs(case.inputs(), 3, clip=0.0, seed=0)
     plain = case.output_fn(oracles.run_once(case.build().eval(), case.inputs())).detach()
@@ -155,7 +155,7 @@ def test_vmap_and_loop_have_one_gradient(case: Case, basis: str):
 
 
 @LOOPED
-def test_hosts_for_the_loop_are_those_that_vmap_refuses_or_is_slow_at(case: Case):
+def test_models_for_the_loop_are_those_that_vmap_refuses_or_is_slow_at(case: Case):
     drawn = distribution(case, "identity").draw(range(2))
     with torch.no_grad(), pytest.raises((ModelError, UserWarning), match="Pass `chunk_size=1`|There is a performance drop"):
         forward(private(case), drawn, case.inputs(), output_fn=case.output_fn)

@@ -24,7 +24,7 @@ def _bases(cases: Any) -> list[Any]:
     return [pytest.param(case, basis, id=f"{case.name}-{basis}") for case in cases for basis in KINDS]
 
 
-HOSTS = pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
+MODELS = pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
 LOOPED = pytest.mark.parametrize("case", [c for c in ZOO.values() if not c.vmap], ids=lambda c: c.name)
 WAYS = pytest.mark.parametrize(("case", "basis", "loop"), _ways())
 BASES = pytest.mark.parametrize(("case", "basis"), _bases(ZOO.values()))

@@ -105,7 +105,7 @@ def read_table(page: str, heading: str = "", *, first: str | None = None) -> Tab
 
 def render_promises() -> str:
     """Promises of `templates/promises.toml`, with the tests that hold them and the last figures."""
-    models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (DOCS / "hosts.md").read_text("utf-8"), re.MULTILINE)
+    models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (DOCS / "models.md").read_text("utf-8"), re.MULTILINE)
     lines = ["| promise | held by | last measured |", "|---|---|---|"]
     for promise in PROMISES:
         tests = "<br>".join(f"`{test}`" for test in promise["tests"])
