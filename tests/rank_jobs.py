@@ -25,7 +25,7 @@ from offmap.distributed.process_group import join_group
 from offmap.errors import ModelError, OffmapError
 from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.model.params import stack_models
-from offmap.posterior.observe import observe
+from offmap.posterior.basis import observe
 
 Tensors = dict[str, Tensor]
 RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -84,7 +84,7 @@ def moments() -> Tensors:
     at, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with join_group() as group:
         dealt = shard_feed(data, group, sharded=False)
-        seen = observe(at, feed_inputs(data), rotated=True, shards=dealt)
+        seen = observe(at, feed_inputs(data), rotated=True, group=group, shard=dealt)
     found: Tensors = {}
     for name, b in seen.bases.items():
         v = b.matrix

@@ -19,8 +19,8 @@ from offmap.integrations.nets import mlp
 from offmap.maxwent.closed_form import unit_scale
 from offmap.model.forward import BatchedModel, copy_model
 from offmap.model.params import stack_models
+from offmap.posterior.basis import observe
 from offmap.posterior.distribution import WeightDistribution, scaling, svd
-from offmap.posterior.observe import observe
 from offmap.posterior.predictive import Stochastic
 from offmap.scores.score import PaperScore
 from offmap_bench.methods import bnn

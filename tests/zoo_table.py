@@ -11,8 +11,8 @@ import torch
 from offmap.errors import ModelError
 from offmap.model.forward import copy_model, forward
 from offmap.model.params import stack_models
+from offmap.posterior.basis import observe
 from offmap.posterior.distribution import scaling
-from offmap.posterior.observe import observe
 from zoo import ZOO, Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"

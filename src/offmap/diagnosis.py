@@ -24,8 +24,7 @@ from offmap.errors import ConfigError
 from offmap.guard import Guard
 from offmap.metrics import rank_correlation
 from offmap.model.params import StackedModel
-from offmap.posterior.basis import LIMIT, Basis
-from offmap.posterior.observe import Observed, observe
+from offmap.posterior.basis import LIMIT, Basis, Observed, observe
 from offmap.posterior.predictive import History, Stochastic
 from offmap.table import Table
 

@@ -12,9 +12,8 @@ import oracle_moments
 from offmap.data.batch import take_rows
 from offmap.model.forward import copy_model
 from offmap.model.params import stack_models
-from offmap.posterior.basis import Moment, eigenbasis
+from offmap.posterior.basis import Moment, eigenbasis, observe, second_moments
 from offmap.posterior.distribution import svd
-from offmap.posterior.observe import observe, second_moments
 from oracles import run_once
 from zoo import ZOO, Case, Through
 from zoo.case import weight

@@ -10,9 +10,8 @@ from torch.utils._pytree import tree_map
 
 import offmap
 from offmap.model.params import stack_models
-from offmap.posterior.basis import Moment
+from offmap.posterior.basis import Moment, second_moments
 from offmap.posterior.distribution import svd
-from offmap.posterior.observe import second_moments
 from zoo import ZOO, Case
 
 NAMES = (

@@ -17,8 +17,8 @@ import oracle_moments
 import oracles
 from offmap.model.forward import copy_model, forward
 from offmap.model.params import stack_models
+from offmap.posterior.basis import second_moments
 from offmap.posterior.distribution import svd
-from offmap.posterior.observe import second_moments
 
 ROWS = 4
 FEW = st.integers(1, 3)

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from offmap.data import Batches, Place, Rows, Shard, as_batches
 from offmap.distributed.group import SingleProcess, shard_slice
-from offmap.maxwent.solve import shard_feed
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 
@@ -72,18 +71,6 @@ def test_parts_of_rows_are_even_and_cover_all(rows: int, ranks: int) -> None:
     parts = [range(rows)[shard_slice(Seat(rank, ranks), rows)] for rank in range(ranks)]
     assert [i for own in parts for i in own] == list(range(rows))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@given(st.integers(1, 40), st.integers(1, 8), st.integers(2, 5))
-def test_each_batch_comes_with_the_rows_that_others_have_before_it(rows: int, size: int, ranks: int) -> None:
-    source = data("loader", rows, size)
-    for rank in range(ranks):
-        dealt = shard_feed(source, Seat(rank, ranks), sharded=False)
-        assert dealt is not None
-        own = 0
-        for x, before in dealt.feed(1):
-            assert float(x[0]) == own + before  # rows are numbered
-            own += len(x)
 
 
 def test_a_shuffling_loader_shuffles_alike_on_every_rank() -> None:

@@ -12,9 +12,8 @@ import oracles
 from offmap.maxwent.closed_form import FLOOR, unit_scale
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
-from offmap.posterior.basis import Basis
+from offmap.posterior.basis import Basis, observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.observe import observe
 from zoo import ZOO, Through
 
 

@@ -16,9 +16,8 @@ from offmap.model.forward import no_fast_path, no_fused_attention
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
 from offmap.posterior import basis
-from offmap.posterior.basis import Moment
-from offmap.posterior.observe import Observed, second_moments
-from offmap.posterior.observe import observe as observe_feed
+from offmap.posterior.basis import Moment, Observed, second_moments
+from offmap.posterior.basis import observe as observe_feed
 from zoo import ZOO, Through
 
 
@@ -248,7 +247,7 @@ def test_up_to_the_exact_rows_all_are_counted(monkeypatch: pytest.MonkeyPatch):
 def test_moments_are_taken_one_group_of_parameters_at_a_time(monkeypatch: pytest.MonkeyPatch):
     net, x = ZOO["mlp"].build(), ZOO["mlp"].inputs()
     whole = observe(net, x).bases
-    monkeypatch.setattr("offmap.posterior.observe.MOMENT_NUMBERS", 70)
+    monkeypatch.setattr("offmap.posterior.basis.MOMENT_NUMBERS", 70)
     passes: list[int] = []
     apart = observe_feed(stack_models(net), lambda rows: passes.append(rows) or [x], rotated=True).bases
     assert len(passes) == 1 + 3  # a look, then (8·8), (8·8) and (3·3) numbers

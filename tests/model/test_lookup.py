@@ -9,7 +9,7 @@ from torch import nn
 
 from offmap.maxwent.closed_form import unit_scale
 from offmap.model.params import stack_models
-from offmap.posterior.observe import observe
+from offmap.posterior.basis import observe
 from zoo import Through
 
 HOSTS = {

@@ -14,7 +14,7 @@ from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
 from offmap.posterior import basis as module
 from offmap.posterior.basis import Basis, eigenbasis
-from offmap.posterior.observe import observe as observe_feed
+from offmap.posterior.basis import observe as observe_feed
 from zoo import ZOO
 
 BATCHES = {

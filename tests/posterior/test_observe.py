@@ -8,7 +8,7 @@ from torch import nn
 
 from offmap.model.forward import first_tensor
 from offmap.model.params import stack_models
-from offmap.posterior import observe
+from offmap.posterior import basis
 
 NET = nn.Sequential(
     nn.Conv2d(4, 4, 2, groups=2, bias=False), nn.Flatten(), nn.Linear(36, 10, bias=False), nn.Linear(10, 3, bias=False)
@@ -28,8 +28,8 @@ def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, membe
     wide, conv, narrow = (members * SIZES[limit][name] for name in ("2.weight", "0.weight", "3.weight"))
 
     def groups(room: int) -> list[list[str]]:
-        monkeypatch.setattr(observe, "MOMENT_NUMBERS", room)
-        return observe.make_plan(at, weights, torch.ones(5, 4, 4, 4), first_tensor, limit).names
+        monkeypatch.setattr(basis, "MOMENT_NUMBERS", room)
+        return basis.plan_pass(at, weights, torch.ones(5, 4, 4, 4), first_tensor, limit)[0]
 
     assert groups(wide + conv + narrow) == [["2.weight", "0.weight", "3.weight"]]
     assert groups(wide + conv + narrow - 1) == [["2.weight", "0.weight"], ["3.weight"]]
@@ -43,14 +43,13 @@ def test_groups_are_as_large_as_memory_allows_the_widest_first(limit: int, membe
 def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch):
     at = stack_models(NET)
 
-    def plan() -> observe.Plan:
-        return observe.make_plan(at, [at.weights(0)], torch.ones(50, 4, 4, 4), first_tensor, 4096)
+    def rows() -> int:
+        return basis.plan_pass(at, [at.weights(0)], torch.ones(50, 4, 4, 4), first_tensor, 4096)[1]
 
-    monkeypatch.setattr(observe, "ACTIVATIONS", 36 * 7)
-    assert plan().rows == 7  # 36 numbers of a row in the widest result
-    monkeypatch.setattr(observe, "MOST_ROWS", 3)
-    assert plan().rows == 3
-    assert plan().rates == {("0.weight", 0, 4, 2): 9.0, ("2.weight", 0, 10, 1): 1.0, ("3.weight", 0, 3, 1): 1.0}
+    monkeypatch.setattr(basis, "ACTIVATIONS", 36 * 7)
+    assert rows() == 7  # 36 numbers of a row in the widest result
+    monkeypatch.setattr(basis, "MOST_ROWS", 3)
+    assert rows() == 3
 
 
 def test_the_centre_of_one_host_is_its_own():

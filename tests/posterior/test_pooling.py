@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from offmap.model.capture import TWICE
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
-from offmap.posterior.basis import Moment, Total, build_bases
-from offmap.posterior.observe import Observed, ShardedFeed, observe, reduce_moments
+from offmap.posterior.basis import Moment, Observed, Total, build_bases, observe, reduce_moments
 from threads import Thread, in_ranks
 from zoo import Through
 
@@ -47,11 +46,10 @@ BATCHES: dict[Callable[[], nn.Module], list[Tensor]] = {
 
 
 def seen_by(group: Thread | None, net: nn.Module, data: list[Tensor], *, rotated: bool) -> Observed:
-    def feed(rows: int) -> list[tuple[Tensor, int]]:
-        assert group is not None
-        return [(x, 0) for x in data[group.rank :: group.size]]
-
-    return observe(stack_models(net), lambda rows: data, rotated=rotated, shards=group and ShardedFeed(group, feed))
+    if group is None:
+        return observe(stack_models(net), lambda rows: data, rotated=rotated)
+    own = data[group.rank :: group.size]
+    return observe(stack_models(net), lambda rows: data, rotated=rotated, group=group, shard=lambda rows: own)
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -137,7 +135,7 @@ def test_counts_of_other_lengths_are_added_row_by_row():
 def test_every_basis_is_made_by_one_rank(size: int, monkeypatch: pytest.MonkeyPatch):
     made: list[str] = []
     monkeypatch.setattr(
-        "offmap.posterior.observe.build_bases",
+        "offmap.posterior.basis.build_bases",
         lambda moments, mean, **options: made.extend(mean) or build_bases(moments, mean, **options),
     )
     net, data = mlp(), BATCHES[mlp]

@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_map
 
 import offmap
 from offmap.model.params import stack_models
-from offmap.posterior.basis import Basis
+from offmap.posterior.basis import Basis, observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.observe import observe
 from offmap_bench.checks.trust import Check
 from zoo import ZOO, Case
 

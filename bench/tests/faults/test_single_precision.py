@@ -6,9 +6,8 @@ import torch
 from faults.single_precision import law, leaves_open
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
-from offmap.posterior.basis import Rotation
+from offmap.posterior.basis import Rotation, observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.observe import observe
 from zoo import ZOO
 
 

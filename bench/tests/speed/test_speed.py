@@ -17,7 +17,7 @@ from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.model.params import stack_models
-from offmap.posterior.observe import observe
+from offmap.posterior.basis import observe
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.speed import growth, measure, page
 from offmap_bench.speed.measure import Claim, Measurement, Record, Timing, count_flops

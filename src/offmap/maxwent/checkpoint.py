@@ -30,9 +30,8 @@ from offmap.errors import FileError
 from offmap.maxwent.train import Cycle, RiskMonitor
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import checksum, sealed
-from offmap.posterior.basis import Basis
+from offmap.posterior.basis import Basis, Observed
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.observe import Observed
 
 FORMAT = "offmap-checkpoint-2"
 REMEDY = "Delete the file to start anew, or pass another `checkpoint=`."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from offmap.data import Batches, Rows, Shard
-from offmap.data.batch import rows_of
 from offmap.distributed.group import Group
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import closed_form, objective, search
@@ -23,9 +22,9 @@ from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.train import Cycle, RiskMonitor, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.params import StackedModel, choose, find_last_layer, stack_models
+from offmap.posterior.basis import Feed, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import as_noise
-from offmap.posterior.observe import Feed, Observed, ShardedFeed, observe
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 
@@ -114,8 +113,8 @@ def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime
     if config.basis != "svd" and config.solver == "sgd":
         return Observed()
     rotated = config.basis == "svd" and config.parameterization is None
-    shards = shard_feed(train, runtime.group, sharded=runtime.sharded)
-    options: dict[str, Any] = {"rotated": rotated, "output_fn": runtime.output_fn, "limit": config.fan_in_limit, "shards": shards}
+    options: dict[str, Any] = {"rotated": rotated, "output_fn": runtime.output_fn, "limit": config.fan_in_limit}
+    options |= {"group": runtime.group, "shard": shard_feed(train, runtime.group, sharded=runtime.sharded)}
     return observe_once(runtime.checkpoint, train, models.device, lambda: observe(models, feed_inputs(train), **options))
 
 
@@ -124,20 +123,9 @@ def feed_inputs(train: Batches) -> Feed:
     return lambda rows: (x for x, _ in _resize(train, rows))
 
 
-def shard_feed(train: Batches, group: Group, *, sharded: bool) -> ShardedFeed | None:
+def shard_feed(train: Batches, group: Group, *, sharded: bool) -> Feed:
     """Return every process's own batches: each N-th of them, or all if its rows are its own, `sharded`."""
-    if group.size == 1:
-        return None
-
-    def feed(rows: int) -> Iterator[tuple[Any, int]]:
-        if sharded:
-            yield from ((x, 0) for x, _ in _resize(train, rows))
-            return
-        data = replace(_resize(train, rows), shard=Shard(group, "batches"))
-        for turn, (x, _) in enumerate(data):
-            yield x, (data.usual_rows or rows_of(x)) * (turn * (group.size - 1) + group.rank)
-
-    return ShardedFeed(group, feed)
+    return feed_inputs(train if sharded or group.size == 1 else replace(train, shard=Shard(group, "batches")))
 
 
 def _resize(train: Batches, rows: int) -> Batches:

@@ -16,9 +16,8 @@ from offmap.errors import ConfigError
 from offmap.model.forward import CACHE_NUMBERS, LRUCache, version_key
 from offmap.model.matrix_view import rotate
 from offmap.model.params import NamedTensors, ParamSelection, count, stack_models
-from offmap.posterior.basis import LIMIT, Rotation
+from offmap.posterior.basis import LIMIT, Rotation, observe
 from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
-from offmap.posterior.observe import observe
 
 Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
 """φ at the start: one number for all, or tensors (M, ...) by name."""

@@ -19,9 +19,9 @@ from offmap.maxwent import search
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
 from offmap.maxwent.train import RiskMonitor, adam, minimize
 from offmap.model.params import ParamSelection, StackedModel, choose, stack_models
+from offmap.posterior.basis import Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import Noise, as_noise
-from offmap.posterior.observe import Observed, observe
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 from offmap_bench.methods.base import POSITIVE, Nets, Problem, as_settings, check_fields, check_words, fitter

@@ -20,8 +20,8 @@ from offmap.maxwent.config import Runtime
 from offmap.maxwent.objective import maxwent
 from offmap.maxwent.train import adam, minimize
 from offmap.model.params import StackedModel, stack_models
+from offmap.posterior.basis import observe
 from offmap.posterior.distribution import scaling, svd
-from offmap.posterior.observe import observe
 from offmap_bench.methods import anchored, negative_correlation
 from offmap_bench.runner.base_models import models
 from offmap_bench.speed import peers

@@ -35,8 +35,8 @@ from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.params import stack_models
+from offmap.posterior.basis import observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.observe import observe
 from offmap_bench.speed.measure import Timing, describe_machine, race
 from offmap_bench.studies.study import Runs, Study, fill, markdown, significant
 
@@ -75,7 +75,9 @@ def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], obje
     objective = objectives.maxwent(q, model, law, entropy_weight=1.0)
     mine = step if group.size == 1 else replace(step, shard=Shard(group, "rows"))
     return {
-        "pass": lambda: observe(at, feed_inputs(train), rotated=False, shards=shard_feed(train, group, sharded=False)),
+        "pass": lambda: observe(
+            at, feed_inputs(train), rotated=False, group=group, shard=shard_feed(train, group, sharded=False)
+        ),
         "risk": lambda: validation(q),
         "step": lambda: minimize(objective, optimizer, Cycle(mine, 0), steps=STEPS, group=group),
     }
