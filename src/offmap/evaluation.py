@@ -122,9 +122,9 @@ def evaluate(
             the roles.
         target: Key of the targets in batches that are one dict.
 
-    >>> from offmap.detectors.nearest import nearest
+    >>> from offmap.detectors.input_distance import Nearest
     >>> x = torch.linspace(-1, 1, 20)[:, None]
-    >>> evaluate(nearest(x), (0.9 * x, x[:, 0]), {"far": 3 + x}).rows[0]["auroc"]
+    >>> evaluate(Nearest(x), (0.9 * x, x[:, 0]), {"far": 3 + x}).rows[0]["auroc"]
     1.0
     """
     named = dict(detectors) if isinstance(detectors, Mapping) else {"guard": detectors}

@@ -47,10 +47,10 @@ def test_three_lines_give_a_verdict() -> None:
 
 def test_false_alarms_on_the_calibration_data_are_at_most_those_asked_for() -> None:
     valid = classes(199, 1)
-    for lr in (0.05, 0.2):
-        detector = offmap.detect(classifier(), classes(100), valid, false_alarms=lr)
-        assert int(detector(valid[0]).ood.sum()) == int(lr * 200 - 1e-9)
-        other = detector.calibrate(classes(99, 3), lr)
+    for rate in (0.05, 0.2):
+        detector = offmap.detect(classifier(), classes(100), valid, false_alarms=rate)
+        assert int(detector(valid[0]).ood.sum()) == int(rate * 200 - 1e-9)
+        other = detector.calibrate(classes(99, 3), rate)
         assert other.threshold != detector.threshold
         torch.testing.assert_close(other.score(valid[0]), detector.score(valid[0]))
 
@@ -87,7 +87,7 @@ def test_all_detectors_together_are_what_each_is_alone() -> None:
     assert len(table.rows) == 19
 
 
-def test_without_validation_data_a_tenth_is_set_aside_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_validation_data_a_tenth_is_set_aside_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     detector = offmap.detect(classifier(), classes(300), method="energy")
     assert "No validation data: 30 random rows of `train` are set aside" in caplog.text
     assert len(detector.calibration.scores) == 30
@@ -97,7 +97,7 @@ def test_more_rows_than_wanted_are_a_random_part() -> None:
     x, y = classes(300)
     order = y.argsort()
     detector = offmap.detect(classifier(), (x[order], y[order]), classes(50, 1), method="knn", k=1, rows=60)
-    assert len(detector.score_fn.state["rows"]) == 60  # pyright: ignore[reportFunctionMemberAccess]
+    assert len(detector.state["rows"]) == 60
     offmap.detect(classifier(), (x[order], y[order]), classes(50, 1), method="mds", rows=60)  # all classes are among them
 
 
@@ -105,10 +105,10 @@ def test_rows_without_a_class_are_left_out() -> None:
     x, y = classes(100)
     some = torch.where(torch.arange(100) < 30, -100, y)
     detector = offmap.detect(classifier(), (x, some), classes(50, 1), method="knn", k=1)
-    assert len(detector.score_fn.state["rows"]) == 70  # pyright: ignore[reportFunctionMemberAccess]
+    assert len(detector.state["rows"]) == 70
 
 
-def test_images_of_another_form_are_refused() -> None:
+def test_images_of_another_shape_are_refused() -> None:
     detector = offmap.detect(eye(), images(100), images(50, 1))
     for x, message in (
         (torch.rand(4, 6, 6, 3), r"images of shape \(3, 6, 6\).*have \(6, 6, 3\). Channels come first: `x.movedim\(3, 1\)`"),
@@ -146,14 +146,14 @@ def test_bytes_are_refused_and_bytes_as_floats_are_noticed(caplog: pytest.LogCap
     assert "were they scaled alike?" in caplog.text
 
 
-def test_a_net_that_only_guesses_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_only_guesses_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     (x, y), valid = images(100), images(50, 1)
     offmap.detect(eye(), (x, (y + 1) % 3), valid)
     assert "The net is right on 0.0 % of the training rows" in caplog.text
     assert "were they scaled so in training?" in caplog.text
 
 
-def test_too_few_rows_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_rows_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         detector = offmap.detect(classifier(), classes(60), classes(10, 1))
     assert detector.threshold == torch.inf
@@ -164,7 +164,7 @@ def test_too_few_rows_are_said(caplog: pytest.LogCaptureFixture) -> None:
     assert "k = 50 is of another class for some inputs" in caplog.text
 
 
-def test_bad_input_is_refused_in_words() -> None:
+def test_bad_input_is_refused() -> None:
     train, valid = classes(100), classes(50, 1)
     detector = offmap.detect(classifier(), train, valid)
     with pytest.raises(ConfigError, match="Expected `method` to be one of .*did you mean 'energy'"):

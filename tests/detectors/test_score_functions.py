@@ -12,42 +12,48 @@ from scipy import stats
 from torch import Tensor, nn
 
 from offmap.data.image_spec import ImageSpec
-from offmap.detectors.base import DETECTORS, FitData, fit_score
-from offmap.detectors.classifier import Features, find_features
+from offmap.detectors.classifier import Activations, find_features
 from offmap.detectors.gram import correlations
 from offmap.detectors.msp import msp
 from offmap.detectors.openmax import fit_weibull
+from offmap.detectors.posthoc import DETECTORS, FitData, PostHocDetector, fit_detector
 from offmap.detectors.react import percentile
 from offmap.detectors.temperature import best_temperature
 from offmap.errors import ConfigError, DataError
 from trained import classes
 from trained import classifier as trained_net
 
+RANGE = ImageSpec(None, -1.0, 1.0, False)
+
 
 @cache
 def fit_data() -> FitData:
     classifier = find_features(trained_net(), classes(8)[0])
     (x, y), (other, other_y) = classes(300), classes(100, 1)
-    features = classifier.extract_features(x)
+    batch = classifier.activations(x)
     return FitData(
         classifier,
-        features.features,
-        features.logits,
+        batch.features,
+        batch.logits,
         y,
-        classifier.extract_features(other),
+        classifier.activations(other),
         other_y,
         lambda: x.split(64),
-        ImageSpec(None, -1.0, 1.0, False),
+        RANGE,
     )
 
 
 @cache
-def ood() -> Features:
-    return fit_data().classifier.extract_features(3 * classes(40, 2)[0] + 1)
+def ood() -> Activations:
+    return fit_data().classifier.activations(3 * classes(40, 2)[0] + 1)
 
 
 def scores(method: str, **options: float) -> Tensor:
-    return fit_score(method, fit_data(), **options)(ood())
+    return score(fit_detector(method, fit_data(), **options), ood())
+
+
+def score(detector: PostHocDetector, batch: Activations) -> Tensor:
+    return detector._score(batch)
 
 
 def per_row(function, *columns: Tensor) -> Tensor:
@@ -118,24 +124,24 @@ def test_the_weibull_law_is_that_of_highest_likelihood(values: list[float]) -> N
 
 
 def test_openmax_hands_evidence_of_the_best_classes_to_an_unknown_one() -> None:
-    k, rule = fit_data(), fit_score("openmax", fit_data(), tail=10, alpha=2)
+    k, detector = fit_data(), fit_detector("openmax", fit_data(), tail=10, alpha=2)
     right = k.logits.argmax(1) == k.labels
     for c in range(3):
         rows = k.logits[right & (k.labels == c)].double()
-        torch.testing.assert_close(rule.state["means"][c], rows.mean(0))
+        torch.testing.assert_close(detector.state["means"][c], rows.mean(0))
         far = sorted((row - rows.mean(0)).norm().item() for row in rows)[-10:]
-        assert float(rule.state["shape"][c]) == pytest.approx(stats.weibull_min.fit(far, floc=0)[0], rel=1e-2)
+        assert float(detector.state["shape"][c]) == pytest.approx(stats.weibull_min.fit(far, floc=0)[0], rel=1e-2)
 
     def slow(z: Tensor) -> float:
         new, unknown = z.clone(), 0.0
         for rank, c in enumerate(z.argsort(descending=True).tolist()[:2]):
-            far = float((z - rule.state["means"][c]).norm())
-            outside = 1 - math.exp(-((far / float(rule.state["scale"][c])) ** float(rule.state["shape"][c])))
+            far = float((z - detector.state["means"][c]).norm())
+            outside = 1 - math.exp(-((far / float(detector.state["scale"][c])) ** float(detector.state["shape"][c])))
             share = 1 - (2 - rank) / 2 * outside
             new[c], unknown = z[c] * share, unknown + float(z[c]) * (1 - share)
         return math.exp(unknown) / (math.exp(unknown) + sum(math.exp(v) for v in new.tolist()))
 
-    torch.testing.assert_close(rule(ood()), per_row(slow, ood().logits), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(score(detector, ood()), per_row(slow, ood().logits), rtol=1e-4, atol=1e-7)
 
 
 def test_gradnorm_is_the_norm_of_a_gradient() -> None:
@@ -191,9 +197,9 @@ def test_ash_and_scale_lengthen_features_by_the_share_of_the_largest() -> None:
 
 
 def test_features_that_are_all_zero_get_a_finite_score() -> None:
-    dead = Features(None, torch.zeros(2, 12), fit_data().head.bias.expand(2, 3))
+    dead = Activations(None, torch.zeros(2, 12), fit_data().head.bias.expand(2, 3))
     for method in DETECTORS.keys() - {"odin", "gram"}:
-        assert bool(fit_score(method, fit_data())(dead).isfinite().all()), method
+        assert bool(score(fit_detector(method, fit_data()), dead).isfinite().all()), method
 
 
 def test_mds_is_the_quadratic_form_of_the_nearest_class() -> None:
@@ -241,14 +247,14 @@ def test_fdbd_averages_distances_to_decision_boundaries() -> None:
 
 
 def test_odin_moves_each_input_towards_confidence() -> None:
-    net = trained_net()
+    model = trained_net()
 
     def slow(x: Tensor) -> float:
         x = x.float().requires_grad_(True)
-        (net(x) / 50).log_softmax(0).max().backward()
+        (model(x) / 50).log_softmax(0).max().backward()
         assert x.grad is not None
         moved = x.detach() + 0.02 * 2.0 * x.grad.sign()  # the training range is 2
-        return 1 - float((net(moved).detach().double() / 50).softmax(0).max())
+        return 1 - float((model(moved).detach().double() / 50).softmax(0).max())
 
     torch.testing.assert_close(scores("odin", temperature=50, noise=0.02), per_row(slow, ood().inputs), rtol=1e-4, atol=1e-6)
 
@@ -259,28 +265,29 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(18, 2)).eval()
     x, other, new = torch.randn(3, 30, 1, 6, 6).unbind(0)
     classifier = find_features(net, x)
-    features = classifier.extract_features(x)
+    batch = classifier.activations(x)
     k = FitData(
         classifier,
-        features.features,
-        features.logits,
-        features.logits.argmax(1),
-        classifier.extract_features(other),
+        batch.features,
+        batch.logits,
+        batch.logits.argmax(1),
+        classifier.activations(other),
         torch.zeros(30).long(),
         lambda: x.split(8),
+        RANGE,
     )
-    rule = fit_score("gram", k, powers=2)
+    detector = fit_detector("gram", k, powers=2)
 
     def statistics(row: Tensor) -> list[list[float]]:
-        met = [net[:2](row[None])[0].flatten(1), net[:4](row[None])[0][:, None]]
+        inputs = [net[:2](row[None])[0].flatten(1), net[:4](row[None])[0][:, None]]
         values = []
-        for h in met:
+        for h in inputs:
             first = [sum(float(h[i] @ h[j]) for j in range(len(h))) for i in range(len(h))]
             second = [sum(float(h[i] ** 2 @ h[j] ** 2) for j in range(len(h))) ** 0.5 for i in range(len(h))]
             values.append(first + second)
         return values
 
-    trained = {c: [statistics(row) for row in x[features.logits.argmax(1) == c]] for c in (0, 1)}
+    trained = {c: [statistics(row) for row in x[batch.logits.argmax(1) == c]] for c in (0, 1)}
 
     def deviations(row: Tensor) -> list[float]:
         same, total = trained[int(net(row[None]).argmax())], []
@@ -293,10 +300,10 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
 
     usual = torch.tensor([deviations(row) for row in other]).mean(0)
     slow = torch.stack([(torch.tensor(deviations(row)) / usual).sum() for row in new])
-    torch.testing.assert_close(rule(classifier.extract_features(new)), slow, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(score(detector, classifier.activations(new)), slow, rtol=1e-3, atol=1e-3)
 
 
-class ParamUse(nn.Module):
+class SequenceClassifier(nn.Module):
     """A class of a sequence (B, T, 3) of any length: the mean of what each step gives."""
 
     def __init__(self) -> None:
@@ -309,15 +316,16 @@ class ParamUse(nn.Module):
 
 def test_gram_takes_sequences_of_any_length_and_layers_that_never_deviate() -> None:
     torch.manual_seed(0)
-    net, x = ParamUse(), torch.randn(40, 6, 3)
+    net, x = SequenceClassifier(), torch.randn(40, 6, 3)
     with torch.no_grad():
-        net.out.bias -= net(x).mean(0)  # both classes are met
+        net.out.bias -= net(x).mean(0)  # both classes are predicted
     classifier = find_features(net, x)
-    features = classifier.extract_features(x)
-    best = features.logits.argmax(1)
-    rule = fit_score("gram", FitData(classifier, features.features, features.logits, best, features, best, lambda: [x]))
-    assert float(rule(features).abs().max()) == 0  # validation data are the training data
-    assert bool(rule(classifier.extract_features(50 * torch.randn(4, 9, 3))).isfinite().all())
+    batch = classifier.activations(x)
+    best = batch.logits.argmax(1)
+    data = FitData(classifier, batch.features, batch.logits, best, batch, best, lambda: [x], RANGE)
+    detector = fit_detector("gram", data)
+    assert float(score(detector, batch).abs().max()) == 0  # validation data are the training data
+    assert bool(detector.score(50 * torch.randn(4, 9, 3)).isfinite().all())
 
 
 def test_powers_of_large_activations_do_not_overflow() -> None:
@@ -329,13 +337,13 @@ def test_a_class_without_rows_is_named_by_those_that_need_it() -> None:
     kept = (k.labels != 1) & (k.logits.argmax(1) != 1)
     x = classes(300)[0][kept]
     poor = FitData(
-        k.classifier, k.features[kept], k.logits[kept], k.labels[kept], k.valid, k.valid_labels, lambda: x.split(64)
+        k.classifier, k.features[kept], k.logits[kept], k.labels[kept], k.valid, k.valid_labels, lambda: x.split(64), RANGE
     )  # fmt: skip
     for method in ("mds", "kl_matching", "openmax", "gram"):
         with pytest.raises(DataError, match=r"of each of the 3 classes, but classes \[1\] have none.*such as 'energy' or 'knn'"):
-            fit_score(method, poor)
+            fit_detector(method, poor)
     for method in ("knn", "vim", "fdbd", "react", "temperature"):
-        assert bool(fit_score(method, poor)(ood()).isfinite().all())
+        assert bool(score(fit_detector(method, poor), ood()).isfinite().all())
 
 
 @pytest.mark.parametrize(
@@ -353,12 +361,12 @@ def test_a_class_without_rows_is_named_by_those_that_need_it() -> None:
 )
 def test_impossible_options_are_refused_in_words(method: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        fit_score(method, fit_data(), **options)
+        fit_detector(method, fit_data(), **options)
 
 
 def test_inputs_that_cannot_be_moved_are_refused_by_odin() -> None:
-    rule = fit_score("odin", fit_data())
+    detector = fit_detector("odin", fit_data())
     with pytest.raises(
         DataError, match=r"one tensor of floating-point numbers for 'odin', which moves them, but got torch.int64"
     ):
-        rule(Features(torch.zeros(2, 3).long(), torch.zeros(2, 12), torch.zeros(2, 3)))
+        score(detector, Activations(torch.zeros(2, 3).long(), torch.zeros(2, 12), torch.zeros(2, 3)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offmap.detectors.mahalanobis import shrunk_covariance
+from offmap.detectors.input_distance import shrunk_covariance
 from offmap.errors import ConfigError, DataError, ModelError
 from offmap.integrations.nets import mlp
 from offmap.posterior.predictive import Scorer

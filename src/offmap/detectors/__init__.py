@@ -7,10 +7,10 @@ folder are imported here, so that no list needs an entry.
 import importlib
 import pkgutil
 
-from offmap.detectors.base import DETECTORS, FitData, register
-from offmap.detectors.classifier import Classifier, Features, Head
+from offmap.detectors.classifier import Activations, Classifier, Head
+from offmap.detectors.posthoc import DETECTORS, FitData, register
 
-__all__ = ["DETECTORS", "Classifier", "Features", "FitData", "Head", "register"]
+__all__ = ["DETECTORS", "Activations", "Classifier", "FitData", "Head", "register"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import register
 from offmap.detectors.classifier import Head
 from offmap.detectors.energy import energy
-from offmap.detectors.scale import count_top, strengths
+from offmap.detectors.posthoc import register
+from offmap.detectors.scale import stretch
 
 
 @register("ash", percent=(0, 100))
@@ -18,7 +18,6 @@ def ash(features: Tensor, head: Head, percent: float = 90.0) -> Tensor:
     >>> ash(torch.tensor([[1.0, 3.0]]), Head(torch.tensor([[1.0, 0.0]]), torch.zeros(1)), 50)  # all that counted is removed
     tensor([-0.])
     """
-    total, top = strengths(features, percent)
-    values, units = features.topk(count_top(features.shape[1], percent), 1)
-    pruned = torch.zeros_like(features).scatter_(1, units, values)
-    return energy(head(pruned * (total / top).exp().unsqueeze(1)))
+    factor, count = stretch(features, percent)
+    values, units = features.topk(count, 1)
+    return energy(head(torch.zeros_like(features).scatter_(1, units, values) * factor))

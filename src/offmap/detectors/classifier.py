@@ -6,15 +6,14 @@ in a forward pass. Otherwise the user names a layer. One pass gives all that det
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from offmap._types import Inputs
-from offmap.data import Place
 from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, nearest
 from offmap.model.capture import LayerInput, capture, run_and_capture
@@ -33,11 +32,12 @@ from offmap.model.forward import (
 )
 from offmap.model.params import floating
 
-PROBE_ROWS = 8
-"""Rows of the pass that finds the features."""
-
 OUTPUT_MAPS: tuple[Callable[[Tensor], Tensor], ...] = (lambda z: z, lambda z: z.log_softmax(1), lambda z: z.softmax(1))
 """What a model may apply to its logits before it returns them."""
+
+Side: TypeAlias = Literal["input", "output"]
+Record: TypeAlias = tuple[str, Side, Any]
+"""The name of a module, and its input or output in one pass."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Features:
+class Activations:
     """What a classifier computes for B inputs: `features` (B, D), no column if none were found, and `logits` (B, C)."""
 
     inputs: Inputs
@@ -68,39 +68,15 @@ class FeatureLayer:
     head: Head | None
     weight: str | None = None
     module: str = ""
-    side: Literal["input", "output"] = "output"
+    side: Side = "output"
     probabilities: bool = False  # the model ends in a softmax
 
-
-class LayerRecord(NamedTuple):
-    """The input or output of a module in one pass."""
-
-    name: str
-    side: Literal["input", "output"]
-    value: Any
-
-
-def run_and_record(
-    model: nn.Module, inputs: Inputs, output_fn: OutputFn, names: Collection[str]
-) -> tuple[Tensor, list[LayerRecord]]:
-    """Run a replica of the model, which no other thread uses; return its output, and what modules take and return, in order."""
-    records: list[LayerRecord] = []
-
-    def hook(name: str, module: nn.Module) -> list[Any]:
-        return [
-            module.register_forward_pre_hook(lambda _, args: records.extend(LayerRecord(name, "input", x) for x in args[:1])),
-            module.register_forward_hook(lambda _, __, output: records.append(LayerRecord(name, "output", output))),
-        ]
-
-    with replica(model) as twin:
-        handles = [handle for name in names for handle in hook(name, twin.get_submodule(name))]
-        try:
-            return call(twin, {}, inputs, output_fn), records
-        except MODEL_ERRORS as error:
-            raise model_failed(model, inputs, error) from error
-        finally:
-            for handle in handles:
-                handle.remove()
+    def find(self, records: list[Record]) -> Tensor | None:
+        """Return the last of what was recorded of the module that is one vector per example, (B, D)."""
+        values = [value for name, side, value in records if (name, side) == (self.module, self.side)]
+        values = [value[0] if isinstance(value, tuple | list) and value else value for value in values]
+        vectors = [v.flatten(1) for v in values if isinstance(v, Tensor) and v.ndim >= 2 and v.is_floating_point()]
+        return vectors[-1] if vectors else None
 
 
 @dataclass(frozen=True)
@@ -115,48 +91,63 @@ class Classifier:
     cache: LRUCache | None = None
 
     @property
-    def place(self) -> Place:
-        """Device and dtype of the inputs."""
-        return Place.of(self.model)
-
-    @property
     def head(self) -> Head | None:
         """The last matrix, if it maps the features to the logits."""
         return self.layer and self.layer.head
 
     @torch.no_grad()
-    def extract_features(self, inputs: Inputs) -> Features:
+    def activations(self, inputs: Inputs) -> Activations:
         """Compute features and logits of all rows, in batches."""
-        batches = [take_rows(inputs, rows) for rows in self.blocks(inputs)]
         if self.cache is None:
-            parts = [self._extract(x) for x in batches]
+            parts = [self._run_batch(x) for x in self.batches(inputs)]
         else:
-            parts = [self.cache.get(content_key(x), lambda x=x: self._extract(x)) for x in batches]
-        return Features(inputs, torch.cat([h for h, _ in parts]), torch.cat([z for _, z in parts]))
+            parts = [self.cache.get(content_key(x), lambda x=x: self._run_batch(x)) for x in self.batches(inputs)]
+        return Activations(inputs, torch.cat([h for h, _ in parts]), torch.cat([z for _, z in parts]))
 
-    def blocks(self, inputs: Inputs) -> Iterator[slice]:
+    def batches(self, inputs: Inputs) -> Iterator[Inputs]:
         """Cut the rows into batches."""
-        return (slice(start, start + self.batch_size) for start in range(0, rows_of(inputs), self.batch_size))
+        size = self.batch_size
+        return (take_rows(inputs, slice(start, start + size)) for start in range(0, rows_of(inputs), size))
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Compute logits of a few rows, (B, C), with gradients to the inputs."""
-        output, _ = run_and_record(self.model, inputs, self.output_fn, ())
+        output, _ = self.record(inputs, ())
         if self.layer is not None and self.layer.probabilities:
             output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
         return widen(output)
 
-    def _extract(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def record(self, inputs: Inputs, names: Collection[str]) -> tuple[Tensor, list[Record]]:
+        """Run a replica of the model, which no other thread uses; return its output, and what modules take and return."""
+        records: list[Record] = []
+        with replica(self.model) as twin:
+            handles: list[Any] = []
+            for name in names:
+                module = twin.get_submodule(name)
+                before = lambda _, args, name=name: records.extend((name, "input", x) for x in args[:1])  # noqa: E731
+                after = lambda _, __, output, name=name: records.append((name, "output", output))  # noqa: E731
+                handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+            try:
+                return call(twin, {}, inputs, self.output_fn), records
+            except MODEL_ERRORS as error:
+                raise model_failed(self.model, inputs, error) from error
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    def _run_batch(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Features and logits of one batch."""
         rows, layer = rows_of(inputs), self.layer
         if rows == 1:  # as two rows: of one, some operators make a vector
-            features, logits = self._extract(take_rows(inputs, [0, 0]))
+            features, logits = self._run_batch(take_rows(inputs, [0, 0]))
             return features[:1], logits[:1]
         if layer is None:
             logits = self.logits(inputs)
             return logits.new_empty(rows, 0), logits
         if layer.head is None or layer.weight is None:
-            logits, records = run_and_record(self.model, inputs, self.output_fn, [layer.module])
-            return widen(find_vectors(records, layer)[-1]), widen(logits)
+            logits, records = self.record(inputs, [layer.module])
+            vectors = layer.find(records)
+            assert vectors is not None
+            return widen(vectors), widen(logits)
         uses = capture(self.model, {}, inputs, [layer.weight], output_fn=self.output_fn, last=True)
         vectors = uses[layer.weight].per_example(rows)
         assert vectors is not None
@@ -165,48 +156,43 @@ class Classifier:
 
 
 def find_features(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    features: str | None = None,
-    output_fn: OutputFn | None = None,
-    batch_size: int = 128,
+    model: nn.Module, x: Inputs, *, features: str | None = None, output_fn: OutputFn | None = None, batch_size: int = 128,
     cache: LRUCache | None = None,
-) -> Classifier:
+) -> Classifier:  # fmt: skip
     """Run a few rows of `x` through a private copy of the model and find its features, or those at the layer of that name.
 
     A layer that returns the logits stands for its input; any other for its output, flattened to one vector per example.
 
     >>> classifier = find_features(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.ones(4, 2))
-    >>> classifier.layer.weight, classifier.extract_features(torch.ones(4, 2)).features.shape
+    >>> classifier.layer.weight, classifier.activations(torch.ones(4, 2)).features.shape
     ('2.weight', torch.Size([4, 3]))
     """
-    twin, output_fn = copy_model(model), output_fn or first_tensor
-    probe = take_rows(x, slice(0, PROBE_ROWS))
+    probe = take_rows(x, slice(0, 8))
     probe = take_rows(probe, [0, 0]) if rows_of(probe) == 1 else probe
-    logits, uses = run_and_capture(twin, {}, probe, output_fn=output_fn, last=True)
-    check_rows(twin, logits, probe)
+    classifier = Classifier(copy_model(model), output_fn or first_tensor, None, "", batch_size, cache)
+    logits, uses = run_and_capture(classifier.model, {}, probe, output_fn=classifier.output_fn, last=True)
+    check_rows(classifier.model, logits, probe)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ModelError(
             f"Expected a classifier that gives (B, C) logits of two or more classes, but {type(model).__name__} gives "
             f"{tuple(logits.shape)}. Pass `output_fn=` to pick the right tensor."
         )
-    layer, rows = find_last_matrix(twin, logits, uses)
+    layer, rows = find_last_matrix(classifier.model, logits, uses)
     if features is None and layer is not None:
-        return Classifier(twin, output_fn, layer, "", batch_size, cache)
-    modules = [name for name, _ in twin.named_modules() if name]
+        return replace(classifier, layer=layer)
+    modules = [name for name, _ in classifier.model.named_modules() if name]
     with torch.no_grad():
-        _, records = run_and_record(twin, probe, output_fn, modules)
+        _, records = classifier.record(probe, modules)
     remedy = _suggest_layers(records, rows_of(probe))
-    if features is not None:
-        if not isinstance(features, str) or features not in modules:
-            raise ConfigError(
-                f"Expected `features` to be the name of a layer, {nearest(str(features), modules)}, but got {features!r}."
-            )
-        named, vectors = _find_named_layer(records, features, logits, remedy)
-        if layer is None or rows is None or vectors.shape != rows.shape or not _close(vectors, rows):
-            layer = named  # other features than the last matrix multiplies
-    return Classifier(twin, output_fn, layer, "" if layer else remedy, batch_size, cache)
+    if features is None:
+        return replace(classifier, remedy=remedy)
+    if not isinstance(features, str) or features not in modules:
+        raise ConfigError(
+            f"Expected `features` to be the name of a layer, {nearest(str(features), modules)}, but got {features!r}."
+        )
+    named, vectors = _find_named_layer(records, features, logits, remedy)
+    same = rows is not None and vectors.shape == rows.shape and _close(vectors, rows)
+    return replace(classifier, layer=layer if same else named)  # else other features than the last matrix multiplies
 
 
 def find_last_matrix(model: nn.Module, logits: Tensor, uses: dict[str, LayerInput]) -> tuple[FeatureLayer | None, Tensor | None]:
@@ -229,29 +215,22 @@ def find_last_matrix(model: nn.Module, logits: Tensor, uses: dict[str, LayerInpu
     return None, None
 
 
-def find_vectors(records: Iterable[LayerRecord], layer: FeatureLayer) -> list[Tensor]:
-    """Pick what was recorded of a layer, flattened to (B, D)."""
-    values = [r.value for r in records if (r.name, r.side) == (layer.module, layer.side)]
-    values = [value[0] if isinstance(value, tuple | list) and value else value for value in values]
-    return [v.flatten(1) for v in values if isinstance(v, Tensor) and v.ndim >= 2 and v.is_floating_point()]
-
-
-def _find_named_layer(records: list[LayerRecord], name: str, logits: Tensor, remedy: str) -> tuple[FeatureLayer, Tensor]:
+def _find_named_layer(records: list[Record], name: str, logits: Tensor, remedy: str) -> tuple[FeatureLayer, Tensor]:
     """The features that a user means by the name of a module."""
     layer = FeatureLayer(None, module=name)
-    vectors = find_vectors(records, layer)
-    if vectors and vectors[-1].shape == logits.shape and any(_close(f(vectors[-1]), logits) for f in OUTPUT_MAPS):
+    vectors = layer.find(records)
+    if vectors is not None and vectors.shape == logits.shape and any(_close(f(vectors), logits) for f in OUTPUT_MAPS):
         before = FeatureLayer(None, module=name, side="input")
-        inputs = find_vectors(records, before)
-        layer, vectors = (before, inputs) if inputs else (layer, vectors)
-    if not vectors or len(vectors[-1]) != len(logits):
+        inputs = before.find(records)
+        layer, vectors = (layer, vectors) if inputs is None else (before, inputs)
+    if vectors is None or len(vectors) != len(logits):
         raise ModelError(f"Expected a layer that gives one vector per example for `features`, but `{name}` does not. {remedy}")
-    return layer, vectors[-1]
+    return layer, vectors
 
 
-def _suggest_layers(records: list[LayerRecord], batch: int) -> str:
+def _suggest_layers(records: list[Record], batch: int) -> str:
     """Name the layers that return one vector per example."""
-    tensors = [(r.name, r.value) for r in records if r.side == "output" and isinstance(r.value, Tensor) and r.value.ndim >= 2]
+    tensors = [(name, t) for name, side, t in records if side == "output" and isinstance(t, Tensor) and t.ndim >= 2]
     names = list(dict.fromkeys(name for name, t in tensors if len(t) == batch and t[0].numel() == t.shape[1]))
     candidates = f"candidates are {names}" if names else "no layer gives one vector per example"
     return f"Name the layer that gives the penultimate features with `features=`: {candidates}."

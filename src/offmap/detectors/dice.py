@@ -1,12 +1,10 @@
 """DICE (Sun & Li, 2022): only the weights that matter most for training data are kept in the head, then the energy."""
 
-from typing import Any
-
 from torch import Tensor
 
-from offmap.detectors.base import FitData, register
 from offmap.detectors.classifier import Head
 from offmap.detectors.energy import energy
+from offmap.detectors.posthoc import FitData, register
 from offmap.detectors.react import percentile
 
 
@@ -21,7 +19,7 @@ def dice(features: Tensor, sparse_head: Head) -> Tensor:
 
 
 @register("dice", score=dice, needs="head", percent=(0, 100))
-def fit(data: FitData, percent: float = 90.0) -> dict[str, Any]:
+def fit(data: FitData, percent: float = 90.0) -> dict[str, object]:
     """Remove the `percent` per cent of the weights whose contribution W_cd · mean h_d to the mean logits is lowest."""
     head, contributions = data.head, data.head.weight * data.features.mean(0)
     return {"sparse_head": Head(head.weight * (contributions > percentile(contributions, percent)), head.bias)}

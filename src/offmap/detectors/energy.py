@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import register
+from offmap.detectors.posthoc import register
 
 
 @register("energy", temperature=(1e-6, 1e6))

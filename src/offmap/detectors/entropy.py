@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from offmap.detectors.base import register
+from offmap.detectors.posthoc import register
 
 
 @register("entropy")

@@ -1,12 +1,10 @@
 """fDBD (Liu & Qin, 2024): the mean distance of the features to the decision boundaries, relative to that to the training mean."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import FitData, register
 from offmap.detectors.classifier import Head
+from offmap.detectors.posthoc import FitData, register
 
 
 def fdbd(features: Tensor, logits: Tensor, head: Head, mean: Tensor) -> Tensor:
@@ -26,6 +24,6 @@ def fdbd(features: Tensor, logits: Tensor, head: Head, mean: Tensor) -> Tensor:
 
 
 @register("fdbd", score=fdbd)
-def fit(data: FitData) -> dict[str, Any]:
+def fit(data: FitData) -> dict[str, object]:
     """Take the mean of the training features."""
     return {"mean": data.features.double().mean(0)}

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import register
 from offmap.detectors.msp import odds
+from offmap.detectors.posthoc import register
 
 
 @register("gen", gamma=(1e-6, 1), top=(1, 1e9))

@@ -1,21 +1,18 @@
 """Gram matrices (Sastry & Oore, 2020): correlations between channels of every layer, against their range in training."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from offmap._types import Inputs
-from offmap.data.batch import rows_of, take_rows
-from offmap.detectors.base import FitData, count_classes, register
-from offmap.detectors.classifier import Classifier, run_and_record
+from offmap.data.batch import rows_of
+from offmap.detectors.classifier import Classifier
+from offmap.detectors.posthoc import FitData, count_classes, register
 from offmap.errors import ModelError
 
 Ranges: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 """Lowest and highest correlations by class, {layer: (C, K) each}."""
-
-LEAST = 1e-3
-"""Of the mean over layers, the least usual deviation that a layer is divided by."""
 
 
 def correlations(h: Tensor, powers: int) -> Tensor:
@@ -31,8 +28,7 @@ def correlations(h: Tensor, powers: int) -> Tensor:
     parts: list[Tensor] = []
     for p in range(1, powers + 1):
         raised = (flat / unit) ** p
-        product = raised @ raised.mT
-        total = product.sum(2)
+        total = (raised @ raised.mT).sum(2)
         parts.append(total.sign() * total.abs() ** (1 / p) * unit.squeeze(2) ** 2)
     return torch.cat(parts, 1)
 
@@ -51,12 +47,9 @@ def deviation(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def run_matrix_layers(classifier: Classifier, x: Inputs) -> tuple[dict[str, Tensor], Tensor]:
     """Return the input of every layer with a matrix except the first, at its first use, (B, channels, ...), and the output."""
-    linear = {
-        name: all(p.ndim <= 2 for p in module.parameters(recurse=False))
-        for name, module in classifier.model.named_modules()
-        if any(p.ndim >= 2 for p in module.parameters(recurse=False))
-    }
-    output, records = run_and_record(classifier.model, x, classifier.output_fn, linear)
+    params = {name: list(module.parameters(recurse=False)) for name, module in classifier.model.named_modules()}
+    linear = {name: all(p.ndim <= 2 for p in own) for name, own in params.items() if any(p.ndim >= 2 for p in own)}
+    output, records = classifier.record(x, linear)
     inputs: dict[str, Tensor] = {}
     for name, side, h in records:
         if side == "input" and isinstance(h, Tensor) and h.is_floating_point() and h.ndim >= 2:
@@ -68,8 +61,8 @@ def run_matrix_layers(classifier: Classifier, x: Inputs) -> tuple[dict[str, Tens
 def layer_deviations(inputs: Inputs, classifier: Classifier, powers: int, ranges: Ranges) -> dict[str, Tensor]:
     """Measure how far each layer is outside its range (C, K) for the predicted class, {layer: (B,)}."""
     parts: dict[str, list[Tensor]] = {name: [] for name in ranges}
-    for rows in classifier.blocks(inputs):
-        layer_inputs, output = run_matrix_layers(classifier, take_rows(inputs, rows))
+    for batch in classifier.batches(inputs):
+        layer_inputs, output = run_matrix_layers(classifier, batch)
         best = output.argmax(1)
         for name, (low, high) in ranges.items():
             parts[name].append(deviation(correlations(layer_inputs[name], powers), low[best], high[best]))
@@ -79,15 +72,13 @@ def layer_deviations(inputs: Inputs, classifier: Classifier, powers: int, ranges
 @torch.no_grad()
 def gram(inputs: Inputs, classifier: Classifier, powers: int, ranges: Ranges, usual: dict[str, float]) -> Tensor:
     """Sum the deviations of all layers, each divided by its usual one: inputs of B rows -> (B,)."""
-    total = torch.zeros(rows_of(inputs), device=classifier.place.device)
-    for name, values in layer_deviations(inputs, classifier, powers, ranges).items():
-        total += values / usual[name]
-    return total
+    deviations = layer_deviations(inputs, classifier, powers, ranges)
+    return torch.stack([values / usual[name] for name, values in deviations.items()]).float().sum(0)
 
 
 @register("gram", score=gram, powers=(1, 20))
 @torch.no_grad()
-def fit(data: FitData, powers: int = 5) -> dict[str, Any]:
+def fit(data: FitData, powers: int = 5) -> dict[str, object]:
     """Take ranges on training rows by predicted class, and the usual deviation on validation rows."""
     ranges: Ranges = {}
     predictions: list[Tensor] = []
@@ -109,5 +100,5 @@ def fit(data: FitData, powers: int = 5) -> dict[str, Any]:
     deviations = layer_deviations(data.valid.inputs, data.classifier, powers, ranges)
     usual = {name: float(values.mean()) for name, values in deviations.items()}
     # a layer that never deviates on validation data must not outweigh all others
-    least = LEAST * sum(usual.values()) / len(usual) or 1.0
+    least = 1e-3 * sum(usual.values()) / len(usual) or 1.0
     return {"powers": powers, "ranges": ranges, "usual": {name: max(value, least) for name, value in usual.items()}}

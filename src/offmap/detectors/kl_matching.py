@@ -1,11 +1,9 @@
 """KL matching (Hendrycks et al., 2022): the divergence of a prediction from the mean prediction of the nearest class."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import FitData, class_means, count_classes, register
+from offmap.detectors.posthoc import FitData, class_means, count_classes, register
 
 
 def kl_matching(logits: Tensor, templates: Tensor) -> Tensor:
@@ -21,7 +19,7 @@ def kl_matching(logits: Tensor, templates: Tensor) -> Tensor:
 
 
 @register("kl_matching", score=kl_matching)
-def fit(data: FitData) -> dict[str, Any]:
+def fit(data: FitData) -> dict[str, object]:
     """A template is the mean prediction of the training rows that the model assigns to a class."""
     predicted = data.logits.argmax(1)
     counts = count_classes(predicted, data.classes, "predictions on training rows")

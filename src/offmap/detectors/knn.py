@@ -1,14 +1,13 @@
 """Deep nearest neighbours (Sun et al., 2022): the distance to the k-th nearest training row, in features of length one."""
 
 import logging
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from offmap import checks
-from offmap.detectors.base import FitData, register
+from offmap.detectors.posthoc import FitData, register
 from offmap.scores.distance import nearest
 
 logger = logging.getLogger("offmap")
@@ -25,7 +24,7 @@ def knn(features: Tensor, rows: Tensor, k: int = 50) -> Tensor:
 
 
 @register("knn", score=knn)
-def fit(data: FitData, k: int = 50) -> dict[str, Any]:
+def fit(data: FitData, k: int = 50) -> dict[str, object]:
     """Keep the training features, at length one."""
     checks.integer("k", k, 1, len(data.features) - 1)  # fewer than the training rows, of which an input may be one
     fewest = int(torch.bincount(data.labels, minlength=data.classes).min())

@@ -1,14 +1,9 @@
-"""Mahalanobis distance to the nearest class (Lee et al., 2018): one ellipsoid around every class mean of the features.
-
-`mahalanobis.py` is the older baseline: one ellipsoid for all rows, around the inputs themselves.
-"""
-
-from typing import Any
+"""Mahalanobis distance to the nearest class (Lee et al., 2018): one ellipsoid around every class mean of the features."""
 
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import FitData, class_means, count_classes, register
+from offmap.detectors.posthoc import FitData, class_means, count_classes, register
 
 
 def mds(features: Tensor, means: Tensor, whitening: Tensor) -> Tensor:
@@ -33,7 +28,7 @@ def whiten(rows: Tensor) -> Tensor:
 
 
 @register("mds", score=mds)
-def fit(data: FitData) -> dict[str, Any]:
+def fit(data: FitData) -> dict[str, object]:
     """Take the means by true class, and one covariance of the deviations from them for all classes."""
     means = class_means(data.features, data.labels, count_classes(data.labels, data.classes, "training rows"))
     return {"means": means, "whitening": whiten(data.features - means[data.labels].to(data.features))}

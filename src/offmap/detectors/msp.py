@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from offmap.detectors.base import register
+from offmap.detectors.posthoc import register
 
 
 @register("msp", temperature=(1e-6, 1e6))

@@ -1,15 +1,12 @@
 """ODIN (Liang et al., 2018): a small step of the input towards more confidence helps in-distribution inputs more than OOD."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from offmap._types import Inputs
-from offmap.data.batch import take_rows
-from offmap.detectors.base import FitData, register
 from offmap.detectors.classifier import Classifier
 from offmap.detectors.msp import msp
+from offmap.detectors.posthoc import FitData, register
 from offmap.errors import DataError
 
 
@@ -24,9 +21,9 @@ def odin(classifier: Classifier, inputs: Inputs, temperature: float = 1000.0, st
             f"{inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__}. Take another method."
         )
     parts: list[Tensor] = []
-    for rows in classifier.blocks(inputs):
+    for batch in classifier.batches(inputs):
         with torch.inference_mode(False), torch.enable_grad():
-            x = take_rows(inputs, rows).clone().requires_grad_(True)
+            x = batch.clone().requires_grad_(True)
             best = (classifier.logits(x) / temperature).log_softmax(1).amax(1)
             (slope,) = torch.autograd.grad(best.sum(), x)
         with torch.no_grad():
@@ -35,6 +32,6 @@ def odin(classifier: Classifier, inputs: Inputs, temperature: float = 1000.0, st
 
 
 @register("odin", score=odin, temperature=(1e-6, 1e6), noise=(0, 1))
-def fit(data: FitData, temperature: float = 1000.0, noise: float = 0.0014) -> dict[str, Any]:
+def fit(data: FitData, temperature: float = 1000.0, noise: float = 0.0014) -> dict[str, object]:
     """The step is `noise` times the range of the training inputs: the authors' number for pixels from 0 to 1."""
     return {"temperature": temperature, "step": noise * data.image_spec.span}

@@ -1,11 +1,9 @@
 """OpenMax (Bendale & Boult, 2016): logits far from the usual ones of their class hand evidence over to an unknown class."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import FitData, count_classes, register
+from offmap.detectors.posthoc import FitData, count_classes, register
 
 
 def openmax(logits: Tensor, means: Tensor, shape: Tensor, scale: Tensor, alpha: int = 3) -> Tensor:
@@ -35,8 +33,7 @@ def fit_weibull(values: Tensor, steps: int = 80) -> tuple[Tensor, Tensor]:
     >>> [round(float(v), 2) for v in fit_weibull(torch.tensor([1.0, 2.0, 3.0, 4.0]))]
     [2.45, 2.83]
     """
-    tiny = torch.finfo(torch.float64).tiny
-    x = values.double().clamp_min(tiny)
+    x = values.double().clamp_min(torch.finfo(torch.float64).tiny)
     unit = x.max()
     logs = (x / unit).log()
     low, high = x.new_tensor(-7.0), x.new_tensor(14.0)  # log k
@@ -50,7 +47,7 @@ def fit_weibull(values: Tensor, steps: int = 80) -> tuple[Tensor, Tensor]:
 
 
 @register("openmax", score=openmax, tail=(2, 1e9), alpha=(1, 1e9))
-def fit(data: FitData, tail: int = 20, alpha: int = 3) -> dict[str, Any]:
+def fit(data: FitData, tail: int = 20, alpha: int = 3) -> dict[str, object]:
     """Per class: the mean logits of correctly classified rows, and the Weibull law of the `tail` largest distances to it."""
     correct = data.logits.argmax(1) == data.labels
     z, labels = data.logits[correct].double(), data.labels[correct]
@@ -58,9 +55,5 @@ def fit(data: FitData, tail: int = 20, alpha: int = 3) -> dict[str, Any]:
     by_class = [z[labels == c] for c in range(data.classes)]
     means = torch.stack([rows.mean(0) for rows in by_class])
     laws = [fit_weibull((rows - mean).norm(dim=1).sort().values[-tail:]) for rows, mean in zip(by_class, means, strict=True)]
-    return {
-        "means": means,
-        "shape": torch.stack([k for k, _ in laws]),
-        "scale": torch.stack([s for _, s in laws]),
-        "alpha": alpha,
-    }
+    shape, scale = (torch.stack(values) for values in zip(*laws, strict=True))
+    return {"means": means, "shape": shape, "scale": scale, "alpha": alpha}

@@ -1,11 +1,12 @@
-"""`detect`: the classic post-hoc detectors of a trained classifier, used like a guard."""
+"""`detect`: the classic post-hoc detectors of a trained classifier, used like a guard, and the registry of their functions."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +17,141 @@ from offmap.data import Batches, Place, fork_rng, load_train_valid
 from offmap.data.batch import take_rows
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.detector import Calibration, Detector
-from offmap.detectors.base import DETECTORS, FitData, ScoreFn, check_needs, find_method, fit_score
-from offmap.detectors.classifier import Classifier, Features, find_features
-from offmap.errors import DataError, ModelError
+from offmap.detectors.classifier import Activations, Classifier, Head, find_features
+from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.likelihoods import Categorical, Prediction
 from offmap.model.forward import LRUCache, OutputFn
 from offmap.model.params import as_models
 
 logger = logging.getLogger("offmap")
 
-CACHE_NUMBERS = 1 << 24
-"""Features and logits that detectors share for the last inputs (64 MB in float32)."""
+Needs: TypeAlias = Literal["logits", "features", "head"]
+"""What a detector needs of the model: logits only, features too, or also the linear head that maps features to logits."""
+
+BATCH_ARGUMENTS = ("inputs", "features", "logits", "head", "classifier")
+"""Parameters of a score function that are filled in for every batch, by name; all others are options or fitted state."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What detectors are fitted on: the classifier's features and logits of training and validation rows."""
+
+    classifier: Classifier
+    features: Tensor  # (n, D) of the training rows, no column if none were found
+    logits: Tensor  # (n, C) of the training rows
+    labels: Tensor  # (n,) classes of the training rows
+    valid: Activations
+    valid_labels: Tensor
+    batches: Callable[[], Iterable[Inputs]]  # the training inputs once more, for detectors that read other layers
+    image_spec: ImageSpec  # shape and value range of the training inputs
+    target: str = "labels"
+    seed: int = 0
+
+    @property
+    def head(self) -> Head:
+        """The final linear layer. Assumes that `needs="head"` was checked."""
+        assert self.classifier.head is not None
+        return self.classifier.head
+
+    @property
+    def classes(self) -> int:
+        """The number of classes C."""
+        return self.logits.shape[1]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered detector: `score(**batch arguments, **state)`, where `state` are its options, or what `fit` returns."""
+
+    name: str
+    score: Callable[..., Tensor]
+    fit: Callable[..., Mapping[str, Any]] | None
+    needs: Needs
+    ranges: Mapping[str, tuple[float, float]]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options with their default values."""
+        parameters = inspect.signature(self.fit or self.score).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+    def __call__(self, classifier: Classifier, batch: Activations, state: Mapping[str, Any]) -> Tensor:
+        """Score B rows, (B,); NaN is infinitely OOD."""
+        filled = {**vars(batch), "classifier": classifier, "head": classifier.head}
+        wanted = inspect.signature(self.score).parameters
+        scores = self.score(**{name: filled[name] for name in BATCH_ARGUMENTS if name in wanted}, **state)
+        return scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def check_needs(self, classifier: Classifier) -> None:
+        """Raise a ModelError that lists candidate layers unless the model has what the method needs."""
+        layer = classifier.layer
+        if self.needs != "logits" and layer is None:
+            raise ModelError(
+                f"Expected a model that ends in one matrix for {self.name!r}, but no matrix of {type(classifier.model).__name__} "
+                f"gives its logits. {classifier.remedy}"
+            )
+        if self.needs == "head" and layer is not None and layer.head is None:
+            others = [name for name, other in DETECTORS.items() if other.needs != "head"]
+            raise ModelError(
+                f"Expected features from which one matrix makes the logits for {self.name!r}, but those of `{layer.module}` are "
+                f"none. Leave `features` out, name the layer before the last matrix, or take one of {others}."
+            )
+
+
+DETECTORS: dict[str, Method] = {}
+"""All detectors by name."""
+
+
+def register(
+    name: str, *, score: Callable[..., Tensor] | None = None, needs: Needs | None = None, **ranges: tuple[float, float]
+) -> Callable[[Function], Function]:
+    """Register the decorated function as the detector `name` of `offmap.detect`.
+
+    Without `score`, the function is the score itself and has nothing to learn; its parameters with defaults are options. With
+    `score`, it is the fit: it takes FitData and options, and returns the arguments of `score` that are not filled in per batch.
+
+    Args:
+        name: The `method` of `offmap.detect`.
+        score: Pure function of `inputs`, `features` (B, D), `logits` (B, C), `head` or `classifier`, and of fitted state -> (B,).
+        needs: What the model must have; by default it follows from the score's parameters.
+        ranges: Smallest and largest value of each numeric option; the type of its default decides if it must be an integer.
+
+    >>> @register("margin_doctest", scale=(0, 10))
+    ... def margin(logits, scale=1.0):
+    ...     return -scale * logits.topk(2).values.diff().abs().squeeze(1)
+    >>> DETECTORS.pop("margin_doctest").options
+    {'scale': 1.0}
+    """
+
+    def add(function: Function) -> Function:
+        if name in DETECTORS:
+            raise ConfigError(f"Expected a new name for a detector, but {name!r} is registered already.")
+        parameters = inspect.signature(score or function).parameters
+        least: Needs = "head" if "head" in parameters else "features" if "features" in parameters else "logits"
+        DETECTORS[name] = Method(name, score or function, function if score else None, needs or least, ranges)
+        return function
+
+    return add
+
+
+def find_method(name: str, options: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
+    """Return the method of that name, and all of its options with defaults filled in; refuse unknown names and bad values.
+
+    >>> sorted(DETECTORS)[:4], find_method("knn", {})[1]
+    (['ash', 'dice', 'energy', 'entropy'], {'k': 50})
+    """
+    method = DETECTORS[checks.one_of("method", name, DETECTORS)]
+    defaults = method.options
+    for option in options:
+        if option not in defaults:
+            raise ConfigError(f"Expected options of {name!r} to be {nearest(option, defaults)}, but got {option!r}.")
+    values = defaults | dict(options)
+    for option, (low, high) in method.ranges.items():
+        check = checks.integer if isinstance(defaults[option], int) else checks.number
+        check(option, values[option], low, high)
+    return method, values
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -34,27 +159,27 @@ class PostHocDetector(Detector):
     """A classic detector of a trained classifier, as `offmap.detect` fits it; its predictions are the model's own.
 
     Args:
-        method: The name of the detector.
+        method: The registered detector.
         classifier: A private copy of the model, with its features.
-        score_fn: From features and logits to scores (B,).
+        state: Arguments of the score function: fitted tensors, or options.
     """
 
-    method: str
+    method: Method
     classifier: Classifier
-    score_fn: ScoreFn
+    state: Mapping[str, Any]
 
-    def _features(self, rows: Inputs) -> Features:
-        return self.classifier.extract_features(rows)
+    def _features(self, rows: Inputs) -> Activations:
+        return self.classifier.activations(rows)
 
-    def _score(self, features: Features) -> Tensor:
-        return count_nan_as_ood(self.score_fn(features))
+    def _score(self, features: Activations) -> Tensor:
+        return self.method(self.classifier, features, self.state)
 
-    def _predict(self, features: Features) -> Prediction:
+    def _predict(self, features: Activations) -> Prediction:
         probs = features.logits.softmax(1)
         return Prediction(probs=probs, label=probs.argmax(1))
 
     def _describe(self) -> str:
-        return f"{self.method} of {type(self.classifier.model).__name__}"
+        return f"{self.method.name} of {type(self.classifier.model).__name__}"
 
 
 def detect(
@@ -86,19 +211,16 @@ def detect(
     >>> detector.score(torch.tensor([[2.0], [0.0]])).tolist()
     [-2.0, -0.0]
     """
-    find_method(method, options)
-    data = prepare_fit_data(
-        model, train, valid, features=features, output_fn=output_fn, target=target, rows=rows, batch_size=batch_size, seed=seed,
-        cache=False,
-    )  # fmt: skip
-    return fit_detector(method, data, false_alarms=false_alarms, **options)
+    return detect_all(
+        model, train, valid, methods={method: options}, features=features, output_fn=output_fn, target=target,
+        false_alarms=false_alarms, rows=rows, batch_size=batch_size, seed=seed, cache=False,
+    )[method]  # fmt: skip
 
 
 def detect_all(
     model: nn.Module, train: Data, valid: Data | None = None, *,
-    methods: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None, features: str | None = None,
-    output_fn: OutputFn | None = None, target: str = "labels", false_alarms: float = 0.05, rows: int = 20_000,
-    batch_size: int = 128, seed: int = 0, cache: bool = True,
+    methods: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None, false_alarms: float = 0.05, cache: bool = True,
+    **settings: Any,
 ) -> dict[str, PostHocDetector]:  # fmt: skip
     """Fit several detectors with one pass over the data.
 
@@ -107,15 +229,9 @@ def detect_all(
         train: Training rows with integer classes (n,).
         valid: Rows the model has not seen, which set the thresholds. None: a tenth of `train`, with a warning.
         methods: Names of detectors, or {name: options}. None: all that the model allows.
-        features: Name of the layer whose output (or, of the layer that returns the logits, whose input) are the features. None:
-            the rows that the last matrix multiplies.
-        output_fn: Maps the model's output to the logits; by default a tensor, `.logits` or `[0]`.
-        target: Key of the classes in batches that are one dict.
         false_alarms: Share of in-distribution rows that may be called OOD.
-        rows: Use at most so many training rows, a random part of more.
-        batch_size: Rows per forward pass.
-        seed: Seed of the random parts.
         cache: Keep features and logits of the last inputs (64 MB), so that scoring them with every detector costs one pass.
+        settings: `features`, `output_fn`, `target`, `rows`, `batch_size` and `seed`, as of `detect`.
 
     >>> x = torch.linspace(-1, 1, 40)[:, None]
     >>> data = x, (x[:, 0] > 0).long()
@@ -125,38 +241,32 @@ def detect_all(
     names = [methods] if isinstance(methods, str) else methods or DETECTORS
     options = methods if isinstance(methods, Mapping) else {name: {} for name in names}
     chosen = {name: find_method(name, values)[0] for name, values in options.items()}
-    data = prepare_fit_data(
-        model, train, valid, features=features, output_fn=output_fn, target=target, rows=rows, batch_size=batch_size, seed=seed,
-        cache=cache,
-    )  # fmt: skip
+    data = prepare_fit_data(model, train, valid, cache=cache, **settings)
+    detectors: dict[str, PostHocDetector] = {}
     for name, method in chosen.items():
         try:
-            check_needs(method, data.classifier)
+            method.check_needs(data.classifier)
         except ModelError as error:
             if methods is not None:
                 raise
             logger.warning("The detector %r is left out. %s", name, error)
-            options = {other: values for other, values in options.items() if other != name}
-    return {name: fit_detector(name, data, false_alarms=false_alarms, **values) for name, values in options.items()}
+        else:
+            detectors[name] = fit_detector(name, data, false_alarms=false_alarms, **options[name])
+    return detectors
 
 
-def fit_detector(method: str, data: FitData, *, false_alarms: float = 0.05, **options: Any) -> PostHocDetector:
-    """Fit one detector to data that several may share, with its threshold.
-
-    Args:
-        method: The name of the detector.
-        data: What `prepare_fit_data` returns.
-        false_alarms: Share of in-distribution rows that may be called OOD.
-        options: Options of the method.
-    """
+def fit_detector(name: str, data: FitData, *, false_alarms: float = 0.05, **options: Any) -> PostHocDetector:
+    """Fit one detector, with its threshold, to data that several may share (of `prepare_fit_data`)."""
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
+    method, values = find_method(name, options)
+    method.check_needs(data.classifier)
     with torch.inference_mode(False), fork_rng(data.seed):
-        score_fn = fit_score(method, data, **options)
-        calibration = Calibration(count_nan_as_ood(score_fn(data.valid)), false_alarms=false_alarms)
+        state = method.fit(data, **values) if method.fit else values
+        calibration = Calibration(method(data.classifier, data.valid, state), false_alarms=false_alarms)
     calibration.warn_if_infinite(len(calibration.scores))
     return PostHocDetector(
-        calibration=calibration, place=data.classifier.place, target=data.target, seed=data.seed, image_spec=data.image_spec,
-        method=method, classifier=data.classifier, score_fn=score_fn,
+        calibration=calibration, place=Place.of(data.classifier.model), target=data.target, seed=data.seed,
+        image_spec=data.image_spec, method=method, classifier=data.classifier, state=state,
     )  # fmt: skip
 
 
@@ -164,7 +274,7 @@ def prepare_fit_data(
     model: nn.Module, train: Data, valid: Data | None = None, *, features: str | None = None, output_fn: OutputFn | None = None,
     target: str = "labels", rows: int = 20_000, batch_size: int = 128, seed: int = 0, cache: bool = True,
 ) -> FitData:  # fmt: skip
-    """Run training and validation rows through the classifier once, for any number of detectors; arguments are `detect_all`'s."""
+    """Run training and validation rows through the classifier once, for any number of detectors; arguments are `detect`'s."""
     rows, batch_size = checks.integer("rows", rows, 1), checks.integer("batch_size", batch_size, 1)
     seed = checks.integer("seed", seed)
     if not isinstance(model, nn.Module):
@@ -173,13 +283,13 @@ def prepare_fit_data(
         place = Place.of(as_models(model)[0])
         data, held = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         first, _ = next(iter(data))
-        spec, memory = ImageSpec.of(first), LRUCache(CACHE_NUMBERS) if cache else None
+        spec, memory = ImageSpec.of(first), LRUCache(1 << 24) if cache else None  # 64 MB in float32
         classifier = find_features(model, first, features=features, output_fn=output_fn, batch_size=batch_size, cache=memory)
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for x, y in _take_batches(data, rows, seed):
             spec.check_shape(x, "the training inputs")
             spec = spec.widen(x)
-            batch = replace(classifier, cache=None).extract_features(x)
+            batch = replace(classifier, cache=None).activations(x)
             Categorical().check_targets(batch.logits, y, data.name)
             counted = y != IGNORED
             parts.append((batch.features[counted], batch.logits[counted], y[counted].long()))
@@ -188,10 +298,10 @@ def prepare_fit_data(
             raise DataError(f"Expected classes in `{data.name}`, but every target is −100.")
         warn_if_inaccurate(spec, z, y)
         spec.check(held.inputs, "the validation inputs")
-        valid_features = classifier.extract_features(held.inputs)
-        Categorical().check_targets(valid_features.logits, held.targets, held.name)
+        valid_rows = classifier.activations(held.inputs)
+        Categorical().check_targets(valid_rows.logits, held.targets, held.name)
     inputs = lambda: (x for x, _ in _take_batches(data, rows, seed))  # noqa: E731
-    return FitData(classifier, h, z, y, valid_features, held.targets, inputs, spec, target, seed)
+    return FitData(classifier, h, z, y, valid_rows, held.targets, inputs, spec, target, seed)
 
 
 def _take_batches(data: Batches, rows: int, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
@@ -207,6 +317,23 @@ def _take_batches(data: Batches, rows: int, seed: int) -> Iterator[tuple[Inputs,
             return
 
 
-def count_nan_as_ood(scores: Tensor) -> Tensor:
-    """Replace NaN by infinity: such inputs are infinitely OOD."""
-    return scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
+def count_classes(labels: Tensor, classes: int, rows: str) -> Tensor:
+    """Count the rows of each class, (n,) -> (C,), and refuse a class without any; `rows` names them in the error.
+
+    >>> count_classes(torch.tensor([0, 2, 2, 1]), 3, "training rows")
+    tensor([1, 1, 2])
+    """
+    counts = torch.bincount(labels, minlength=classes)
+    if bool((counts == 0).any()):
+        absent = (counts == 0).nonzero().flatten().tolist()
+        raise DataError(
+            f"Expected {rows} of each of the {classes} classes, but classes {absent} have none. Pass more training data, or "
+            "take a method that needs no rows of every class, such as 'energy' or 'knn'."
+        )
+    return counts
+
+
+def class_means(rows: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Average the rows of each class in float64: (n, D), (n,), (C,) -> (C, D)."""
+    sums = rows.new_zeros(len(counts), rows.shape[1], dtype=torch.float64)
+    return sums.index_add_(0, labels, rows.double()) / counts[:, None]

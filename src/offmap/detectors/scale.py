@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from offmap.detectors.base import register
 from offmap.detectors.classifier import Head
 from offmap.detectors.energy import energy
+from offmap.detectors.posthoc import register
 
 
 @register("scale", percent=(0, 100))
@@ -19,21 +19,12 @@ def scale(features: Tensor, head: Head, percent: float = 85.0) -> Tensor:
     >>> scale(torch.tensor([[0.0, 2.0]]), Head(torch.tensor([[0.0, 1.0]]), torch.zeros(1)), 50)  # −2e
     tensor([-5.4366])
     """
-    total, top = strengths(features, percent)
-    return energy(head(features * (total / top).exp().unsqueeze(1)))
+    return energy(head(features * stretch(features, percent)[0]))
 
 
-def strengths(features: Tensor, percent: float) -> tuple[Tensor, Tensor]:
-    """Sum all positive features, and the largest 100 − `percent` per cent of them, at least one: (B, D) -> (B,), (B,).
-
-    >>> strengths(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 75)
-    (tensor([10.]), tensor([4.]))
-    """
-    positive = features.clamp_min(0)
-    top = positive.topk(count_top(features.shape[1], percent), 1).values.sum(1)
-    return positive.sum(1), top.clamp_min(torch.finfo(features.dtype).tiny)
-
-
-def count_top(width: int, percent: float) -> int:
-    """Count the units above the percentile, at least one."""
-    return max(1, width - math.floor(width * percent / 100 + 0.5))
+def stretch(features: Tensor, percent: float) -> tuple[Tensor, int]:
+    """Return exp(r), (B, 1), and the number of units above the percentile, at least one."""
+    positive, width = features.clamp_min(0), features.shape[1]
+    count = max(1, width - math.floor(width * percent / 100 + 0.5))
+    top = positive.topk(count, 1).values.sum(1).clamp_min(torch.finfo(features.dtype).tiny)
+    return (positive.sum(1) / top).exp().unsqueeze(1), count

@@ -1,15 +1,11 @@
 """Temperature scaling (Guo et al., 2017): the maximum softmax probability of logits that are calibrated on validation rows."""
 
 import math
-from typing import Any
 
 from torch import Tensor
 
-from offmap.detectors.base import FitData, register
 from offmap.detectors.msp import msp
-
-BOUNDS = (1e-3, 1e3)
-"""Range of the inverse temperature: a model without errors would have no temperature at all."""
+from offmap.detectors.posthoc import FitData, register
 
 
 def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
@@ -23,7 +19,7 @@ def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
     """
     z = logits.double()
     true_logits = z.gather(1, labels[:, None]).squeeze(1)
-    low, high = (math.log(bound) for bound in BOUNDS)
+    low, high = math.log(1e-3), math.log(1e3)  # a model without errors would have no temperature at all
     for _ in range(steps):
         middle = (low + high) / 2
         slope = (((z * math.exp(middle)).softmax(1) * z).sum(1) - true_logits).mean()
@@ -32,6 +28,6 @@ def best_temperature(logits: Tensor, labels: Tensor, steps: int = 60) -> float:
 
 
 @register("temperature", score=msp)
-def fit(data: FitData) -> dict[str, Any]:
+def fit(data: FitData) -> dict[str, object]:
     """Calibrate on validation rows: on training rows, which the model has learnt by heart, T would be too low."""
     return {"temperature": best_temperature(data.valid.logits, data.valid_labels)}

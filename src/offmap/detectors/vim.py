@@ -1,16 +1,11 @@
 """ViM (Wang et al., 2022): the part of the features outside the space that training data span, as one more, virtual logit."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from offmap import checks
-from offmap.detectors.base import FitData, register
 from offmap.detectors.energy import energy
-
-DIMENSIONS = {2048: 1000, 768: 512}
-"""The authors' numbers of principal directions by the least width; for narrower features, half of them."""
+from offmap.detectors.posthoc import FitData, register
 
 
 def vim(features: Tensor, logits: Tensor, origin: Tensor, rest: Tensor, alpha: float) -> Tensor:
@@ -24,13 +19,13 @@ def vim(features: Tensor, logits: Tensor, origin: Tensor, rest: Tensor, alpha: f
 
 
 @register("vim", score=vim, needs="head")
-def fit(data: FitData, dimensions: int | None = None) -> dict[str, Any]:
+def fit(data: FitData, dimensions: int | None = None) -> dict[str, object]:
     """The origin is where all logits vanish, o = −W⁺ b; R are the directions of least second moment around it. α makes the mean
     of the virtual logit that of the largest one, on the training data.
     """
     width = data.features.shape[1]
-    if dimensions is None:
-        dimensions = next((size for least, size in DIMENSIONS.items() if width >= least), width // 2)
+    if dimensions is None:  # the authors' numbers; for narrower features, half of them
+        dimensions = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
     dimensions = checks.integer("dimensions", dimensions, 0, width - 1)
     origin = -torch.linalg.pinv(data.head.weight.double()) @ data.head.bias.double()
     z = data.features.double() - origin

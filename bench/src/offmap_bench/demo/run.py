@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from offmap.detectors.nearest import nearest
+from offmap.detectors.input_distance import Nearest
 from offmap.evaluation import Evaluation, evaluate
 from offmap.fit import fit, guard
 from offmap.guard import Guard
@@ -156,7 +156,7 @@ def _run(bench: Bench) -> Result:
     guards[SVD5] = timed(bench, SVD5, lambda: bench.maxwent(nets, "svd", entropy_weight=entropy_weight))
     joined = timed(bench, JOINED, lambda: bench.guard(guards[SVD5].predictive, train=task.train))
     bench.seconds[JOINED] += bench.seconds[SVD5]
-    baseline = timed(bench, NEAREST, lambda: nearest(task.train[0], standardise=plan.standardise))
+    baseline = timed(bench, NEAREST, lambda: Nearest(task.train[0], standardise=plan.standardise))
     bench.report("Looking around")
     scorers: dict[str, Scorer] = {**guards, JOINED: joined, NEAREST: baseline}
     evaluation = evaluate(scorers, task.test, task.ood)

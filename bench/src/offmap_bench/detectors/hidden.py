@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from offmap._types import Inputs
 from offmap.data import check_finite
 from offmap.data.batch import rows_of, take_rows
-from offmap.detectors.mahalanobis import mahalanobis
-from offmap.detectors.nearest import nearest as nearest_rows
+from offmap.detectors.input_distance import Mahalanobis, Nearest
 from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.model.capture import features
 from offmap.model.forward import OutputFn, copy_model, first_tensor
@@ -87,7 +86,7 @@ def hidden_nearest(
     rows = layers(inputs)
     if not 1 <= k <= len(rows):
         raise ConfigError(f"Expected `k` from 1 to the number of rows, {len(rows)}, but got {k}.")
-    return Hidden(layers, nearest_rows(rows, k=k, standardise=False).score)
+    return Hidden(layers, Nearest(rows, k=k, standardise=False).score)
 
 
 def hidden_mahalanobis(
@@ -100,7 +99,7 @@ def hidden_mahalanobis(
 ) -> Hidden:
     """Score by the distance from the training rows' mean in all hidden layers side by side, or in those of `names`."""
     layers = hidden_layers(net, inputs, names, output_fn)
-    return Hidden(layers, mahalanobis(layers(inputs), shrinkage=shrinkage).score)
+    return Hidden(layers, Mahalanobis(layers(inputs), shrinkage=shrinkage).score)
 
 
 def read(net: nn.Module, x: Inputs, names: Sequence[str] | None, output_fn: OutputFn) -> dict[str, Tensor]:

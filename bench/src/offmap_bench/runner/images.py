@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from offmap.atomic import cache_folder
-from offmap.detectors.base import DETECTORS, FitData, find_method
+from offmap.detectors.posthoc import DETECTORS, FitData, find_method, prepare_fit_data
 from offmap.detectors.posthoc import fit_detector as fit_posthoc
-from offmap.detectors.posthoc import prepare_fit_data
 from offmap.ensemble import combine
 from offmap.errors import ConfigError, nearest
 from offmap.fit import fit

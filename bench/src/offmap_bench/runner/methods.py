@@ -9,8 +9,7 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any
 
-from offmap.detectors.mahalanobis import mahalanobis
-from offmap.detectors.nearest import nearest
+from offmap.detectors.input_distance import Mahalanobis, Nearest
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Runtime
 from offmap.posterior.predictive import Predictive, Scorer, Stochastic
@@ -142,8 +141,8 @@ METHODS: dict[str, Method] = {
     "laplace": around_models(laplace),
     "mc_dropout": from_scratch(mc_dropout, "dropout", dropout=DROPOUT),
     "mean_field": from_scratch(mean_field, "tradeoff"),
-    "nearest": scorer(lambda context, **s: nearest(context.task.train[0], **s), "k", "standardise"),
-    "mahalanobis": scorer(lambda context, **s: mahalanobis(context.task.train[0], **s), "shrinkage"),
+    "nearest": scorer(lambda context, **s: Nearest(context.task.train[0], **s), "k", "standardise"),
+    "mahalanobis": scorer(lambda context, **s: Mahalanobis(context.task.train[0], **s), "shrinkage"),
     "hidden_nearest": scorer(
         lambda context, **s: hidden_nearest(context.models().nets[0], context.task.train[0], **s), "k", "names", from_models=True
     ),
