@@ -23,9 +23,8 @@ from offmap.posterior.basis import observe
 from offmap.posterior.distribution import WeightDistribution, scaling, svd
 from offmap.posterior.predictive import Stochastic
 from offmap.scores.score import PaperScore
-from offmap_bench.methods import bnn
-from offmap_bench.methods.deep_ensemble import Config as PlainConfig
-from offmap_bench.methods.deep_ensemble import fit as fit_plain
+from offmap_bench.methods import deep_ensemble
+from offmap_bench.methods.variational import ABLATION, bnn
 from offmap_bench.tasks.synthetic import moons
 from zoo import Case
 from zoo.ways import BASES
@@ -38,8 +37,8 @@ def moon_nets() -> list[nn.Module]:
     task = moons(test=2, ood_points=2)
     train, valid = (load_rows(as_batches(d, PLACE, name="data", batch_size=64)) for d in (task.train, task.valid))
     nets = [mlp(2, 1, hidden=[40, 40], seed=seed) for seed in range(2)]
-    config = PlainConfig(steps=400, lr=5e-3, check_every=100)
-    return fit_plain(nets, train, valid, likelihood=offmap.Bernoulli(), config=config).nets()
+    config = deep_ensemble.Config(steps=400, lr=5e-3, check_every=100)
+    return deep_ensemble.fit(nets, train, valid, likelihood=offmap.Bernoulli(), config=config).nets()
 
 
 def on_moons(nets: Any, **options: Any) -> offmap.Diagnosis:
@@ -171,7 +170,7 @@ def test_the_table_tells_entropy_risk_and_uncertainty(moon_nets: list[nn.Module]
 def test_a_bayesian_net_with_a_trained_mean_is_diagnosed_around_it():
     train, valid = (load_rows(as_batches(trained.regression(60, s), PLACE, name="data", batch_size=32)) for s in (0, 1))
     options = {"steps": 20, "check_every": 10, "risk_draws": 4, "lr": 0.01}
-    config = replace(bnn.ABLATION["nosvd_unfrozen_small"], **options)
+    config = replace(ABLATION["nosvd_unfrozen_small"], **options)
     made = bnn.fit(trained.regressor(log_variance=True), train, valid, likelihood=offmap.Gaussian(), config=config)
     diagnosis = offmap.diagnose(offmap.guard(made, trained.regression(30, 1), draws=4), trained.regression(60))
     hidden = (trained.inputs(60) @ made.q.mean["0.weight"][0].mT + made.q.mean["0.bias"][0]).relu()
@@ -181,7 +180,9 @@ def test_a_bayesian_net_with_a_trained_mean_is_diagnosed_around_it():
 def test_a_guard_without_a_weight_distribution_and_a_bad_eps_are_refused(moon_nets: list[nn.Module]):
     task = moons(test=2, ood_points=2)
     train, valid = (load_rows(as_batches(d, PLACE, name="data")) for d in (task.train, task.valid))
-    plain = fit_plain(moon_nets, train, valid, likelihood=offmap.Bernoulli(), config=PlainConfig(steps=1, check_every=1))
+    plain = deep_ensemble.fit(
+        moon_nets, train, valid, likelihood=offmap.Bernoulli(), config=deep_ensemble.Config(steps=1, check_every=1)
+    )
     with pytest.raises(ConfigError, match="Expected a guard over a weight distribution, but got one over Sampled"):
         offmap.diagnose(offmap.guard(plain, task.valid), task.train)
     guard = trained.quick(trained.regressor(), trained.regression())

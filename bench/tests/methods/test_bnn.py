@@ -17,9 +17,8 @@ from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
 from offmap.posterior.noise import NOISES, Uniform
 from offmap.posterior.predictive import Stochastic
-from offmap_bench.methods.bnn import ABLATION, Config, fit
-from offmap_bench.methods.deep_ensemble import Config as PlainConfig
-from offmap_bench.methods.deep_ensemble import fit as fit_plain
+from offmap_bench.methods import deep_ensemble
+from offmap_bench.methods.variational import ABLATION, BNNConfig, bnn
 from offmap_bench.tasks.synthetic import moons
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -34,7 +33,7 @@ def fitted(setting: str, nets: Any = None, **options: Any) -> Stochastic:
     nets = nets or [trained.regressor(m, log_variance=True) for m in range(2)]
     config = replace(ABLATION[setting], **QUICK | options)
     train, valid = rows(trained.regression(60)), rows(trained.regression(30, 1), "valid")
-    return fit(nets, train, valid, likelihood=offmap.Gaussian(), config=config)
+    return bnn.fit(nets, train, valid, likelihood=offmap.Gaussian(), config=config)
 
 
 def test_the_settings_are_the_columns_of_the_papers_tables() -> None:
@@ -67,16 +66,18 @@ def test_every_setting_runs_on_regression_and_ends_at_or_below_the_threshold(set
 @pytest.fixture(scope="module")
 def moon_net() -> nn.Module:
     task = moons(test=2, ood_points=2)
-    config = PlainConfig(steps=300, lr=5e-3, check_every=100)
+    config = deep_ensemble.Config(steps=300, lr=5e-3, check_every=100)
     valid = rows(task.valid, "valid")
-    return fit_plain(mlp(2, 1, hidden=[30, 30]), rows(task.train), valid, likelihood=offmap.Bernoulli(), config=config).nets()[0]
+    return deep_ensemble.fit(
+        mlp(2, 1, hidden=[30, 30]), rows(task.train), valid, likelihood=offmap.Bernoulli(), config=config
+    ).nets()[0]
 
 
 @pytest.mark.parametrize("setting", ABLATION)
 def test_every_setting_runs_on_two_moons(setting: str, moon_net: nn.Module) -> None:
     task = moons(test=100, ood_points=100)
     config = replace(ABLATION[setting], **QUICK | {"tolerance": "smoothed"})
-    made = fit(moon_net, rows(task.train), rows(task.valid, "valid"), likelihood=offmap.Bernoulli(), config=config)
+    made = bnn.fit(moon_net, rows(task.train), rows(task.valid, "valid"), likelihood=offmap.Bernoulli(), config=config)
     assert made.history.final_risk[0] <= made.history.max_risk[0]
     outputs = made.outputs(task.test[0], 20, clip=None, seed=0)
     right = ((outputs.sigmoid().mean(0)[:, 0] > 0.5).long() == task.test[1]).float().mean()
@@ -93,7 +94,7 @@ def test_frozen_large_prior_is_maxwent_with_the_log_up_to_a_constant() -> None:
     """The gradient of the KL in φ is that of −½ log φ² as σ → ∞."""
     from offmap.maxwent.objective import GROWTHS
     from offmap.posterior.distribution import scaling
-    from offmap_bench.methods.elbo import kl
+    from offmap_bench.methods.variational import kl
 
     q = scaling(trained.regressor(), noise="normal", initial_scale=0.3)
     divergence = torch.autograd.grad(kl(q, 1e10, dict(q.mean.items())).sum(), list(q.raw_scale.values()))
@@ -108,7 +109,7 @@ def test_frozen_large_prior_has_the_gradient_of_maxwent(basis: str) -> None:
     from offmap.maxwent.objective import GROWTHS, maxwent
     from offmap.model.forward import BatchedModel
     from offmap.posterior.distribution import scaling, svd
-    from offmap_bench.methods.elbo import elbo
+    from offmap_bench.methods.variational import elbo
 
     x, y = (t.double() for t in trained.regression(60))
     nets = [trained.regressor(m, log_variance=True).double() for m in range(2)]
@@ -133,11 +134,11 @@ def test_on_a_linear_gaussian_model_it_reaches_the_mean_field_posterior(prior_va
     precision = x.mT @ x / noise + torch.eye(d) / prior_variance
     net = nn.Linear(d, 1, bias=False)
     nn.init.zeros_(net.weight)
-    config = Config(mean="trained", basis="identity", prior_variance=prior_variance, tradeoff=d / n, max_risk=1e6,
+    config = BNNConfig(mean="trained", basis="identity", prior_variance=prior_variance, tradeoff=d / n, max_risk=1e6,
                     steps=500, lr=0.02, draws_per_step=64, initial_raw_scale=-2.0, check_every=500, risk_draws=2)  # fmt: skip
     law = offmap.Gaussian(noise=torch.tensor([noise]))
     data = rows((x, y), batch_size=n)
-    q = fit(net, data, data, likelihood=law, config=config).q
+    q = bnn.fit(net, data, data, likelihood=law, config=config).q
     torch.testing.assert_close(q.scale()["weight"][0, 0].square(), 1 / precision.diagonal(), rtol=0.08, atol=0)
     mean = torch.linalg.solve(precision, x.mT @ y / noise)
     torch.testing.assert_close(q.mean["weight"][0, 0], mean, rtol=0, atol=0.25 * float(precision.diagonal().rsqrt().min()))

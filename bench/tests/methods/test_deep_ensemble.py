@@ -12,7 +12,7 @@ import offmap
 from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import mlp, row_nll
-from offmap_bench.methods.deep_ensemble import Config, fit
+from offmap_bench.methods import deep_ensemble
 from trained import classes, inputs, regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -24,8 +24,8 @@ def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16)
 
 
 def trained(nets: Any, *, seed: int = 0, law: Any = LAW, data: Any = regression, **config: Any) -> Any:
-    settings = Config(**{"steps": 30, "check_every": 10, "lr": 0.01} | config)
-    return fit(nets, rows(data(60, 0)), rows(data(30, 1), "valid"), likelihood=law, config=settings, seed=seed)
+    settings = deep_ensemble.Config(**{"steps": 30, "check_every": 10, "lr": 0.01} | config)
+    return deep_ensemble.fit(nets, rows(data(60, 0)), rows(data(30, 1), "valid"), likelihood=law, config=settings, seed=seed)
 
 
 def test_training_lowers_the_validation_nll_and_leaves_the_nets_alone() -> None:

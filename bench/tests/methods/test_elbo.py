@@ -11,7 +11,7 @@ from offmap.likelihoods import Gaussian
 from offmap.model.forward import BatchedModel, copy_model
 from offmap.posterior.distribution import scaling, svd
 from offmap.posterior.noise import Uniform
-from offmap_bench.methods.elbo import elbo, kl
+from offmap_bench.methods.variational import elbo, kl
 
 
 @pytest.mark.parametrize("centred", [True, False])

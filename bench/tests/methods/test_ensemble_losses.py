@@ -20,11 +20,15 @@ from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import copy_model
 from offmap.random import generator
-from offmap_bench.methods.anchored import anchored
-from offmap_bench.methods.dare import anti_regularised
-from offmap_bench.methods.negative_correlation import negative_correlation
-from offmap_bench.methods.overall_diversity import draw_in_box, overall_diversity
-from offmap_bench.methods.repulsive import repulsive
+from offmap_bench.methods.ensembles import (
+    RepulsiveConfig,
+    anchor_losses,
+    correlation_losses,
+    diversity_losses,
+    draw_in_box,
+    growth_losses,
+    repulsion_losses,
+)
 
 M = 3
 LAMBDAS = [0.7, 0.02]
@@ -96,25 +100,25 @@ def test_negative_correlation_written_out() -> None:
             total = total + nll(net) + LAMBDAS[setting] * ((f[i] - mean) * others).mean()
         return total
 
-    check(stack, negative_correlation(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64)), literal)
+    check(stack, correlation_losses(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64)), literal)
 
 
 def test_overall_diversity_written_out() -> None:
     """−λ·(1/M) Σ_j (f_j − f̄)² on inputs in the box of the batch, M times as the loss is a sum over members."""
     stack = stack_of(nets())
     share = torch.rand(X.shape, generator=generator(5, "fit", 4, "box"))
-    strange = torch.stack([
+    outside = torch.stack([
         torch.stack([low + (high - low) * u for low, high, u in zip(X.min(0).values, X.max(0).values, row, strict=True)])
         for row in share.double()
     ])  # fmt: skip
 
     def literal(setting: int, members: list[nn.Module]) -> Tensor:
-        f = [net(strange)[:, 0] for net in members]
+        f = [net(outside)[:, 0] for net in members]
         mean = sum(f) / M
         variance = sum((own - mean) ** 2 for own in f) / M
         return sum(nll(net) for net in members) - LAMBDAS[setting] * M * variance.mean()
 
-    losses = overall_diversity(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), seed=5)
+    losses = diversity_losses(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), seed=5)
     check(stack, losses, literal)
 
 
@@ -129,7 +133,7 @@ def test_anchored_written_out() -> None:
             total = total + nll(net) + LAMBDAS[setting] * torch.cat(squares).mean()
         return total
 
-    losses = anchored(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), anchors)
+    losses = anchor_losses(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), anchors)
     check(stack, losses, literal)
 
 
@@ -151,7 +155,7 @@ def test_repulsive_written_out(members: int, way: str) -> None:
         return total
 
     options: dict[str, Any] = {"median": {}, "fixed": {"fixed_median": True}, "bandwidth": {"bandwidth": 2.0}}[way]
-    check(stack, repulsive(stack, Gaussian(), **options), literal)
+    check(stack, repulsion_losses(stack, Gaussian(), [RepulsiveConfig(**options)] * 2), literal)
 
 
 def test_anti_regularised_written_out() -> None:
@@ -167,7 +171,7 @@ def test_anti_regularised_written_out() -> None:
             total = total + nll(net) - LAMBDAS[setting] * (member != 1 if setting == 0 else member != 0) * logs.mean()
         return total
 
-    losses = anti_regularised(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), threshold)
+    losses = growth_losses(stack, Gaussian(), torch.tensor(LAMBDAS, dtype=torch.float64), threshold)
     check(stack, losses, literal)
 
 
@@ -177,7 +181,7 @@ def test_classifiers_differ_in_their_logits() -> None:
     torch.testing.assert_close(Gaussian().point(outputs[..., :2])[..., 0], outputs[..., 0])
 
 
-def test_strange_inputs_fill_the_box_of_the_batch_and_have_an_address() -> None:
+def test_outside_inputs_fill_the_box_of_the_batch_and_have_an_address() -> None:
     x = trained.inputs(2000, 3) * torch.tensor([1.0, 10.0, 0.0]) + 5
     drawn = draw_in_box(x, 0, 7)
     assert torch.equal(drawn, draw_in_box(x, 0, 7))
@@ -199,11 +203,11 @@ def test_inputs_that_have_no_box_are_refused(inputs: Any) -> None:
 
 
 FOLLOWERS: dict[str, Callable[[Stack], Losses]] = {
-    "negative correlation": lambda s: negative_correlation(s, Gaussian(), torch.zeros(1)),
-    "overall diversity": lambda s: overall_diversity(s, Gaussian(), torch.zeros(1)),
-    "anchored": lambda s: anchored(s, Gaussian(), torch.zeros(1), {n: w.detach() + 1 for n, w in s.weights.items()}),
-    "repulsive": lambda s: repulsive(s, Gaussian(), bandwidth=1e-3),  # no kernel reaches another net
-    "anti-regularised": lambda s: anti_regularised(s, Gaussian(), torch.ones(1), torch.full((5,), -math.inf)),
+    "negative correlation": lambda s: correlation_losses(s, Gaussian(), torch.zeros(1)),
+    "overall diversity": lambda s: diversity_losses(s, Gaussian(), torch.zeros(1)),
+    "anchored": lambda s: anchor_losses(s, Gaussian(), torch.zeros(1), {n: w.detach() + 1 for n, w in s.weights.items()}),
+    "repulsive": lambda s: repulsion_losses(s, Gaussian(), [RepulsiveConfig(bandwidth=1e-3)]),  # no kernel reaches another net
+    "anti-regularised": lambda s: growth_losses(s, Gaussian(), torch.ones(1), torch.full((5,), -math.inf)),
 }
 
 
@@ -225,9 +229,10 @@ def test_with_its_penalty_every_ensemble_goes_another_way() -> None:
     plain = maximum_likelihood(stack, Gaussian())(0, (X, Y))
     one = torch.ones(1, dtype=torch.float64)
     others = [
-        negative_correlation(stack, Gaussian(), one), overall_diversity(stack, Gaussian(), one),
-        anchored(stack, Gaussian(), one, {n: w.detach() + 1 for n, w in stack.weights.items()}),
-        repulsive(stack, Gaussian()), anti_regularised(stack, Gaussian(), one, torch.full((M,), math.inf)),
+        correlation_losses(stack, Gaussian(), one), diversity_losses(stack, Gaussian(), one),
+        anchor_losses(stack, Gaussian(), one, {n: w.detach() + 1 for n, w in stack.weights.items()}),
+        repulsion_losses(stack, Gaussian(), [RepulsiveConfig()]),
+        growth_losses(stack, Gaussian(), one, torch.full((M,), math.inf)),
     ]  # fmt: skip
     own = torch.autograd.grad(plain.sum(), list(stack.weights.values()))
     for losses in others:

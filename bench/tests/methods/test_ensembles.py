@@ -16,6 +16,7 @@ from offmap.integrations.nets import Stack, member_nll, mlp
 from offmap.maxwent.config import Runtime
 from offmap.model.forward import copy_model
 from offmap_bench.methods import anchored, dare, deep_ensemble, mc_dropout, negative_correlation, overall_diversity, repulsive
+from offmap_bench.methods.ensembles import draw_anchors, member_max_risks
 from trained import classes, inputs, regression, regressor
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -119,7 +120,7 @@ def test_repelled_members_end_further_apart() -> None:
 def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
     nets = models()
     stack = Stack.build(nets, inputs(9), Runtime(progress=False), settings=2)
-    made = anchored.draw_anchors(stack, [anchored.Config(anchor_scale=0.1), anchored.Config(anchor_scale=3.0)], 5)
+    made = draw_anchors(stack, [anchored.Config(anchor_scale=0.1), anchored.Config(anchor_scale=3.0)], 5)
     for n, a in made.items():
         torch.testing.assert_close(stack.by_setting(a)[1], 30 * stack.by_setting(a)[0])
         assert not torch.equal(a[0], a[1])
@@ -137,7 +138,7 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
     valid = rows(regression(30, 1), "valid")
     made = trained(dare, nets, steps=200, lr=1e-3)
     stack = Stack.build(nets, valid.inputs, Runtime(progress=False))
-    bound = dare.member_max_risks(stack, offmap.Gaussian(), valid, None)
+    bound = member_max_risks(stack, offmap.Gaussian(), valid, None)
     losses = torch.stack([
         -torch.distributions.Normal(net(valid.inputs)[:, 0], (net(valid.inputs)[:, 1] / 2).exp()).log_prob(valid.targets)
         for net in nets
@@ -150,22 +151,20 @@ def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
         return torch.cat([(p.detach().square() + 1e-7).log().flatten() for p in net.parameters()]).mean()
 
     assert all(size(grown) > size(net) + 0.05 for grown, net in zip(made.nets(), nets, strict=True))
-    assert (dare.member_max_risks(stack, offmap.Gaussian(), valid, 0.5) == 0.5).all()
+    assert (member_max_risks(stack, offmap.Gaussian(), valid, 0.5) == 0.5).all()
 
 
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="Expected at least two nets, which can repel each other, but got one."):
         trained(repulsive, models(1))
-    with pytest.raises(ConfigError, match="Expected `bandwidth` to be above 0, or None for the median heuristic, but got 0.0."):
+    with pytest.raises(ConfigError, match="Expected `bandwidth` to be a number above 0 or None, but got 0.0."):
         trained(repulsive, models(), bandwidth=0.0)
     for method in (negative_correlation, overall_diversity, anchored, dare):
-        with pytest.raises(ConfigError, match="Expected `tradeoff` to be a number of at least 0, but got -1.0."):
+        with pytest.raises(ConfigError, match="Expected `tradeoff` to be a number ≥ 0, but got -1.0."):
             trained(method, models(), tradeoff=-1.0)
-    with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number of at least 0, but got -1.0."):
+    with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number ≥ 0, but got -1.0."):
         trained(anchored, models(), anchor_scale=-1.0)
-    with pytest.raises(
-        ConfigError, match="Expected `dropout` to be from 0 to below 1, or None for the model's own, but got 1.0."
-    ):
+    with pytest.raises(ConfigError, match="Expected `dropout` to be a number from 0 to below 1, but got 1.0."):
         trained(mc_dropout, models(dropout=0.1), dropout=1.0)
 
 

@@ -16,7 +16,7 @@ from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError, ShapeError
 from offmap.posterior.predictive import Predictive
 from offmap.random import generator
-from offmap_bench.methods.laplace import Approximated, Config, Draw, Means, fit
+from offmap_bench.methods.laplace import Approximated, Config, Draw, Means, laplace
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # laplace-torch's own, when the tests call it
 needed = pytest.mark.skipif(find_spec("laplace") is None, reason="needs laplace-torch")
@@ -30,7 +30,9 @@ def rows(data: tuple[Any, Tensor], name: str = "train") -> Rows:
 
 def fitted(nets: Any = None, law: Any = None, data: Any = trained.regression, **options: Any) -> Approximated:
     nets = nets or trained.regressor(log_variance=True)
-    return fit(nets, rows(data(60)), rows(data(30, 1), "valid"), likelihood=law or offmap.Gaussian(), config=Config(**options))
+    return laplace.fit(
+        nets, rows(data(60)), rows(data(30, 1), "valid"), likelihood=law or offmap.Gaussian(), config=Config(**options)
+    )
 
 
 def posterior(made: Approximated, member: int = 0) -> Any:

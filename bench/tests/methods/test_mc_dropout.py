@@ -12,7 +12,7 @@ import offmap
 from offmap.data import Place, as_batches, load_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import mlp
-from offmap_bench.methods.mc_dropout import Config, Mask, fit, mask_shapes, replace_dropout
+from offmap_bench.methods.mc_dropout import Config, Mask, mask_shapes, mc_dropout, replace_dropout
 from trained import inputs, regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -23,7 +23,7 @@ def trained(nets: Any, *, seed: int = 0, **config: Any) -> Any:
     train = load_rows(as_batches(regression(60, 0), PLACE, name="train", batch_size=16))
     valid = load_rows(as_batches(regression(30, 1), PLACE, name="valid"))
     settings = Config(**{"steps": 20, "check_every": 10, "lr": 0.01} | config)
-    return fit(nets, train, valid, likelihood=LAW, config=settings, seed=seed)
+    return mc_dropout.fit(nets, train, valid, likelihood=LAW, config=settings, seed=seed)
 
 
 def model(seed: int = 0, dropout: float = 0.3) -> nn.Sequential:

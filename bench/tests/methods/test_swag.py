@@ -17,7 +17,7 @@ from offmap.errors import ConfigError
 from offmap.posterior.noise import Normal
 from offmap.posterior.predictive import Predictive, Sampled
 from offmap.random import generator
-from offmap_bench.methods.swag import COLUMNS, Config, Draw, Moments, fit
+from offmap_bench.methods.swag import COLUMNS, Config, Draw, Moments, swag
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 LAW = offmap.Gaussian()
@@ -30,7 +30,7 @@ def rows(data: tuple[Tensor, Tensor], name: str = "train", batch_size: int = 16)
 
 def fitted(nets: Any, *, seed: int = 0, **options: Any) -> Sampled:
     train, valid = rows(trained.regression(60)), rows(trained.regression(30, 1), "valid")
-    return fit(nets, train, valid, likelihood=LAW, config=replace(QUICK, **options), seed=seed)
+    return swag.fit(nets, train, valid, likelihood=LAW, config=replace(QUICK, **options), seed=seed)
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -138,7 +138,7 @@ def test_after_a_divergence_it_wanders_at_a_tenth_of_the_rate(caplog: pytest.Log
 
     def at(lr: float) -> torch.Tensor:
         config = Config(lr=lr, steps=200, collect_every=1)
-        return fit(trained.regressor(), train, valid, likelihood=law, config=config).outputs(valid.inputs, 5)
+        return swag.fit(trained.regressor(), train, valid, likelihood=law, config=config).outputs(valid.inputs, 5)
 
     fast = at(1.0)
     lost = [message for message in caplog.messages if message.startswith("SWAG diverged at rate ")]
@@ -161,7 +161,7 @@ BAD = {
     "collect_every": (0, "Expected `collect_every` to be a whole number above 0, but got 0"),
     "lr": (-1.0, "Expected `lr` to be a number above 0, but got -1.0"),
     "scale": (math.inf, "Expected `scale` to be a number above 0"),
-    "momentum": (1.0, "Expected `momentum` to be a number from 0 to 1, without 1, but got 1.0"),
+    "momentum": (1.0, "Expected `momentum` to be a number from 0 to below 1, but got 1.0"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offmap.errors import ConfigError, FileError
-from offmap_bench.methods import bnn
+from offmap_bench.methods.variational import ABLATION
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, cells, narrow_plan, parse, read_packaged, read_plan
 
@@ -202,9 +202,9 @@ def test_an_impossible_setting_is_refused_before_any_work(new: str, message: str
         ("deep_ensemble", "steps = 1.5", "Expected `steps` to be a whole number above 0, but got 1.5"),
         ("deep_ensemble", "hidden = 3", "Expected `hidden` to be a list of whole numbers above 0, but got 3"),
         ("deep_ensemble", 'score = "papr"', "Expected `score` to be .*did you mean 'paper'.*but got 'papr'"),
-        ("mc_dropout", "dropout = 1.0", "Expected `dropout` to be from 0 to below 1, or None for the model's own, but got 1.0"),
+        ("mc_dropout", "dropout = 1.0", "Expected `dropout` to be a number from 0 to below 1, but got 1.0"),
         ("nearest", 'k = "one"', "Expected `k` to be a whole number above 0, but got 'one'"),
-        ("bnn", "tradeoff = -1", "Expected `tradeoff` to be a number of at least 0, but got -1"),
+        ("bnn", "tradeoff = -1", "Expected `tradeoff` to be a number ≥ 0, but got -1"),
     ],
 )
 def test_a_wrong_type_is_refused_before_any_work(name: str, config: str, message: str) -> None:
@@ -259,7 +259,7 @@ def test_a_packaged_plan_and_its_quick_variant_are_valid(name: str) -> None:
 
 def test_the_ablation_of_the_paper_and_a_short_one_beside_maxwent() -> None:
     whole, short = read_plan("bnn-ablation"), read_plan("uci-bnn-short")
-    settings = {(name, members) for name in bnn.ABLATION for members in (1, 5)}
+    settings = {(name, members) for name in ABLATION for members in (1, 5)}
     assert {(e.config["setting"], e.members) for e in whole.entries} == settings
     assert {METHODS["bnn"].settings(e.config)["steps"] for e in whole.entries} == {50_000}
     assert {(e.config["setting"], e.members) for e in short.entries if e.name == "bnn"} == settings

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
@@ -27,20 +27,13 @@ from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ShapeError
 from offmap.extras import require
 from offmap.likelihoods import Categorical, Gaussian
-from offmap.model.forward import CACHE_NUMBERS, BatchedModel, OutputFn, copy_model
+from offmap.model.forward import BatchedModel, LRUCache, OutputFn, copy_model
 from offmap.model.params import ParamSelection, StackedModel, at, stack_models
-from offmap.posterior.predictive import History
 from offmap.random import generator
-from offmap_bench.methods.base import Nets, Problem, check_fields, check_words, fitter
-
-NO_DEPS = "laplace-torch curvlinops-for-pytorch backpack-for-pytorch"
-"""What no extra may name: these ask for torchvision, and with it for another torch."""
+from offmap_bench.methods.competitor import Competitor, Nets, Problem, one_by_one
 
 LAWS: dict[type, str] = {Gaussian: "regression", Categorical: "classification"}
 """laplace-torch's words for the likelihoods that it knows."""
-
-ROUNDS, HALF = 4, 4
-"""How often the grid of the evidence is laid, and its points on each side of the middle."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +57,11 @@ class Approximated:
 
     model: BatchedModel
     weights: Weights
-    draw: Callable[[range, int], Weights]
+    draw: Draw
     linear: bool = True
     means: int | None = None
     chosen: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    history: History | None = None
+    history: None = None
 
     @property
     def members(self) -> int:
@@ -90,57 +83,51 @@ class Approximated:
         plain = self.model.outputs(lambda span: self.weights, 1, x, members=self.members).repeat_interleave(draws, 0)
         return torch.cat([random[..., : self.means], plain[..., self.means :]], -1)
 
-    def _repeated(self, draws: int) -> Weights:
-        return {name: w.repeat_interleave(draws, 0) for name, w in self.weights.items()}
+    def _drawn(self, span: range, seed: int) -> tuple[Weights, Weights]:
+        """All weights, w̄ of each draw, and δ of the random ones."""
+        return {name: w.repeat_interleave(len(span), 0) for name, w in self.weights.items()}, self.draw(span, seed)
 
     def _sampled(self, span: range, seed: int) -> Weights:
-        weights = self._repeated(len(span))
-        return weights | {name: weights[name] + delta for name, delta in self.draw(span, seed).items()}
+        weights, delta = self._drawn(span, seed)
+        return weights | {name: weights[name] + d for name, d in delta.items()}
 
     @torch.enable_grad()  # no gradient is asked for, but tiles are written in place without
     def _linearised(self, x: Inputs, draws: int, seed: int) -> Tensor:
         step, parts = max(1, self.model.chunk_size), list[Tensor]()
         for span in (range(i, min(i + step, draws)) for i in range(0, draws, step)):
-            delta, weights = self.draw(span, seed), self._repeated(len(span))
-            point = {name: weights[name] for name in delta}
-            rows: list[Tensor] = []
+            weights, delta = self._drawn(span, seed)
+            point, rows = {name: weights[name] for name in delta}, list[Tensor]()
             for start in range(0, rows_of(x), self.model.batch_size):
                 taken = take_rows(x, slice(start, start + self.model.batch_size))
 
                 def run(moved: Weights, fixed: Weights = weights, taken: Inputs = taken) -> Tensor:
                     return self.model(fixed | moved, taken)
 
-                tangent = torch.func.jvp(run, (point,), (delta,))  # f and J·δ
-                rows.append((tangent[0] + tangent[1]).detach())
+                both = torch.func.jvp(run, (point,), (delta,))  # f and J·δ
+                rows.append((both[0] + both[1]).detach())
             parts.append(torch.cat(rows, 1).unflatten(0, (self.members, len(span))))
         return torch.cat(parts, 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Draws of every member's posterior by laplace-torch, each from the generator of its address, relative to w̄."""
+    """Draws of every member's posterior by laplace-torch, each from the generator of its address, relative to w̄; cached."""
 
     posteriors: Sequence[Any]
     shapes: dict[str, torch.Size]
-    _known: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: LRUCache = field(default_factory=LRUCache, init=False, repr=False, compare=False)
 
     def __call__(self, span: range, seed: int) -> Weights:
         """{name: (M·p, ...)}."""
-        flat = torch.stack([self.one(seed, member, number) for member in range(len(self.posteriors)) for number in span])
+        keys = [(seed, member, number) for member in range(len(self.posteriors)) for number in span]
+        flat = torch.stack([self._cache.get(key, lambda key=key: self._draw(*key)) for key in keys])
         parts = flat.split([math.prod(shape) for shape in self.shapes.values()], 1)
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def one(self, seed: int, member: int, number: int) -> Tensor:
-        """δ of one draw as a vector; the latest are remembered, for drawing takes a while."""
-        key = seed, member, number
-        if key not in self._known:
-            posterior = self.posteriors[member]
-            with torch.no_grad():
-                drawn = posterior.sample(1, generator=generator(seed, "infer", member, number, "laplace"))[0] - posterior.mean
-            if drawn.numel() * (len(self._known) + 1) > CACHE_NUMBERS:
-                self._known.clear()
-            self._known[key] = drawn
-        return self._known[key]
+    @torch.no_grad()
+    def _draw(self, seed: int, member: int, number: int) -> Tensor:
+        posterior = self.posteriors[member]
+        return posterior.sample(1, generator=generator(seed, "infer", member, number, "laplace"))[0] - posterior.mean
 
 
 class Means(nn.Module):
@@ -156,17 +143,16 @@ class Means(nn.Module):
         return output.unsqueeze(1) if output.ndim == 1 else output[:, : self.means]
 
 
-@fitter(Config)
-def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
-    """Find the curvature of every member on the training data, and the prior of highest evidence, without training or drawing."""
+def _fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
     likelihood, runtime = problem.likelihood, problem.runtime
-    check(config)
     if type(likelihood) not in LAWS:
         words = " or ".join(law.__name__ for law in LAWS)
         raise ConfigError(f"Expected a likelihood that laplace-torch knows, {words}, but got {type(likelihood).__name__}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own use of torch and numpy
-        library = require("laplace", "laplace", package="offmap-bench", no_deps=NO_DEPS)
+        # no extra may name these: they ask for torchvision, and with it for another torch
+        needed = "laplace-torch curvlinops-for-pytorch backpack-for-pytorch"
+        library = require("laplace", "laplace", package="offmap-bench", no_deps=needed)
     rows, around = load_rows(problem.train), stack_models(nets, config.params)
     model = runtime.model(around.module, around.mean | around.fixed, problem.valid.inputs)
     if not isinstance(rows.inputs, Tensor) or model.output_axes not in (0, 1):
@@ -176,7 +162,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
     means = likelihood.targets if isinstance(likelihood, Gaussian) and likelihood.noise is None else None
     law = LAWS[type(likelihood)]
     posteriors = [
-        posterior(library, Means(host_of(around, m), runtime.output_fn, means), loader, law, config)
+        find_posterior(library, Means(member_model(around, m), runtime.output_fn, means), loader, law, config)
         for m in range(around.members)
     ]
     names = [n.removeprefix("net.") for n, p in posteriors[0].model.named_parameters() if p.requires_grad]
@@ -185,7 +171,7 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
     return Approximated(model, around.mean | around.fixed, draw, config.kind == "linear", means, chosen)
 
 
-def host_of(around: StackedModel, member: int) -> nn.Module:
+def member_model(around: StackedModel, member: int) -> nn.Module:
     """One member as a module of its own, in which the random weights want gradients."""
     net = copy_model(around.module)
     net.load_state_dict(around.weights(member), strict=False)
@@ -195,7 +181,7 @@ def host_of(around: StackedModel, member: int) -> nn.Module:
 
 
 @torch.enable_grad()
-def posterior(library: Any, model: Means, loader: DataLoader[Any], law: str, config: Config) -> Any:
+def find_posterior(library: Any, model: Means, loader: DataLoader[Any], law: str, config: Config) -> Any:
     """laplace-torch's posterior around one member, with its prior, and the noise of a regression."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -224,16 +210,12 @@ def by_evidence(made: Any, *, noisy: bool) -> None:
         value = float(made.log_marginal_likelihood(*(made.mean.new_tensor([10.0**power]) for power in powers)))
         return value if math.isfinite(value) else -math.inf
 
-    for _ in range(ROUNDS):
-        axes = [
-            [middle + side * step / HALF for step in range(-HALF, HALF + 1)] for middle, side in zip(best, sides, strict=True)
-        ]
+    for _ in range(4):  # each grid has 9 points a side, at a quarter of the distance of the one before
+        axes = [[middle + side * step / 4 for step in range(-4, 5)] for middle, side in zip(best, sides, strict=True)]
         best = max(product(*axes), key=evidence)
-        sides = tuple(side / HALF for side in sides)
+        sides = tuple(side / 4 for side in sides)
     evidence(best)  # laplace-torch keeps what it was asked last
 
 
-def check(config: Config) -> None:
-    """Refuse impossible settings before any work."""
-    check_words(config, structure=("kron", "diag", "full"), kind=("linear", "sampled"))
-    check_fields(config)
+laplace = Competitor(Config, one_by_one(_fit))
+"""Find the curvature of every member on the training data, and the prior of highest evidence, without training or drawing."""

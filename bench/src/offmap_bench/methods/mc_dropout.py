@@ -14,15 +14,12 @@ from offmap._types import Inputs, Weights
 from offmap.data import Batch
 from offmap.data.batch import arguments, rows_of, take_rows
 from offmap.errors import ModelError
-from offmap.integrations.nets import Stack, Training, train_stack
+from offmap.integrations.nets import Stack, Training
 from offmap.model.forward import copy_model
 from offmap.model.params import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
-from offmap_bench.methods.base import Nets, Problem, check_fields, grid_fitters, shared
-
-CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Layers that drop whole channels."""
+from offmap_bench.methods.competitor import Competitor, Nets, Problem, shared
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,8 @@ def replace_dropout(net: nn.Module) -> nn.Module:
     for name, module in list(twin.named_modules()):
         if isinstance(module, nn.modules.dropout._DropoutNd):  # pyright: ignore[reportPrivateUsage]
             parent, _, leaf = name.rpartition(".")
-            mask = Mask(module.p, isinstance(module, CHANNELS)).to(next(twin.parameters()).device)
+            channels = isinstance(module, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
+            mask = Mask(module.p, channels).to(next(twin.parameters()).device)
             setattr(twin.get_submodule(parent), leaf, mask)
     if not any(isinstance(m, Mask) for m in twin.modules()):
         raise ModelError(
@@ -62,16 +60,14 @@ def replace_dropout(net: nn.Module) -> nn.Module:
 
 def mask_shapes(net: nn.Module, inputs: Inputs) -> dict[str, tuple[float, tuple[int, ...]]]:
     """Dropout rate and feature shape of every mask, by buffer name."""
+    masks = {name: module for name, module in net.named_modules() if isinstance(module, Mask)}
     shapes: dict[str, tuple[float, tuple[int, ...]]] = {}
 
-    def note(name: str, mask: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def note(name: str, mask: Mask, args: tuple[Tensor, ...]) -> None:
         row = tuple(args[0].shape[1:])
-        assert isinstance(mask, Mask)
         shapes[f"{name}.mask"] = mask.rate, (row[0], *[1] * (len(row) - 1)) if mask.channels else row
 
-    hooks = [
-        module.register_forward_pre_hook(partial(note, name)) for name, module in net.named_modules() if isinstance(module, Mask)
-    ]
+    hooks = [mask.register_forward_pre_hook(partial(note, name)) for name, mask in masks.items()]
     args, kwargs = arguments(take_rows(inputs, slice(0, 2)))
     with torch.no_grad():
         net(*args, **kwargs)
@@ -101,30 +97,24 @@ class Masks:
             for name, (rate, shape) in self.shapes.items()
         }  # fmt: skip
 
-    def thinned(self, weights: Weights) -> Callable[[range, int], Weights]:
-        """Draws of thinned nets, (span, seed) -> {name: (M·p, ...)}."""
-
-        def draw(span: range, seed: int) -> Weights:
-            return {n: w.repeat_interleave(len(span), 0) for n, w in weights.items()} | self.draw(span, "infer", seed)
-
-        return draw
+    def thin(self, weights: Weights) -> Callable[[range, int], Weights]:
+        """Return the draws of thinned nets, (span, seed) -> {name: (M·p, ...)}."""
+        return lambda span, seed: (
+            {n: w.repeat_interleave(len(span), 0) for n, w in weights.items()} | self.draw(span, "infer", seed)
+        )
 
 
 def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sampled]:
     """Train copies of the nets with a new mask per example and step; keep the state of lowest validation NLL without masks."""
-    valid, likelihood, runtime = problem.valid, problem.likelihood, problem.runtime
-    for config in configs:
-        check_fields(config)
-    training = shared(configs)
+    valid, likelihood = problem.valid, problem.likelihood
     at = stack_models([replace_dropout(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
     shapes = mask_shapes(at.module, valid.inputs)
     fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
-    stack = Stack.of(runtime.model(at.module, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
+    stack = Stack.of(problem.runtime.model(at.module, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
     like = next(iter(at.mean.values()))
-    rates = [c.dropout for c in configs]
     masks = [
-        Masks({n: (own if rate is None else rate, shape) for n, (own, shape) in shapes.items()}, at.members, like)
-        for rate in rates
+        Masks({n: (own if c.dropout is None else c.dropout, shape) for n, (own, shape) in shapes.items()}, at.members, like)
+        for c in configs
     ]
 
     def losses(step: int, batch: Batch) -> Tensor:
@@ -133,12 +123,8 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
         outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
         return stack.by_setting(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
 
-    train_stack(
-        stack, losses, problem.train, valid, likelihood=likelihood, config=training, seed=problem.seed, progress=runtime.progress
-    )
-    return [
-        Sampled(stack.model, weights, mask.thinned(weights)) for weights, mask in zip(stack.trained_weights(), masks, strict=True)
-    ]
+    problem.train_stack(stack, losses, shared(configs))
+    return [Sampled(stack.model, w, mask.thin(w)) for w, mask in zip(stack.trained_weights(), masks, strict=True)]
 
 
-fit, fit_grid = grid_fitters(Config, _fit_all)
+mc_dropout = Competitor(Config, _fit_all)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,15 +17,12 @@ from offmap.model.params import stack_models
 from offmap.posterior.noise import Normal, draw_noise
 from offmap.posterior.predictive import Sampled
 from offmap.progress import bar
-from offmap_bench.methods.base import Nets, Problem, check_fields, fitter
+from offmap_bench.methods.competitor import Competitor, Nets, Problem, check_fields, one_by_one
 
 logger = logging.getLogger("offmap")
 
 COLUMNS = "(columns)"
 """The address of the low-rank noise, which no parameter can have."""
-
-TRIES = 4
-"""How many rates are tried, each a tenth of the one before."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,8 @@ class Draw:
         return drawn | {name: t.repeat_interleave(len(span), 0) for name, t in self.fixed.items()}
 
 
-@fitter(Config)
-def fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
+def _fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
     """Let copies of the trained nets wander, all on the same batches, and collect their states; `valid` teaches nothing."""
-    check(config)
     at = stack_models(nets)
     model = problem.runtime.model(at.module, at.mean | at.fixed, problem.valid.inputs)
 
@@ -122,28 +116,24 @@ def fit(nets: Nets, problem: Problem, config: Config) -> Sampled:
         finite = stop_reason != "diverged" and all(bool(mean.isfinite().all()) for mean in moments.mean.values())
         return moments if finite else None
 
-    moments = slower_until_finite(wander, config.lr)
-    mean = {n: w.to(at.mean[n]) for n, w in moments.mean.items()}
-    std = {n: w.to(at.mean[n]) for n, w in moments.std().items()}
+    for lr in (config.lr / 10**tenths for tenths in range(4)):  # confident nets have steep losses: start again, slower
+        if (moments := wander(lr)) is not None:
+            break
+        logger.warning("SWAG diverged at rate %g (the loss is not finite).", lr)
+    else:
+        raise ConfigError(f"SWAG diverged at rates from {config.lr:g} down to {config.lr / 1000:g}: lower `lr`.")
+    mean, std = ({n: w.to(at.mean[n]) for n, w in weights.items()} for weights in (moments.mean, moments.std()))
     columns = {n: torch.stack([column[n] for column in moments.columns], 1) for n in mean}
     return Sampled(model, mean | at.fixed, Draw(mean, std, columns, at.fixed, config.scale))
 
 
-def slower_until_finite(wander: Callable[[float], Moments | None], lr: float) -> Moments:
-    """Start again from the trained nets with a tenth of the rate whenever it was too high: confident nets have steep losses."""
-    for tenths in range(TRIES):
-        moments = wander(lr / 10**tenths)
-        if moments is not None:
-            return moments
-        logger.warning("SWAG diverged at rate %g (the loss is not finite).", lr / 10**tenths)
-    raise ConfigError(f"SWAG diverged at rates from {lr:g} down to {lr / 10 ** (TRIES - 1):g}: lower `lr`.")
-
-
-def check(config: Config) -> None:
-    """Refuse impossible settings before any work."""
+def _check(config: Config) -> None:
     check_fields(config)
     if config.rank < 2 or config.steps < 2 * config.collect_every:
         raise ConfigError(
             f"Expected `rank` of at least 2 and `steps` for at least two states, but got {config.rank}, and {config.steps} steps "
             f"with one state every {config.collect_every}."
         )
+
+
+swag = Competitor(Config, one_by_one(_fit), _check)

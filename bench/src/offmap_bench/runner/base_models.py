@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from offmap.maxwent.config import Runtime, override
 from offmap.model.params import at, sealed, stack_models, unsealed
 from offmap.posterior.predictive import Sampled
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
+from offmap_bench.methods.competitor import Competitor
 from offmap_bench.tasks.task import Task
 
 logger = logging.getLogger("offmap")
@@ -37,7 +37,7 @@ SEED_STEP = 1000
 """Seeds of the members' starts are this far apart, so that a member has the same start in ensembles of any size."""
 
 SILENT = Runtime(progress=False)
-ENSEMBLES: dict[str, ModuleType] = {
+ENSEMBLES: dict[str, Competitor[Any, Sampled]] = {
     "deep_ensemble": deep_ensemble, "negative_correlation": negative_correlation, "overall_diversity": overall_diversity,
     "anchored": anchored, "repulsive": repulsive,
 }  # fmt: skip

@@ -11,7 +11,7 @@ from offmap.errors import ConfigError, nearest
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.config import override
 from offmap.posterior.predictive import Predictive, Scorer
-from offmap_bench.methods.base import as_settings, check_fields, check_settings
+from offmap_bench.methods.competitor import as_settings, check_fields, check_settings
 from offmap_bench.runner.base_models import ENSEMBLES, Recipe, Trained, trained
 from offmap_bench.tasks.task import Task
 

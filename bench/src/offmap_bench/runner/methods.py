@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from statistics import fmean
-from types import ModuleType
 from typing import Any
 
 from offmap.detectors.input_distance import Mahalanobis, Nearest
@@ -17,6 +16,8 @@ from offmap_bench.detectors.gaussian_process import gaussian_process
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
 from offmap_bench.detectors.isolation_forest import isolation_forest
 from offmap_bench.methods import bnn, dare, laplace, mc_dropout, mean_field, swag
+from offmap_bench.methods.laplace import Approximated
+from offmap_bench.methods.variational import ABLATION
 from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, likelihood_of, prepare, trained, untrained
 from offmap_bench.runner.context import (
     BASE,
@@ -44,7 +45,7 @@ def config_keys(config: type) -> frozenset[str]:
 
 def describe_fit(predictive: Predictive) -> dict[str, Any]:
     """What a fit chose and how wide it became."""
-    if isinstance(predictive, laplace.Approximated):
+    if isinstance(predictive, Approximated):
         return dict(predictive.chosen)
     if not isinstance(predictive, Stochastic):
         return {}
@@ -74,7 +75,7 @@ def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = N
     return Method(fit, lambda settings: fill_defaults(read(settings), settings, **defaults), names, from_models=True)
 
 
-def from_scratch(module: ModuleType, stacks: str, *, dropout: float = 0.0) -> Method:
+def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
     """A method that trains nets of its own, all candidates of a grid in `stacks` at once, each told its share of the seconds."""
 
     def read(settings: Settings) -> Any:
@@ -135,7 +136,7 @@ def scorer(make: Callable[..., Scorer], *keys: str, from_models: bool = False) -
 METHODS: dict[str, Method] = {
     **{name: ensemble(name) for name in ENSEMBLES},
     "maxwent": around_models(maxwent, "config", "batch_size", "chunk_size", presets=CONFIGS),
-    "bnn": around_models(bnn, "setting", "batch_size", presets=bnn.ABLATION),
+    "bnn": around_models(bnn, "setting", "batch_size", presets=ABLATION),
     "dare": around_models(dare, batch_size=BATCH),
     "swag": around_models(swag, batch_size=BATCH),
     "laplace": around_models(laplace),

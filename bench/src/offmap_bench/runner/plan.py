@@ -14,7 +14,7 @@ from typing import Any
 
 from offmap.errors import ConfigError, FileError, nearest
 from offmap.scores.score import SCORES
-from offmap_bench.methods.base import check_settings
+from offmap_bench.methods.competitor import check_settings
 from offmap_bench.runner.context import BASE, SCORING, candidates, without_scoring
 from offmap_bench.runner.methods import METHODS, SIZE
 from offmap_bench.tasks.catalog import expand

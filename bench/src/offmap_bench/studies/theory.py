@@ -17,7 +17,7 @@ from offmap.guard import Guard
 from offmap.report.diagnosis import amplitude_panels, trace_panels
 from offmap.report.figures import Panel
 from offmap_bench.demo.run import MOONS, SILENT, Bench
-from offmap_bench.methods import bnn
+from offmap_bench.methods.variational import ABLATION, bnn
 from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
 from offmap_bench.runner.watch import grid, view
@@ -68,7 +68,7 @@ def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
 
     def fit_bnn(name: str) -> Guard:
         shared = {("tradeoff" if key == "entropy_weight" else key): value for key, value in SHARED.items()}  # λ of the KL
-        config = replace(bnn.ABLATION[name], **shared)
+        config = replace(ABLATION[name], **shared)
         return bench.guard(
             bnn.fit(net, bench.train, bench.valid, likelihood=bench.likelihood, config=config, runtime=SILENT), score="paper"
         )

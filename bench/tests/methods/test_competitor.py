@@ -15,7 +15,7 @@ from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, Training, maximum_likelihood, member_nll, mlp, train_stack
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
-from offmap_bench.methods.base import check_settings, ensemble_nll, per_setting, shared
+from offmap_bench.methods.competitor import check_settings, ensemble_nll, per_setting, shared
 
 LAW = Gaussian()
 TRAIN, VALID = Rows(*trained.regression(60), 16, "train"), Rows(*trained.regression(30, 1), 16, "valid")
@@ -162,13 +162,11 @@ def test_settings_must_share_how_they_are_trained() -> None:
         ConfigError, match=r"Expected the settings of a grid to share `steps`, but got \[5, 6\]. Fit them one by one."
     ):
         shared([Tuned(steps=5), Tuned(steps=6)])
-    with pytest.raises(ConfigError, match="Expected at least one setting of a grid, but got none."):
-        shared([])
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "big", True, None])
 def test_impossible_numbers_are_refused(value) -> None:
-    with pytest.raises(ConfigError, match=f"Expected `tradeoff` to be a number of at least 0, but got {value!r}."):
+    with pytest.raises(ConfigError, match=f"Expected `tradeoff` to be a number ≥ 0, but got {value!r}."):
         check_settings({"tradeoff": value})
 
 
