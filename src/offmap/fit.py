@@ -34,9 +34,8 @@ from offmap.errors import ConfigError, DataError, ModelError
 from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood, resolve
 from offmap.maxwent import solve as maxwent
-from offmap.maxwent.checkpoint import Checkpoint
+from offmap.maxwent.checkpoint import Checkpoint, check_same_on_all, identify
 from offmap.maxwent.config import CONFIGS, Config, Runtime, override
-from offmap.maxwent.identity import check_same_on_all, identify
 from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.inspect import UNREACHED, Findings, check_model, restore_state
 from offmap.model.params import ParamSelection, StackedModel, as_models, check_same_function, choose, stack_models
@@ -150,7 +149,8 @@ def fit(
             false_alarms=false_alarms, seed=seed, target=target, notes=findings.notes, image_spec=spec, group=group,
             sharded=data.sharded,
         )  # fmt: skip
-        state.done()
+        if state is not None:
+            state.done()
         return guard
 
 
@@ -258,14 +258,14 @@ def load_calibration(calibration: Data | None, place: Place, target: str) -> Row
 
 def open_checkpoint(
     path: str | Path | None, stacked: StackedModel, data: Datasets, config: Config, options: dict[str, Any], group: Group
-) -> Checkpoint:
+) -> Checkpoint | None:
     """Return the state of this fit, from an earlier run if there was one; several processes compare that they fit the same."""
     if path is None and group.size == 1:
-        return Checkpoint()
+        return None
     parts = {"train": None if data.sharded else data.train, "valid": data.valid}
     identity = identify(stacked, parts, config, **options)
     check_same_on_all(identity, group)
-    return Checkpoint(None if path is None else checks.path("checkpoint", path), identity, group)
+    return None if path is None else Checkpoint(checks.path("checkpoint", path), identity, group)
 
 
 def inspect_model(stacked: StackedModel, valid: Rows, runtime: Runtime) -> Findings:

@@ -16,7 +16,7 @@ from torch import Tensor
 import offmap
 import rank_jobs as jobs
 from offmap.errors import FileError
-from offmap.maxwent.checkpoint import Checkpoint, Part
+from offmap.maxwent.checkpoint import Checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(content: bytes, messa
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "fit.state"
     kept = Checkpoint(file, {"seed": "1"})
-    kept.keep("part", lambda: Part({"step": 3}, {"u": torch.arange(4.0)}), always=True)
+    kept.keep("part", {"step": 3}, {"u": torch.arange(4.0)})
     again = Checkpoint(file, {"seed": "1"})["part"]
     assert again is not None
     assert again.values == {"step": 3}
@@ -168,23 +168,6 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
 
 def test_a_guard_is_no_state(tmp_path: Path) -> None:
     offmap.fit(jobs.mlp(), *jobs.TWO, solver="closed-form", **jobs.OPTIONS).save(tmp_path / "guard")
-    with pytest.raises(FileError, match="is not the state of a fit: expected 'offmap-checkpoint-2', but got 'offmap-guard-6'"):
+    with pytest.raises(FileError, match="is not the state of a fit of this version: expected 'offmap-checkpoint-2', but"):
         jobs.stepped(tmp_path / "guard")
     assert (tmp_path / "guard").exists()
-
-
-def test_writes_that_cost_much_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("offmap.maxwent.checkpoint.time.monotonic", lambda: clock[0])
-
-    def write(path: Path, content: bytes) -> None:
-        written.append(clock[0])
-        clock[0] += 2
-
-    written: list[float] = []
-    monkeypatch.setattr("offmap.maxwent.checkpoint.write_whole", write)
-    kept = Checkpoint(tmp_path / "fit.state")
-    for _ in range(50):
-        kept.keep("part", Part)
-        clock[0] += 1
-    assert written == [0.0, 20.0, 40.0]

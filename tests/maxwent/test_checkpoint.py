@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save
 
-from offmap.atomic import HEADER
+from offmap.atomic import HEADER, seal
 from offmap.errors import FileError
 from offmap.maxwent.checkpoint import FORMAT, Checkpoint, Part
-from offmap.model.params import sealed
 from threads import Thread, in_ranks
 
 IDENTITY = {"seed": "1"}
@@ -33,28 +30,18 @@ def assert_kept(found: Part | None, step: int = 3) -> None:
 
 def test_parts_come_back_by_name(tmp_path: Path):
     kept = Checkpoint(tmp_path / "state", IDENTITY)
-    kept.keep("one", part, always=True)
-    kept.keep("two", lambda: part(5), always=True)
+    kept.keep("one", *part())
+    kept.keep("two", *part(5))
     again = Checkpoint(tmp_path / "state", IDENTITY)
     assert_kept(again["one"])
     assert_kept(again["two"], 5)
     assert again["three"] is None
 
 
-def test_without_a_path_nothing_is_kept_or_made():
-    def never() -> Part:
-        raise AssertionError
-
-    kept = Checkpoint()
-    kept.keep("part", never, always=True)
-    assert kept["part"] is None
-    kept.done()
-
-
 def test_the_file_goes_when_the_fit_is_done(tmp_path: Path):
     kept = Checkpoint(tmp_path / "state", IDENTITY)
     kept.done()  # nothing was written yet
-    kept.keep("part", part, always=True)
+    kept.keep("part", *part())
     assert (tmp_path / "state").exists()
     kept.done()
     assert list(tmp_path.iterdir()) == []
@@ -69,7 +56,7 @@ def test_the_file_goes_when_the_fit_is_done(tmp_path: Path):
     ],
 )
 def test_the_state_of_another_fit_is_refused(identity: dict[str, str], message: str, tmp_path: Path):
-    Checkpoint(tmp_path / "state", IDENTITY).keep("part", part, always=True)
+    Checkpoint(tmp_path / "state", IDENTITY).keep("part", *part())
     with pytest.raises(FileError, match=f"state is the state of another fit: {message}. Delete the file to start anew, or pass"):
         Checkpoint(tmp_path / "state", identity)
 
@@ -81,7 +68,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
 
 def sealed_file(header: Any) -> bytes:
     tensors = {"part/u": torch.zeros(2)}
-    return save(tensors, metadata={"offmap": sealed(json.dumps(header), tensors)})
+    return seal(header, tensors)
 
 
 WHOLE: dict[str, Any] = {"format": FORMAT, "identity": IDENTITY, "parts": {"part": {}}}
@@ -119,7 +106,7 @@ def test_all_ranks_have_what_the_first_reads_and_it_alone_writes(tmp_path: Path)
         mine = path if group.rank == 0 else tmp_path / "a disk that others do not see"
         kept = Checkpoint(mine, IDENTITY, group)
         assert kept.parts == {}
-        kept.keep("part", lambda: part(group.rank), always=True)
+        kept.keep("part", *part(group.rank))
         return Checkpoint(mine, IDENTITY, group)
 
     for kept in in_ranks(3, run):
@@ -132,7 +119,7 @@ def test_the_file_of_the_ranks_is_removed_by_the_first(tmp_path: Path):
 
     def run(group: Thread) -> bool:
         kept = Checkpoint(path, IDENTITY, group)
-        kept.keep("part", part, always=True)
+        kept.keep("part", *part())
         group.all_gather_object(None)
         if group.rank:
             kept.done()
@@ -159,5 +146,6 @@ def test_writing_takes_at_most_a_tenth_of_the_time(tmp_path: Path, monkeypatch: 
     kept = Checkpoint(tmp_path / "state", IDENTITY)
     for now in (0.0, 2.0, 19.9, 20.0, 39.9, 40.1):
         clock[0] = now
-        kept.keep("part", part)
+        if kept.due():
+            kept.keep("part", *part())
     assert written == [0.0, 20.0, 40.1]

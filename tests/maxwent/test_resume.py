@@ -15,7 +15,7 @@ from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History
 
 
-def begun(path: Path | None) -> Descent:
+def begun(path: Path) -> Descent:
     """One member that passes every check, one after every third step."""
     q = WeightDistribution({"w": torch.zeros(1, 4)}, initial_scale=0.1)
     monitor = RiskMonitor(q, lambda _: (torch.zeros(1), torch.zeros(1)), torch.ones(1), every=3, history=History())
@@ -32,7 +32,7 @@ def walk(descent: Descent, steps: int) -> None:
 
 
 def test_steps_go_on_from_the_last_check_as_if_never_ended(tmp_path: Path):
-    walk(whole := begun(None), 8)
+    walk(whole := begun(tmp_path / "whole"), 8)
     walk(begun(tmp_path / "state"), 5)
     rest = begun(tmp_path / "state")
     assert rest.resume() is None

@@ -21,7 +21,7 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as to_bytes
 
 from faults.readers import READERS, header_of, signed
-from offmap.model.params import checksum
+from offmap.atomic import checksum
 
 Make = Callable[[random.Random], bytes]
 MEGABYTE = 1 << 20

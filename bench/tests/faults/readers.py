@@ -20,12 +20,12 @@ from safetensors.torch import save as to_bytes
 from torch import nn
 
 import offmap
+from offmap.atomic import checksum
 from offmap.cli.models import read_weights
 from offmap.data.tables.images import read_pixels
 from offmap.data.tables.table import open_table
 from offmap.errors import OffmapError
 from offmap.maxwent.checkpoint import Checkpoint, Part
-from offmap.model.params import checksum
 from offmap.serve.parsing import InputSpec, RequestError, parse_inputs
 from offmap_bench.runner.plan import digest, parse, read_packaged
 from offmap_bench.runner.store import Record, parse_record, to_line

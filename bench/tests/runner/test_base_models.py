@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from offmap.atomic import cache_folder
@@ -61,16 +59,6 @@ def test_a_damaged_file_is_said_and_made_again(tmp_path: Path, caplog: pytest.Lo
             again = models(task("regression"), 0, RECIPE, tmp_path)
         assert f"{path} cannot be read ({reason}" in caplog.text
         torch.testing.assert_close(weights(again), weights(first))
-
-
-def test_a_file_from_before_there_were_checksums_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = models(task("regression"), 0, RECIPE, tmp_path)
-    (path,) = (tmp_path / "models").iterdir()
-    with safe_open(path, "pt") as file:
-        told = file.metadata()["offmap"].partition(" ")[2]
-        save_file({name: file.get_tensor(name) for name in file.keys()}, path, {"offmap": told})  # noqa: SIM118
-    torch.testing.assert_close(weights(models(task("regression"), 0, RECIPE, tmp_path)), weights(first))
-    assert caplog.text == ""
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

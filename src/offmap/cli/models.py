@@ -37,7 +37,7 @@ class GuardSource:
         plain tensors and compared with the digests in the guard, so those that the file names are used if none are given.
         """
         file = GuardFile.read(self.path)
-        stored = file.about
+        stored = file.header.about
         named = stored.get("net") if isinstance(stored.get("net"), str) else None
         if self.net is None and not (self.trust_net and named):
             again = f"--net {named}, with which it was fitted, or --trust-net to import that because the file says so"

@@ -1,36 +1,106 @@
-"""Guard files: safetensors with a JSON header. Written atomically, read without running code, tied to the models by digests."""
+"""Guard files: safetensors with a JSON header. Written atomically, read without running code, tied to the models by digests.
+
+A checksum tells of accidents, not of intent: whoever writes a file can compute it. So the header is declared field by field, and
+kinds, ranges and shapes are checked before anything is built.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as to_bytes
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from offmap import checks
 from offmap._types import Weights
-from offmap.atomic import HEADER, write_whole
+from offmap.atomic import digest, seal, unseal_as, write_whole
+from offmap.checks import option
 from offmap.data import Place
+from offmap.data.image_spec import ImageSpec
 from offmap.detector import Calibration
-from offmap.errors import ConfigError, FileError, OffmapError
-from offmap.guard import Guard
-from offmap.io.schema import Header, check_tensors, misfit, parse, parse_header
+from offmap.errors import ConfigError, FileError, OffmapError, first_line
+from offmap.guard import MOST_DRAWS, Guard, check_clip
 from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import BatchedModel, OutputFn, first_tensor
 from offmap.model.inspect import forgotten, restore_state
-from offmap.model.params import as_models, checksum, digest, sealed, stack_models
+from offmap.model.matrix_view import MatrixView
+from offmap.model.params import as_models, stack_models
 from offmap.posterior.basis import Rotation
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import noise_from_state, noise_state
-from offmap.posterior.predictive import Stochastic
-from offmap.scores.score import SCORES, Score, fill_buffers
+from offmap.posterior.predictive import History, Stochastic
+from offmap.scores.score import SCORES, fill_buffers
 
 FORMAT = "offmap-guard-6"
+KIND, REMEDY = "a guard file", "Save the guard again."
+LARGEST_SIZE = 1 << 40
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """How the models run."""
+
+    chunk_size: int = option(1, "Draws at once.", at_least=1, at_most=LARGEST_SIZE)
+    batch_size: int = option(1, "Rows at once.", at_least=1, at_most=LARGEST_SIZE)
+    output_numbers: int = option(1, "Numbers in one output row.", at_least=1, at_most=LARGEST_SIZE)
+    output_axes: int | None = option(None, "Axes of one output row.", at_least=0, at_most=64)
+    last_layer: str | None = None
+
+
+@dataclass(frozen=True)
+class GuardHeader:
+    """Options of the guard."""
+
+    draws: int = option(50, "Draws of every member.", at_least=2, at_most=MOST_DRAWS)
+    clip: float | None = option(None, "Bound on the draws that predict.", check=check_clip)
+    seed: int = 0
+    target: str = "labels"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CalibrationHeader:
+    """Options of the calibration; its tensors are in the file."""
+
+    false_alarms: float = option(0.05, "Rate of false alarms.", check=lambda value: checks.fraction("false_alarms", value))
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered score or likelihood and its plain values; its tensors are in the file."""
+
+    name: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Header:
+    """All that a guard file says beside its tensors."""
+
+    format: str
+    models: list[dict[str, tuple[tuple[int, ...], str, str]]]  # shape, dtype and SHA-256 of every tensor
+    modules: dict[str, str]
+    views: dict[str, MatrixView]
+    why: dict[str, str]
+    restore_state: list[str]
+    noise: dict[str, Any]
+    likelihood: Registered
+    score: Registered
+    model: ModelHeader
+    guard: GuardHeader
+    calibration: CalibrationHeader
+    history: History
+    custom_output_fn: bool
+    about: dict[str, Any]
+    image_spec: ImageSpec | None
 
 
 def save(guard: Guard, path: str | Path) -> None:
@@ -50,35 +120,28 @@ def save(guard: Guard, path: str | Path) -> None:
     tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}
     tensors |= {"calibration.scores": guard.calibration.scores, "calibration.residuals": guard.calibration.residuals}
     tensors |= {f"score.{n}": t for n, t in score.state_dict().items()}
-    tensors = {n: t.detach().contiguous().cpu() for n, t in tensors.items()}
-    members = [{n: t[m] for n, t in [*q.mean.items(), *q.fixed.items()]} for m in range(q.members)]
-    header = {
-        "format": FORMAT,
-        "models": [digests(weights, model.module) for weights in members],
-        "modules": modules(model.module),
-        "views": {n: asdict(f) for n, f in q.views.items()},
-        "why": q.why,
-        "restore_state": forgotten(model.module),
-        "noise": noise_state(q.noise),
-        "likelihood": {"name": kind, "config": {n: v for n, v in state.items() if not isinstance(v, Tensor)}},
-        "score": {"name": score.name, "config": score.config()},
-        "model": {"chunk_size": model.chunk_size, "batch_size": model.batch_size, "output_numbers": model.output_numbers,
-                 "output_axes": model.output_axes, "last_layer": model.last_layer},
-        "guard": {"clip": guard.clip, "draws": guard.draws, "seed": guard.seed, "target": guard.target, "notes": guard.notes},
-        "calibration": {"false_alarms": guard.calibration.false_alarms, "exact": guard.calibration.exact},
-        "history": asdict(predictive.history),
-        "custom_output_fn": model.output_fn is not first_tensor,
-        "about": dict(guard.about),
-        "image_spec": guard.image_spec and asdict(guard.image_spec),
-    }  # fmt: skip
+    header = Header(
+        format=FORMAT,
+        models=[_digests({n: t[m] for n, t in [*q.mean.items(), *q.fixed.items()]}, model.module) for m in range(q.members)],
+        modules=_modules(model.module),
+        views=dict(q.views),
+        why=q.why,
+        restore_state=forgotten(model.module),
+        noise=noise_state(q.noise),
+        likelihood=Registered(kind, {n: v for n, v in state.items() if not isinstance(v, Tensor)}),
+        score=Registered(score.name, score.config()),
+        model=ModelHeader(**{f.name: getattr(model, f.name) for f in fields(ModelHeader)}),
+        guard=GuardHeader(**{f.name: getattr(guard, f.name) for f in fields(GuardHeader)}),
+        calibration=CalibrationHeader(guard.calibration.false_alarms, guard.calibration.exact),
+        history=predictive.history,
+        custom_output_fn=model.output_fn is not first_tensor,
+        about=dict(guard.about),
+        image_spec=guard.image_spec,
+    )
     try:
-        text = json.dumps(header)
+        content = seal({f.name: _plain(getattr(header, f.name)) for f in fields(header)}, tensors)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"Expected plain values in `about`, as JSON has them, but {error}.") from error
-    if 2 * len(text) > HEADER:
-        raise ConfigError(f"Expected a header of at most {HEADER // 2} letters, but got {len(text)}. Shorten `about`.")
-    # one entry: safetensors writes several in a random order, and equal guards should give equal files
-    content = to_bytes(tensors, metadata={"offmap": sealed(text, tensors)})
+        raise ConfigError(f"Expected plain and short values in `about`, as JSON has them, but {first_line(error)}.") from error
     write_whole(Path(path), content, folders=False)
 
 
@@ -104,48 +167,30 @@ class GuardFile:
     header: Header
     tensors: Weights = field(repr=False)
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """Plain values that the guard was given to keep."""
-        return self.header.about
-
-    @property
-    def members(self) -> int:
-        """How many models it belongs to."""
-        return len(self.header.models)
-
     @classmethod
     def read(cls, path: str | Path) -> GuardFile:
-        """Read a file, and check all that can be checked without its models."""
+        """Read a file; a FileError names the first field of its header that is missing, unknown or of another kind."""
         path = Path(path)
         try:
             content = path.read_bytes()
         except OSError as error:
             raise FileError(f"Cannot read {path}: {error.strerror}.") from error
-        size = int.from_bytes(content[:8], "little")
-        if size > HEADER:
-            raise FileError(f"{path} is damaged or not a guard file (a header of {size} bytes). Save the guard again.")
-        try:
-            tensors = load_bytes(content)
-            entry = json.loads(content[8 : 8 + size]).get("__metadata__", {}).get("offmap")
-            expected, _, text = (entry or "").partition(" ")
-            intact = expected == checksum(text, tensors)
-            header = json.loads(text) if intact else None
-        except Exception as error:  # whatever the bytes are, they are no guard
-            raise damaged(path, error) from error
-        if entry is None:
-            raise FileError(f"{path} is not a guard file: it was not written by `Guard.save`.")
-        if not intact:
-            raise FileError(f"{path} is damaged (its checksum does not fit). Save the guard again.")
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            version = header.get("format") if isinstance(header, dict) else None
-            raise FileError(f"{path} is not a guard file of this version: expected {FORMAT!r}, but got {version!r}.")
-        return cls(path, parse_header(header, path), tensors)
+        values, tensors = unseal_as(KIND, FORMAT, content, path, REMEDY)
+        hints, parsed = _hints(Header), dict[str, Any]()
+        for key in [*hints, *values]:
+            try:
+                parsed[key] = parse(values[key], hints[key])
+            except (KeyError, ValueError, OverflowError, OffmapError) as error:
+                raise FileError(f"{path} is damaged or not {KIND}: invalid header field {key!r}. {REMEDY}") from error
+        return cls(path, Header(**parsed), tensors)
 
     def build(self, model: nn.Module | Sequence[nn.Module], *, strict: bool = True, output_fn: OutputFn | None = None) -> Guard:
         """Build the guard around its models: see `offmap.load`."""
         models = as_models(model)
-        self._check_models(models, strict=strict)
+        if len(models) != len(self.header.models):
+            raise FileError(f"{self.path} was fitted on {len(self.header.models)} nets, but {len(models)} were given.")
+        for member, module in enumerate(models):
+            self._check_model(module, member, strict=strict)
         if self.header.custom_output_fn and output_fn is None:
             raise ConfigError(f"{self.path} was fitted with a `output_fn` of your own: pass the same function to `load`.")
         try:
@@ -153,35 +198,44 @@ class GuardFile:
         except OffmapError:
             raise
         except Exception as error:  # any other malformed content
-            raise damaged(self.path, error) from error
+            raise FileError(f"{self.path} is damaged or not {KIND} ({first_line(error)}). {REMEDY}") from error
 
     def _build(self, models: list[nn.Module], output_fn: OutputFn) -> Guard:
-        header, scales = self.header, self._part("raw_scale.")
+        header, scales, rotation = self.header, self._part("raw_scale."), self._part("rotation.")
         stacked = stack_models(models, lambda name, tensor: name in scales)
-        check_tensors(self.tensors, stacked.mean, header.views, self.path)
+        for name, tensor in self.tensors.items():
+            if not _fits(name, tensor, stacked.mean, header.views):
+                raise self._misfit(name)
         restore_state(stacked.module, header.restore_state)
+        place = Place.of(stacked.module)
         q = WeightDistribution(
             stacked.mean,
-            initial_scale={n: torch.nn.functional.softplus(t) for n, t in scales.items()},
-            rotation=Rotation(self._part("rotation."), header.views, header.why),
+            initial_scale={n: F.softplus(t) for n, t in scales.items()},
+            rotation=Rotation(rotation, header.views, header.why),
             fixed=stacked.fixed,
             noise=noise_from_state(header.noise),
-        )
-        place = Place.of(stacked.module)
-        q.to(place.device)
+        ).to(place.device)
         with torch.no_grad():
             for name, tensor in q.raw_scale.items():
                 tensor.copy_(scales[name])
-        q.requires_grad_(False)
-        kind = LIKELIHOODS[header.likelihood.name]
-        hints = get_type_hints(kind)
-        state: dict[str, Any] = {n: parse(v, hints[n]) for n, v in header.likelihood.config.items()}
+        likelihood = LIKELIHOODS[header.likelihood.name]
+        state: dict[str, Any] = {n: parse(v, _hints(likelihood)[n]) for n, v in header.likelihood.config.items()}
         state |= {n: t.to(place.device) for n, t in self._part("likelihood.").items()}
         scores, residuals = (self.tensors[f"calibration.{name}"].to(place.device) for name in ("scores", "residuals"))
+        if header.score.name not in SCORES:
+            raise FileError(f"{self.path} was fitted with the score {header.score.name!r}, which is not registered: import the "
+                            "module that registers it.")  # fmt: skip
+        score = SCORES[header.score.name].from_config(header.score.config).eval()
+        try:
+            fill_buffers(score, self._part("score."))
+        except ValueError as error:
+            raise self._misfit(f"score.{error}") from error
         return Guard(
-            predictive=Stochastic(BatchedModel(stacked.module, output_fn, **vars(header.model)), q, header.history),
-            likelihood=kind.from_state(state),
-            score_module=self._score().to(place.device),
+            predictive=Stochastic(
+                BatchedModel(stacked.module, output_fn, **vars(header.model)), q.requires_grad_(False), header.history
+            ),
+            likelihood=likelihood.from_state(state),
+            score_module=score.to(place.device),
             calibration=Calibration(scores, residuals, **vars(header.calibration)),
             place=place,
             about=header.about,
@@ -189,65 +243,111 @@ class GuardFile:
             **vars(header.guard),
         )
 
-    def _score(self) -> Score:
-        name, tensors = self.header.score.name, self._part("score.")
-        if name not in SCORES:
-            raise FileError(f"{self.path} was fitted with the score {name!r}, which is not registered: import the module that "
-                            "registers it.")  # fmt: skip
-        score = SCORES[name].from_config(self.header.score.config).eval()
-        try:
-            fill_buffers(score, tensors)
-        except ValueError as error:
-            raise misfit(self.path, f"score.{error}", tensors.get(str(error))) from error
-        return score
-
     def _part(self, prefix: str) -> Weights:
         return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
 
-    def _check_models(self, models: list[nn.Module], *, strict: bool) -> None:
-        """Raise a FileError with the first difference between the models of fit time and these."""
-        if len(models) != self.members:
-            raise FileError(f"{self.path} was fitted on {self.members} nets, but {len(models)} were given.")
-        for member, (model, then) in enumerate(zip(models, self.header.models, strict=True)):
-            now = digests(dict(model.state_dict()), model)
-            for name in then | now:
-                if name not in then or name not in now:
-                    where = "the given net" if name in now else "the net it was fitted on"
-                    raise self._other_architecture(f"`{name}` exists in {where} only", member)
-                if then[name][:2] != now[name][:2]:
-                    (shape, dtype, _), (shape_now, dtype_now, _) = then[name], now[name]
-                    raise self._other_architecture(
-                        f"`{name}` was {shape} {dtype} at fit time and is {shape_now} {dtype_now} now", member
-                    )
-            before, after = self.header.modules, modules(model)
-            for name in before | after:
-                was, is_ = before.get(name, "nothing"), after.get(name, "nothing")
-                if was != is_:
-                    raise self._other_architecture(f"module `{name}` was {was} at fit time and is {is_} now", member)
-            other = [name for name in then if then[name] != now[name]]
-            if strict and other:
-                raise FileError(
-                    f"{self.path} was fitted on other weights: `{other[0]}` differs (member {member}). Load the weights of fit "
-                    "time, or pass `strict=False` to use the guard all the same."
-                )
+    def _misfit(self, name: str) -> FileError:
+        shape = tuple(self.tensors[name].shape) if name in self.tensors else "missing"
+        return FileError(f"{self.path} is damaged or not {KIND}: `{name}`, {shape}, does not fit. {REMEDY}")
 
-    def _other_architecture(self, difference: str, member: int) -> FileError:
-        return FileError(f"{self.path} belongs to another architecture: {difference} (member {member}).")
+    def _check_model(self, model: nn.Module, member: int, *, strict: bool) -> None:
+        """Raise a FileError with the first difference between a model of fit time and this one."""
+        then, now = self.header.models[member], _digests(dict(model.state_dict()), model)
+        before, after = self.header.modules, _modules(model)
+        differences = [
+            f"`{name}` exists in {'the given net' if name in now else 'the net it was fitted on'} only"
+            if name not in then or name not in now
+            else f"`{name}` was {then[name][0]} {then[name][1]} at fit time and is {now[name][0]} {now[name][1]} now"
+            for name in then | now
+            if then.get(name, ())[:2] != now.get(name, ())[:2]
+        ] + [
+            f"module `{name}` was {before.get(name, 'nothing')} at fit time and is {after.get(name, 'nothing')} now"
+            for name in before | after
+            if before.get(name) != after.get(name)
+        ]
+        if differences:
+            raise FileError(f"{self.path} belongs to another architecture: {differences[0]} (member {member}).")
+        other = [name for name in then if then[name] != now[name]]
+        if strict and other:
+            raise FileError(
+                f"{self.path} was fitted on other weights: `{other[0]}` differs (member {member}). Load the weights of fit "
+                "time, or pass `strict=False` to use the guard all the same."
+            )
 
 
-def damaged(path: Path, error: Exception) -> FileError:
-    """Return the error for content that is no guard."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return FileError(f"{path} is damaged or not a guard file ({reason}). Save the guard again.")
+def parse(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as the type says; a ValueError if it is another.
+
+    >>> parse({"view": [2, 3], "outs": [0], "axes": [1], "blocks": []}, MatrixView)
+    MatrixView(view=(2, 3), outs=(0,), axes=(1,), blocks=())
+    """
+    kind, kinds = get_origin(hint), get_args(hint)
+    if hint is Any or (value is None and NoneType in kinds):
+        return value
+    if kind in (Union, UnionType):
+        return parse(value, next(k for k in kinds if k is not NoneType))
+    if kind is dict and isinstance(value, dict):
+        return {name: parse(entry, kinds[1]) for name, entry in value.items()}
+    if kind is list and isinstance(value, list):
+        return [parse(entry, kinds[0]) for entry in value]
+    if kind is tuple and isinstance(value, list):
+        several = [kinds[0]] * len(value) if kinds[-1] is ... else kinds
+        return tuple(parse(entry, k) for entry, k in zip(value, several, strict=True))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if is_dataclass(hint) and isinstance(value, dict) and set(value) == {f.name for f in fields(hint)}:
+        built: Any = hint(**{name: parse(entry, _hints(hint)[name]) for name, entry in value.items()})  # pyright: ignore
+        checks.validate(built)
+        return built
+    if type(value) is not hint:
+        raise ValueError(value)
+    return value
 
 
-def digests(weights: Mapping[str, Tensor], net: nn.Module) -> dict[str, tuple[tuple[int, ...], str, str]]:
+_hints = cache(get_type_hints)
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses, also those of a dict, as dicts."""
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[str, MatrixView]) -> bool:
+    """Whether a tensor fits the models and its view; those of a score or likelihood are checked by what is built of them."""
+    kind, _, rest = name.partition(".")
+    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+        return False
+    if kind in ("score", "likelihood") or not tensor.is_floating_point():
+        return kind in ("score", "likelihood")
+    if kind in ("raw_scale", "rotation"):
+        if rest not in mean or not bool(tensor.isfinite().all()):
+            return False
+        return tensor.shape == mean[rest].shape if kind == "raw_scale" else _rotates(tensor, views.get(rest), mean[rest])
+    axes = {"calibration.scores": (1,), "calibration.residuals": (1, 2)}
+    return tensor.ndim in axes.get(name, ()) and tensor.numel() > 0
+
+
+def _rotates(matrix: Tensor, view: MatrixView | None, mean: Tensor) -> bool:
+    """Whether matrices (M, G, N, d, d) rotate the rows of a parameter (M, ...) under this view."""
+    if view is None or sorted((*view.outs, *view.axes)) != list(range(len(view.view))):
+        return False
+    if math.prod(view.view) != mean[0].numel() or sum(view.blocks) != view.outputs or 0 in view.blocks:
+        return False
+    if matrix.ndim != 5 or matrix.shape[:2] != (len(mean), max(1, len(view.blocks))):
+        return False
+    pieces, width = matrix.shape[2], matrix.shape[3]
+    return matrix.shape[4] == width and (pieces - 1) * width < view.fan_in <= pieces * width
+
+
+def _digests(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, tuple[tuple[int, ...], str, str]]:
     """Return shape, dtype and SHA-256 of every tensor that a call of the model reads, by name."""
-    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     rows = {name: digest(weights.get(name, tensor)) for name, tensor in tensors.items()}
     return {name: (tuple(shape), dtype, code) for name, (shape, dtype, code) in rows.items()}
 
 
-def modules(net: nn.Module) -> dict[str, str]:
+def _modules(model: nn.Module) -> dict[str, str]:
     """Return the class of every module by name: models whose tensors are alike may still compute different things."""
-    return {name: type(module).__name__ for name, module in net.named_modules()}
+    return {name: type(module).__name__ for name, module in model.named_modules()}

@@ -1,4 +1,4 @@
-"""The state of a fit in one file, so that a fit that was killed can go on: safetensors with a JSON header, never code.
+"""The state of a fit in one file, so that a fit that was killed can go on; and the identity of a fit, to which a file belongs.
 
 A state has parts, each with plain values and tensors: the bases, the closed form, the gradient steps. Every write replaces the
 file at once, so that it always holds the state of one moment; what a write costs decides how often there is one. A fit that goes
@@ -9,27 +9,26 @@ shuffles by itself, the states of its generators are stored too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from offmap._torch_private import tree_leaves
 from offmap._types import Weights
-from offmap.atomic import HEADER, write_whole
-from offmap.data import Batches
+from offmap.atomic import digest, seal, unseal_as, write_whole
+from offmap.data import Batches, Rows
 from offmap.distributed.group import SINGLE_PROCESS, Group
-from offmap.errors import FileError
+from offmap.errors import ConfigError, DataError, FileError, ModelError, OffmapError
 from offmap.maxwent.train import Cycle, RiskMonitor
 from offmap.model.matrix_view import MatrixView
-from offmap.model.params import checksum, sealed
+from offmap.model.params import StackedModel
 from offmap.posterior.basis import Basis, Observed
 from offmap.posterior.distribution import WeightDistribution
 
@@ -39,131 +38,91 @@ REMEDY = "Delete the file to start anew, or pass another `checkpoint=`."
 TIME_SHARE = 0.1
 """Fraction of the time of a fit that may be spent on writing its state."""
 
+MODEL = "the model"
+SAME_DATA = (DataError, "Pass the same data on every rank, a DataLoader with a DistributedSampler, or `ranks='sharded'`.")
+REMEDIES: dict[str, tuple[type[OffmapError], str]] = {
+    MODEL: (ModelError, "Load the same weights on every rank."), "`train`": SAME_DATA, "`valid`": SAME_DATA,
+}  # fmt: skip
 
-@dataclass
-class Part:
+
+class Part(NamedTuple):
     """A result of a fit: plain values as JSON has them, and tensors by name."""
 
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
-    tensors: Weights = field(default_factory=Weights)
+    values: dict[str, Any]
+    tensors: Weights
 
 
 class Checkpoint:
     """Parts of a fit by name: those that an earlier run left at `path`, and those of this one."""
 
-    def __init__(
-        self, path: Path | None = None, identity: Mapping[str, str] | None = None, group: Group = SINGLE_PROCESS
-    ) -> None:
-        self.path, self.identity, self.group = path, dict(identity or {}), group
-        self.parts: dict[str, Part] = {}
+    def __init__(self, path: Path, identity: Mapping[str, str], group: Group = SINGLE_PROCESS) -> None:
+        self.path, self.identity, self.group = path, dict(identity), group
         self._next = 0.0  # when the next write is due
-        if path is not None:
-            self.parts = self._read(path)
+        self.parts = self._read()
 
     def __getitem__(self, name: str) -> Part | None:
         """Return a part, if there is one."""
         return self.parts.get(name)
 
-    def keep(self, name: str, part: Callable[[], Part], *, always: bool = False) -> None:
-        """Write the state with this part in it, unless the last write is too recent for what writes cost."""
-        if self.path is None or not (always or self.group.all_gather_object(time.monotonic() >= self._next)[0]):
-            return
-        self.parts[name] = part()
+    def due(self) -> bool:
+        """Return, the same on every rank, whether the last write is long enough ago for what writes cost."""
+        return self.group.all_gather_object(time.monotonic() >= self._next)[0]
+
+    def keep(self, name: str, values: dict[str, Any], tensors: Weights) -> None:
+        """Write the state with this part in it."""
+        self.parts[name] = Part(values, tensors)
         if self.group.rank == 0:
             start = time.monotonic()
-            write_whole(self.path, self._content())
+            header = {"format": FORMAT, "identity": self.identity, "parts": {n: part.values for n, part in self.parts.items()}}
+            write_whole(self.path, seal(header, {f"{n}/{key}": t for n, p in self.parts.items() for key, t in p.tensors.items()}))
             self._next = time.monotonic() + (time.monotonic() - start) * (1 / TIME_SHARE - 1)
 
     def done(self) -> None:
         """Remove the file: the fit is over."""
-        if self.path is not None and self.group.rank == 0:
+        if self.group.rank == 0:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
 
-    def _content(self) -> bytes:
-        tensors = {f"{part}/{n}": t.detach().contiguous().cpu() for part, p in self.parts.items() for n, t in p.tensors.items()}
-        values = {name: part.values for name, part in self.parts.items()}
-        text = json.dumps({"format": FORMAT, "identity": self.identity, "parts": values})
-        return to_bytes(tensors, metadata={"offmap": sealed(text, tensors)})
-
-    def _read(self, path: Path) -> dict[str, Part]:
-        content: bytes | None = None
+    def _read(self) -> dict[str, Part]:
+        content, path = list[Tensor](), self.path
         if self.group.rank == 0 and path.exists():
             try:
-                content = path.read_bytes()
+                content = [torch.frombuffer(bytearray(path.read_bytes() or b" "), dtype=torch.uint8)]
             except OSError as error:
                 raise FileError(f"Cannot read {path}: {error.strerror}.") from error
-        sent = [] if content is None else [torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())]
-        received = self.group.all_gather(sent)[0]
-        if not received:
+        content = self.group.all_gather(content)[0]
+        if not content:
             return {}
-        content = received[0].numpy().tobytes()
-        header, tensors = _parse(path, content)
-        for name in header["identity"] | self.identity:
-            before, now = header["identity"].get(name, "nothing"), self.identity.get(name, "nothing")
+        header, tensors = unseal_as("the state of a fit", FORMAT, content[0].numpy().tobytes(), path, REMEDY)
+        try:
+            identity = dict(header["identity"])
+            parts = {name: Part(dict(values), {}) for name, values in header["parts"].items()}
+            for name, tensor in tensors.items():
+                part, _, key = name.partition("/")
+                parts[part].tensors[key] = tensor
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is damaged or not the state of a fit (malformed parts). {REMEDY}") from error
+        for name in identity | self.identity:
+            before, now = identity.get(name, "nothing"), self.identity.get(name, "nothing")
             if before != now:
                 raise FileError(f"{path} is the state of another fit: {name} was {before} and is {now} now. {REMEDY}")
-        parts = {name: Part(values) for name, values in header["parts"].items()}
-        for name, tensor in tensors.items():
-            part, _, key = name.partition("/")
-            parts[part].tensors[key] = tensor
         return parts
-
-
-NO_CHECKPOINT = Checkpoint()
-
-
-def _parse(path: Path, content: bytes) -> tuple[dict[str, Any], Weights]:
-    """Return header and tensors of a file; a FileError if it is none of ours."""
-    try:
-        size = int.from_bytes(content[:8], "little")
-        if size > HEADER:
-            raise ValueError(f"a header of {size} bytes")
-        tensors = load_bytes(content)
-        expected, _, text = json.loads(content[8 : 8 + size]).get("__metadata__", {})["offmap"].partition(" ")
-        header = json.loads(text)
-        intact = expected == checksum(text, tensors)
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FileError(f"{path} is damaged or not the state of a fit ({reason}). {REMEDY}") from error
-    if not intact:
-        raise FileError(f"{path} is damaged (its checksum does not fit). {REMEDY}")
-    version = header.get("format") if isinstance(header, dict) else None
-    if version != FORMAT:
-        raise FileError(f"{path} is not the state of a fit: expected {FORMAT!r}, but got {version!r}. {REMEDY}")
-    identity, parts = header.get("identity"), header.get("parts")
-    names = {name for name, part in parts.items() if isinstance(part, dict)} if isinstance(parts, dict) else set[str]()
-    if not isinstance(identity, dict) or names != set(parts or ()) or not {n.partition("/")[0] for n in tensors} <= names:
-        raise FileError(f"{path} is damaged or not the state of a fit (malformed parts). {REMEDY}")
-    return header, tensors
 
 
 def observe_once(checkpoint: Checkpoint, train: Batches, device: torch.device, observe: Callable[[], Observed]) -> Observed:
     """Return the bases of a pass over the data, in this run or an earlier one."""
-    part = checkpoint["bases"]
-    if part is not None:
-        _set_order(train, _load_order(part, checkpoint.group))
-        return _load_bases(part, device)
-    observed = observe()
-
-    def save() -> Part:
-        named = {name: [asdict(b.view), b.bias] for name, b in observed.bases.items()}
-        fields = ("input_rms", "output_rms", "matrix")
-        tensors = {f"{f}.{n}": t for n, b in observed.bases.items() for f in fields if (t := getattr(b, f)) is not None}
-        return Part({"bases": named, "why": observed.why}, tensors | _save_order(_order(train), checkpoint.group))
-
-    checkpoint.keep("bases", save, always=True)
-    return observed
-
-
-def _load_bases(part: Part, device: torch.device) -> Observed:
-    bases: dict[str, Basis] = {}
-    tensors = {name: tensor.to(device) for name, tensor in part.tensors.items()}
+    part, names = checkpoint["bases"], ("input_rms", "output_rms", "matrix")
+    if part is None:
+        observed = observe()
+        values = {"bases": {n: [asdict(b.view), b.bias] for n, b in observed.bases.items()}, "why": observed.why}
+        tensors = {f"{f}.{n}": t for n, b in observed.bases.items() for f in names if (t := getattr(b, f)) is not None}
+        checkpoint.keep("bases", values, tensors | _save_order(_order(train), checkpoint.group))
+        return observed
+    _set_order(train, _load_order(part, checkpoint.group))
+    tensors, bases = {name: tensor.to(device) for name, tensor in part.tensors.items()}, dict[str, Basis]()
     for name, (state, bias) in part.values["bases"].items():
         view = MatrixView(**{key: tuple(numbers) for key, numbers in state.items()})
-        bases[name] = Basis(
-            view, tensors[f"input_rms.{name}"], tensors[f"output_rms.{name}"], tensors.get(f"matrix.{name}"), bias
-        )
+        bases[name] = Basis(view, bias=bias, **{f: tensors[f"{f}.{name}"] for f in names if f"{f}.{name}" in tensors})
     return Observed(bases, part.values["why"])
 
 
@@ -184,18 +143,19 @@ class Descent:
         part, group = self.checkpoint[self.name], self.checkpoint.group
         if part is None:
             return None
-        _copy(self.q.raw_scale.values(), [part.tensors[f"raw_scale.{n}"] for n, _ in self.q.raw_scale.items()])
-        vars(self.monitor.history).update(part.values["history"])
-        if part.values["stop_reason"] is not None:
+        values, tensors = part
+        _copy(self.q.raw_scale.values(), [tensors[f"raw_scale.{n}"] for n, _ in self.q.raw_scale.items()])
+        vars(self.monitor.history).update(values["history"])
+        if values["stop_reason"] is not None:
             _set_order(self.cycle.data, _load_order(part, group))
-            return part.values["stop_reason"]
-        self.step, self.monitor.failures = part.values["step"], part.values["failures"]
-        _copy(self.monitor.best, [part.tensors[f"best.{i}"] for i in range(len(self.monitor.best))])
-        state, keys = self.optimizer.state_dict(), part.values["optimizer"]
-        count = len(self._parameters())
-        state["state"] = {i: {key: part.tensors[f"optimizer.{i}.{key}"] for key in keys} for i in range(count)}
+            return values["stop_reason"]
+        self.step, self.monitor.failures = values["step"], values["failures"]
+        _copy(self.monitor.best, [tensors[f"best.{i}"] for i in range(len(self.monitor.best))])
+        state = self.optimizer.state_dict()
+        count = sum(len(params["params"]) for params in state["param_groups"])
+        state["state"] = {i: {key: tensors[f"optimizer.{i}.{key}"] for key in values["optimizer"]} for i in range(count)}
         self.optimizer.load_state_dict(state)
-        positions = part.values["positions"]
+        positions = values["positions"]
         self.cycle.epoch, self.cycle.taken = positions[group.rank if len(positions) == group.size else 0]
         self.cycle.order = _load_order(part, group)
         _set_order(self.cycle.data, _load_order(part, group, "now"))  # for what follows, should no step be left
@@ -203,36 +163,24 @@ class Descent:
 
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Keep the state after every check, as a monitor that never stops the loop."""
-        if (step + 1) % self.monitor.every == 0:
-            self.checkpoint.keep(self.name, lambda: self._save(step + 1))
+        if (step + 1) % self.monitor.every == 0 and self.checkpoint.due():
+            group, states = self.checkpoint.group, self.optimizer.state_dict()["state"]
+            tensors = {f"best.{i}": t.clone() for i, t in enumerate(self.monitor.best)}
+            tensors |= {f"optimizer.{i}.{key}": value.clone() for i, state in states.items() for key, value in state.items()}
+            positions = group.all_gather_object([self.cycle.epoch, self.cycle.taken])
+            tensors |= _save_order(_order(self.cycle.data), group, "now")
+            values = {"step": step + 1, "failures": self.monitor.failures, "optimizer": list(states[0]), "positions": positions}
+            self._keep(values | {"stop_reason": None}, tensors, self.cycle.order)
         return False
 
     def end(self) -> None:
         """Keep the result; later runs do not repeat the steps."""
-        history = self.monitor.history
+        self._keep({"stop_reason": self.monitor.history.stop_reason}, {}, _order(self.cycle.data))
 
-        def save() -> Part:
-            values = {"stop_reason": history.stop_reason, "history": asdict(history)}
-            return Part(values, self._scales() | _save_order(_order(self.cycle.data), self.checkpoint.group))
-
-        self.checkpoint.keep(self.name, save, always=True)
-
-    def _save(self, step: int) -> Part:
-        group, states = self.checkpoint.group, [self.optimizer.state[p] for p in self._parameters()]
-        tensors = {f"best.{i}": t.clone() for i, t in enumerate(self.monitor.best)}
-        tensors |= {f"optimizer.{i}.{key}": value.clone() for i, state in enumerate(states) for key, value in state.items()}
-        values = {
-            "step": step, "stop_reason": None, "failures": self.monitor.failures, "history": asdict(self.monitor.history),
-            "optimizer": list(states[0]), "positions": group.all_gather_object([self.cycle.epoch, self.cycle.taken]),
-        }  # fmt: skip
-        orders = _save_order(self.cycle.order, group) | _save_order(_order(self.cycle.data), group, "now")
-        return Part(values, self._scales() | tensors | orders)
-
-    def _scales(self) -> Weights:
-        return {f"raw_scale.{n}": t.detach().clone() for n, t in self.q.raw_scale.items()}
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for params in self.optimizer.param_groups for p in params["params"]]
+    def _keep(self, values: dict[str, Any], tensors: Weights, order: Sequence[Tensor]) -> None:
+        tensors |= {f"raw_scale.{n}": t.detach().clone() for n, t in self.q.raw_scale.items()}
+        tensors |= _save_order(order, self.checkpoint.group)
+        self.checkpoint.keep(self.name, values | {"history": asdict(self.monitor.history)}, tensors)
 
 
 @torch.no_grad()
@@ -259,6 +207,54 @@ def _save_order(states: Sequence[Tensor], group: Group, when: str = "order") -> 
 def _load_order(part: Part, group: Group, when: str = "order") -> list[Tensor]:
     """Return the generator states of this rank, or of the first if the number of ranks has changed."""
     ranks = {name.split(".")[1] for name in part.tensors if name.startswith(f"{when}.")}
-    rank = group.rank if len(ranks) == group.size else 0
-    states = {name: t for name, t in part.tensors.items() if name.startswith(f"{when}.{rank}.")}
-    return [states[f"{when}.{rank}.{i}"] for i in range(len(states))]
+    prefix = f"{when}.{group.rank if len(ranks) == group.size else 0}."
+    return [part.tensors[f"{prefix}{i}"] for i in range(sum(name.startswith(prefix) for name in part.tensors))]
+
+
+def identify(models: StackedModel, data: Mapping[str, Batches | None], config: Any, **options: Any) -> dict[str, str]:
+    """Return models, data and options by name, each as a text that is equal for equal things in every process."""
+    weights = models.mean | models.fixed | dict(models.module.named_buffers())
+    # options first: another seed shuffles the data otherwise, and then they look different too
+    texts = {f"`{name}`": _describe(value) for name, value in (options | vars(config)).items()}
+    texts |= {MODEL: _hash([[name, *digest(tensor)] for name, tensor in sorted(weights.items())])}
+    return texts | {f"`{name}`": _describe_data(rows) for name, rows in data.items() if rows is not None}
+
+
+def check_same_on_all(identity: Mapping[str, str], group: Group) -> None:
+    """Raise, on every rank, if the identity of one of them differs."""
+    first, *others = group.all_gather_object(dict(identity))
+    for name in first:
+        for rank, other in enumerate(others, 1):
+            if other.get(name) != first[name]:
+                error, remedy = REMEDIES.get(name, (ConfigError, "Pass the same options on every rank."))
+                raise error(
+                    f"Expected {name} to be the same on every rank, but it is {first[name]} on rank 0 and "
+                    f"{other.get(name, 'nothing')} on rank {rank}. {remedy}"
+                )
+
+
+def _describe_data(data: Batches) -> str:
+    """Return the number of rows and a hash of all of them, or of the first batch of a stream, as if nothing had been read."""
+    if isinstance(data, Rows):
+        return f"{data.rows} rows ({_describe((data.inputs, data.targets))})"
+    states = _order(data)
+    first = next(iter(data), None)
+    _set_order(data, states)
+    length = getattr(data.source.dataset, "__len__", None)
+    return f"{length() if length else 'some'} rows ({_describe(first)} first)"
+
+
+def _describe(value: Any) -> str:
+    """Return an option, or a tree of tensors, as a text that does not change from run to run."""
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        return f"{value.__module__}.{value.__qualname__}"
+    if is_dataclass(value):
+        return f"{type(value).__name__}({', '.join(_describe(getattr(value, f.name)) for f in fields(value))})"
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    if tensors:
+        return _hash([digest(tensor) for tensor in tensors])
+    return type(value).__name__ if type(value).__repr__ is object.__repr__ else repr(value)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]

@@ -13,7 +13,7 @@ from offmap.checks import option, validate
 from offmap.data.batch import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import ConfigError, nearest
-from offmap.maxwent.checkpoint import NO_CHECKPOINT, Checkpoint
+from offmap.maxwent.checkpoint import Checkpoint
 from offmap.maxwent.objective import Growth, as_growth
 from offmap.maxwent.risk import RiskFn, as_risk
 from offmap.model.forward import MODEL_ERRORS, BatchedModel, OutputFn, call, check_rows, first_tensor, model_failed
@@ -103,7 +103,7 @@ class Runtime:
         progress: Whether to show a progress bar; None where a person watches.
         group: The processes that fit together.
         sharded: Whether each of them has training rows of its own.
-        checkpoint: Where parts of the fit are kept.
+        checkpoint: Where parts of the fit are kept; None: nowhere.
     """
 
     output_fn: OutputFn = first_tensor
@@ -112,7 +112,7 @@ class Runtime:
     progress: bool | None = None
     group: Group = SINGLE_PROCESS
     sharded: bool = False
-    checkpoint: Checkpoint = NO_CHECKPOINT
+    checkpoint: Checkpoint | None = None
 
     def __post_init__(self) -> None:
         if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):

@@ -16,7 +16,7 @@ from offmap.data import Batches, Rows, Shard
 from offmap.distributed.group import Group
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import closed_form, objective, search
-from offmap.maxwent.checkpoint import Descent, Part, observe_once
+from offmap.maxwent.checkpoint import Descent, observe_once
 from offmap.maxwent.config import CONFIGS, Config, Runtime
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.train import Cycle, RiskMonitor, adam, minimize
@@ -115,6 +115,8 @@ def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime
     rotated = config.basis == "svd" and config.parameterization is None
     options: dict[str, Any] = {"rotated": rotated, "output_fn": runtime.output_fn, "limit": config.fan_in_limit}
     options |= {"group": runtime.group, "shard": shard_feed(train, runtime.group, sharded=runtime.sharded)}
+    if runtime.checkpoint is None:
+        return observe(models, feed_inputs(train), **options)
     return observe_once(runtime.checkpoint, train, models.device, lambda: observe(models, feed_inputs(train), **options))
 
 
@@ -185,7 +187,8 @@ def _fit_shape(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, T
     large.
     """
     shape, validation = partial(closed_form.unit_scale, task.models.mean, task.observed.bases), task.validation
-    part = task.runtime.checkpoint["shape"]
+    checkpoint = task.runtime.checkpoint
+    part = None if checkpoint is None else checkpoint["shape"]
     if part is None:
         eps_values, factors, entropies = as_floats(task.config.eps), list[Tensor](), list[Tensor]()
         q = task.distribution(shape(eps=eps_values[0]))
@@ -203,7 +206,8 @@ def _fit_shape(task: Task) -> tuple[WeightDistribution, History, tuple[Tensor, T
         q.scale_by(optimum.factor)
         risk, uncertainty = optimum.fill_values(lambda: validation.evaluate(q))
         result = {"max_risk": max_risk, "eps": eps, "factor": optimum.factor, "risk": risk, "uncertainty": uncertainty}
-        task.runtime.checkpoint.keep("shape", lambda: Part({}, result), always=True)
+        if checkpoint is not None:
+            checkpoint.keep("shape", {}, result)
     else:
         result = {name: tensor.to(task.models.device) for name, tensor in part.tensors.items()}
         q = task.distribution(shape(eps=result["eps"]))
@@ -219,7 +223,8 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
     assert isinstance(config.entropy_weight, float)
     runtime.group.broadcast(*q.raw_scale.values())
     name = f"steps.{config.entropy_weight!r}"
-    start = search.shrink_to_feasible(q, task.validation, max_risk) if runtime.checkpoint[name] is None else None
+    begun = runtime.checkpoint is not None and runtime.checkpoint[name] is not None
+    start = None if begun else search.shrink_to_feasible(q, task.validation, max_risk)
     loss = objective.maxwent(
         q, task.model, task.likelihood, entropy_weight=config.entropy_weight, growth=objective.as_growth(config.regularizer),
         draws=config.draws_per_step, seed=task.seed,
@@ -232,14 +237,16 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
             q, task.validation.evaluate, max_risk, every=config.check_every, history=history, patience=config.patience,
             report=lambda step, h: advance(step, h.describe()),
         )  # fmt: skip
-        descent = Descent(runtime.checkpoint, name, q, monitor, optimizer, Cycle(data, task.seed))
-        if descent.resume() is not None:
+        cycle = Cycle(data, task.seed)
+        descent = None if runtime.checkpoint is None else Descent(runtime.checkpoint, name, q, monitor, optimizer, cycle)
+        if descent is not None and descent.resume() is not None:
             return q, history
-        if not descent.step:
+        steps_before = 0 if descent is None else descent.step
+        if not steps_before:
             monitor.check(0, float("nan"), start)
         history.stop_reason = "stopped" if monitor.finished else minimize(
-            loss, optimizer, descent.cycle, steps=config.steps, monitors=[monitor, descent], start=descent.step,
-            group=runtime.group,
+            loss, optimizer, cycle, steps=config.steps, monitors=[monitor] if descent is None else [monitor, descent],
+            start=steps_before, group=runtime.group,
         )  # fmt: skip
         if history.stop_reason == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, float("nan"))
@@ -249,7 +256,8 @@ def _descend(task: Task, q: WeightDistribution, history: History) -> tuple[Weigh
         values = _rescale(task, q, max_risk, values)
     history.finish(values[0], q.mean_log_square().detach())
     history.chosen["entropy_weight"] = config.entropy_weight
-    descent.end()
+    if descent is not None:
+        descent.end()
     if history.stop_reason == "diverged":
         logger.warning(
             "Training diverged (the loss is not finite); every member keeps its last state below the risk threshold, from "

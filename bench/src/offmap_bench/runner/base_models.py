@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from offmap.atomic import cache_folder, write_whole
+from offmap.atomic import cache_folder, seal, unseal, write_whole
 from offmap.data import Batches, Place, Rows, as_batches, load_rows
 from offmap.integrations.nets import Training, mlp
 from offmap.likelihoods import Likelihood, infer
 from offmap.maxwent.config import Runtime, override
-from offmap.model.params import at, sealed, stack_models, unsealed
+from offmap.model.params import at, stack_models
 from offmap.posterior.predictive import Sampled
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
 from offmap_bench.methods.competitor import Competitor
@@ -162,8 +161,7 @@ def update_digest(total: Any, *tensors: Tensor) -> None:
 
 def write_cached(path: Path, weights: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     """Write weights and a header in one step, with a checksum of both."""
-    tensors = {name: w.contiguous() for name, w in weights.items()}
-    write_whole(path, save(tensors, {"offmap": sealed(json.dumps(header), tensors)}))
+    write_whole(path, seal(header, weights))
 
 
 def read_cached(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -171,9 +169,8 @@ def read_cached(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, A
     if not path.exists():
         return None
     try:
-        with safe_open(path, "pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-            return weights, dict(json.loads(unsealed(file.metadata()["offmap"], weights)))
+        header, weights = unseal(path.read_bytes())
+        return weights, dict(header)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         logger.warning("The cache at %s cannot be read (%s): its %s.", path, error, remedy)
         return None

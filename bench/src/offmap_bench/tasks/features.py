@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from offmap.atomic import write_whole
+from offmap.atomic import seal, unseal, write_whole
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
-from offmap.model.params import sealed, unsealed
 
 logger = logging.getLogger("offmap")
 
@@ -62,8 +60,7 @@ class Extractor:
         cached = read_features(path)
         if cached is None:
             cached = features, failures = self.compute(images)
-            header, tensors = json.dumps(failures), {"features": features}
-            write_whole(path, save(tensors, {"offmap": sealed(header, tensors)}))
+            write_whole(path, seal(failures, {"features": features}))
         return cached
 
     def key(self, images: Sequence[Path]) -> str:
@@ -147,10 +144,8 @@ def read_features(path: Path) -> tuple[Tensor, dict[int, str]] | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, "pt") as file:
-            features = file.get_tensor("features")
-            header = json.loads(unsealed(file.metadata()["offmap"], {"features": features}))
-            return features, {int(index): reason for index, reason in header.items()}
+        failures, tensors = unseal(path.read_bytes())
+        return tensors["features"], {int(index): reason for index, reason in failures.items()}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         logger.warning("The cached features at %s cannot be read (%s) and are computed again.", path, error)
         return None
