@@ -20,8 +20,8 @@ NEIGHBOURS = 10
 SHARE = 0.1
 """Of the average spacing, added to the local one: copies of one row are at no distance at all."""
 
-BLOCK_NUMBERS = 1 << 21
-"""Numbers held at once (8 MB), whatever the number of examples."""
+BLOCK_NUMBERS = 1 << 19
+"""Numbers held at once (2 MB, which stay in a core's cache), whatever the number of examples."""
 
 LEAST_ROWS = 3
 """Fewer rows have no spacing to speak of."""
@@ -54,9 +54,13 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
         if itself is not None:
             gaps.scatter_(1, itself[:, None].to(gaps.device), torch.inf)
         numbers = gaps.topk(k, dim=1, largest=False).indices
-        return (rows[numbers] - x.unsqueeze(1)).double().square().sum(2).sqrt(), numbers
+        gaps = rows[numbers] - x.unsqueeze(1)
+        if graph:
+            return gaps.double().square().sum(2).sqrt(), numbers
+        return torch.linalg.vector_norm(gaps, dim=2, dtype=torch.float64), numbers  # without copies in float64
 
-    if torch.compiler.is_compiling():  # a graph takes any number of rows at once
+    graph = torch.compiler.is_compiling()
+    if graph:  # any number of rows at once
         return find(x, itself)
     step = max(1, BLOCK_NUMBERS // max(len(rows), k * rows.shape[1]))
     cuts = [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
