@@ -1,4 +1,4 @@
-"""What a fit did, and whether it did what the theory says: `diagnose(guard, train)`.
+"""What a fit did, and whether it did what the theory says: `diagnose(guard, train)`; and `summarize(guard)`, without data.
 
 Section 4.2 of the paper predicts the width of each weight of a deep net: φ² = σ_j² / (b·a_k²), inverse to the amplitude a_k of
 the layer input on the training data. Directions that the data never use cost no risk, so the noise goes there, and an input
@@ -9,13 +9,14 @@ the layer: λ or the number of steps was too small, or the prior too narrow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from offmap import checks
 from offmap._types import Data
@@ -25,11 +26,10 @@ from offmap.guard import Guard
 from offmap.metrics import rank_correlation
 from offmap.model.params import StackedModel
 from offmap.posterior.basis import LIMIT, Basis, Observed, observe
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.entropy import clipped_entropy
 from offmap.posterior.predictive import History, Stochastic
 from offmap.table import Table
-
-EPS = 1e-4
-"""Amplitudes below this share of the largest are rounding: they count as that share."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LayerDiagnosis:
     basis: str
     amplitude: Tensor
     scale: Tensor
-    eps: float = EPS
+    eps: float = 1e-4
 
     @property
     def clamped_amplitude(self) -> Tensor:
@@ -60,19 +60,34 @@ class LayerDiagnosis:
     def correlation(self) -> float:
         """Spearman's ρ of clamped amplitude and mean φ, averaged over members and blocks; −1: strictly inverse."""
         pairs = zip(self.clamped_amplitude.flatten(0, 1), self.scale.flatten(0, 1), strict=True)
-        correlations = [float(rank_correlation(a, s.double())) for a, s in pairs]
-        defined = [rho for rho in correlations if rho == rho]
-        return fmean(defined) if defined else float("nan")
+        return float(torch.stack([rank_correlation(a, s.double()) for a, s in pairs]).nanmean())
 
     @property
     def slope(self) -> float:
         """Of log φ over log amplitude, by least squares over the directions above `eps`; −1: φ is proportional to 1/a."""
         above = self.amplitude > self.eps * self.amplitude.amax(-1, keepdim=True)
-        a, s = self.amplitude.log(), self.scale.double().log()
         count = above.sum(-1, keepdim=True).clamp_min(1)
-        middle = [t.where(above, 0).sum(-1, keepdim=True) / count for t in (a, s)]
-        a, s = ((t - m).where(above, 0) for t, m in zip((a, s), middle, strict=True))
+        logs = [t.log().where(above, 0) for t in (self.amplitude, self.scale.double())]
+        a, s = ((t - t.sum(-1, keepdim=True) / count).where(above, 0) for t in logs)
         return float((a * s).sum() / a.square().sum())
+
+    def row(self) -> dict[str, Any]:
+        """Return the layer as one row of a table."""
+        members, blocks, directions = self.amplitude.shape
+        order = self.clamped_amplitude.flatten(0, 1).argsort(-1, descending=True)
+        sorted_scale, tenth = self.scale.flatten(0, 1).gather(-1, order), max(1, directions // 10)
+        return {
+            "layer": self.name,
+            "basis": self.basis,
+            "blocks": blocks,
+            "directions": directions,
+            "amplitude max": float(self.amplitude.max()),
+            "amplitude median": float(self.amplitude.median()),
+            "φ at the strongest": float(sorted_scale[:, :tenth].mean()),
+            "φ at the weakest": float(sorted_scale[:, -tenth:].mean()),
+            "rank correlation": self.correlation,
+            "slope": self.slope,
+        } | ({"members": members} if members > 1 else {})
 
 
 @dataclass(frozen=True)
@@ -86,13 +101,13 @@ class Diagnosis:
     def table(self) -> Table:
         """Return one row per layer, with entropy, risk and uncertainty below."""
         omitted = [f"left out, having no amplitude of inputs: {', '.join(self.left_out)}"] if self.left_out else []
-        return Table([_row(layer) for layer in self.layers], [*_notes(self.history), *omitted])
+        return Table([layer.row() for layer in self.layers], [*_history_notes(self.history), *omitted])
 
     def __str__(self) -> str:
         return str(self.table())
 
 
-def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = EPS) -> Diagnosis:
+def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = 1e-4) -> Diagnosis:
     """Compare each layer's φ with the amplitude of its inputs on `train`, and report how the fit went.
 
     Args:
@@ -101,7 +116,7 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = EPS) -> 
         draws: 0: one pass of the base models (of a Bayesian net: of its trained mean), to which the closed form is inverse.
             Else one pass of so many draws; amplitudes are root mean squares over them, as in the theory, which differ in hidden
             layers, where inputs are noisy.
-        eps: Amplitudes below this share of a layer's largest count as that share.
+        eps: Amplitudes below this share of a layer's largest are rounding: they count as that share.
 
     >>> import offmap
     >>> x = torch.linspace(-1, 1, 60)[:, None] * torch.tensor([1.0, 0.1])
@@ -119,14 +134,14 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = EPS) -> 
     draws = checks.integer("draws", draws, 0)
     data = as_batches(train, guard.place, name="train", target=guard.target)
     observed = [_observe(predictive, data, draw, guard.seed) for draw in (range(draws) if draws else [None])]
-    bases, why = observed[0].bases, observed[0].why
-    q, scale = predictive.q, predictive.q.scale()
+    bases, scale = observed[0].bases, predictive.q.scale()
     layers = [
         _layer(name, bases[name], [o.bases[name].input_rms for o in observed], scale[name].detach(), eps)
-        for name in q.mean
+        for name in predictive.q.mean
         if name in bases
     ]
-    return Diagnosis(layers, predictive.history, {name: why.get(name, "no basis") for name in q.mean if name not in bases})
+    left_out = {name: observed[0].why.get(name, "no basis") for name in predictive.q.mean if name not in bases}
+    return Diagnosis(layers, predictive.history, left_out)
 
 
 def _observe(predictive: Stochastic, data: Batches, draw: int | None, seed: int) -> Observed:
@@ -143,33 +158,14 @@ def _observe(predictive: Stochastic, data: Batches, draw: int | None, seed: int)
 
 
 def _layer(name: str, basis: Basis, amplitudes: Sequence[Tensor], scale: Tensor, eps: float) -> LayerDiagnosis:
-    square = sum((amplitude.square() / len(amplitudes) for amplitude in amplitudes[1:]), amplitudes[0].square() / len(amplitudes))
+    square = torch.stack([amplitude.square() / len(amplitudes) for amplitude in amplitudes]).sum(0)
     rows = basis.view.rows(scale)  # (M, out, D)
     blocks = rows.split(list(basis.view.blocks), 1) if basis.view.blocks else [rows]
     mean = torch.stack([block.mean(1) for block in blocks], 1)  # (M, G, D)
     return LayerDiagnosis(name, "identity" if basis.matrix is None else "svd", square.sqrt(), mean, eps)
 
 
-def _row(layer: LayerDiagnosis) -> dict[str, Any]:
-    members, blocks, directions = layer.amplitude.shape
-    order = layer.clamped_amplitude.flatten(0, 1).argsort(-1, descending=True)
-    sorted_scale = layer.scale.flatten(0, 1).gather(-1, order)
-    tenth = max(1, directions // 10)
-    return {
-        "layer": layer.name,
-        "basis": layer.basis,
-        "blocks": blocks,
-        "directions": directions,
-        "amplitude max": float(layer.amplitude.max()),
-        "amplitude median": float(layer.amplitude.median()),
-        "φ at the strongest": float(sorted_scale[:, :tenth].mean()),
-        "φ at the weakest": float(sorted_scale[:, -tenth:].mean()),
-        "rank correlation": layer.correlation,
-        "slope": layer.slope,
-    } | ({"members": members} if members > 1 else {})
-
-
-def _notes(history: History) -> list[str]:
+def _history_notes(history: History) -> list[str]:
     if not history.step:
         return ["no history: the fit kept none"]
     lines = [
@@ -178,9 +174,78 @@ def _notes(history: History) -> list[str]:
         + ", ".join(map(str, history.kept)),
     ]
     if history.uncertainty:
-        at_kept = [history.uncertainty[history.step.index(step)][m] for m, step in enumerate(history.kept)]
         lines.append(
             f"mean uncertainty of validation inputs: {fmean(history.uncertainty[0]):.3g} at the start, "
-            f"{fmean(at_kept):.3g} at the kept check, {fmean(history.uncertainty[-1]):.3g} at the last"
+            f"{fmean(history.of_kept()[1]):.3g} at the kept check, {fmean(history.uncertainty[-1]):.3g} at the last"
         )
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------------- summary
+
+
+def summarize(guard: Guard) -> Table:
+    """Parameter, shape, random or not, rotated or plain and why, φ's median and range, its entropy, memory of the basis."""
+    score, calibration, predictive = guard.score_module, guard.calibration, guard.predictive
+    kind = "exact: separate calibration data" if calibration.exact else "approximate: `valid` also chose τ and the clip"
+    notes = [
+        f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {predictive.members} member(s)",
+        f"{f'score {score.name!r}' if score.name else 'score'}: {score.describe()}",
+        f"false alarms {calibration.false_alarms:g} on {len(calibration.scores)} calibration rows ({kind})",
+        *guard.notes,
+    ]
+    if not isinstance(predictive, Stochastic):
+        return Table([{"predictive": type(predictive).__name__, "members": predictive.members}], notes)
+    q = predictive.q
+    random = {name: _describe_param(q, name) for name in q.mean}
+    total = sum(row["entropy"] for row in random.values())
+    rows: list[dict[str, Any]] = []
+    for name, parameter in predictive.model.module.named_parameters():
+        row: dict[str, Any] = {"parameter": name, "shape": tuple(parameter.shape), "random": name in random}
+        if name in random:
+            row |= random[name] | {"share": random[name]["entropy"] / total if total else 0.0}
+            row["why"] = q.why.get(name, "" if name in q.rotation else "basis='identity'")
+        else:
+            row |= {"basis": "fixed", "why": q.why.get(name, "not picked by `params`")}
+        rows.append(row)
+    memory = f"weights {_megabytes(q.mean.values()):.3g} MB, scales as many, bases {_megabytes(q.rotation.values()):.3g} MB"
+    return Table(rows, [*notes, *_entropy_notes(predictive, guard.clip), memory])
+
+
+def _describe_param(q: WeightDistribution, name: str) -> dict[str, Any]:
+    """Basis, φ and entropy (nats, over all members) of one random parameter."""
+    scale, basis = functional.softplus(q.raw_scale[name].detach()), "identity"
+    if name in q.rotation:
+        _, blocks, pieces, *_ = q.rotation[name].shape
+        parts = [f"{n} {word}" for n, word in ((blocks, "blocks"), (pieces, "pieces of its fan-in")) if n > 1]
+        basis = ", ".join(["svd", *parts])
+    return {
+        "basis": basis,
+        "φ median": float(scale.median()), "φ min": float(scale.min()), "φ max": float(scale.max()),
+        "entropy": float(scale.double().log().sum()) + scale.numel() * (q.noise.entropy() or 0.0),  # if it has one
+        "basis MB": _megabytes([q.rotation[name]]) if name in q.rotation else 0.0,
+    }  # fmt: skip
+
+
+def _megabytes(tensors: Iterable[Tensor]) -> float:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+
+
+def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
+    q, history = predictive.q, predictive.history
+    lines = [f"(1/d) Σ log φ² = {float(q.mean_log_square().mean()):.3f} with d = {q.dimension}; fit {history.stop_reason}"]
+    try:
+        low, high = q.mixture_entropy_bounds()
+    except ConfigError as error:  # discrete noise has no entropy
+        return [*lines, str(error)]
+    lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
+    if clip is not None and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1, device="cpu")) is not None:
+        left = clipped_entropy(q, clip)
+        inside, ends, share = (float(part.mean()) for part in (left.continuous, left.points, left.share))
+        lines.append(
+            f"clipped at {clip:g}, a member keeps {inside:.4g} nats inside and {ends:.4g} at the clip, which {share:.1%} of its "
+            "weights reach"
+        )
+    if history.max_risk and history.final_risk:
+        lines.append(f"validation risk {fmean(history.final_risk):.4g}, τ {fmean(history.max_risk):.4g}")
     return lines

@@ -219,7 +219,7 @@ class Guard(Detector):
 
     def summary(self) -> Table:
         """Return a table of what is random and how wide."""
-        from offmap.summary import summarize
+        from offmap.diagnosis import summarize
 
         return summarize(self)
 

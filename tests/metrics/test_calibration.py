@@ -1,4 +1,4 @@
-"""Calibration metrics against scikit-learn, scipy, loops over bins and hand counted cases."""
+"""Calibration metrics against scipy, loops over bins and hand counted cases."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import norm
-from sklearn.metrics import brier_score_loss
 from torch import Tensor
 
 from offmap.errors import ConfigError, DataError, ShapeError
-from offmap.metrics import brier, ence, expected_calibration_error, quantile_ece
+from offmap.metrics import confidence_curve, ence, expected_calibration_error, quantile_ece
 
-CLASSES = [expected_calibration_error, brier]
+CLASSES = [expected_calibration_error, confidence_curve]
 GAUSSIAN = [ence, quantile_ece]
 
 
@@ -83,21 +80,6 @@ def test_confidence_that_rounding_lifts_above_one_falls_into_the_last_bin() -> N
     probs = torch.tensor([[1.0005, 0.0], [0.95, 0.05]], dtype=torch.float64)
     got = expected_calibration_error(probs, torch.tensor([1, 0]), bins=10)
     assert got.item() == pytest.approx((1.0005 - 0.05) / 2, abs=1e-12)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10_000), st.integers(2, 5))
-def test_brier_agrees_with_scikit_learn(seed: int, classes: int) -> None:
-    probs, labels = random_classes(12, classes, seed)
-    stated = probs.numpy() if classes > 2 else probs[:, 1].numpy()
-    expected = brier_score_loss(labels.numpy(), stated, labels=list(range(classes)), scale_by_half=False)  # type: ignore
-    assert brier(probs, labels).item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_brier_runs_from_zero_to_two() -> None:
-    probs = torch.eye(2)
-    assert brier(probs, torch.tensor([0, 1])).item() == 0.0
-    assert brier(probs, torch.tensor([1, 0])).item() == 2.0
 
 
 @pytest.mark.parametrize(("n", "bins"), [(100, 10), (103, 10), (7, 7), (30, 1)])

@@ -16,9 +16,9 @@ from torch import Tensor
 
 import offmap
 from offmap.errors import FileError
-from offmap.report.curves import curves, risk_curve, thin
+from offmap.metrics import auroc
+from offmap.report.curves import Axis, curves, risk_curve, roc, thin, to_json
 from offmap.report.evaluation import embed_json, headline, verdict, write_page
-from offmap.report.figures import Axis
 from pages import check_page
 from trained import classes, classifier, inputs, quick, regression, regressor
 
@@ -142,8 +142,8 @@ def test_scores_of_any_kind_make_a_page(id_scores, ood_scores, threshold, tmp_pa
         assert sum(found["bins"]) == pytest.approx(1, abs=1e-3)
         assert found["over"] == sorted(found["over"], reverse=True)
         assert found["rows"] == len(values)
-    assert study["ticks"]
-    assert all(0 <= place <= 1 for place, _ in study["ticks"])
+    finite = [value for value in study["thresholds"] if value is not None]
+    assert finite == sorted(finite)
     if threshold is not None and math.isfinite(threshold):
         assert study["own"]
         assert study["sets"][0]["over"][study["start"]] == sum(np.float32(v) > threshold for v in id_scores)
@@ -159,7 +159,7 @@ def test_a_million_rows_make_a_small_page(tmp_path):
     assert study["sets"][1]["over"][study["start"]] == int((x + 3 > 2).sum())
 
 
-def test_pictures_keep_to_their_budget(tmp_path):
+def test_images_keep_to_their_budget(tmp_path):
     images = torch.rand(20, 3, 200, 300, generator=torch.Generator().manual_seed(0))  # noise does not compress
     scorers = {f"scorer {i}": _Flat() for i in range(4)}
     made = offmap.evaluate(scorers, (images, torch.zeros(20)), {f"set {i}": images for i in range(5)})
@@ -184,7 +184,7 @@ def test_thresholds_count_what_lies_above_them(evaluation):
 
 def test_risk_at_a_threshold_is_the_error_of_what_is_answered():
     scores, losses = np.array([3.0, 1.0, 2.0, 4.0]), np.array([1.0, 0.0, math.nan, 9.0])
-    found = risk_curve(scores, losses, np.array([0.0, 1.0, 3.5, 9.0]), "regression")
+    found = to_json(risk_curve(scores, losses, np.array([0.0, 1.0, 3.5, 9.0]), "regression"))
     assert found["at"] == [None, 0.0, pytest.approx(math.sqrt(0.5), abs=1e-4), pytest.approx(math.sqrt(10 / 3), abs=1e-3)]
     assert found["answered"] == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=1e-6)
     assert found["y"][-1] == found["at"][-1]
@@ -205,12 +205,27 @@ def test_thinned_curves_are_short_and_keep_their_ends(along, count):
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40),
 )
 def test_an_axis_goes_there_and_back(id_scores, ood_scores):
-    axis = Axis.of(np.array(id_scores), [np.array(ood_scores)])
+    axis = Axis.of([np.array(id_scores), np.array(ood_scores)])
     shares = np.linspace(0, 1, 11)
     np.testing.assert_allclose(axis.place(axis.at(shares)), shares, atol=1e-6)
-    places = [place for place, _ in axis.ticks()]
-    assert places == sorted(places)
-    assert len({words for _, words in axis.ticks()}) == len(places)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_area_under_the_roc_curve_is_the_auroc(ties):
+    rng = np.random.default_rng(0)
+    id_scores, ood_scores = rng.normal(size=80), rng.normal(1, size=60)
+    if ties:
+        id_scores, ood_scores = id_scores.round(), ood_scores.round()
+    alarms, catches = roc(id_scores, ood_scores)
+    area = float(auroc(torch.from_numpy(id_scores), torch.from_numpy(ood_scores)))
+    assert np.trapezoid(catches, alarms) == pytest.approx(area, abs=1e-12)
+
+
+def test_roc_curve_runs_from_nothing_to_everything():
+    alarms, catches = roc(np.array([0.0, 1.0]), np.array([np.inf, 0.5]))
+    assert (alarms[0], catches[0], alarms[-1], catches[-1]) == (0, 0, 1, 1)
+    assert (np.diff(alarms) >= 0).all()
+    assert (np.diff(catches) >= 0).all()
 
 
 def test_a_verdict_says_what_was_seen(evaluation, guard):

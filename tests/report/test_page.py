@@ -1,11 +1,14 @@
-"""One self-contained page, written whole or not at all."""
+"""One self-contained page, written whole or not at all, and figures in its colours."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from offmap.errors import FileError
+from offmap.errors import ConfigError, FileError
 from offmap.report import page
+from offmap.report.page import COLOURS, draw_svg, series, themed
 from offmap.table import Table
 from pages import check_page
 
@@ -39,3 +42,45 @@ def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(page.os, "access", lambda folder, mode: False)
     with pytest.raises(FileError, match="Cannot write .*: no permission to write in .*. Choose another path."):
         page.check_path(tmp_path / "page.html")
+
+
+def lines(count: int) -> str:
+    """The SVG of lines in the colours of series."""
+
+    def draw(axes):
+        for position in range(count):
+            axes.plot([0, 1], [0, position], color=series(position)[0])
+        axes.set(xlabel="x")
+
+    return draw_svg(draw, width=3, height=2, margins=(0.3, 0.3, 0.1, 0.1))
+
+
+def test_the_same_figure_is_the_same_text():
+    def draw() -> str:
+        return themed(lines(2), "a")
+
+    assert draw() == draw()
+
+
+def test_figures_take_the_colours_of_the_page():
+    svg = themed(lines(8), "a")
+    assert svg.startswith("<svg")
+    for name in ("soft", "line", *(f"series{i}" for i in range(8))):
+        assert f"var(--{name})" in svg
+    assert not [light for light, _ in COLOURS.values() if light in svg]
+
+
+def test_without_matplotlib_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"matplotlib is needed here and is not installed: pip install 'offmap\[figures\]'"):
+        lines(1)
+
+
+def test_light_colours_differ_so_that_each_can_be_found():
+    lights = [light for light, _ in COLOURS.values()]
+    assert len(set(lights)) == len(lights)
+
+
+def test_coordinates_are_rounded_and_words_are_not():
+    svg = '<svg><path d="M 1.23456 2.5"/><text x="3.98765">0.0123</text></svg>'
+    assert themed(svg, "a") == '<svg><path d="M 1.23 2.5"/><text x="3.98">0.0123</text></svg>'

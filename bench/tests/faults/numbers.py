@@ -34,14 +34,13 @@ MADE: dict[str, Callable[[int], Any]] = {
     "bins": lambda n: 3,
     "levels": lambda n: 5,
     "positive": lambda n: "id",
-    "higher_is_better": lambda n: True,
 }
 
 UNIT = ("auroc", "aupr_in", "aupr_out", "fpr_at", "coverage", "expected_calibration_error", "p_value")
 """Numbers between 0 and 1."""
 
 FUNCTIONS: list[Callable[..., Any]] = [
-    *(getattr(metrics, name) for name in metrics.__all__ if name != "HIGHER_IS_BETTER"),
+    *(getattr(metrics, name) for name in metrics.__all__),
     conformal.quantile, conformal.p_value,
 ]  # fmt: skip
 

@@ -30,10 +30,10 @@ function drawClips() {
   const height = flat ? Math.min(640, Math.max(280, tall)) : 320;
   clipFrame = axes(panel, {
     height, alt: "",
-    x: { low: low[0], high: high[0], ticks: clips.ticks[0], title: flat ? "first input" : "input" },
+    x: { low: low[0], high: high[0], title: flat ? "first input" : "input" },
     y: flat
-      ? { low: low[1], high: high[1], ticks: clips.ticks[1], title: "second input" }
-      : { low: clips.ends[0], high: clips.ends[1], ticks: clips.levels, title: clips.kind === "band" ? "target" : clips.unit },
+      ? { low: low[1], high: high[1], title: "second input" }
+      : { low: clips.ends[0], high: clips.ends[1], title: clips.kind === "band" ? "target" : clips.unit },
   });
   const { X, Y, box, inside } = clipFrame;
   if (flat) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,71 +22,141 @@ from offmap.likelihoods.classification import predictive_entropy
 from offmap.metrics import risk_coverage
 from offmap.posterior.predictive import History, Member, Stochastic
 from offmap.report.diagnosis import risk_limits
-from offmap.report.figures import Array, Axis, round_numbers, to_json
+from offmap.report.page import Array
 
-STEPS = 400
-"""The threshold moves in so many steps from one end of the axis to the other; one of them is the detector's own."""
-
-BINS, CURVE, CHECKS, LINES = 60, 160, 150, 8
-"""Bins of a histogram; points of a curve; checks of a fit, and members of it."""
+BINS, CURVE, DECADES = 60, 160, 50
+"""Bins of a histogram; points of a curve; the ratio from which scores get an axis that is not linear."""
 
 CLIPS: tuple[float | None, ...] = (None, 5.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
 """Clips of the frames, besides the guard's own."""
 
-LINE, SIDE, DOTS, MARGIN = 161, 44, 150, 0.06
-"""Points of a line; points of one side of a square; drawn rows of a set; margin around them, as a share of their range."""
+LINE, SIDE, DOTS = 161, 44, 150
+"""Points of a line; points of one side of a square; drawn rows of a set."""
+
+DIGITS = {"thresholds": 6, "answered": 6, "auroc": 5}
+"""Digits of the numbers under these names; all others have four."""
 
 
 def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
     """Return all that the page draws of one detector."""
     set_scores = {label: values.double().cpu().numpy() for label, values in evaluation.scores[name].items()}
     detector, details = evaluation.detectors.get(name), evaluation.details.get(name) or Details(None, {})
-    id_scores, ood_scores = set_scores["test"], [values for label, values in set_scores.items() if label != "test"]
-    own = details.threshold if details.threshold is not None and math.isfinite(details.threshold) else None
-    start = own if own is not None else _quantile(id_scores, 0.95)
-    axis = Axis.of(id_scores, ood_scores, start)
-    thresholds = axis.at(np.linspace(0, 1, STEPS + 1))
+    id_scores = set_scores["test"]
+    own = details.threshold is not None and math.isfinite(details.threshold)
+    start = details.threshold if own and details.threshold is not None else float(quantiles(id_scores, [0.95])[0])
+    axis = Axis.of(list(set_scores.values()), start)
+    thresholds = axis.at(np.linspace(0, 1, 401))  # one of them is the start
     step = int(np.abs(axis.place(thresholds) - axis.place(np.array(start))).argmin())
     thresholds[step] = start
-    areas = {row["set"]: row["auroc"] for row in evaluation.rows if row["scorer"] == name and "auroc" in row}
-    row = next((row for row in evaluation.rows if row["scorer"] == name and row["set"] == "test"), {})
+    row = quality(evaluation, name)
     kind = "classification" if "accuracy" in row else "regression" if "rmse" in row else None
     losses = None if details.losses is None else details.losses.double().numpy()
-    return {
+    return to_json({
         "name": name,
-        "own": own is not None,
+        "own": own,
         "start": step,
-        "ticks": axis.ticks(),
         "axis": axis.kind,
-        "thresholds": [to_json(t, 6) for t in thresholds],
+        "thresholds": thresholds,
         "sets": [_histogram(label, values, axis, thresholds) for label, values in set_scores.items()],
-        "roc": [_roc_curve(label, areas.get(label), id_scores, set_scores[label]) for label in set_scores if label != "test"],
+        "roc": [_roc_curve(label, area, id_scores, set_scores[label]) for label, area in areas(evaluation, name).items()],
         "risk": None if losses is None else risk_curve(id_scores, losses, thresholds, kind),
-        "reliability": {key: [[to_json(v) for v in row] for row in rows.tolist()] for key, rows in details.reliability.items()},
+        "reliability": details.reliability,
         "kind": kind,
         "history": _history_curves(detector.history) if isinstance(detector, Guard) else None,
         "clips": clip_frames(evaluation, name),
-    }
+    })  # fmt: skip
 
 
-def _quantile(values: Array, share: float) -> float:
-    """Return the smallest value that so large a share does not exceed."""
-    ordered = np.sort(values)
-    return float(ordered[max(0, math.ceil(share * len(ordered) * (1 - 1e-12)) - 1)])
+def areas(evaluation: Evaluation, name: str) -> dict[str, float]:
+    """Return the AUROC of a detector by OOD set."""
+    return {row["set"]: row["auroc"] for row in evaluation.rows if row["scorer"] == name and "auroc" in row}
+
+
+def quality(evaluation: Evaluation, name: str) -> dict[str, Any]:
+    """Return the metrics of a detector's predictions; empty if it predicts nothing."""
+    return next((row for row in evaluation.rows if row["scorer"] == name and row["set"] == "test"), {})
+
+
+def to_json(value: Any, digits: int = 4) -> Any:
+    """Return nested numbers as JSON can hold them: in few digits, and None for those that are not finite.
+
+    >>> to_json({"auroc": np.array([1 / 3, math.inf]), "rows": 3})
+    {'auroc': [0.33333, None], 'rows': 3}
+    """
+    if isinstance(value, Mapping):
+        return {key: to_json(entry, DIGITS.get(key, digits)) for key, entry in value.items()}
+    if isinstance(value, np.ndarray | Tensor):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [to_json(entry, digits) for entry in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of scores from `low` to `high`: f(x) is x ("linear"), log x ("log") or asinh((x − centre) / unit) ("asinh")."""
+
+    kind: str
+    low: float
+    high: float
+    centre: float = 0.0
+    unit: float = 1.0
+
+    @staticmethod
+    def of(sets: Sequence[Array], threshold: float = math.nan) -> Axis:
+        """Choose an axis on which all sets (in-distribution scores first) and the threshold can be seen."""
+        finite = [values for each in sets if len(values := each[np.isfinite(each)])]
+        if not finite:
+            return Axis("linear", 0.0, 1.0)
+        # of every set, a few rows in a thousand are drawn at the ends instead of beyond them
+        ends = np.concatenate([*(np.quantile(values, (0.002, 0.998)) for values in finite), [threshold]])
+        low, high = (float(f(ends[np.isfinite(ends)])) for f in (np.min, np.max))
+        if not high > low:
+            return Axis("linear", low - 0.5, low + 0.5)
+        if low > 0 and high > DECADES * low:
+            return Axis("log", low, high)
+        inner, centre, outer = (float(v) for v in np.quantile(finite[0], (0.05, 0.5, 0.95)))
+        if high - low > DECADES * (outer - inner):
+            return Axis("asinh", low, high, centre, (outer - inner) / 2 or (high - low) / 1000)
+        return Axis("linear", low, high)
+
+    def place(self, x: Array) -> Array:
+        """Map values to shares of the axis, from 0 at its low end to 1 at its high end."""
+        low, high = self._f(np.array([self.low, self.high]))
+        return np.clip((self._f(np.asarray(x, np.float64)) - low) / (high - low), 0.0, 1.0)
+
+    def at(self, share: Array) -> Array:
+        """Map shares of the axis to values.
+
+        >>> Axis("log", 1.0, 100.0).at(np.array([0.0, 0.5, 1.0])).round(6)
+        array([  1.,  10., 100.])
+        """
+        low, high = self._f(np.array([self.low, self.high]))
+        f = low + share * (high - low)
+        return f if self.kind == "linear" else np.exp(f) if self.kind == "log" else self.centre + self.unit * np.sinh(f)
+
+    def _f(self, x: Array) -> Array:
+        if self.kind == "linear":
+            return x
+        return np.log(np.maximum(x, self.low)) if self.kind == "log" else np.arcsinh((x - self.centre) / self.unit)
+
+
+def quantiles(values: Array, shares: Sequence[float]) -> Array:
+    """Return the smallest values that so large shares of them do not exceed; infinities are values as all others."""
+    return np.sort(values)[[max(0, math.ceil(share * len(values) * (1 - 1e-12)) - 1) for share in shares]]
 
 
 def _histogram(label: str, values: Array, axis: Axis, thresholds: Array) -> dict[str, Any]:
     """Count scores in bins, and above every threshold."""
-    ordered = np.sort(values)
     finite = np.nan_to_num(values, nan=axis.high, posinf=axis.high, neginf=axis.low)
-    counts = np.histogram(axis.place(finite), np.linspace(0, 1, BINS + 1))[0]
     return {
         "name": label,
         "rows": len(values),
-        "infinite": int(np.isinf(values).sum()),
-        "bins": [to_json(share) for share in counts / len(values)],
-        "over": (len(ordered) - np.searchsorted(ordered, thresholds, side="right")).tolist(),
-        "quartiles": [to_json(_quantile(values, share)) for share in (0.05, 0.25, 0.5, 0.75, 0.95)],
+        "bins": np.histogram(axis.place(finite), np.linspace(0, 1, BINS + 1))[0] / len(values),
+        "over": len(values) - np.searchsorted(np.sort(values), thresholds, side="right"),
+        "quantiles": quantiles(values, (0.05, 0.25, 0.5, 0.75, 0.95)),
     }
 
 
@@ -100,14 +171,13 @@ def roc(id_scores: Array, ood_scores: Array) -> tuple[Array, Array]:
     return np.append(alarms, 0.0)[::-1], np.append(catches, 0.0)[::-1]
 
 
-def _roc_curve(label: str, area: float | None, id_scores: Array, ood_scores: Array) -> dict[str, Any]:
+def _roc_curve(label: str, area: float, id_scores: Array, ood_scores: Array) -> dict[str, Any]:
     alarms, catches = roc(id_scores, ood_scores)
-    few = thin(alarms + catches, CURVE)
-    points = {"x": [to_json(v) for v in alarms[few]], "y": [to_json(v) for v in catches[few]]}
-    return {"name": label, "auroc": None if area is None else to_json(area, 5), **points}
+    few = thin(alarms + catches)
+    return {"name": label, "auroc": area, "x": alarms[few], "y": catches[few]}
 
 
-def thin(along: Array, count: int) -> list[int]:
+def thin(along: Array, count: int = CURVE) -> list[int]:
     """Return positions of at most `count` points of a curve, evenly spread by a quantity that grows along it, with both ends.
 
     >>> thin(np.array([0.0, 0.01, 0.02, 1.0, 2.0]), 3)
@@ -127,45 +197,30 @@ def risk_curve(values: Array, losses: Array, thresholds: Array, kind: str | None
     values, losses = values[labelled], losses[labelled]
     root = np.sqrt if kind == "regression" else np.asarray
     coverage, risks = (t.numpy() for t in risk_coverage(torch.from_numpy(values), torch.from_numpy(losses)))
-    few = thin(coverage, CURVE)
-    order = np.argsort(values, kind="stable")
-    sums = np.cumsum(losses[order])
-    answered = np.searchsorted(values[order], thresholds, side="right")
+    few = thin(coverage)
     y = root(risks[few])
-    top = float(y.max()) or 1.0
+    order = np.argsort(values, kind="stable")
+    sums, answered = np.cumsum(losses[order]), np.searchsorted(values[order], thresholds, side="right")
     return {
-        "label": "RMSE" if kind == "regression" else "error rate", "share": kind != "regression",
-        "x": [to_json(v) for v in coverage[few]], "y": [to_json(v) for v in y],
-        "top": to_json(top), "ticks": round_numbers(0.0, top, 4), "answered": [to_json(k / len(values), 6) for k in answered],
-        "at": [to_json(float(root(sums[k - 1] / k))) if k else None for k in answered],
+        "label": "RMSE" if kind == "regression" else "error rate", "share": kind != "regression", "x": coverage[few], "y": y,
+        "top": float(y.max()) or 1.0, "answered": answered / len(values),
+        "at": [float(root(sums[k - 1] / k)) if k else None for k in answered],
     }  # fmt: skip
 
 
 def _history_curves(past: History | None) -> dict[str, Any] | None:
-    """Return risk and entropy of a fit over its steps; None if there were none."""
+    """Return risk and entropy of a fit over its steps, of some checks and members; None if there were none."""
     if past is None or not past.step:
         return None
-    few = np.unique(np.linspace(0, len(past.step) - 1, CHECKS).round().astype(int)).tolist()
-    members = min(LINES, len(past.risk[0]))
-    lines: Mapping[str, Sequence[Sequence[float]]] = {"risk": past.risk, "entropy": past.entropy}
-    drawn = {key: [[to_json(values[i][m]) for i in few] for m in range(members)] for key, values in lines.items()}
-    ends = {key: _ends([v for line in drawn[key] for v in line if v is not None]) for key in lines}
+    few = np.unique(np.linspace(0, len(past.step) - 1, 150).round().astype(int))
+    risk, entropy = (np.array(values, np.float64)[:, :8] for values in (past.risk, past.entropy))
+    members = risk.shape[1]
     bound = past.max_risk[:members]
-    limits = risk_limits(np.array(past.risk, np.float64)[:, :members], bound) if bound else None
-    ends["risk"] = limits or ends["risk"]
     return {
-        "step": [past.step[i] for i in few], "steps": round_numbers(0, past.step[-1], 3), **drawn,
-        "threshold": [to_json(v) for v in bound], "kept": past.kept[:members], "members": len(past.risk[0]),
-        "ends": {key: [to_json(v) for v in pair] for key, pair in ends.items()},
-        "ticks": {key: round_numbers(*pair, 4) for key, pair in ends.items()},
+        "step": np.array(past.step)[few], "risk": risk[few].T, "entropy": entropy[few].T,
+        "max_risk": bound, "kept": past.kept[:members], "members": len(past.risk[0]),
+        "ends": {"risk": risk_limits(risk, bound) if bound else None, "entropy": None},
     }  # fmt: skip
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range of values with a little room."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    room = 0.06 * (high - low) or 0.5
-    return low - room, high + room
 
 
 # ------------------------------------------------------------------------------------------------------- clips
@@ -183,91 +238,67 @@ def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
         return "The inputs are more than two numbers, so that the predictions cannot be drawn as an image."
     inputs = torch.cat([p.inputs for p in points.values()])
     low, high = inputs.amin(0), inputs.amax(0)
-    room = MARGIN * (high - low) + 1e-9 * high.abs().clamp_min(1)
+    room = 0.06 * (high - low) + 1e-9 * high.abs().clamp_min(1)
     low, high = low - room, high + room
     flat = len(low) == 2
-    x = _grid(low, high) if flat else torch.linspace(float(low[0]), float(high[0]), LINE)[:, None]
+    sides = [torch.linspace(float(a), float(b), SIDE if flat else LINE) for a, b in zip(low, high, strict=True)]
+    x = torch.cartesian_prod(*reversed(sides)).flip(-1) if flat else sides[0][:, None]  # row by row from the lowest y up
     clips = sorted({*CLIPS, guard.clip}, key=lambda clip: -math.inf if clip is None else -clip)
     predictions = [guard.predict(x, clip=clip) for clip in clips]
-    medians = [{label: _median(guard.predict(p.inputs, clip=clip)) for label, p in points.items()} for clip in clips]
+    medians = [{label: _spread(guard.predict(p.inputs, clip=clip)).median() for label, p in points.items()} for clip in clips]
     return {
         "clips": ["∞" if clip is None else f"{clip:.3g}" for clip in clips],
         "own": clips.index(guard.clip),
         "unit": "predictive entropy" if predictions[0].probs is not None else "standard deviation",
-        "medians": medians,
-        "low": [to_json(float(v)) for v in low], "high": [to_json(float(v)) for v in high],
-        "ticks": [round_numbers(float(a), float(b), 5) for a, b in zip(low, high, strict=True)],
+        "medians": medians, "low": low, "high": high,
         "points": {label: _dots(p) for label, p in points.items()},
         **(_plane(predictions) if flat else _line(predictions, points["test"].targets)),
     }  # fmt: skip
 
 
-def _grid(low: Tensor, high: Tensor) -> Tensor:
-    """Return the points of a grid, row by row from the lowest second number up: (n², 2)."""
-    across, up = (torch.linspace(float(a), float(b), SIDE) for a, b in zip(low, high, strict=True))
-    y, x = torch.meshgrid(up, across, indexing="ij")
-    return torch.stack([x, y], -1).flatten(0, 1)
-
-
-def _uncertainty(prediction: Prediction) -> Tensor:
-    """Return the entropy of a classification or the standard deviation of a regression's first target: (B,)."""
-    if prediction.probs is not None:
-        return _first(predictive_entropy(prediction.probs[None]))
-    return _first(prediction.std)
-
-
-def _median(prediction: Prediction) -> float | None:
-    return to_json(float(_uncertainty(prediction).median()))
-
-
 def _first(values: Tensor | None) -> Tensor:
     """Return the first target or position, on the CPU: (B,) or (B, ...) -> (B,)."""
     assert values is not None
-    return (values if values.ndim == 1 else values.flatten(1)[:, 0]).cpu()
+    return (values if values.ndim == 1 else values.flatten(1)[:, 0]).double().cpu()
+
+
+def _spread(prediction: Prediction) -> Tensor:
+    """Return the entropy of a classification or the standard deviation of a regression's first target: (B,)."""
+    return _first(prediction.std if prediction.probs is None else predictive_entropy(prediction.probs[None]))
 
 
 def _dots(points: Points) -> dict[str, Any]:
     """Return some rows, with their class or their first target."""
     some = slice(None, None, -(-len(points.inputs) // DOTS))
-    targets = None if points.targets is None else [to_json(v) for v in _first(points.targets[some]).double().tolist()]
-    return {"x": [[to_json(v) for v in row] for row in points.inputs[some].tolist()], "y": targets}
+    return {"x": points.inputs[some], "y": None if points.targets is None else _first(points.targets[some])}
 
 
 def _line(predictions: list[Prediction], targets: Tensor | None) -> dict[str, Any]:
     """Return a band of mean ± 2 standard deviations, or the entropy, along the line."""
     if predictions[0].probs is not None:
-        top = math.log(predictions[0].probs.shape[1])
-        areas = [{"area": [to_json(v) for v in _uncertainty(p).tolist()]} for p in predictions]
-        return {"kind": "area", "frames": areas, "ends": [0.0, to_json(top)], "levels": round_numbers(0.0, top, 4)}
-    y = _first(targets).double()
+        ends = (0.0, math.log(predictions[0].probs.shape[1]))
+        return {"kind": "area", "frames": [{"area": _spread(p)} for p in predictions], "ends": ends}
+    y = _first(targets)
     room = 1.2 * float(y.max() - y.min()) or 1.0
     low, high = float(y.min()) - room, float(y.max()) + room
-    bands = [{"mean": _cut(p.mean, low, high), "std": _cut(p.std, 0.0, high - low)} for p in predictions]
-    return {"kind": "band", "frames": bands, "ends": [to_json(low), to_json(high)], "levels": round_numbers(low, high, 5)}
-
-
-def _cut(values: Tensor | None, low: float, high: float) -> list[float | None]:
-    """Cut values that go far beyond the figure."""
-    reach = 3 * (high - low)
-    return [to_json(v) for v in _first(values).double().nan_to_num(nan=high).clamp(low - reach, high + reach).tolist()]
+    reach = 3 * (high - low)  # what goes far beyond the figure is cut
+    means = [_first(p.mean).nan_to_num(nan=high).clamp(low - reach, high + reach) for p in predictions]
+    deviations = [_first(p.std).nan_to_num(nan=reach).clamp(max=reach) for p in predictions]
+    frames = [{"mean": mean, "std": std} for mean, std in zip(means, deviations, strict=True)]
+    return {"kind": "band", "frames": frames, "ends": (low, high)}
 
 
 def _plane(predictions: list[Prediction]) -> dict[str, Any]:
-    """Return uncertainty on the square as bytes, one scale for all frames: linear for entropies, logarithmic for deviations."""
-    values = [_uncertainty(p).double().numpy() for p in predictions]
+    """Return uncertainty on the square as base64 of bytes, one scale for all frames: linear for entropies, else logarithmic."""
+    values = np.stack([_spread(p).numpy() for p in predictions])
     if predictions[0].probs is not None:
         low, high = 0.0, math.log(predictions[0].probs.shape[1])
-        shares = [v / high for v in values]
+        shares = values / high
     else:
-        positive = np.concatenate(values)
-        positive = positive[np.isfinite(positive) & (positive > 0)]
-        low, high = (float(f(positive)) for f in (np.min, np.max)) if len(positive) else (1.0, 2.0)
+        positive = values[np.isfinite(values) & (values > 0)]
+        low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 2.0)
         high = high if high > low else 2 * low
-        shares = [np.log(np.maximum(v, low) / low) / math.log(high / low) for v in values]
-    return {"kind": "map", "side": SIDE, "frames": [_bytes(share) for share in shares], "ends": [to_json(low), to_json(high)]}
-
-
-def _bytes(shares: Array) -> str:
-    """Encode shares from 0 to 1 as base64 of one byte each; what is not finite is 1."""
+        shares = np.log(np.maximum(values, low) / low) / math.log(high / low)
     levels = np.clip(np.nan_to_num(shares, nan=1.0, posinf=1.0) * 255, 0, 255).round().astype(np.uint8)
-    return base64.b64encode(levels.tobytes()).decode()
+    frames = [base64.b64encode(frame.tobytes()).decode() for frame in levels]
+    return {"kind": "map", "side": SIDE, "frames": frames, "ends": (low, high)}

@@ -11,26 +11,29 @@ import numpy as np
 
 from offmap.diagnosis import Diagnosis, LayerDiagnosis
 from offmap.posterior.predictive import History
-from offmap.report.figures import SERIES, Array, Panel, colour, draw_svg, series
-from offmap.report.page import Section, check_path, gallery, legend, paragraphs, render, table, write
-from offmap.table import Table
+from offmap.report.page import (
+    SERIES,
+    Array,
+    Panel,
+    Section,
+    check_path,
+    colour,
+    draw_svg,
+    gallery,
+    legend,
+    paragraphs,
+    render,
+    series,
+    table,
+    texts,
+    write,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_PANELS, MOST_POINTS = 36, 1500
 """Layers that are drawn, spread evenly over the model, and points of one layer; the table has them all."""
-
-LEAD = """What the fit did, and whether it did what the theory says: the noise on a weight is wide where the training data
-hardly use it, and narrow where they do."""
-
-AMPLITUDES = """Every dot is one direction of a layer's inputs: to the right those that the training data use much, upwards
-those that get much noise (the mean φ over the layer's outputs). The dashed line is φ proportional to 1/amplitude, the paper's
-optimum for deep nets; ρ is the rank correlation, −1 for strictly inverse. Dots at the left end are directions that the data do
-not use."""
-
-TRACES = """Validation risk with its bound τ, the weights' entropy (1/d) Σ log φ², and the mean uncertainty of validation
-inputs, at every check. Each member keeps its last state at or below τ, at the dotted line. Risks far above τ are cut off."""
 
 
 def write_diagnosis(diagnosis: Diagnosis, path: str | Path, *, title: str = "What the fit did") -> Path:
@@ -41,26 +44,25 @@ def write_diagnosis(diagnosis: Diagnosis, path: str | Path, *, title: str = "Wha
         path: The file to write.
         title: The title of the page.
     """
-    target = check_path(Path(path))
-    numbers = diagnosis.table()
-    texts = [{k: f"{v:.3g}" if isinstance(v, float) else str(v) for k, v in row.items()} for row in numbers.rows]
+    target, words, numbers = check_path(Path(path)), texts()["diagnosis"], diagnosis.table()
     members = [("line", f"var(--series{(m + 4) % SERIES})", f"member {m}") for m in range(len(diagnosis.history.kept))]
     key = legend([*members, ("line 5 3", "var(--ink)", "τ"), ("line 1 3", "var(--ink)", "the step that was kept")])
     sections = [
-        Section("Amplitude and φ", paragraphs(AMPLITUDES) + gallery(amplitude_panels(diagnosis), width="13rem")),
-        Section("The fit, step by step", paragraphs(TRACES) + gallery(trace_panels(diagnosis.history), legend=key)),
-        Section("Numbers", table(Table(texts)) + paragraphs("\n\n".join(numbers.notes), "note")),
+        Section("Amplitude and φ", paragraphs(words["amplitudes"]) + gallery(amplitude_panels(diagnosis), width="13rem")),
+        Section("The fit, step by step", paragraphs(words["traces"]) + gallery(trace_panels(diagnosis.history), legend=key)),
+        Section("Numbers", table(numbers) + paragraphs("\n\n".join(numbers.notes), "note")),
     ]
-    return write(render(title, LEAD, sections), target)
+    return write(render(title, words["lead"], sections), target)
 
 
 def amplitude_panels(diagnosis: Diagnosis) -> list[Panel]:
     """Draw a panel per layer."""
     panels: list[Panel] = []
     for layer in select_layers(diagnosis.layers):
-        rho, slope = f"ρ {_signed(layer.correlation)}", f"slope {_signed(layer.slope)}"
-        alt = f"Mean φ over input amplitude of {layer.name}, {layer.amplitude.shape[-1]} directions: {rho}, {slope}."
-        panels.append(Panel(_draw_amplitudes(layer), layer.name, alt, f"{rho}, {slope}"))
+        values = {"ρ": layer.correlation, "slope": layer.slope}
+        numbers = ", ".join(f"{k} {f'{v:.2f}'.replace('-', '−').replace('nan', '–')}" for k, v in values.items())
+        alt = f"Mean φ over input amplitude of {layer.name}, {layer.amplitude.shape[-1]} directions: {numbers}."
+        panels.append(Panel(_draw_amplitudes(layer), layer.name, alt, numbers))
     return panels
 
 
@@ -75,12 +77,12 @@ def _draw_amplitudes(layer: LayerDiagnosis) -> str:
     x, y = (t.double().flatten().cpu().numpy() for t in (layer.clamped_amplitude, layer.scale))
     positive = (x > 0) & (y > 0)
     x, y = x[positive], y[positive]
-    few = np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).astype(int) if len(x) else np.arange(0)
 
     def draw(axes: Axes) -> None:
         axes.set(xscale="log", yscale="log", xlabel="amplitude", ylabel="mean φ")
         if not len(x):
             return
+        few = np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).astype(int)
         ends = np.array([x.min(), x.max()])
         used = x > 1.01 * x.min()  # directions at the least amplitude have none to speak of
         centre = math.exp(np.log((x * y)[used if used.any() else slice(None)]).mean())
@@ -98,22 +100,23 @@ def _draw_amplitudes(layer: LayerDiagnosis) -> str:
 
 def trace_panels(history: History) -> list[Panel]:
     """Draw risk with τ, entropy, and uncertainty on validation data over the steps."""
-    if not history.step:
-        return []
-    kept = f"kept at step {', '.join(map(str, history.kept))}"
-    risk_alt = f"Validation risk over steps; it ends at {history.risk[-1]}, τ is {history.max_risk}; {kept}."
-    entropy_alt = f"Entropy over steps, from {history.entropy[0]} to {history.entropy[-1]}; {kept}."
-    panels = [
-        Panel(_draw_trace(history, history.risk, "validation risk", bound=history.max_risk), "Risk and τ", risk_alt),
-        Panel(_draw_trace(history, history.entropy, "(1/d) Σ log φ²"), "Entropy", entropy_alt),
+    traces = [
+        ("Risk and τ", "validation risk", history.risk),
+        ("Entropy", "(1/d) Σ log φ²", history.entropy),
+        ("Uncertainty on ID data", "mean uncertainty", history.uncertainty),
     ]
-    if history.uncertainty:
-        alt = f"Mean uncertainty of validation inputs, from {history.uncertainty[0]} to {history.uncertainty[-1]}; {kept}."
-        panels.append(Panel(_draw_trace(history, history.uncertainty, "mean uncertainty"), "Uncertainty on ID data", alt))
+    panels: list[Panel] = []
+    for title, label, values in traces:
+        if history.step and values:
+            bound = history.max_risk if values is history.risk else None
+            limit = f"; τ is {bound}" if bound is not None else ""
+            steps = ", ".join(map(str, history.kept))
+            alt = f"The {label} over the steps, from {values[0]} to {values[-1]}{limit}; kept at step {steps}."
+            panels.append(Panel(_draw_trace(history, values, label, bound), title, alt))
     return panels
 
 
-def _draw_trace(history: History, values: list[list[float]], label: str, *, bound: list[float] | None = None) -> str:
+def _draw_trace(history: History, values: list[list[float]], label: str, bound: list[float] | None) -> str:
     """Draw one quantity over the steps, a line per member; its bound dashed, and the kept step dotted, in the member's colour."""
     steps, lines = np.array(history.step), np.array(values, dtype=np.float64)  # (checks,), (checks, M)
 
@@ -125,8 +128,7 @@ def _draw_trace(history: History, values: list[list[float]], label: str, *, boun
             if bound is not None:
                 axes.axhline(bound[member], color=shade, linewidth=0.9, linestyle=(0, (4, 2)))
         axes.set(xlabel="step", ylabel=label)
-        limits = risk_limits(lines, bound) if bound is not None else None
-        if limits is not None:
+        if bound is not None and (limits := risk_limits(lines, bound)) is not None:
             axes.set_ylim(*limits)
 
     return draw_svg(draw, width=3.2, height=2.1, margins=(0.62, 0.38, 0.1, 0.08))
@@ -145,7 +147,3 @@ def risk_limits(lines: Array, bound: list[float]) -> tuple[float, float] | None:
     room = high - low
     top = min(float(finite.max()), high + 2 * room)
     return (low - 0.05 * room, max(top, high) + (0.0 if top < finite.max() else 0.05 * room)) if room > 0 else None
-
-
-def _signed(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.2f}".replace("-", "−")

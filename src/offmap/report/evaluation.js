@@ -9,7 +9,7 @@ const percents = (value) => String(100 * value);
 let marks = { rows: [], roc: [], risk: null };
 
 function drawScores() {
-  const { sets, ticks, start, own } = study();
+  const { sets, thresholds, axis, start, own } = study();
   const panel = byId("plot-scores"), row = 68, side = 12, foot = 38;
   const height = sets.length * row + foot;
   const { svg, width } = canvas(panel, height, `Histograms of the scores of ${sets.map((s) => s.name).join(", ")}.`);
@@ -32,10 +32,11 @@ function drawScores() {
     fit(shape(svg, "text", { x: side, y: place * row + 17, class: "name" }, words), width - 2 * side - 115);
     return shape(svg, "text", { x: width - side, y: place * row + 17, class: "name end" });
   });
-  for (const [share, word] of ticks) {
+  const ticks = marksAlong(thresholds, axis), word = apart(ticks.map(([, value]) => value));
+  for (const [share, value] of ticks) {
     const edge = share < 0.06 ? "" : share > 0.94 ? " end" : " middle";
     shape(svg, "line", { x1: X(share), x2: X(share), y1: height - foot - 4, y2: height - foot + 2, class: "base" });
-    shape(svg, "text", { x: X(share), y: height - foot + 16, class: `tick${edge}` }, word);
+    shape(svg, "text", { x: X(share), y: height - foot + 16, class: `tick${edge}` }, word(value));
   }
   shape(svg, "text", { x: width - side, y: height - 3, class: "title end" }, "score, more OOD to the right");
   marks.right = right;
@@ -52,7 +53,7 @@ function drawScores() {
   svg.addEventListener("pointermove", (event) => { if (event.buttons) drag(event); });
   marks.cells = fill(byId("flagged"), ["data set", "flagged", "rows"], sets.map((s) => [s.name, "", ""]));
   const quantiles = ["5 %", "25 %", "median", "75 %", "95 %"];
-  const rows = sets.map((s) => [s.name, String(s.rows), ...s.quartiles.map((v) => number(v))]);
+  const rows = sets.map((s) => [s.name, String(s.rows), ...s.quantiles.map((v) => number(v))]);
   fill(byId("table-scores"), ["data set", "rows", ...quantiles], rows, "Quantiles of the scores");
 }
 
@@ -118,7 +119,7 @@ function drawRisk() {
     height: 300, alt: `${risk.label} of the rows that are answered, over their share; ${words(last)} when all are.`,
     x: { low: 0, high: 1, ticks: UNIT, label: percents, title: "rows answered, %" },
     y: {
-      low: 0, high: 1.04 * risk.top, ticks: risk.ticks, title: risk.share ? `${risk.label}, %` : risk.label,
+      low: 0, high: 1.04 * risk.top, count: 4, title: risk.share ? `${risk.label}, %` : risk.label,
       label: risk.share ? (v) => number(100 * v) : null,
     },
   });
@@ -166,32 +167,32 @@ function drawHistory() {
   const { history } = study(), panel = byId("plot-history");
   if (!missing("history", history)) return;
   panel.replaceChildren();
-  const { step, ends, ticks, threshold, kept, members } = history, last = Math.max(1, step[step.length - 1]);
+  const { step, max_risk: bounds, kept, members } = history, last = Math.max(1, step[step.length - 1]);
   const pair = node(panel, "div", { class: "pair" });
   const titles = { risk: "validation risk", entropy: "entropy, (1/d) Σ log φ²" };
   // both first: one alone would be as wide as the page
   const boxes = Object.keys(titles).map((key) => node(pair, "div", { id: `history-${key}` }));
   for (const [place, [key, title]] of Object.entries(titles).entries()) {
-    const box = boxes[place];
+    const box = boxes[place], ends = history.ends[key] || spread(history[key].flat());
     const final = history[key][0][step.length - 1];
     const frame = axes(box, {
       height: 240, left: 58,
       alt: `${title} over ${step.length} checks, ${number(final)} at the last, kept at step ${kept.join(", ")}.`,
-      x: { low: 0, high: last, ticks: history.steps, title: "step" },
-      y: { low: ends[key][0], high: ends[key][1], ticks: ticks[key], title },
+      x: { low: 0, high: last, count: 3, title: "step" },
+      y: { low: ends[0], high: ends[1], count: 4, title },
     });
     history[key].forEach((values, m) => {
       line(frame.inside, step, values, frame, colour(m), dashes(m), 1.8);
       if (step.length < 3) dots(frame, step, values, colour(m));
-      line(frame.inside, [kept[m], kept[m]], ends[key], frame, colour(m), "1 3", 1.2);
-      const bound = [threshold[m], threshold[m]];
-      if (key === "risk" && threshold.length) line(frame.inside, [0, last], bound, frame, colour(m), "6 4", 1.2);
+      line(frame.inside, [kept[m], kept[m]], ends, frame, colour(m), "1 3", 1.2);
+      const bound = [bounds[m], bounds[m]];
+      if (key === "risk" && bounds.length) line(frame.inside, [0, last], bound, frame, colour(m), "6 4", 1.2);
     });
   }
   const some = history.risk.length;
   if (members > some) node(panel, "p", { class: "note" }, `The first ${some} of ${members} members.`);
   const few = step.map((s, i) => i).filter((i) => i % Math.ceil(step.length / 12) === 0 || i === step.length - 1);
-  const columns = [(i) => history.risk[0][i], () => threshold[0], (i) => history.entropy[0][i]];
+  const columns = [(i) => history.risk[0][i], () => bounds[0], (i) => history.entropy[0][i]];
   const rows = few.map((i) => [String(step[i]), ...columns.map((value) => number(value(i), 4))]);
   fill(byId("table-history"), ["step", "risk", "τ", "entropy"], rows, "The first member");
 }

@@ -11,37 +11,43 @@ import hashlib
 import html
 import json
 import math
-import tomllib
+import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offmap._types import Inputs
 from offmap._version import __version__
 from offmap.detector import Detector
-from offmap.evaluation import EXAMPLES, Evaluation
+from offmap.evaluation import Evaluation, Example
 from offmap.guard import Guard
-from offmap.report.curves import curves
-from offmap.report.examples import Names, examples
-from offmap.report.figures import MAP
-from offmap.report.page import Section, check_path, paragraphs, render, resource, table, write
+from offmap.report.curves import areas, curves, quality
+from offmap.report.page import (
+    MAP,
+    Array,
+    Section,
+    check_path,
+    format_number,
+    paragraphs,
+    render,
+    resource,
+    table,
+    texts,
+    write,
+)  # fmt: skip
 from offmap.table import Table
 
-SCRIPTS = ("plot.js", "evaluation.js", "clips.js", "choices.js")
-MOST_ROWS = 120
-"""Parameters of a model that the summary lists."""
+MOST_ROWS, COLUMNS, CHARACTERS = 120, 8, 60
+"""Parameters that the summary lists; columns of a table of examples, and characters of what is not a number."""
 
-NO_SCRIPT = (
-    "<noscript><p>The figures are drawn by a script inside this page, which is switched off. All tables are here.</p></noscript>"
-)
-GRADES = (
-    (0.97, "tells {what} from in-distribution data reliably"),
-    (0.9, "tells {what} from in-distribution data in most cases"),
-    (0.75, "tells {what} from in-distribution data in part"),
-    (0.6, "hardly tells {what} from in-distribution data"),
-    (0.4, "cannot tell {what} from in-distribution data"),
-    (0.0, "scores {what} lower than in-distribution data"),
-)
-"""By the lowest AUROC of all OOD sets."""
+IMAGE_BYTES, IMAGE_SIDES = 700_000, (16, 96)
+"""Bytes that all images of a page may take before compression; the least and the most pixels along the longer side."""
 
 
 def write_page(
@@ -67,32 +73,33 @@ def write_page(
         The full path of the file.
     """
     target = check_path(Path(path))
-    names = Names(columns, classes, image_shape)
-    parts: dict[str, dict[str, str]] = tomllib.loads(resource("sections.toml"))
-    numbers = [curves(evaluation, name) for name in evaluation.scores]
+    names, parts = Names(columns, classes, image_shape), {key: {**part} for key, part in texts()["sections"].items()}
+    scorers, start = list(evaluation.scores), list(evaluation.scores).index(best(evaluation))
+    numbers = [curves(evaluation, name) for name in scorers]
     parts["clips"]["missing"] = next((n["clips"] for n in numbers if isinstance(n["clips"], str)), "")
-    shown = [part for part in parts if not parts[part].get("missing") or any(_has(n[part]) for n in numbers)]
-    start = list(evaluation.scores).index(best(evaluation))
+    shown = [p for p in parts if not parts[p].get("missing") or any(n[p] and not isinstance(n[p], str) for n in numbers)]
     missing = {part: words["missing"] for part, words in parts.items() if "missing" in words}
-    data = {"start": start, "missing": missing, "map": MAP, "classes": list(map(str, classes)), "scorers": numbers}
-    script = "\n".join(map(resource, SCRIPTS))
     omitted = [f"{parts[p]['title']} is left out: {why[:1].lower()}{why[1:]}" for p, why in missing.items() if p not in shown]
+    data = {"start": start, "missing": missing, "map": MAP, "classes": list(map(str, classes)), "scorers": numbers}
+    script = "\n".join(map(resource, ("plot.js", "evaluation.js", "clips.js", "choices.js")))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # this script alone may run
+    rules = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    options = "".join(f'<option value="{i}"{" selected" * (i == start)}>{html.escape(n)}</option>' for i, n in enumerate(scorers))
+    choice = f'<label>Scorer <select id="scorer">{options}</select></label>' if len(scorers) > 1 else ""
+    tools = f'<div class="tools">{choice}<button type="button" id="theme" aria-pressed="false">Dark colours</button></div>'
+    verdicts = _per_scorer(evaluation, lambda name: paragraphs(verdict(evaluation, name), "lead"))
     page = render(
         title,
         "",
         [Section(parts[part]["title"], _body(part, parts[part], evaluation, names)) for part in shown],
         heading=headline(evaluation),
         foot="\n\n".join([*omitted, f"Written by offmap {__version__}. This page loads nothing and sends nothing."]),
-        head=_policy(script) + f"\n<style>{resource('evaluation.css')}</style>",
-        above=f'<div class="top"><p class="eyebrow">{html.escape(title)}</p>{_tools(list(evaluation.scores), start)}</div>',
-        below=_per_scorer(evaluation, lambda name: paragraphs(verdict(evaluation, name), "lead")) + NO_SCRIPT,
-        end=f'\n<script type="application/json" id="data">{embed_json(data)}</script>\n<script>{script}</script>',
+        head=f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n<style>{resource("evaluation.css")}</style>',
+        above=f'<div class="top"><p class="eyebrow">{html.escape(title)}</p>{tools}</div>',
+        below=f"{verdicts}<noscript>{paragraphs(texts()['no_script'])}</noscript>",
+        end=f'<script type="application/json" id="data">{embed_json(data)}</script>\n<script>{script}</script>',
     )
     return write(page, target)
-
-
-def _has(part: Any) -> bool:
-    return bool(part) and not isinstance(part, str)
 
 
 def embed_json(data: Any) -> str:
@@ -105,37 +112,20 @@ def embed_json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _policy(script: str) -> str:
-    """Allow this script alone, and load nothing from anywhere."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    rules = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return f'\n<meta http-equiv="Content-Security-Policy" content="{rules}">'
-
-
 def _per_scorer(evaluation: Evaluation, make: Callable[[str], str]) -> str:
     """Return HTML for every scorer, of which the script shows one."""
     return "\n".join(f'<div data-scorer="{i}">{make(name)}</div>' for i, name in enumerate(evaluation.scores))
 
 
-def _tools(names: Sequence[str], start: int) -> str:
-    """Return a choice of scorers, where there are several, and of colours."""
-    options = "".join(
-        f'<option value="{i}"{" selected" if i == start else ""}>{html.escape(n)}</option>' for i, n in enumerate(names)
-    )
-    choice = f'<label>Scorer <select id="scorer">{options}</select></label>' if len(names) > 1 else ""
-    return f'<div class="tools">{choice}<button type="button" id="theme" aria-pressed="false">Dark colours</button></div>'
-
-
 def _body(part: str, words: Mapping[str, str], evaluation: Evaluation, names: Names) -> str:
     """Return the HTML of one section."""
-    text = paragraphs(words.get("text", ""))
+    text = paragraphs(words["text"])
     if part == "examples":
-        note = paragraphs(f"At most {EXAMPLES} rows from either end of every set. Rows count from 0.", "note")
-        return note + _per_scorer(evaluation, lambda name: examples(evaluation, name, names))
+        return text + _per_scorer(evaluation, lambda name: examples(evaluation, name, names))
     if part == "summary":
         return text + _per_scorer(evaluation, lambda name: _summary(evaluation.detectors.get(name)))
     if part == "rows":
-        kinds = ([_texts(row) for row in evaluation.rows if ("auroc" in row) == detection] for detection in (True, False))
+        kinds = ([row for row in evaluation.rows if ("auroc" in row) == detection] for detection in (True, False))
         return text + "".join(table(Table(rows)) for rows in kinds if rows)
     plot = f'<div class="plot" id="plot-{part}"></div><p class="missing" id="missing-{part}" hidden></p>'
     same = f'<details><summary>The same as a table</summary><div class="scroll"><table id="table-{part}"></table></div></details>'
@@ -147,34 +137,10 @@ def _summary(scorer: Any) -> str:
         return paragraphs("This scorer is no guard: nothing in a model was made random.")
     summary = scorer.summary()
     more = [f"… and {len(summary.rows) - MOST_ROWS} more parameters."] if len(summary.rows) > MOST_ROWS else []
-    return table(Table(list(map(_texts, summary.rows[:MOST_ROWS])))) + paragraphs("\n\n".join([*more, *summary.notes]), "note")
-
-
-def _texts(row: Mapping[str, Any]) -> dict[str, str]:
-    return {key: _text(value) for key, value in row.items()}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else "∞" if value > 0 else str(value)
-    return "" if value is None else str(value)
+    return table(Table(summary.rows[:MOST_ROWS])) + paragraphs("\n\n".join([*more, *summary.notes]), "note")
 
 
 # ------------------------------------------------------------------------------------------------------- in words
-
-
-def grade(area: float, what: str) -> str:
-    """Put an AUROC into words.
-
-    >>> grade(0.99, "sketches"), grade(0.5, "sketches")
-    ('tells sketches from in-distribution data reliably', 'cannot tell sketches from in-distribution data')
-    """
-    return next(words for least, words in GRADES if area >= least or least == 0).format(what=what)
-
-
-def areas(evaluation: Evaluation, name: str) -> dict[str, float]:
-    """Return the AUROC by OOD set."""
-    return {row["set"]: row["auroc"] for row in evaluation.rows if row["scorer"] == name and "auroc" in row}
 
 
 def best(evaluation: Evaluation) -> str:
@@ -191,7 +157,7 @@ def headline(evaluation: Evaluation) -> str:
     what = f"“{lowest}”"
     if len(by_set) > 1 and by_set[lowest] >= 0.6:
         what = f"{'both' if len(by_set) == 2 else f'all {len(by_set)}'} OOD sets"
-    words = grade(by_set[lowest], what)
+    words = next(words for least, words in texts()["grades"] if by_set[lowest] >= least).format(what=what)
     if len(evaluation.scores) == 1:
         return f"{'This guard' if name == 'guard' else f'“{name}”'} {words}."
     return f"Of {len(evaluation.scores)} scorers, “{name}” does best: it {words}."
@@ -213,11 +179,18 @@ def verdict(evaluation: Evaluation, name: str) -> str:
     else:
         flagged = {label: float((values > threshold).double().mean()) for label, values in scores.items()}
         caught = [f"**{percent(share)} of “{label}”**" for label, share in flagged.items() if label != "test"]
-        listed = caught[0] if len(caught) == 1 else f"{', '.join(caught[:-1])} and {caught[-1]}"
+        listed = " and ".join(filter(None, [", ".join(caught[:-1]), caught[-1]]))
         false = f"**{percent(flagged['test'])} of in-distribution rows**"
         parts.append(f"At its own threshold it flags {listed}, and {false} by mistake.")
         parts += _compare_false_alarms(evaluation.detectors.get(name), flagged["test"], len(scores["test"]))
-    return " ".join([*parts, *_quality(evaluation, name)])
+    if row := quality(evaluation, name):
+        right = f"an accuracy of {percent(row['accuracy'])}" if "accuracy" in row else f"an RMSE of {row['rmse']:.3g}"
+        kind = "prediction sets" if "accuracy" in row else "intervals"
+        covered = f"{percent(row['conformal_coverage'])} of rows"
+        parts.append(
+            f"On in-distribution data its predictions have {right}, and its 95 % conformal {kind} hold the truth for {covered}."
+        )
+    return " ".join(parts)
 
 
 def _compare_false_alarms(scorer: Any, share: float, rows: int) -> list[str]:
@@ -231,26 +204,139 @@ def _compare_false_alarms(scorer: Any, share: float, rows: int) -> list[str]:
     return [f"It was set for {percent(rate)} of false alarms; these are {words}."]
 
 
-def _quality(evaluation: Evaluation, name: str) -> list[str]:
-    row: dict[str, Any] = next((r for r in evaluation.rows if r["scorer"] == name and r["set"] == "test"), {})
-    if not row:
-        return []
-    right = f"an accuracy of {percent(row['accuracy'])}" if "accuracy" in row else f"an RMSE of {row['rmse']:.3g}"
-    kind = "prediction sets" if "accuracy" in row else "intervals"
-    return [f"On in-distribution data its predictions have {right}, and its 95 % conformal {kind} hold the truth for "
-            f"{percent(row['conformal_coverage'])} of rows."]  # fmt: skip
-
-
 def percent(share: float) -> str:
     r"""Format a share in percent, with a digit more near the ends; never 0 or 100 unless it is.
 
     >>> percent(0.5), percent(0.0423), percent(0.99996), percent(1.0)
     ('50\xa0%', '4.2\xa0%', '> 99.9\xa0%', '100\xa0%')
     """
-    if share in (0, 1):
-        text = f"{100 * share:.0f}"
-    elif share < 0.0005 or share > 0.9995:
-        text = "< 0.1" if share < 0.5 else "> 99.9"
-    else:
-        text = f"{100 * share:.1f}".removesuffix(".0") if share < 0.1 or share > 0.9 else f"{100 * share:.0f}"
+    text = f"{100 * share:.1f}".removesuffix(".0") if share < 0.1 or share > 0.9 else f"{100 * share:.0f}"
+    text = "< 0.1" if 0 < share < 0.0005 else "> 99.9" if 0.9995 < share < 1 else text
     return f"{text}\u00a0%"
+
+
+# ------------------------------------------------------------------------------------------------------- examples
+
+
+@dataclass(frozen=True)
+class Names:
+    """The user's names of columns and classes, and the shape of images that come as flat rows."""
+
+    columns: Sequence[str] = ()
+    classes: Sequence[str] = ()
+    image: tuple[int, ...] | None = None
+
+    def label(self, position: int) -> str:
+        """Return a class's name, or its number."""
+        return str(self.classes[position]) if 0 <= position < len(self.classes) else str(position)
+
+
+def examples(evaluation: Evaluation, name: str, names: Names) -> str:
+    """Return the HTML of the rows of lowest and highest score in all sets of one scorer: images, or else tables."""
+    every = [e for details in evaluation.details.values() for rows in details.examples.values() for e in rows]
+    images = [image for e in every if (image := as_image(e.inputs, names.image)) is not None]
+    parts: list[str] = []
+    for label, rows in evaluation.details[name].examples.items() if name in evaluation.details else ():
+        low, high = rows[: len(rows) // 2], rows[len(rows) // 2 :][::-1]
+        halves, blocks = {"Least OOD": low, "Most OOD": high}, list[str]()
+        for title, half in halves.items() if label == "test" else reversed(halves.items()):
+            facts = [_facts(evaluation.detectors.get(name), e, names) for e in half]
+            if half and as_image(half[0].inputs, names.image) is not None:
+                body = _images(half, facts, names, images)
+            else:
+                firsts = [{"row": e.index, **fact} for e, fact in zip(half, facts, strict=True)]
+                body = table(Table([f | cells(e.inputs, names) | f for e, f in zip(half, firsts, strict=True)]))
+            blocks.append(f"<div><h4>{title}</h4>{body}</div>")
+        heading = html.escape("In-distribution data: test" if label == "test" else f"OOD data: {label}")
+        parts.append(f'<h3>{heading}</h3>\n<div class="halves">{"".join(blocks)}</div>')
+    return "\n".join(parts)
+
+
+def _facts(guard: object, example: Example, names: Names) -> dict[str, str]:
+    """Return the score of one row, its target, and what a guard predicts for it, where these are single numbers."""
+    facts, target = {"score": format_number(example.score)}, example.target
+    if target is not None and target.numel() == 1:
+        facts["truth"] = format_number(float(target)) if target.is_floating_point() else names.label(int(target))
+    if isinstance(guard, Guard):
+        p = guard.predict(example.inputs)
+        if p.probs is not None and p.label is not None and p.label.numel() == 1:
+            facts["predicted"] = f"{names.label(int(p.label))} ({100 * float(p.probs.max()):.0f}\u00a0%)"
+        elif p.mean is not None and p.std is not None and p.mean.numel() == 1:
+            facts["predicted"] = f"{format_number(float(p.mean))} ± {format_number(float(p.std))}"
+    return facts
+
+
+def cells(inputs: Inputs, names: Names) -> dict[str, str]:
+    """Return the inputs of one row by column, or shortened, by argument.
+
+    >>> import torch
+    >>> cells(torch.tensor([[0.5, 2.0]]), Names(["a"]))
+    {'a': '0.5', 'x1': '2'}
+    """
+    if isinstance(inputs, Tensor) and inputs.ndim == 2:
+        values = inputs[0].double().tolist()
+        pairs = [*enumerate(map(format_number, values[:COLUMNS]))]
+        pairs += [("…", f"{len(values) - COLUMNS} more")] if len(values) > COLUMNS else []
+    else:
+        parts = inputs if isinstance(inputs, Mapping | tuple | list) else [inputs]
+        pairs = [(k, _shorten(v)) for k, v in (parts.items() if isinstance(parts, Mapping) else enumerate(parts))]
+    columns = {i: str(name) for i, name in enumerate(names.columns)}
+    return {columns.get(k, f"x{k}") if isinstance(k, int) else str(k): text for k, text in pairs}
+
+
+def _shorten(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return str(value)[:CHARACTERS]
+    numbers = value.flatten()[: CHARACTERS // 2].double().tolist()
+    text = " ".join(map(format_number, numbers))
+    return text if len(text) <= CHARACTERS and value.numel() == len(numbers) else f"{text[: CHARACTERS - 1].rsplit(' ', 1)[0]} …"
+
+
+def as_image(inputs: Inputs, shape: tuple[int, ...] | None) -> Array | None:
+    """Return one row as (height, width, 1 or 3), if it is an image: (1, 1 or 3, h, w), or flat numbers that `shape` folds.
+
+    >>> import torch
+    >>> as_image(torch.zeros(1, 6), (2, 3)).shape, as_image(torch.zeros(1, 6), None)
+    ((2, 3, 1), None)
+    """
+    if not isinstance(inputs, Tensor):
+        return None
+    row = inputs[0].double().numpy()
+    if shape is not None and row.size == np.prod(shape):
+        row = row.reshape(shape if len(shape) == 3 else (1, *shape))
+    return row.transpose(1, 2, 0) if row.ndim == 3 and row.shape[0] in (1, 3) else None
+
+
+def _images(rows: Sequence[Example], facts: Sequence[Mapping[str, str]], names: Names, images: Sequence[Array]) -> str:
+    """Set images side by side, with score, prediction and truth below; all `images` of the page share grey scale and bytes."""
+    low, high = min(float(i.min()) for i in images), max(float(i.max()) for i in images)
+    black, white = next(((0.0, top) for top in (1.0, 255.0) if low >= 0 and high <= top), (low, high))
+    white = white if white > black else black + 1
+    side = int(np.clip((IMAGE_BYTES / (3 * len(images))) ** 0.5, *IMAGE_SIDES))
+    items: list[str] = []
+    for example, fact in zip(rows, facts, strict=True):
+        image = as_image(example.inputs, names.image)
+        assert image is not None
+        step = -(-max(image.shape[:2]) // side)
+        shares = (np.nan_to_num(image[::step, ::step], nan=black) - black) / (white - black)
+        source = base64.b64encode(png((np.clip(shares, 0, 1) * 255).round().astype(np.uint8))).decode()
+        verbs = {"score": "score", "predicted": "says", "truth": "is"}
+        lines = [f"{verb} {fact[key]}" for key, verb in verbs.items() if key in fact]
+        alt = html.escape(f"Row {example.index}: {', '.join(lines)}.")
+        spans = "".join(f"<span>{html.escape(line)}</span>" for line in lines)
+        items.append(f'<li><img src="data:image/png;base64,{source}" alt="{alt}" width="96" height="96">{spans}</li>')
+    return f'<ul class="images">{"".join(items)}</ul>'
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    r"""Encode (height, width, 1 or 3) bytes as a PNG file.
+
+    >>> png(np.zeros((1, 1, 1), np.uint8))[:8]
+    b'\x89PNG\r\n\x1a\n'
+    """
+    height, width, channels = pixels.shape
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)  # 0: no filter
+    head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)

@@ -1,37 +1,139 @@
-"""Build one self-contained HTML page: no network, readable on a phone and on a dark screen."""
+"""One self-contained HTML page, without network, readable on a phone and on a dark screen; its colours, figures and tables.
+
+Figures are drawn by matplotlib in the light colours; `themed` swaps each for the page's variable of that name, so that one
+drawing follows the reader's screen.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import html
+import io
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from offmap.atomic import write_whole
 from offmap.errors import FileError
-from offmap.report.figures import COLOURS, SERIES, Panel, themed
+from offmap.extras import require
 from offmap.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.floating[Any]]
+
+
+def resource(name: str) -> str:
+    """Read a file beside this one."""
+    return files("offmap.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def texts() -> dict[str, Any]:
+    """Return the words of the pages."""
+    return tomllib.loads(resource("texts.toml"))
+
+
+_LOOK: dict[str, dict[str, Any]] = tomllib.loads(resource("colours.toml"))
+COLOURS: dict[str, tuple[str, str]] = {name: (light, dark) for name, (light, dark) in _LOOK["colours"].items()}
+"""{name: (on light, on dark)}."""
+
+RC = {key: COLOURS[value][0] if value in COLOURS else value for key, value in _LOOK["matplotlib"].items()}
+DASHES = ((5, 2), (3, 1.5), (1, 1.2), (6, 1.5, 1, 1.5), (), (), (1, 2), (4, 1, 1, 1, 1, 1))
+"""Of each series, in points; colour is never the only difference."""
+
+SERIES = len(DASHES)
+MAP = ("#f7fafd", "#d3e3f3", "#94bfe0", "#4a90c6", "#1c5f9f", "#0a2f63")
+"""Colours of an uncertainty map, from certain to uncertain; the same on every screen."""
+
+
+def colour(name: str) -> str:
+    """Return the light colour of that name."""
+    return COLOURS[name][0]
+
+
+def series(position: int) -> tuple[str, tuple[float, ...]]:
+    """Return colour and dashes of a series by its position."""
+    return colour(f"series{position % SERIES}"), DASHES[position % SERIES]
+
+
+# ------------------------------------------------------------------------------------------------------- figures
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading and the HTML below it."""
+class Panel:
+    """One drawing: its SVG, a title above it, and a description for those who cannot see it."""
 
+    svg: str
     title: str
-    body: str
+    alt: str
+    subtitle: str = ""
 
-    @property
-    def anchor(self) -> str:
-        """The heading as an address.
 
-        >>> Section("1-D regression", "").anchor
-        '1-d-regression'
-        """
-        return re.sub(r"[^\w]+", "-", self.title.lower()).strip("-")
+def draw_svg(draw: Callable[[Axes], None], *, width: float, height: float, margins: tuple[float, float, float, float]) -> str:
+    """Return the SVG that `draw(axes)` makes; sizes and margins (left, bottom, right, top) in inches, so that panels align."""
+    matplotlib, figures = require("matplotlib", "figures"), require("matplotlib.figure", "figures")
+    left, bottom, right, top = margins
+    box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
+    with matplotlib.rc_context(RC):
+        figure = figures.Figure(figsize=(width, height))
+        draw(figure.add_axes(box))
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def themed(svg: str, name: str) -> str:
+    """Make a matplotlib SVG fit for a page: no prolog, the page's colours and font, ids that depend on `name`."""
+    prefix = "f" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"| version="[^"]*"', "", svg, count=3)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # matplotlib's names of parts: nothing refers to them
+    svg = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"font-family: [^;\"]+", "font-family: var(--font)", svg)
+    # round coordinates, which stand inside tags, but no text between them
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
+    for variable, (light, _) in COLOURS.items():
+        svg = svg.replace(light, f"var(--{variable})")
+    return svg
+
+
+def gallery(panels: Sequence[Panel], *, legend: str = "", width: str = "16rem") -> str:
+    """Set panels side by side, as many as the screen is wide; the legend takes the last place."""
+    figures: list[str] = []
+    for panel in panels:
+        svg = themed(panel.svg, panel.title + panel.alt)
+        svg = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(panel.alt)}"', 1)
+        subtitle = f" <span>{html.escape(panel.subtitle)}</span>" if panel.subtitle else ""
+        figures.append(f"<figure><figcaption><b>{html.escape(panel.title)}</b>{subtitle}</figcaption>\n{svg}</figure>")
+    return "\n".join([f'<div class="gallery" style="--panel: {width}">', *figures, legend, "</div>"])
+
+
+def legend(entries: Sequence[tuple[str, str, str]]) -> str:
+    """Explain (shape, CSS colour, words); shapes are "area", "dot", "line", or "line" with dashes such as "line 4 2"."""
+    items: list[str] = []
+    for shape, look, words in entries:
+        swatch = f'<i class="{shape}" style="background: {look}"></i>'
+        if shape.startswith("line"):
+            dashes = f' stroke-dasharray="{shape[5:]}"' if shape[5:] else ""
+            line = f'<line x2="28" y1="4" y2="4" stroke="{look}" stroke-width="2"{dashes} />'
+            swatch = f'<svg width="28" height="8" aria-hidden="true">{line}</svg>'
+        items.append(f"<li>{swatch}{html.escape(words)}</li>")
+    return f'<div class="legend"><ul>{"".join(items)}</ul></div>'
+
+
+# ------------------------------------------------------------------------------------------------------- text and tables
 
 
 def paragraphs(text: str, kind: str = "") -> str:
@@ -43,74 +145,65 @@ def paragraphs(text: str, kind: str = "") -> str:
     '<ul><li>a</li><li>b</li></ul>'
     """
     safe = html.escape(text, quote=False).replace(" %", "\u00a0%")
-    safe = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", safe)
-    safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", safe))
-    attribute = f' class="{kind}"' if kind else ""
-    return "\n".join(_paragraph(part.strip(), attribute) for part in safe.split("\n\n") if part.strip())
+    for pattern, tag in ((r"\*\*([^*]+)\*\*", "b"), (r"\*(\w[^*]*)\*", "em"), (r"`([^`]+)`", "code")):
+        safe = re.sub(pattern, rf"<{tag}>\1</{tag}>", safe)
+    attribute, blocks = f' class="{kind}"' if kind else "", list[str]()
+    for block in filter(None, map(str.strip, safe.split("\n\n"))):
+        items = "</li><li>".join(block.removeprefix("- ").split("\n- "))
+        blocks.append(f"<ul{attribute}><li>{items}</li></ul>" if block.startswith("- ") else f"<p{attribute}>{block}</p>")
+    return "\n".join(blocks)
 
 
-def _paragraph(text: str, attribute: str) -> str:
-    if not text.startswith("- "):
-        return f"<p{attribute}>{text}</p>"
-    return f"<ul{attribute}>" + "".join(f"<li>{line}</li>" for line in text.removeprefix("- ").split("\n- ")) + "</ul>"
+def format_number(value: float) -> str:
+    """Format a number in few characters.
 
-
-def gallery(panels: Sequence[Panel], *, legend: str = "", width: str = "16rem") -> str:
-    """Set panels side by side, as many as the screen is wide; the legend takes the last place."""
-    figures = "\n".join(_figure(panel) for panel in panels)
-    return f'<div class="gallery" style="--panel: {width}">\n{figures}\n{legend}\n</div>'
-
-
-def _figure(panel: Panel) -> str:
-    svg = themed(panel.svg, panel.title + panel.alt)
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(panel.alt)}"', 1)
-    subtitle = f" <span>{html.escape(panel.subtitle)}</span>" if panel.subtitle else ""
-    return f"<figure><figcaption><b>{html.escape(panel.title)}</b>{subtitle}</figcaption>\n{svg}</figure>"
-
-
-def legend(entries: Sequence[tuple[str, str, str]]) -> str:
-    """Explain (shape, CSS colour, words); shapes are "area", "dot", "line", or "line" with dashes such as "line 4 2"."""
-    items = "".join(f"<li>{_swatch(shape, look)}{html.escape(words)}</li>" for shape, look, words in entries)
-    return f'<div class="legend"><ul>{items}</ul></div>'
-
-
-def _swatch(shape: str, look: str) -> str:
-    if not shape.startswith("line"):
-        return f'<i class="{shape}" style="background: {look}"></i>'
-    dashes = f' stroke-dasharray="{shape[5:]}"' if shape[5:] else ""
-    line = f'<line x2="28" y1="4" y2="4" stroke="{look}" stroke-width="2"{dashes} />'
-    return f'<svg width="28" height="8" aria-hidden="true">{line}</svg>'
+    >>> format_number(0.25), format_number(1000), format_number(1e6), format_number(-3e-5), format_number(math.inf)
+    ('0.25', '1000', '1e6', '−3e−5', '∞')
+    """
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}").replace("inf", "∞").replace("-", "−")
 
 
 def table(rows: Table, *, best: Mapping[str, str] | None = None, dots: bool = False) -> str:
     """Write an HTML table; the best of each column named in `best` ("max" or "min") is bold; `dots` show each row's colour."""
-    columns, marks = rows.columns, _best(rows, best or {})
-    head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in columns)
+    columns, winners = rows.columns, dict[str, float]()
+    for column, which in (best or {}).items():
+        values = [float(row[column]) for row in rows.rows if row.get(column) not in (None, "", "–")]
+        winners[column] = (max if which == "max" else min)(values, default=math.nan)
     lines: list[str] = []
     for position, row in enumerate(rows.rows):
         dot = f' style="--dot: var(--series{position % SERIES})"' if dots else ""
-        first = f'<th scope="row"{dot}>{html.escape(str(row.get(columns[0], "")))}</th>'
-        cells = "".join(
-            f"<td{' class=best' if (position, c) in marks else ''}>{html.escape(str(row.get(c) or ''))}</td>" for c in columns[1:]
-        )
-        lines.append(f"<tr>{first}{cells}</tr>")
+        cells = [f'<th scope="row"{dot}>{_cell(row.get(columns[0]))}</th>']
+        for column in columns[1:]:
+            value = row.get(column)
+            won = column in winners and value not in (None, "", "–") and float(value) == winners[column]
+            cells.append(f"<td{' class=best' if won else ''}>{_cell(value)}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in columns)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def _best(rows: Table, best: Mapping[str, str]) -> set[tuple[int, str]]:
-    marks: set[tuple[int, str]] = set()
-    for column, which in best.items():
-        values = {i: float(row[column]) for i, row in enumerate(rows.rows) if row.get(column) not in (None, "", "–")}
-        if values:
-            winner = (max if which == "max" else min)(values.values())
-            marks |= {(i, column) for i, value in values.items() if value == winner}
-    return marks
+def _cell(value: Any) -> str:
+    return "" if value is None else html.escape(format_number(value) if isinstance(value, float) else str(value))
 
 
-def render(
-    title: str, lead: str, sections: Sequence[Section], *, foot: str = "", heading: str | None = None, **parts: str
-) -> str:
-    """Return the page as text; the heading is the title, unless there is another.
+# ------------------------------------------------------------------------------------------------------- the page
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and the HTML below it."""
+
+    title: str
+    body: str
+
+    @property
+    def anchor(self) -> str:
+        """The heading as an address, such as '1-d-regression'."""
+        return re.sub(r"[^\w]+", "-", self.title.lower()).strip("-")
+
+
+def render(title: str, lead: str, sections: Sequence[Section], *, foot: str = "", heading: str = "", **parts: str) -> str:
+    """Return the page as text.
 
     Args:
         title: The title of the document.
@@ -120,11 +213,15 @@ def render(
         heading: The first heading, if it is not the title.
         parts: HTML in the `head`, `above` the heading, `below` the lead, and at the `end`.
     """
+    # the screen decides between light and dark, unless the page says `data-theme`
+    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
     return Template(resource("page.html")).substitute(
         {"head": "", "above": "", "below": "", "end": ""} | parts,
         title=html.escape(title),
-        css=stylesheet(),
-        heading=html.escape(title if heading is None else heading),
+        light=light,
+        dark=dark,
+        css=resource("page.css"),
+        heading=html.escape(heading or title),
         lead=paragraphs(lead, "lead"),
         contents="".join(f'<li><a href="#{s.anchor}">{html.escape(s.title)}</a></li>' for s in sections),
         sections="\n".join(
@@ -134,22 +231,6 @@ def render(
         ),
         foot=paragraphs(foot),
     )
-
-
-def stylesheet() -> str:
-    """Return the page's CSS. The screen decides between light and dark, unless the page says `data-theme`."""
-    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
-    return "\n".join([
-        f":root {{ color-scheme: light; {light} }}",
-        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ color-scheme: dark; {dark} }} }}",
-        f":root[data-theme=dark] {{ color-scheme: dark; {dark} }}",
-        resource("page.css"),
-    ])  # fmt: skip
-
-
-def resource(name: str) -> str:
-    """Read a file beside this one."""
-    return files("offmap.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def check_path(path: Path) -> Path:

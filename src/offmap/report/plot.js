@@ -56,8 +56,45 @@ function canvas(panel, height, alt) {
   return { svg, width, height };
 }
 
-// Axes from `low` to `high` with ticks [value, label?]; the title of y stands above it, where it can be read.
+// About `count` multiples of 1, 2 or 5 times a power of ten between two numbers.
+function roundNumbers(low, high, count = 5) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / count, ten = 10 ** Math.floor(Math.log10(rough));
+  const far = (m) => Math.abs(Math.log((m * ten) / rough));
+  const step = ten * [1, 2, 5, 10].reduce((best, m) => (far(m) < far(best) ? m : best));
+  const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+}
+
+// Marks [share of the axis, value] of values that rise evenly along an axis, be it linear or not, far enough apart to be read.
+function marksAlong(values, kind) {
+  const finite = values.filter((v) => v !== null), low = finite[0], high = finite[finite.length - 1];
+  const decades = [];
+  if (kind === "log") for (let k = Math.ceil(Math.log10(low)); k <= Math.log10(high); k += 1) decades.push(Number(`1e${k}`));
+  const every = Array.from({ length: 33 }, (_, i) => Number(finite[Math.round((i * (finite.length - 1)) / 32)].toPrecision(1)));
+  const few = decades.filter((_, i) => i % Math.ceil(decades.length / 6) === 0);
+  const chosen = [];
+  for (const value of kind === "linear" ? roundNumbers(low, high) : decades.length > 2 ? few : every) {
+    if (value < low || value > high) continue;
+    const after = Math.max(1, values.findIndex((v) => v === null || v >= value)), [a, b] = [values[after - 1], values[after]];
+    const share = (after - 1 + (b > a ? (value - a) / (b - a) : 0)) / (values.length - 1);
+    if (!chosen.length || share - chosen[chosen.length - 1][0] >= 0.11) chosen.push([share, value]);
+  }
+  return chosen;
+}
+
+// The range of numbers with a little room.
+function spread(values) {
+  const numbers = values.filter((v) => v !== null);
+  const low = numbers.length ? Math.min(...numbers) : 0, high = numbers.length ? Math.max(...numbers) : 1;
+  const room = 0.06 * (high - low) || 0.5;
+  return [low - room, high + room];
+}
+
+// Axes from `low` to `high` with ticks at round numbers; the title of y stands above it, where it can be read.
 function axes(panel, { height, x, y, alt, left = 46 }) {
+  x.ticks = x.ticks || roundNumbers(x.low, x.high, x.count);
+  y.ticks = y.ticks || roundNumbers(y.low, y.high, y.count);
   const { svg, width } = canvas(panel, height, alt);
   const box = { left, right: width - 12, top: 26, bottom: height - 36 };
   const X = (v) => box.left + ((v - x.low) / (x.high - x.low)) * (box.right - box.left);

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from offmap.report.figures import MAP, Array, Panel
-from offmap.report.page import Section, gallery, legend, paragraphs, table
+from offmap.report.page import MAP, Array, Panel, Section, gallery, legend, paragraphs, table
 from offmap.table import Table
 from offmap_bench.demo.run import ENSEMBLE, JOINED, NEAREST, PLAIN, SCALING, SVD, SVD5, Result
 from offmap_bench.report.panels import CLASSES, SETS, band_panel, image_panel, map_panel, roc_gallery, score_panels

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from offmap.report.figures import Array, colour, draw_svg, series
+from offmap.report.page import Array, colour, draw_svg, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

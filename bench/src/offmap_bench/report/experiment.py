@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 
-from offmap.report.figures import Panel
-from offmap.report.page import Section, check_path, gallery, paragraphs, render, table, write
+from offmap.report.page import Panel, Section, check_path, gallery, paragraphs, render, table, write
 from offmap.table import Table
 from offmap_bench.report import paper_figures
 from offmap_bench.report.curves import Dots, Line, dots_panel, steps_panel

@@ -16,9 +16,8 @@ import numpy as np
 from offmap.atomic import write_whole
 from offmap.evaluation import Evaluation
 from offmap.extras import require
-from offmap.report.curves import roc
-from offmap.report.figures import DECADES, MAP, SERIES, Array, Panel, colour, draw_svg, series, themed
-from offmap.report.page import gallery, legend
+from offmap.report.curves import DECADES, roc
+from offmap.report.page import MAP, SERIES, Array, Panel, colour, draw_svg, gallery, legend, series, themed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

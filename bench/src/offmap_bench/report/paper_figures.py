@@ -14,7 +14,7 @@ from offmap.errors import ConfigError
 from offmap.maxwent import config as maxwent
 from offmap.posterior.predictive import Stochastic
 from offmap.report.diagnosis import amplitude_panels
-from offmap.report.figures import Panel
+from offmap.report.page import Panel
 from offmap_bench.report.curves import day_panel
 from offmap_bench.report.panels import band_panel, map_panel
 from offmap_bench.runner.base_models import likelihood_of

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import offmap
 from offmap.integrations.nets import mlp
-from offmap.report import figures
+from offmap.report import page
 from offmap_bench.paths import DOCS
 from offmap_bench.speed.measure import Claim, Record, Work, once, race
 from offmap_bench.speed.subjects import FEATURES, OUTPUTS, fit_guard, reseed, table
@@ -91,13 +91,13 @@ LOOKS = {"rows": (4, "o"), "draws": (1, "s"), "weights": (5, "^"), "members": (6
 
 def draw(record: Record) -> None:
     """Draw scores on the left, fits on the right; sizes in multiples of the smallest, with fitted lines."""
-    with matplotlib.rc_context(figures.RC | {"savefig.facecolor": figures.colour("paper"), "font.family": "sans-serif"}):
+    with matplotlib.rc_context(page.RC | {"savefig.facecolor": page.colour("paper"), "font.family": "sans-serif"}):
         figure = Figure(figsize=(7.6, 3.2), layout="constrained")
         panels = dict(zip(("score", "fit"), figure.subplots(1, 2, sharey=True), strict=True))
         for name, seconds in series_of(record).items():
             kind, _, what = name.partition(", ")
             place, marker = LOOKS[what]
-            colour, dashes = figures.series(place)
+            colour, dashes = page.series(place)
             sizes = np.array(list(seconds)) / min(seconds)
             line = np.polyfit(np.log(sizes), np.log(list(seconds.values())), 1)
             fitted = np.exp(np.polyval(line, np.log(sizes)))

@@ -15,7 +15,7 @@ from offmap.diagnosis import Diagnosis, diagnose
 from offmap.evaluation import measure_separation
 from offmap.guard import Guard
 from offmap.report.diagnosis import amplitude_panels, trace_panels
-from offmap.report.figures import Panel
+from offmap.report.page import Panel
 from offmap_bench.demo.run import MOONS, SILENT, Bench
 from offmap_bench.methods.variational import ABLATION, bnn
 from offmap_bench.paths import DOCS
