@@ -105,7 +105,7 @@ def test_score_of_a_csv_enters_few_files_and_reads_the_guard_file_once(tmp_path:
     monkeypatch.syspath_prepend(str(tmp_path))
     run = import_module("offmap.cli.app").create_app()
     monkeypatch.setattr(logging.getLogger("offmap"), "level", logging.getLogger("offmap").level)
-    made = ["--net", "walked_net:make"]
+    made = ["--model", "walked_net:make"]
     run(
         args=["fit", "--train", "data.csv", "--target", "y", "--out", "g.safetensors", "--set", "steps=5", *made],
         standalone_mode=False,

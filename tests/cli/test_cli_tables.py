@@ -29,7 +29,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 MODULE = """
 from torch import nn
 
-def make_net():
+def make_model():
     return nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 1))
 
 def make_classifier():
@@ -52,7 +52,7 @@ def make_trouble():
 
 number = 3
 """
-NET = ("--net", "my_module:make_net")
+MODEL = ("--model", "my_module:make_model")
 NAMES = ("a", "b", "c", "y")
 TEXT = 150
 """Rows of `new.csv`."""
@@ -95,10 +95,10 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     folder = tmp_path_factory.mktemp("user")
     prepare(folder)
     shell = Shell(folder)
-    words = ["fit", *NET, "--weights", "w.safetensors", "--train", "train.parquet", "--valid", "valid.npz", "-o", "guard"]
+    words = ["fit", *MODEL, "--weights", "w.safetensors", "--train", "train.parquet", "--valid", "valid.npz", "-o", "guard"]
     done = shell(*words, "--solver", "closed-form", "--draws", 10)
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("The guard is at guard\n  net        my_module:make_net, 1 net\n  inputs     3: a, b, c\n")
+    assert done.out.startswith("The guard is at guard\n  model      my_module:make_model, 1 model\n  inputs     3: a, b, c\n")
     assert "\n  rows       120 train, 60 valid\n" in done.out
     yield shell
     shell.close()
@@ -114,7 +114,7 @@ def expected(folder: Path, path: str) -> offmap.Result:
 
 def test_a_real_process_scores_columns_by_name_as_python_does(shell):
     """Columns in another order, and others between them; the text of the file is all that the process has."""
-    words = [sys.executable, "-m", "offmap", "score", "guard", "new.csv", *NET, "--keep", "id", "-o", "scores.csv"]
+    words = [sys.executable, "-m", "offmap", "score", "guard", "new.csv", *MODEL, "--keep", "id", "-o", "scores.csv"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=shell.folder, env=ENVIRONMENT)
     result = expected(shell.folder, "new.csv")
     assert (done.returncode, done.stderr) == (0, "")
@@ -133,7 +133,7 @@ def test_a_real_process_scores_columns_by_name_as_python_does(shell):
 
 @pytest.mark.parametrize("suffix", ["parquet", "npz"])
 def test_scores_in_other_formats_are_the_same_to_the_bit(suffix, shell):
-    done = shell("score", "guard", "far.npz", *NET, "-o", f"far-scores.{suffix}", "--json")
+    done = shell("score", "guard", "far.npz", *MODEL, "-o", f"far-scores.{suffix}", "--json")
     assert (done.code, done.err) == (0, "")
     record = json.loads(done.out)
     assert (record["rows"], record["off_map"], record["out"]) == (50, 50, f"far-scores.{suffix}")
@@ -146,17 +146,17 @@ def test_scores_in_other_formats_are_the_same_to_the_bit(suffix, shell):
 
 
 def test_unused_columns_are_told_and_scores_may_go_to_standard_output(shell):
-    done = shell("score", "guard", "new.csv", *NET, "-o", "-")
+    done = shell("score", "guard", "new.csv", *MODEL, "-o", "-")
     assert done.code == 0
     assert len(done.out.splitlines()) == TEXT + 1
     assert done.err.splitlines()[0] == "Note: new.csv has columns that the guard does not use: id."
     assert done.err.splitlines()[1].startswith("Note: 150 rows scored in ")
-    quiet = shell("score", "guard", "new.csv", *NET, "-o", "-", "--quiet")
+    quiet = shell("score", "guard", "new.csv", *MODEL, "-o", "-", "--quiet")
     assert (quiet.code, quiet.out, quiet.err) == (0, done.out, "")
 
 
 def test_a_guard_is_evaluated_with_a_page(shell):
-    words = ["evaluate", "guard", *NET, "--test", "test.parquet", "--ood", "far=far.npz", "--ood", "near=new.csv"]
+    words = ["evaluate", "guard", *MODEL, "--test", "test.parquet", "--ood", "far=far.npz", "--ood", "near=new.csv"]
     done = shell(*words, "--report", "page.html", "--json")
     assert (done.code, done.err) == (0, "")
     record = json.loads(done.out)
@@ -180,7 +180,7 @@ def test_a_guard_is_evaluated_with_a_page(shell):
 
 
 def test_classes_are_words_and_come_back_as_words(shell):
-    words = ["--net", "my_module:make_classifier", "--weights", "classes.safetensors"]
+    words = ["--model", "my_module:make_classifier", "--weights", "classes.safetensors"]
     done = shell("fit", *words, "--train", "words.csv", "-o", "colours", "--solver", "closed-form", "--draws", 10, "--json")
     assert done.code == 0
     assert (
@@ -191,13 +191,13 @@ def test_classes_are_words_and_come_back_as_words(shell):
     )
     record = json.loads(done.out)
     assert (record["classes"], record["likelihood"], record["targets"]) == (["blue", "green", "red"], "categorical", ["colour"])
-    done = shell("score", "colours", "words.csv", "--trust-net", "-o", "colours.parquet")
+    done = shell("score", "colours", "words.csv", "--trust-model", "-o", "colours.parquet")
     assert done.code == 0
     scores = parquet.read_table(shell.folder / "colours.parquet")
     assert scores.column_names == ["score", "ood", "p_value", "label", *(f"probability_{w}" for w in ("blue", "green", "red"))]
     told, true = scores["label"].to_pylist(), (shell.folder / "words.csv").read_text().splitlines()[1:]
     assert sum(b.endswith(a) for a, b in zip(told, true, strict=True)) > 100
-    done = shell("evaluate", "colours", "--trust-net", "--test", "words.csv", "--ood", "far.npz", "--json")
+    done = shell("evaluate", "colours", "--trust-model", "--test", "words.csv", "--ood", "far.npz", "--json")
     assert done.code == 0
     assert json.loads(done.out)["metrics"]["test"]["accuracy"] > 0.8
     done = shell("fit", *words, "--train", "words.csv", "--classes", "blue,red", "-o", "colours2")
@@ -207,42 +207,42 @@ def test_classes_are_words_and_come_back_as_words(shell):
 
 KINDS = {
     "images": ("make_images", "images.npz", [], ["label", "probability_0", "probability_1", "probability_2"]),
-    "truth": ("make_net", "truth.parquet", [], ["label", "probability_False", "probability_True"]),
+    "truth": ("make_model", "truth.parquet", [], ["label", "probability_False", "probability_True"]),
     "two targets": ("make_pair", "test.parquet", ["--target", "c", "--target", "y"], ["mean_c", "mean_y", "std_c", "std_y"]),
-    "too few columns": ("make_net", "truth.parquet", ["--target", "a", "--drop", "truth", "--drop", "b"], None),
+    "too few columns": ("make_model", "truth.parquet", ["--target", "a", "--drop", "truth", "--drop", "b"], None),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_predicted_follows_from_target_and_net(kind, shell):
+def test_what_is_predicted_follows_from_target_and_model(kind, shell):
     rng = np.random.RandomState(0)
     np.savez(shell.folder / "images.npz", x=rng.rand(60, 1, 4, 4), y=rng.randint(0, 3, 60))
     truth = {"truth": rng.rand(60) > 0.5}
     parquet.write_table(arrow.table(table(60, 0) | truth).drop(["y"]), shell.folder / "truth.parquet")
-    net, data, options, predicted = KINDS[kind]
+    model, data, options, predicted = KINDS[kind]
     (shell.folder / "seeded.py").write_text(
-        f"import torch, my_module\n\ndef make():\n    torch.manual_seed(0)\n    return my_module.{net}()\n"
+        f"import torch, my_module\n\ndef make():\n    torch.manual_seed(0)\n    return my_module.{model}()\n"
     )
-    words = ["--net", "seeded:make", "--solver", "closed-form", "--draws", 5, "-q"]
+    words = ["--model", "seeded:make", "--solver", "closed-form", "--draws", 5, "-q"]
     done = shell("fit", *words, "--train", data, *options, "-o", "kind")
     if predicted is None:
         assert done.code == 1
-        assert "The net of seeded:make cannot be called with rows of truth.parquet, (1,) each: " in done.sentence
+        assert "The model of seeded:make cannot be called with rows of truth.parquet, (1,) each: " in done.sentence
         return
     assert (done.code, done.err) == (0, "")
-    done = shell("score", "kind", data, "--trust-net", "-q", "-o", "kind.parquet")
+    done = shell("score", "kind", data, "--trust-model", "-q", "-o", "kind.parquet")
     assert (done.code, done.err) == (0, "")
     assert parquet.read_table(shell.folder / "kind.parquet").column_names == ["score", "ood", "p_value", *predicted]
 
 
 def test_an_ensemble_has_several_weights(shell):
-    words = [*NET, "--weights", "w0.pt", "--weights", "w1.pt", "--train", "train.parquet", "--valid", "valid.npz"]
+    words = [*MODEL, "--weights", "w0.pt", "--weights", "w1.pt", "--train", "train.parquet", "--valid", "valid.npz"]
     done = shell("fit", *words, "-o", "two", "--solver", "closed-form", "--draws", 5, "--params", "2.*", "--set", "noise=normal")
     assert (done.code, done.err) == (0, "")
-    assert "my_module:make_net, 2 nets" in done.out
+    assert "my_module:make_model, 2 models" in done.out
     guard = offmap.load(shell.folder / "two", [regressor(0), regressor(1)])
     assert guard.about["weights"] == ["w0.pt", "w1.pt"]
-    done = shell("score", "two", "far.npz", *NET, "-o", "two.npz")
+    done = shell("score", "two", "far.npz", *MODEL, "-o", "two.npz")
     assert done.code == 0
     with np.load(shell.folder / "two.npz") as file:
         np.testing.assert_array_equal(file["score"], expected_two(guard, shell.folder))
@@ -256,7 +256,7 @@ def expected_two(guard: offmap.Guard, folder: Path) -> np.ndarray:
 def test_a_guard_made_in_python_takes_all_columns_in_order(shell):
     guard = offmap.load(shell.folder / "guard", regressor())
     replace(guard, about={}).save(shell.folder / "plain")
-    words = ["plain", *NET, "--weights", "w.safetensors"]
+    words = ["plain", *MODEL, "--weights", "w.safetensors"]
     done = shell("score", *words, "test.parquet", "--drop", "y", "-o", "plain.npz")
     assert (done.code, done.err) == (0, "")
     with np.load(shell.folder / "plain.npz") as file:
@@ -291,7 +291,7 @@ def left(folder: Path) -> list[str]:
 def test_bad_data_is_one_sentence_and_leaves_no_output(case, shell):
     (text, message), suffix = BAD_DATA[case], ("csv", "npz", "parquet")[len(case) % 3]
     (shell.folder / "bad.csv").write_text(text)
-    done = shell("score", "guard", "bad.csv", *NET, "-o", f"bad-out.{suffix}")
+    done = shell("score", "guard", "bad.csv", *MODEL, "-o", f"bad-out.{suffix}")
     assert done.code == 1
     assert done.sentence.startswith(message)
     assert left(shell.folder) == []
@@ -301,7 +301,7 @@ def test_bad_data_is_one_sentence_and_leaves_no_output(case, shell):
 def test_a_file_that_ends_in_the_middle_is_one_sentence(name, shell):
     content = (shell.folder / name).read_bytes()
     (shell.folder / f"cut-{name}").write_bytes(content[: len(content) // 2])
-    done = shell("score", "guard", f"cut-{name}", *NET, "-o", "bad-out.csv")
+    done = shell("score", "guard", f"cut-{name}", *MODEL, "-o", "bad-out.csv")
     assert done.code == 1
     assert f"at cut-{name}, but it cannot be read: " in done.sentence
     assert left(shell.folder) == []
@@ -313,32 +313,33 @@ def test_a_bad_row_far_down_leaves_what_was_there(shell):
     lines = [",".join(["a", "b", "c", *more])] + ["0.5" + ",0.5" * 255] * 4200 + ["0.5,oops" + ",0.5" * 254]
     (shell.folder / "bad.csv").write_text("\n".join(lines) + "\n")
     (shell.folder / "old.csv").write_text("old\n")
-    done = shell("score", "guard", "bad.csv", *NET, "-o", "old.csv", "-q")
+    done = shell("score", "guard", "bad.csv", *MODEL, "-o", "old.csv", "-q")
     assert done.code == 1
     assert done.sentence.startswith("Expected numbers in column 'b' of bad.csv, but row 4201 has 'oops'.")
     assert (shell.folder / "old.csv").read_text() == "old\n"
     assert left(shell.folder) == []
 
 
-BAD_NETS = {
-    "my_modul:make_net": "Cannot import 'my_modul' for --net: there is no such module in ",
-    "broken_module:make_net": "Cannot import 'broken_module' for --net: it needs 'nothing_of_this_name', which is not installed.",
-    "my_module:make_nets": "Expected 'make_nets' of --net to be one of ['make_classifier', 'make_images', 'make_list', "
-                           "'make_net', 'make_pair', 'make_trouble', 'make_wide'] (did you mean 'make_net'?), but",
-    "my_module:number": "Expected 'my_module:number' to be a function or class that makes a net, but it is of type int.",
+BAD_MODELS = {
+    "my_modul:make_model": "Cannot import 'my_modul' for --model: there is no such module in ",
+    "broken_module:make_model": "Cannot import 'broken_module' for --model: it needs 'nothing_of_this_name', which is not "
+                                "installed.",
+    "my_module:make_models": "Expected 'make_models' of --model to be one of ['make_classifier', 'make_images', 'make_list', "
+                           "'make_model', 'make_pair', 'make_trouble', 'make_wide'] (did you mean 'make_model'?), but",
+    "my_module:number": "Expected 'my_module:number' to be a function or class that makes a model, but it is of type int.",
     "my_module:make_list": "Expected my_module:make_list to give a torch.nn.Module, but it gave list.",
-    "my_module:make_trouble": "Expected my_module:make_trouble to make a net when called without arguments, but it failed: "
+    "my_module:make_trouble": "Expected my_module:make_trouble to make a model when called without arguments, but it failed: "
                               "RuntimeError: no luck today.",
-    "my_module:make_wide": "The weights of w.safetensors do not fit the net of my_module:make_wide: '0.weight' is (12, 3) in the "
-                           "file and (13, 3) in the net.",
+    "my_module:make_wide": "The weights of w.safetensors do not fit the model of my_module:make_wide: '0.weight' is (12, 3) in "
+                           "the file and (13, 3) in the model.",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("net", BAD_NETS)
-def test_a_net_that_cannot_be_had_is_one_sentence(net, shell):
-    done = shell("fit", "--net", net, "--weights", "w.safetensors", "--train", "train.parquet", "-o", "bad-out")
+@pytest.mark.parametrize("model", BAD_MODELS)
+def test_a_model_that_cannot_be_made_is_one_sentence(model, shell):
+    done = shell("fit", "--model", model, "--weights", "w.safetensors", "--train", "train.parquet", "-o", "bad-out")
     assert done.code == 1
-    assert done.sentence.startswith(BAD_NETS[net])
+    assert done.sentence.startswith(BAD_MODELS[model])
     assert left(shell.folder) == []
 
 
@@ -346,22 +347,22 @@ def test_nothing_is_imported_because_a_file_says_so(shell):
     done = shell("score", "guard", "new.csv", "-o", "bad-out.csv")
     assert done.code == 2
     assert done.sentence == (
-        "guard needs the net that it guards: pass --net my_module:make_net, with which it was fitted, or --trust-net to import "
-        "that because the file says so."
+        "guard needs the model that it guards: pass --model my_module:make_model, with which it was fitted, or --trust-model to "
+        "import that because the file says so."
     )
-    assert shell("score", "guard", "far.npz", "--trust-net", "-o", "-").code == 0
+    assert shell("score", "guard", "far.npz", "--trust-model", "-o", "-").code == 0
 
 
 SCORE = ("score", "guard", "new.csv")
-FIT = ("fit", *NET, "--weights", "w.safetensors", "--train", "train.parquet", "-o", "bad-out", "-q")
+FIT = ("fit", *MODEL, "--weights", "w.safetensors", "--train", "train.parquet", "-o", "bad-out", "-q")
 MISUSES = {
-    "net without a colon": ([*SCORE, "--net", "my_module", "-o", "bad-out.csv"], "Expected --net as MODULE:CALLABLE, such as"),
-    "output on the input": ([*SCORE, *NET, "-o", "new.csv"], "Expected --out to be another file than the data"),
-    "output of another kind": ([*SCORE, *NET, "-o", "bad-out.xlsx"], "Expected a table to write to end in one of ['.csv', "),
-    "data of another kind": (["score", "guard", "w0.pt", *NET, "-o", "-"], "Expected a table to end in one of ['.csv', "),
-    "unknown kept column": ([*SCORE, *NET, "--keep", "idd", "-o", "-"], "Expected --keep to name a column of new.csv, one of ["),
+    "model without a colon": ([*SCORE, "--model", "my_module", "-o", "bad-out.csv"], "Expected --model as MODULE:CALLABLE, "),
+    "output on the input": ([*SCORE, *MODEL, "-o", "new.csv"], "Expected --out to be another file than the data"),
+    "output of another kind": ([*SCORE, *MODEL, "-o", "bad-out.xlsx"], "Expected a table to write to end in one of ['.csv', "),
+    "data of another kind": (["score", "guard", "w0.pt", *MODEL, "-o", "-"], "Expected a table to end in one of ['.csv', "),
+    "unknown kept column": ([*SCORE, *MODEL, "--keep", "idd", "-o", "-"], "Expected --keep to name a column of new.csv, one of"),
     "ood set": (
-        ["evaluate", "guard", *NET, "--test", "test.parquet", "--ood", "test=far.npz"],
+        ["evaluate", "guard", *MODEL, "--test", "test.parquet", "--ood", "test=far.npz"],
         "Expected --ood as NAME=FILE, each name once and none of them 'test', but got 'test=far.npz'.",
     ),
     "setting": ([*FIT, "--set", "steps"], "Expected --set as NAME=VALUE, such as steps=1000, but got 'steps'."),
@@ -405,10 +406,10 @@ UNWRITABLE = {
 @pytest.mark.parametrize("path", UNWRITABLE)
 def test_an_output_that_cannot_be_written_is_one_sentence(path, shell):
     (shell.folder / "folder.csv").mkdir(exist_ok=True)
-    done = shell("score", "guard", "far.npz", *NET, "-o", path)
+    done = shell("score", "guard", "far.npz", *MODEL, "-o", path)
     assert done.code == 1
     assert done.sentence.startswith(UNWRITABLE[path])
-    done = shell("fit", *NET, "--weights", "w.safetensors", "--train", "train.parquet", "-o", path)
+    done = shell("fit", *MODEL, "--weights", "w.safetensors", "--train", "train.parquet", "-o", path)
     assert done.code == 1
     assert str(path) in done.sentence
     assert left(shell.folder) == []
@@ -429,7 +430,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_left_on_it(suffix, shell, sm
     columns = {name: np.random.RandomState(0).randn(20_000) for name in "abc"}
     np.savez(shell.folder / "long.npz", **columns)
     (small_disk / f"scores.{suffix}").write_text("old")
-    done = shell("score", "guard", "long.npz", *NET, "-o", small_disk / f"scores.{suffix}")
+    done = shell("score", "guard", "long.npz", *MODEL, "-o", small_disk / f"scores.{suffix}")
     assert done.code == 1
     assert done.sentence.startswith(f"Cannot write {small_disk}/scores.{suffix}: No space left on device.")
     assert (small_disk / f"scores.{suffix}").read_text() == "old"
@@ -438,8 +439,8 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_left_on_it(suffix, shell, sm
 
 def test_debug_shows_where_an_error_comes_from(shell):
     for words in (
-        ["--debug", "score", "guard", "none.csv", *NET, "-o", "-"],
-        ["score", "guard", "none.csv", *NET, "-o", "-", "--debug"],
+        ["--debug", "score", "guard", "none.csv", *MODEL, "-o", "-"],
+        ["score", "guard", "none.csv", *MODEL, "-o", "-", "--debug"],
     ):
         done = shell(*words)
         assert done.code == 1
@@ -448,10 +449,10 @@ def test_debug_shows_where_an_error_comes_from(shell):
 
 
 def test_other_weights_than_at_fit_time_are_refused(shell):
-    done = shell("score", "guard", "far.npz", *NET, "--weights", "w1.pt", "-o", "bad-out.csv")
+    done = shell("score", "guard", "far.npz", *MODEL, "--weights", "w1.pt", "-o", "bad-out.csv")
     assert done.code == 1
     assert done.sentence.startswith("guard was fitted on other weights: `0.weight` differs (member 0).")
-    done = shell("score", "w.safetensors", "far.npz", *NET, "-o", "bad-out.csv")
+    done = shell("score", "w.safetensors", "far.npz", *MODEL, "-o", "bad-out.csv")
     assert done.code == 1
     assert done.sentence == "w.safetensors is not a guard file: it was not written by `Guard.save`."
 
@@ -471,7 +472,7 @@ def test_the_shell_completes_commands_and_options(shell):
         return done.out.split()
 
     assert completed("sc") == ["score"]
-    assert "--trust-net" in completed("score --tr")
+    assert "--trust-model" in completed("score --tr")
     done = shell(_OFFMAP_COMPLETE="source_bash")
     assert "complete -o" in done.out
 
@@ -489,7 +490,7 @@ class Sequential(nn.Sequential):
         time.sleep(60)
         return super().forward(x)
 
-def make_net():
+def make_model():
     return Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 1))
 """
 
@@ -498,7 +499,7 @@ def make_net():
 def test_a_stopped_process_leaves_nothing(number, code, shell):
     (shell.folder / "slow_module.py").write_text(SLOW)
     (shell.folder / "started").unlink(missing_ok=True)
-    words = ["score", "guard", "far.npz", "--net", "slow_module:make_net", "-o", "bad-out.csv"]
+    words = ["score", "guard", "far.npz", "--model", "slow_module:make_model", "-o", "bad-out.csv"]
     done = shell(*words, stop=("started", number))
     assert done.code == code
     assert "Traceback" not in done.err

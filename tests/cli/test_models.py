@@ -17,15 +17,15 @@ from trained import quick, regression, regressor
 
 
 def test_guard_source_reads_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "once_net.py").write_text("from trained import regressor\n")
+    (tmp_path / "once_model.py").write_text("from trained import regressor\n")
     monkeypatch.syspath_prepend(tmp_path)
     save_file(regressor().state_dict(), tmp_path / "w.safetensors")
     guard = quick(regressor(), regression(100, 0), regression(60, 1), score="paper")
-    about = {"net": "once_net:regressor", "weights": ["w.safetensors"], "inputs": ["a", "b", "c"], "targets": ["y"]}
+    about = {"model": "once_model:regressor", "weights": ["w.safetensors"], "inputs": ["a", "b", "c"], "targets": ["y"]}
     replace(guard, about=about).save(tmp_path / "guard")
     reads: list[Any] = []
     monkeypatch.setattr(GuardFile, "read", lambda path, read=GuardFile.read: reads.append(path) or read(path))
-    loaded, schema = GuardSource(tmp_path / "guard", None, (), trust_net=True).load()
+    loaded, schema = GuardSource(tmp_path / "guard", None, (), trust_model=True).load()
     assert reads == [tmp_path / "guard"]
     assert schema == Schema(("a", "b", "c"), ("y",))
     x = regression(20, 2)[0]

@@ -215,7 +215,7 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
-def net() -> nn.Module:
+def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
 
@@ -223,7 +223,7 @@ def net() -> nn.Module:
 @pytest.fixture(scope="module")
 def pictured() -> offmap.Guard:
     x = torch.rand(80, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    return quick(net(), (x, torch.arange(80) % 3), (x[:40], torch.arange(40) % 3), score="paper")
+    return quick(model(), (x, torch.arange(80) % 3), (x[:40], torch.arange(40) % 3), score="paper")
 
 
 def test_images_are_scored_as_their_tensors_and_those_that_are_none_are_named(pictured, tmp_path):
@@ -273,11 +273,11 @@ def test_forms_that_cannot_be_are_refused(form):
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory, guard: offmap.Guard, pictured: offmap.Guard) -> Iterator[Shell]:
     folder = tmp_path_factory.mktemp("user")
-    (folder / "nets.py").write_text(
+    (folder / "models.py").write_text(
         "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 1))\n\n"
         "def image():\n    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))\n"
     )
-    for name, made, own in (("rows", guard, regressor()), ("images", pictured, net())):
+    for name, made, own in (("rows", guard, regressor()), ("images", pictured, model())):
         save_file(own.state_dict(), folder / f"{name}.weights.safetensors")
         schema = Schema(("a", "b", "c") if name == "rows" else None)
         replace(made, about=schema.to_dict() | {"weights": [f"{name}.weights.safetensors"]}).save(folder / f"{name}.guard")
@@ -288,8 +288,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory, guard: offmap.Guard, picture
     shell.close()
 
 
-ROWS = ("score", "rows.guard", "data", "--net", "nets:make")
-IMAGES = ("score", "images.guard", "pictures", "--net", "nets:image")
+ROWS = ("score", "rows.guard", "data", "--model", "models:make")
+IMAGES = ("score", "images.guard", "pictures", "--model", "models:image")
 
 
 def test_the_command_scores_a_folder_and_resumes_it(shell, guard, tmp_path):
@@ -318,13 +318,19 @@ def test_the_command_lists_what_failed(shell, tmp_path):
 
 
 MISUSES = {
-    "images of no form": ([*IMAGES], "pictures holds images: pass what the net takes as --image CxHxW, such as --image 3x32x32."),
+    "images of no form": (
+        [*IMAGES],
+        "pictures holds images: pass what the model takes as --image CxHxW, such as --image 3x32x32.",
+    ),
     "form": ([*IMAGES, "--image", "4x4"], "Expected --image as CxHxW, such as 3x32x32, --mean and --std as numbers with commas"),
     "channels": ([*IMAGES, "--image", "2x4x4"], "Expected images of 1 or 3 channels"),
     "images with columns": ([*IMAGES, "--image", "1x4x4", "--keep", "a"], "Expected --keep, --drop and --separator with tables"),
     "tables with a form": ([*ROWS, "--image", "1x4x4"], "Expected --image, --mean and --std with images, but data holds tables."),
     "address": ([*ROWS, "--address", "here:1"], "Expected an address only with the engine 'ray', but got 'here:1' with 'local'."),
-    "one table": (["score", "rows.guard", "data/a.csv", "--net", "nets:make", "--resume"], "Expected --engine ray, --jobs, --re"),
+    "one table": (
+        ["score", "rows.guard", "data/a.csv", "--model", "models:make", "--resume"],
+        "Expected --engine ray, --jobs, --re",
+    ),
 }
 
 

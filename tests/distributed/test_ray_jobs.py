@@ -161,7 +161,7 @@ def test_the_command_joins_a_cluster_and_finds_the_net_of_the_user(tmp_path: Pat
     guard = quick(net, regression(100, 0), regression(60, 1), score="paper")
     guard.save(tmp_path / "guard")
     shell, token = Shell(tmp_path), {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
-    words = ["score", "guard", "in", "--net", "own_nets:make", "--weights", "w.safetensors", "-o", "out", "--json"]
+    words = ["score", "guard", "in", "--model", "own_nets:make", "--weights", "w.safetensors", "-o", "out", "--json"]
     done = shell(*words, "--engine", "ray", "--address", ray.get_runtime_context().gcs_address, **token)
     lost = shell(*words, "--engine", "ray", "--address", "127.0.0.1:1", "--resume")
     shell.close()

@@ -90,7 +90,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
 def test_format_from_outside_is_fitted_scored_and_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = ("--net", "extending_net:regressor")
+    net = ("--model", "extending_net:regressor")
     fit = ["fit", *net, "--weights", "w.safetensors", "--train", "t.jsonl", "--valid", "t.jsonl", "-o", "guard"]
     assert run(monkeypatch, *fit, "--set", "steps=10", "--set", "check_every=5") == 0
     assert run(monkeypatch, "score", "guard", "t.jsonl", *net, "-o", "scores.jsonl", "--keep", "y") == 0
@@ -104,7 +104,7 @@ def test_format_from_outside_is_fitted_scored_and_written(
 def test_format_from_outside_has_the_error_messages_of_all_formats(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = ("--net", "extending_net:regressor")
+    net = ("--model", "extending_net:regressor")
     for text, message in (
         ('{"a": 1, "b": null, "y": 0}\n', "row 1 has no value in column 'b'"),
         ('{"a": 1, "b": "red", "y": 0}\n', "Expected numbers in column 'b' of bad.jsonl, but row 1 has 'red'"),

@@ -856,7 +856,7 @@ def sklearn_around_a_ready_net() -> Numbers:
 NET = """
 from torch import nn
 
-def make_net():
+def make_model():
     return nn.Sequential(nn.Linear(3, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, {outputs}))
 """
 
@@ -869,7 +869,7 @@ def commanded(module: str, net: nn.Sequential, data: Callable[[int, int], Any], 
         for name, (x, y) in {"train": data(100, 0), "valid": data(60, 1), "new": (asked(), asked()[:, 0])}.items():
             table = np.column_stack([x.double().numpy(), y.double().numpy()])
             np.savetxt(f"{name}.csv", table, delimiter=",", header="speed,load,wear,heat", comments="", fmt="%.9g")
-        make = ["--net", f"{module}:make_net"]
+        make = ["--model", f"{module}:make_model"]
         command("fit", *make, "--weights", "w.safetensors", "--train", "train.csv", "--valid", "valid.csv", *options, "-o", "g")
         command("score", "g", "new.csv", *make, "-o", "scores.csv")
         with open("scores.csv", encoding="utf-8", newline="") as file:

@@ -23,7 +23,7 @@ FILES = ("a.csv", "b.npz", "c.csv", "d.npz", "e.csv", "f.npz")  # pyarrow has th
 
 def work(folder: Path, data: str, guard: str) -> None:
     """The command; the net is made by a function of the tests."""
-    sys.argv = ["offmap", "score", guard, data, "--net", "trained:regressor", "--out", str(folder / "out"), "--resume", "--json"]
+    sys.argv = ["offmap", "score", guard, data, "--model", "trained:regressor", "-o", str(folder / "out"), "--resume", "--json"]
     cli.main()
 
 

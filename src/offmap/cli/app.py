@@ -43,8 +43,8 @@ def offmap_command(
     \b
     First steps:
       offmap demo
-      offmap fit --net my_module:make_net --weights w.safetensors --train train.parquet -o guard.safetensors
-      offmap score guard.safetensors new.parquet --net my_module:make_net -o scores.parquet
+      offmap fit --model my_module:make_model --weights w.safetensors --train train.parquet -o guard.safetensors
+      offmap score guard.safetensors new.parquet --model my_module:make_model -o scores.parquet
 
     Exit codes: 0 done, 1 failed, 2 bad usage.
     """  # noqa: D301

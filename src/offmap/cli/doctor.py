@@ -25,7 +25,7 @@ EXTRAS = {
     "matplotlib": "pages and figures",
     "lightning": "the Lightning callback",
     "pytorch-lightning": "the same under its older name",
-    "transformers": "Hugging Face nets",
+    "transformers": "Hugging Face models",
     "pyarrow": "Parquet tables",
     "pillow": "folders of images",
     "onnxruntime": "exported guards",

@@ -26,9 +26,9 @@ def evaluate(
     test: Annotated[Path, option("In-distribution table with its target.", "FILE")],
     ood: Annotated[list[str], option("OOD table (repeatable).", "NAME=FILE")],
     report: Annotated[Path | None, option("HTML page to write, self-contained.", "FILE")] = None,
-    net: opt.Net = None,
+    model: opt.Model = None,
     weights: opt.Weights = None,
-    trust_net: opt.TrustNet = False,
+    trust_model: opt.TrustModel = False,
     target: Annotated[str | None, option("Target, for guards fitted in Python (default: the last column).", "COLUMN")] = None,
     drop: opt.Drop = None,
     separator: opt.Separator = None,
@@ -38,7 +38,7 @@ def evaluate(
 
     \b
     Example:
-      offmap evaluate guard.safetensors --net my_module:make_net --test test.parquet --ood north=north.parquet --report page.html
+      offmap evaluate guard.safetensors --model my_module:make_model --test test.parquet --ood north=north.csv --report page.html
     """  # noqa: D301
     if report is not None:
         check_path(report)
@@ -46,7 +46,7 @@ def evaluate(
     with usage_errors():
         for path in (test, *files.values()):
             find_suffix(path)
-    loaded, schema = GuardSource(guard, net, weights or (), trust_net).load()
+    loaded, schema = GuardSource(guard, model, weights or (), trust_model).load()
     with usage_errors(ColumnError):
         schema = _choose_target(schema, test, target, separator)
         x, columns = schema.read(test, separator, drop=drop or [])

@@ -32,7 +32,7 @@ SolverName = Literal["refine", "closed-form", "sgd"]
 
 
 def fit(
-    net: opt.RequiredNet,
+    model: opt.RequiredModel,
     train: Annotated[Path, option("Training table: .csv, .csv.gz, .parquet or .npz.", "FILE")],
     out: Annotated[Path, option("Guard file to write.", "FILE", "--out", "-o")],
     weights: opt.Weights = None,
@@ -68,7 +68,7 @@ def fit(
 
     \b
     Example:
-      offmap fit --net my_module:make_net --weights w.safetensors --train train.parquet --valid valid.parquet -o guard.safetensors
+      offmap fit --model my_module:make_model --weights w.safetensors --train train.csv --valid valid.csv -o guard.safetensors
     """  # noqa: D301
     check_path(out)
     if quiet:
@@ -80,24 +80,24 @@ def fit(
     with usage_errors():
         for path in files.values():
             find_suffix(path)
-    models = load_models(net, weights or [])
+    models = load_models(model, weights or [])
     if likelihood is not None and likelihood not in LIKELIHOODS:
         raise UsageError(f"Expected --likelihood to be {nearest(likelihood, LIKELIHOODS)}, but got {likelihood!r}.")
     with open_table(train, separator) as table, usage_errors(ColumnError):
         schema = Schema.choose(table, target or [], drop or [])
     tables = {name: schema.read(path, separator) for name, path in files.items()}
-    outputs = _count_outputs(models[0], tables["train"][0], train, net)
+    outputs = _count_outputs(models[0], tables["train"][0], train, model)
     names = tuple(name.strip() for name in classes.split(",")) if classes else None
     schema, numeric = _infer_target(
-        schema, tables["train"][1], outputs, likelihood, names, f"{train}, as many as {net} tells apart"
+        schema, tables["train"][1], outputs, likelihood, names, f"{train}, as many as {model} tells apart"
     )
     data = {name: (x, schema.encode_targets(y, files[name], numeric=numeric)) for name, (x, y) in tables.items()}
     with usage_errors():
         guard = offmap.fit(models if len(models) > 1 else models[0], **data, progress=False if quiet else None, **options)
     # relative to the guard, where weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]
-    replace(guard, about=schema.to_dict() | {"net": net, "weights": paths}).save(out)
-    record = {"guard": out, "net": net, "members": len(models), "rows": {name: len(y) for name, (_, y) in data.items()}}
+    replace(guard, about=schema.to_dict() | {"model": model, "weights": paths}).save(out)
+    record = {"guard": out, "model": model, "members": len(models), "rows": {name: len(y) for name, (_, y) in data.items()}}
     record |= schema.to_dict() | {"likelihood": type(guard.likelihood).__name__.lower(), "score": score}
     record |= {"threshold": guard.threshold, "clip": guard.clip}
     print_result(as_json, record, _describe(record))
@@ -123,7 +123,7 @@ def _infer_target(
         if len(classes) != count:
             raise DataError(
                 f"Expected {count} classes in the target {schema.targets[0]!r} of {place}, but got {len(classes)}: "
-                f"{', '.join(classes[:10])}. Name all with --classes, in the net's order."
+                f"{', '.join(classes[:10])}. Name all with --classes, in the model's order."
             )
         return replace(schema, classes=classes), False
     small = bool((values == values.round()).all() and (values >= 0).all() and (values < count).all())
@@ -141,8 +141,8 @@ def _count_outputs(model: nn.Module, x: Array, path: Path, spec: str) -> int:
         raise
     except Exception as error:
         raise ModelError(
-            f"The net of {spec} cannot be called with rows of {path}, {tuple(x.shape[1:])} each: {first_line(error)}. Choose the "
-            "columns with --target and --drop."
+            f"The model of {spec} cannot be called with rows of {path}, {tuple(x.shape[1:])} each: {first_line(error)}. Choose "
+            "the columns with --target and --drop."
         ) from error
     return output.shape[1] if output.ndim > 1 else 1
 
@@ -173,10 +173,10 @@ def _describe(record: Mapping[str, Any]) -> str:
     meaning = "scores above it are off the map" if record["threshold"] < float("inf") else "nothing will be flagged"
     return "\n".join([
         f"The guard is at {record['guard']}",
-        f"  net        {record['net']}, {members} {'nets' if members > 1 else 'net'}",
+        f"  model      {record['model']}, {members} {'models' if members > 1 else 'model'}",
         f"  inputs     {len(inputs)}: {', '.join(inputs[:6])}{', …' if len(inputs) > 6 else ''}",
         f"  target     {', '.join(record['targets'])}, {record['likelihood']}{classes}",
         f"  rows       {', '.join(f'{count:,} {name}' for name, count in record['rows'].items())}",
         f"  threshold  {record['threshold']:.4g}: {meaning}",
-        f"Next: offmap score {record['guard']} NEW.parquet --net {record['net']} -o scores.parquet",
+        f"Next: offmap score {record['guard']} NEW.parquet --model {record['model']} -o scores.parquet",
     ])  # fmt: skip

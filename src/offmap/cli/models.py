@@ -26,9 +26,9 @@ class GuardSource:
     """A guard file, and what the user says of its model: `module:callable` and weights, or to trust what the file says."""
 
     path: Path
-    net: str | None
+    model: str | None
     weights: Sequence[Path]
-    trust_net: bool
+    trust_model: bool
 
     def load(self) -> tuple[Guard, Schema]:
         """Load the guard and the columns that its file stores.
@@ -38,17 +38,17 @@ class GuardSource:
         """
         file = GuardFile.read(self.path)
         stored = file.header.about
-        named = stored.get("net") if isinstance(stored.get("net"), str) else None
-        if self.net is None and not (self.trust_net and named):
-            again = f"--net {named}, with which it was fitted, or --trust-net to import that because the file says so"
-            raise UsageError(f"{self.path} needs the net that it guards: pass {again if named else '--net MODULE:CALLABLE'}.")
+        named = stored.get("model") if isinstance(stored.get("model"), str) else None
+        if self.model is None and not (self.trust_model and named):
+            again = f"--model {named}, with which it was fitted, or --trust-model to import that because the file says so"
+            raise UsageError(f"{self.path} needs the model that it guards: pass {again if named else '--model MODULE:CALLABLE'}.")
         files, names = list(self.weights), stored.get("weights")
         if not files and isinstance(names, list):
             files = [self.path.absolute().parent / str(name) for name in names]
             missing = [file for file in files if not file.is_file()]
             if missing:
                 raise FileError(f"Expected the weights of fit time at {missing[0]}, but there is no such file. Pass --weights.")
-        models = load_models(self.net or str(named), files)
+        models = load_models(self.model or str(named), files)
         return file.build(models), Schema.from_dict(stored, self.path)
 
 
@@ -65,7 +65,7 @@ def import_callable(spec: str) -> Callable[[], Any]:
     """Import what `module:callable` names; the current folder comes first."""
     module_name, mark, name = spec.partition(":")
     if not mark or not module_name or not name:
-        raise UsageError(f"Expected --net as MODULE:CALLABLE, such as my_module:make_net, but got {spec!r}.")
+        raise UsageError(f"Expected --model as MODULE:CALLABLE, such as my_module:make_model, but got {spec!r}.")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -77,15 +77,15 @@ def import_callable(spec: str) -> Callable[[], Any]:
             reason = f"it needs {error.name!r}, which is not installed."
             if error.name and f"{module_name}.".startswith(f"{error.name}."):
                 reason = f"there is no such module in {here} or among the installed ones."
-        raise ModelError(f"Cannot import {module_name!r} for --net: {reason}") from error
+        raise ModelError(f"Cannot import {module_name!r} for --model: {reason}") from error
     for part in name.split("."):
         if not hasattr(value, part):
             callables = [key for key, item in vars(value).items() if callable(item) and not key.startswith("_")]
-            raise ModelError(f"Expected {name!r} of --net to be {nearest(part, callables)}, but {module_name} has none.")
+            raise ModelError(f"Expected {name!r} of --model to be {nearest(part, callables)}, but {module_name} has none.")
         value = getattr(value, part)
     if not callable(value):
         raise ModelError(
-            f"Expected {spec!r} to be a function or class that makes a net, but it is of type {type(value).__name__}."
+            f"Expected {spec!r} to be a function or class that makes a model, but it is of type {type(value).__name__}."
         )
     return value
 
@@ -95,12 +95,12 @@ def load_weights(model: nn.Module, path: Path, spec: str) -> nn.Module:
     state, expected = read_weights(path), model.state_dict()
     for name in [*expected, *state]:
         if name not in state or name not in expected:
-            place = "the file" if name in state else "the net"
-            raise ModelError(f"The weights of {path} do not fit the net of {spec}: {name!r} is in {place} only.")
+            place = "the file" if name in state else "the model"
+            raise ModelError(f"The weights of {path} do not fit the model of {spec}: {name!r} is in {place} only.")
         if state[name].shape != expected[name].shape:
             raise ModelError(
-                f"The weights of {path} do not fit the net of {spec}: {name!r} is {tuple(state[name].shape)} in the file and "
-                f"{tuple(expected[name].shape)} in the net."
+                f"The weights of {path} do not fit the model of {spec}: {name!r} is {tuple(state[name].shape)} in the file and "
+                f"{tuple(expected[name].shape)} in the model."
             )
     model.load_state_dict(dict(state))
     return model
@@ -118,7 +118,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor]:
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]  # a checkpoint
     if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise FileError(f"Expected a dict of tensors at {path}, but it holds something else. Save `net.state_dict()`.")
+        raise FileError(f"Expected a dict of tensors at {path}, but it holds something else. Save `model.state_dict()`.")
     return state
 
 
@@ -127,7 +127,7 @@ def _call(make: Callable[[], Any], spec: str) -> Any:
         return make()
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"Expected {spec} to make a net when called without arguments, but it failed: "
+            f"Expected {spec} to make a model when called without arguments, but it failed: "
             f"{type(error).__name__}: {first_line(error)}."
         ) from error
 

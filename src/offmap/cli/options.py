@@ -31,18 +31,18 @@ def option(text: str, metavar: str | None = None, *names: str, **bounds: float) 
     return typer.Option(*names, help=text, metavar=metavar, **bounds)  # pyright: ignore[reportArgumentType]
 
 
-_NET = (
+_MODEL = (
     "Function or class that makes the model, called without arguments; found in the current folder or installed. Runs its code."
 )
 
 GuardFile = Annotated[Path, typer.Argument(metavar="GUARD", help="A file that `offmap fit` or `Guard.save` wrote.")]
-Net = Annotated[str | None, option(_NET, "MODULE:CALLABLE")]
-RequiredNet = Annotated[str, option(_NET, "MODULE:CALLABLE")]
+Model = Annotated[str | None, option(_MODEL, "MODULE:CALLABLE")]
+RequiredModel = Annotated[str, option(_MODEL, "MODULE:CALLABLE")]
 Weights = Annotated[
     list[Path] | None, option("Trained weights, .safetensors or .pt. Repeat for the members of an ensemble, in order.", "FILE")
 ]
-TrustNet = Annotated[
-    bool, option("Import the MODULE:CALLABLE that the guard file names. Only for files you trust.", None, "--trust-net")
+TrustModel = Annotated[
+    bool, option("Import the MODULE:CALLABLE that the guard file names. Only for files you trust.", None, "--trust-model")
 ]
 Separator = Annotated[str | None, option("CSV delimiter (default: detected from the header).", "CHARACTER")]
 Drop = Annotated[

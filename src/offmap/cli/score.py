@@ -32,9 +32,9 @@ def score(
     out: Annotated[
         Path, option("Output .parquet, .csv or .npz, or - for CSV on standard output; a folder for folders.", None, "--out", "-o")
     ],
-    net: opt.Net = None,
+    model: opt.Model = None,
     weights: opt.Weights = None,
-    trust_net: opt.TrustNet = False,
+    trust_model: opt.TrustModel = False,
     keep: Annotated[list[str] | None, option("Column to copy to the output, such as an id (repeatable).", "COLUMN")] = None,
     drop: opt.Drop = None,
     separator: opt.Separator = None,
@@ -57,11 +57,11 @@ def score(
 
     \b
     Examples:
-      offmap score guard.safetensors new.parquet --net my_module:make_net -o scores.parquet
-      offmap score guard.safetensors new.csv --net my_module:make_net --keep id -o - | sort -t, -k2 -g
-      offmap score guard.safetensors days/ --net my_module:make_net --engine ray --jobs 8 -o scores/
+      offmap score guard.safetensors new.parquet --model my_module:make_model -o scores.parquet
+      offmap score guard.safetensors new.csv --model my_module:make_model --keep id -o - | sort -t, -k2 -g
+      offmap score guard.safetensors days/ --model my_module:make_model --engine ray --jobs 8 -o scores/
     """  # noqa: D301
-    source = GuardSource(guard, net, tuple(weights or ()), trust_net)
+    source = GuardSource(guard, model, tuple(weights or ()), trust_model)
     options = ScoreOptions(tuple(keep or ()), tuple(drop or ()), separator)
     if not data.is_dir() and (engine, jobs, address, resume, image, mean, std) == ("local", 1, None, False, None, None, None):
         return _score_table(source, data, out, options, quiet, as_json)
@@ -150,7 +150,7 @@ def _parse_transform(
             raise UsageError(f"Expected --image, --mean and --std with images, but {data} holds tables.")
         return None
     if image is None:
-        raise UsageError(f"{data} holds images: pass what the net takes as --image CxHxW, such as --image 3x32x32.")
+        raise UsageError(f"{data} holds images: pass what the model takes as --image CxHxW, such as --image 3x32x32.")
     if options != ScoreOptions():
         raise UsageError(f"Expected --keep, --drop and --separator with tables, but {data} holds images.")
     try:

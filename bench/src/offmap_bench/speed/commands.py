@@ -27,7 +27,7 @@ from offmap_bench.speed.measure import Claim, Measurement, Record, measurements,
 MODULE = """
 from offmap.integrations.nets import mlp
 
-def make_net():
+def make_model():
     return mlp({features}, {outputs}, hidden={hidden}, seed=0)
 """
 
@@ -54,7 +54,7 @@ def score_file(folder: Path, guard: str, data: Path, rows: int) -> Spent:
     """Run `offmap score` in a process of its own, watch it, and check that every row was scored."""
     scores = folder / "scores.parquet"
     words = [sys.executable, "-m", "offmap", "score", f"{guard}.safetensors", data.name, "-o", scores.name]
-    words += ["--net", "bench_module:make_net", "--weights", "w.safetensors", "--quiet"]
+    words += ["--model", "bench_module:make_model", "--weights", "w.safetensors", "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(Path(offmap.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     before, start, peak = os.times(), time.perf_counter(), 0.0
     with subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as process:
