@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offmap_bench.classifiers import arpl, confidence, cutmix, dropout, godin, logitnorm, mixup, svdd, vos
+from offmap.random import generator
+from offmap_bench.classifiers import losses
+from offmap_bench.classifiers.losses import TRAININGS
 from offmap_bench.classifiers.training import BodyAndHead, Moment, TrainConfig
 
 ROWS, CLASSES, WIDTH = 5, 3, 4
@@ -43,28 +45,28 @@ def test_mixup_shares_images_and_losses() -> None:
     net, order = tiny(), torch.randperm(ROWS, generator=random(3))
     draw = random(3)
     torch.randperm(ROWS, generator=draw)
-    share = mixup.beta(0.4, draw)
+    share = losses.beta(0.4, draw)
     total = 0.0
     for i, j in enumerate(order.tolist()):
         logits = net((share * IMAGES[i] + (1 - share) * IMAGES[j])[None])[0]
         total += share * negative_log(logits, int(LABELS[i])) + (1 - share) * negative_log(logits, int(LABELS[j]))
-    got = mixup.loss(net, IMAGES, LABELS, mixup.Config(alpha=0.4), Moment(random(3)))
+    got = TRAININGS["mixup"].loss(net, IMAGES, LABELS, losses.MixupConfig(alpha=0.4), Moment(random(3)))
     assert float(got) == pytest.approx(total / ROWS)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
 def test_shares_have_the_mean_and_variance_of_their_law(alpha: float) -> None:
     draw = random(1)
-    shares = torch.tensor([mixup.beta(alpha, draw) for _ in range(2000)])
+    shares = torch.tensor([losses.beta(alpha, draw) for _ in range(2000)])
     assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
     assert float(shares.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.1)
 
 
 def test_cutmix_counts_pixels() -> None:
-    rows, columns = cutmix.box(3, 3, random(7))
+    rows, columns = losses.draw_box(3, 3, random(7))
     inside = [(a, b) for a in range(3) for b in range(3) if rows.start <= a < rows.stop and columns.start <= b < columns.stop]
     order = torch.tensor([1, 2, 3, 4, 0])
-    made, share = cutmix.paste_box(IMAGES, order, (rows, columns))
+    made, share = losses.paste_box(IMAGES, order, (rows, columns))
     assert 0 < len(inside) < 9
     assert share == pytest.approx(1 - len(inside) / 9)
     for i in range(ROWS):
@@ -76,7 +78,7 @@ def test_cutmix_counts_pixels() -> None:
 
 def test_the_share_of_boxes_is_uniform_but_for_the_edges() -> None:
     draw = random(0)
-    boxes = [cutmix.box(100, 100, draw) for _ in range(3000)]
+    boxes = [losses.draw_box(100, 100, draw) for _ in range(3000)]
     areas = torch.tensor([(r.stop - r.start) * (c.stop - c.start) / 1e4 for r, c in boxes])
     assert 0 <= float(areas.min()) < 0.01
     assert 0.9 < float(areas.max()) <= 1
@@ -90,7 +92,7 @@ def test_logitnorm_divides_by_the_length() -> None:
         for row, y in zip(logits, LABELS, strict=True)
     )
     net = nn.Identity()
-    got = logitnorm.loss(net, logits, LABELS, logitnorm.Config(temperature=0.1), Moment(random()))
+    got = TRAININGS["logitnorm"].loss(net, logits, LABELS, losses.LogitNormConfig(temperature=0.1), Moment(random()))
     assert float(got) == pytest.approx(total / ROWS)
 
 
@@ -103,7 +105,7 @@ def test_hints_pull_towards_the_truth_and_cost() -> None:
         p = math.exp(-negative_log(row, int(y)))
         loss += -math.log(c * p + (1 - c) if hint else p)
         paid += -math.log(c)
-    total, asked = confidence.hinted_loss(logits, doubt, LABELS, hinted, price)
+    total, asked = losses.hinted_loss(logits, doubt, LABELS, hinted, price)
     assert float(asked) == pytest.approx(paid / ROWS)
     assert float(total) == pytest.approx((loss + 0.7 * paid) / ROWS)
 
@@ -111,24 +113,24 @@ def test_hints_pull_towards_the_truth_and_cost() -> None:
 @torch.no_grad()
 def test_the_price_of_hints_follows_the_budget() -> None:
     for budget, rises in ((1e-6, True), (1e6, False)):
-        net = confidence.Branched(tiny(), 0.1).double()
-        confidence.loss(net, IMAGES, LABELS, confidence.Config(budget=budget), Moment(random()))
+        net = losses.Branched(tiny(), 0.1).double()
+        TRAININGS["confidence"].loss(net, IMAGES, LABELS, losses.ConfidenceConfig(budget=budget), Moment(random()))
         assert (float(net.price) > 0.1) is rises
 
 
 @torch.no_grad()
 def test_godin_is_a_quotient_and_scores_its_numerator() -> None:
-    net = godin.Quotient(tiny()).double().eval()
+    net = losses.Quotient(tiny()).double().eval()
     features = net.body(IMAGES)
     cosines = torch.tensor([[float(f @ w / (f.norm() * w.norm())) for w in net.direction] for f in features])
     g = net.domain(features)[:, 0]
     want = cosines / g[:, None].float()
     torch.testing.assert_close(net(IMAGES).float(), want)
-    torch.testing.assert_close(godin.score(net, IMAGES, TrainConfig()).float(), -cosines.amax(1))
+    torch.testing.assert_close(TRAININGS["godin"].score(net, IMAGES, TrainConfig()).float(), -cosines.amax(1))
 
 
-def test_godin_moves_images_along_the_sign_of_the_slope_and_chooses_the_step_by_familiar_ones() -> None:
-    net = godin.Quotient(tiny()).double().eval()
+def test_godin_moves_images_along_the_sign_of_the_slope_and_chooses_the_step_by_in_distribution_ones() -> None:
+    net = losses.Quotient(tiny()).double().eval()
     slopes = torch.zeros_like(IMAGES)
     with torch.no_grad():
         for place in range(IMAGES[0].numel()):
@@ -137,10 +139,10 @@ def test_godin_moves_images_along_the_sign_of_the_slope_and_chooses_the_step_by_
             up, down = (net.nearest(IMAGES + s * shift.view_as(IMAGES[0])) for s in (1, -1))
             slopes.flatten(1)[:, place] = up - down
         want = net.nearest(IMAGES + 0.02 * slopes.sign())
-    torch.testing.assert_close(godin.moved(net, IMAGES, 0.02), want)
-    godin.settle(net, IMAGES, LABELS, TrainConfig())
-    means = [float(godin.moved(net, IMAGES, step).mean()) for step in godin.STEPS]
-    assert float(net.step) == pytest.approx(godin.STEPS[means.index(max(means))])
+    torch.testing.assert_close(net.moved(IMAGES, 0.02), want)
+    losses.choose_step(net, IMAGES, LABELS, TrainConfig())
+    means = [float(net.moved(IMAGES, step).mean()) for step in losses.STEPS]
+    assert float(net.step) == pytest.approx(losses.STEPS[means.index(max(means))])
 
 
 def test_reciprocal_points_bound_the_distance_of_their_class() -> None:
@@ -150,7 +152,7 @@ def test_reciprocal_points_bound_the_distance_of_their_class() -> None:
         squared = [sum(float(a - b) ** 2 for a, b in zip(f, p, strict=True)) / WIDTH for p in points]
         distance = torch.tensor([s - float(f @ p) for s, p in zip(squared, points, strict=True)])
         total += negative_log(distance, int(y)) + 0.1 * max(squared[int(y)] - 0.9, 0.0)
-    assert float(arpl.bounded_loss(features, points, radius, LABELS, 0.1)) == pytest.approx(total / ROWS)
+    assert float(losses.bounded_loss(features, points, radius, LABELS, 0.1)) == pytest.approx(total / ROWS)
 
 
 def test_an_outlier_is_the_draw_of_lowest_density() -> None:
@@ -160,7 +162,7 @@ def test_an_outlier_is_the_draw_of_lowest_density() -> None:
     covariance = sum(torch.outer(row, row) for row in rows) / len(rows)
     assert isinstance(covariance, Tensor)
     covariance = covariance + (1e-4 * covariance.diagonal().mean() + 1e-8) * torch.eye(WIDTH)
-    found = vos.outliers(kept, noise)
+    found = losses.outliers(kept, noise)
     for c in range(CLASSES):
         law = torch.distributions.MultivariateNormal(means[c], covariance)
         draws = torch.stack([means[c] + torch.linalg.cholesky(covariance) @ n for n in noise[c]])
@@ -168,28 +170,30 @@ def test_an_outlier_is_the_draw_of_lowest_density() -> None:
 
 
 def test_vos_adds_the_logistic_loss_of_energies_when_its_time_has_come() -> None:
-    net, config = vos.Energetic(tiny(), 2).double(), vos.Config(queue=2, candidates=3, weight=0.3, start=0.5)
+    net, config = losses.Energetic(tiny(), 2).double(), losses.VOSConfig(queue=2, candidates=3, weight=0.3, start=0.5)
     with torch.no_grad():
         net.shares.copy_(torch.tensor([0.1, -0.2, 0.3]))
         net.slope.fill_(1.5)
         net.shift.fill_(-0.4)
     plain = sum(negative_log(net(x[None])[0], int(y)) for x, y in zip(IMAGES, LABELS, strict=True)) / ROWS
     with torch.no_grad():
-        assert float(vos.loss(net, IMAGES, LABELS, config, Moment(random(), 0.9))) == pytest.approx(plain)  # class 2: one row
-        assert float(vos.loss(net, IMAGES, LABELS, config, Moment(random(), 0.0))) == pytest.approx(plain)  # not yet
-        got = float(vos.loss(net, IMAGES, LABELS, config, Moment(random(1), 0.9)))
+        assert float(TRAININGS["vos"].loss(net, IMAGES, LABELS, config, Moment(random(), 0.9))) == pytest.approx(
+            plain
+        )  # class 2: one row
+        assert float(TRAININGS["vos"].loss(net, IMAGES, LABELS, config, Moment(random(), 0.0))) == pytest.approx(plain)  # not yet
+        got = float(TRAININGS["vos"].loss(net, IMAGES, LABELS, config, Moment(random(1), 0.9)))
     noise = torch.randn((CLASSES, 3, WIDTH), generator=random(1)).double()
 
     def energy(f: Tensor) -> float:
         return -math.log(sum(math.exp(z) for z in (net.head(f) + net.shares).tolist()))
 
-    familiar = [math.log(1 + math.exp(1.5 * energy(f) - 0.4)) for f in net.body(IMAGES)]
-    strange = [math.log(1 + math.exp(-(1.5 * energy(f) - 0.4))) for f in vos.outliers(net.queue, noise)]
-    assert got == pytest.approx(plain + 0.3 * (sum(familiar) / ROWS + sum(strange) / CLASSES))
+    inside = [math.log(1 + math.exp(1.5 * energy(f) - 0.4)) for f in net.body(IMAGES)]
+    outside = [math.log(1 + math.exp(-(1.5 * energy(f) - 0.4))) for f in losses.outliers(net.queue, noise)]
+    assert got == pytest.approx(plain + 0.3 * (sum(inside) / ROWS + sum(outside) / CLASSES))
 
 
-def test_vos_remembers_the_newest_features_of_each_class() -> None:
-    net = vos.Energetic(tiny(), 2)
+def test_vos_keeps_the_newest_features_of_each_class() -> None:
+    net = losses.Energetic(tiny(), 2)
     for start in range(0, 6, 3):
         net.enqueue(torch.arange(start, start + 3.0)[:, None].expand(-1, WIDTH), torch.tensor([0, 0, 1]))
     assert sorted(net.queue[0, :, 0].tolist()) == [3.0, 4.0]
@@ -199,44 +203,46 @@ def test_vos_remembers_the_newest_features_of_each_class() -> None:
 
 @torch.no_grad()
 def test_svdd_is_the_squared_distance_to_the_first_mean() -> None:
-    net = svdd.Drawn(tiny(), 3).double()
+    net = losses.Drawn(tiny(), 3).double()
     assert all("bias" not in name for name, _ in net.named_parameters())
-    svdd.begin(net, IMAGES, LABELS, svdd.Config())
+    losses.place_centre(net, IMAGES, LABELS, losses.SVDDConfig())
     means = torch.stack([net.body(x[None])[0] for x in IMAGES]).mean(0)
-    want = [m if abs(m) >= svdd.LEAST else math.copysign(svdd.LEAST, m) for m in means.tolist()]
+    want = [m if abs(m) >= 0.1 else math.copysign(0.1, m) for m in means.tolist()]
     assert net.centre.tolist() == pytest.approx(want)
     each = [sum((float(a) - b) ** 2 for a, b in zip(net.body(x[None])[0], want, strict=True)) for x in IMAGES]
-    assert float(svdd.loss(net, IMAGES, LABELS, svdd.Config(), Moment(random()))) == pytest.approx(sum(each) / ROWS)
-    assert svdd.score(net, IMAGES, svdd.Config()).tolist() == pytest.approx(each)
+    assert float(TRAININGS["svdd"].loss(net, IMAGES, LABELS, losses.SVDDConfig(), Moment(random()))) == pytest.approx(
+        sum(each) / ROWS
+    )
+    assert TRAININGS["svdd"].score(net, IMAGES, losses.SVDDConfig()).tolist() == pytest.approx(each)
 
 
 @torch.no_grad()
 def test_dropout_averages_thinned_nets() -> None:
-    net, config = BodyAndHead(tiny()).double(), dropout.Config(dropout=0.4, draws=6)
-    thin = dropout.masks((6, 1, WIDTH), 0.4, dropout.generator(0, "dropout")).double()
+    net, config = BodyAndHead(tiny()).double(), losses.DropoutConfig(dropout=0.4, draws=6)
+    thin = losses.masks((6, 1, WIDTH), 0.4, generator(0, "dropout")).double()
     assert sorted(set(thin.flatten().tolist())) == pytest.approx([0.0, 1 / 0.6])
-    for row, got in zip(IMAGES, dropout.score(net, IMAGES, config).tolist(), strict=True):
+    for row, got in zip(IMAGES, TRAININGS["dropout"].score(net, IMAGES, config).tolist(), strict=True):
         mean = torch.stack([net.head(net.body(row[None])[0] * mask[0]).softmax(0) for mask in thin]).mean(0)
         assert got == pytest.approx(-sum(float(p) * math.log(float(p)) for p in mean))
 
 
 @pytest.mark.parametrize("lr", [0.2, 0.5])
 def test_masks_keep_the_mean(lr: float) -> None:
-    assert float(dropout.masks((200, 200), lr, random()).mean()) == pytest.approx(1, abs=0.02)
+    assert float(losses.masks((200, 200), lr, random()).mean()) == pytest.approx(1, abs=0.02)
 
 
 def test_losses_reach_every_parameter() -> None:
     """A parameter without a gradient would stay as it started."""
     made: dict[str, tuple[Any, Any, Any]] = {
-        "arpl": (arpl, arpl.Reciprocal(tiny()), arpl.Config()),
-        "confidence": (confidence, confidence.Branched(tiny(), 0.1), confidence.Config()),
-        "godin": (godin, godin.Quotient(tiny()), TrainConfig()),
-        "svdd": (svdd, svdd.Drawn(tiny(), 3), svdd.Config()),
-        "dropout": (dropout, BodyAndHead(tiny()), dropout.Config()),
+        "arpl": (TRAININGS["arpl"], losses.Reciprocal(tiny()), losses.ARPLConfig()),
+        "confidence": (TRAININGS["confidence"], losses.Branched(tiny(), 0.1), losses.ConfidenceConfig()),
+        "godin": (TRAININGS["godin"], losses.Quotient(tiny()), TrainConfig()),
+        "svdd": (TRAININGS["svdd"], losses.Drawn(tiny(), 3), losses.SVDDConfig()),
+        "dropout": (TRAININGS["dropout"], BodyAndHead(tiny()), losses.DropoutConfig()),
     }
-    for name, (way, net, config) in made.items():
+    for name, (training, net, config) in made.items():
         net = net.double().train()
-        way.loss(net, IMAGES, LABELS, config, Moment(random(2))).backward()
+        training.loss(net, IMAGES, LABELS, config, Moment(random(2))).backward()
         for place, parameter in net.named_parameters():
             assert parameter.grad is not None, (name, place)
             assert bool(parameter.grad.ne(0).any()), (name, place)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from offmap.errors import DataError, ModelError
 from offmap.metrics import auroc
 from offmap.posterior.predictive import Scorer
-from offmap_bench.classifiers.catalog import TRAININGS
-from offmap_bench.classifiers.ensemble import Ensemble
-from offmap_bench.classifiers.training import Learned, TrainConfig, augment, body_and_head, fit
+from offmap_bench.classifiers.losses import TRAININGS
+from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, augment, body_and_head, fit
 from offmap_bench.nets.lenet import lenet
 
 SIDE = 12

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from offmap.data import Batch, Place, as_batches, check_finite, check_inputs
 from offmap.detectors.msp import msp
 from offmap.errors import ModelError
 from offmap.likelihoods import Prediction
+from offmap.likelihoods.classification import predictive_entropy
 from offmap.maxwent.train import adam, minimize
 from offmap.random import generator
 
@@ -46,34 +47,21 @@ Loss = Callable[[Any, Tensor, Tensor, Any, Moment], Tensor]
 """(net, images, classes, config, moment) -> scalar."""
 
 
-def plain_loss(net: nn.Module, x: Tensor, y: Tensor, config: Any, moment: Moment) -> Tensor:
-    """The cross-entropy."""
-    return F.cross_entropy(net(x), y)
-
-
-def by_msp(net: nn.Module, x: Tensor, config: Any) -> Tensor:
-    """1 − the largest probability, (B,)."""
-    return msp(net(x))
-
-
-def nothing(net: Any, x: Tensor, y: Tensor, config: Any) -> None:
-    """Nothing to be done."""
-
-
 @dataclass(frozen=True)
 class TrainingMethod:
     """A training: `build` makes the module of a net that ends in a Linear; what it learns is all in its state.
 
+    By default the loss is the cross-entropy, and the score 1 − the largest probability.
     `begin` sees the training data before the first step, `settle` the validation data after the last. Without `classes` the net
     gives no logits.
     """
 
     config: type[TrainConfig] = TrainConfig
-    loss: Loss = plain_loss
-    score: Callable[[Any, Tensor, Any], Tensor] = by_msp
+    loss: Loss = lambda net, x, y, config, moment: F.cross_entropy(net(x), y)
+    score: Callable[[Any, Tensor, Any], Tensor] = lambda net, x, config: msp(net(x))
     build: Callable[[nn.Sequential, Any], nn.Module] = lambda net, config: net
-    begin: Callable[[Any, Tensor, Tensor, Any], None] = nothing
-    settle: Callable[[Any, Tensor, Tensor, Any], None] = nothing
+    begin: Callable[[Any, Tensor, Tensor, Any], None] = lambda net, x, y, config: None
+    settle: Callable[[Any, Tensor, Tensor, Any], None] = lambda net, x, y, config: None
     classes: bool = True
 
 
@@ -90,9 +78,10 @@ class Learned:
         """Where images belong."""
         return Place.of(self.net)
 
+    @torch.no_grad()
     def score(self, x: Tensor) -> Tensor:
         """How OOD each image is, (B,)."""
-        return torch.cat([self.training.score(self.net, part, self.config).detach() for part in self._parts(x)])
+        return torch.cat([self.training.score(self.net, part, self.config) for part in self._parts(x)])
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Prediction:
@@ -107,6 +96,30 @@ class Learned:
         check_inputs(x, "the classifier")
         check_finite(x, None, "the inputs")
         return x.split(BLOCK)
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """A deep ensemble (Lakshminarayanan et al., 2017): members that were trained alone, from different starts."""
+
+    members: Sequence[Learned]
+
+    @property
+    def place(self) -> Place:
+        """Where images belong."""
+        return self.members[0].place
+
+    def score(self, x: Tensor) -> Tensor:
+        """The entropy of the mean prediction, (B,)."""
+        return predictive_entropy(self._probs(x))
+
+    def predict(self, x: Tensor) -> Prediction:
+        """The mean prediction."""
+        probs = self._probs(x).mean(0)
+        return Prediction(probs=probs, label=probs.argmax(1))
+
+    def _probs(self, x: Tensor) -> Tensor:
+        return torch.stack([probs for member in self.members if (probs := member.predict(x).probs) is not None])
 
 
 class BodyAndHead(nn.Module):

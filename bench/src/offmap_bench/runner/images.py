@@ -24,9 +24,8 @@ from offmap.guard import Guard
 from offmap.maxwent import config as maxwent
 from offmap.maxwent.config import override
 from offmap.posterior.predictive import Scorer
-from offmap_bench.classifiers.catalog import TRAININGS
-from offmap_bench.classifiers.ensemble import Ensemble
-from offmap_bench.classifiers.training import Learned, TrainConfig, train
+from offmap_bench.classifiers.losses import TRAININGS
+from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from offmap_bench.runner.base_models import SEED_STEP, read_cached, update_digest, write_cached
