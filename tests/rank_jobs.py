@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import offmap
 from offmap.data import Place, as_batches
-from offmap.distributed.process_group import join_group
+from offmap.distributed.group import join_group
 from offmap.errors import ModelError, OffmapError
 from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.model.params import stack_models

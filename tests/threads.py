@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Barrier
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from offmap.distributed.group import Group
+
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Thread:
+class Thread(Group):
     """The group as one of its ranks sees it; all share a board, and wait for each other."""
 
-    rank: int
-    board: list[Any]
-    gate: Barrier
-
-    @property
-    def size(self) -> int:
-        return len(self.board)
+    def __init__(self, rank: int, board: list[Any], gate: Barrier) -> None:
+        self.rank, self.size, self.board, self.gate = rank, len(board), board, gate
 
     def _all(self, value: Any) -> list[Any]:
         self.board[self.rank] = value

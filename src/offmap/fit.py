@@ -28,8 +28,7 @@ from offmap.data import (
     load_train_valid,
 )
 from offmap.data.batch import take_rows
-from offmap.distributed.group import Group
-from offmap.distributed.process_group import join_group
+from offmap.distributed.group import Group, join_group
 from offmap.errors import ConfigError, DataError, ModelError
 from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood, resolve

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from offmap.data import Batches, Place, Rows, Shard, as_batches
-from offmap.distributed.group import SingleProcess, shard_slice
+from offmap.distributed.group import Group, shard_slice
 
 PLACE = Place(torch.device("cpu"), torch.float32)
 
 
 @dataclass(frozen=True)
-class Seat(SingleProcess):
+class Seat(Group):
     """A rank of some size that is asked for nothing but that."""
 
     rank: int = 0
@@ -77,7 +77,7 @@ def test_a_shuffling_loader_shuffles_alike_on_every_rank() -> None:
     x = torch.arange(12.0)[:, None]
     loader = DataLoader(TensorDataset(x, x[:, 0]), batch_size=4, shuffle=True)
     seen: list[list[list[float]]] = []
-    for group in (SingleProcess(), Seat(0, 2), Seat(1, 2)):
+    for group in (Group(), Seat(0, 2), Seat(1, 2)):
         torch.manual_seed(3)
         source = as_batches(loader, PLACE, name="train")
         seen.append(targets(source if group.size == 1 else replace(source, shard=Shard(group, "rows"))))

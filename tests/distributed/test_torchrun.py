@@ -93,7 +93,7 @@ def test_an_error_of_one_rank_is_told_by_the_others(folder: Path) -> None:
     texts = [(folder / f"one-fails-{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
     assert texts[1].startswith("ModelError: ")
     assert texts[0].startswith(f"RankError: Rank 1 failed: {texts[1]}")
-    assert "start all ranks again" in texts[0]
+    assert "Start all ranks again" in texts[0]
 
 
 def ranks_of(folder: Path, job: str) -> list[subprocess.Popen[str]]:
@@ -114,7 +114,7 @@ def test_a_killed_rank_ends_the_other_with_a_message_and_a_checkpoint_goes_on(tm
     assert second.wait(timeout=120) == -signal.SIGKILL
     assert first.wait(timeout=60) == 0  # it has written what was raised
     said = (tmp_path / "killed-0.txt").read_text(encoding="utf-8")
-    assert said.startswith("RankError: Rank 1 died, or has been silent for 30 seconds. Look at that rank's own output;")
+    assert said.startswith("RankError: Rank 1 died, or has been silent for 30 seconds. Look at that rank's own output.")
     assert said.endswith("with `checkpoint=` the fit goes on from its last state.")
 
     assert b"steps.30.0" in (tmp_path / "fit.state").read_bytes()
@@ -135,7 +135,7 @@ def test_a_rank_that_hangs_is_given_up_within_a_minute(tmp_path: Path) -> None:
         second.kill()
         second.wait()
     said = (tmp_path / "stopped-0.txt").read_text(encoding="utf-8")
-    assert said.startswith("RankError: Rank 1 died, or has been silent for 30 seconds. Look at that rank's own output;")
+    assert said.startswith("RankError: Rank 1 died, or has been silent for 30 seconds. Look at that rank's own output.")
 
 
 def test_a_data_parallel_host_is_unwrapped() -> None:

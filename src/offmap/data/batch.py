@@ -1,7 +1,11 @@
-"""One batch in any form that users have, as checked tensors: inputs (a tensor, a tuple or a dict, cut into rows) and targets."""
+"""One batch in any form that users have, as checked tensors: inputs (a tensor, a tuple or a dict, cut into rows) and targets.
+
+Several batches are collated to one, whatever their lengths.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -80,9 +84,9 @@ class Place:
     dtype: torch.dtype
 
     @staticmethod
-    def of(net: nn.Module) -> Place:
+    def of(model: nn.Module) -> Place:
         """Return the device and dtype of a model's first floating-point parameter."""
-        first = next(p for p in net.parameters() if p.is_floating_point())
+        first = next(p for p in model.parameters() if p.is_floating_point())
         return Place(first.device, first.dtype)
 
     def put(self, value: Any) -> Any:
@@ -107,10 +111,18 @@ class Place:
 
 
 def read_batch(batch: Any, place: Place, target: str, name: str, where: str) -> Batch:
-    """Return inputs and targets of one batch as checked tensors on the model's device."""
+    """Return inputs and targets of one batch as checked tensors on the model's device, at least one row, all finite."""
     inputs, targets = split_batch(batch, target, name)
-    inputs, targets = tree_map(place.put, inputs), as_targets(targets, place)
-    check_batch(inputs, targets, where)
+    inputs, targets = tree_map(place.put, inputs), _as_targets(targets, place)
+    check_inputs(inputs, where)
+    if targets.shape[0] == 0 or rows_of(inputs) == 0:
+        raise DataError(f"Expected at least one example in {where}, but it is empty.")
+    if rows_of(inputs) != targets.shape[0]:
+        raise ShapeError(
+            f"Expected as many inputs as targets in {where}, but got {rows_of(inputs)} and {targets.shape[0]}. "
+            "Check that both describe the same examples."
+        )
+    check_finite(inputs, targets, where)
     return mark_shared(inputs), next_tokens(inputs, targets) if is_mapping(batch) else targets
 
 
@@ -119,7 +131,7 @@ def is_mapping(batch: Any) -> bool:
     return hasattr(batch, "keys") and not hasattr(batch, "__array__")
 
 
-def as_inputs(inputs: Any) -> Inputs:
+def _as_inputs(inputs: Any) -> Inputs:
     """Return inputs as the model is called with: a dict of whatever is like one, a tuple of a list."""
     return dict(inputs) if is_mapping(inputs) else tuple(inputs) if isinstance(inputs, list) else inputs
 
@@ -152,7 +164,7 @@ def split_batch(batch: Any, target: str, name: str) -> tuple[Inputs, Any]:
         targets = fields.pop(target)
         return fields, targets
     if isinstance(batch, tuple | list) and len(batch) == 2:
-        return as_inputs(batch[0]), batch[1]
+        return _as_inputs(batch[0]), batch[1]
     raise DataError(
         f"Expected `{name}` to be a DataLoader, a Dataset or a pair (inputs, targets), or batches of that form, "
         f"but got {type(batch).__name__}{f' of length {len(batch)}' if isinstance(batch, tuple | list) else ''}."
@@ -162,11 +174,11 @@ def split_batch(batch: Any, target: str, name: str) -> tuple[Inputs, Any]:
 def drop_targets(batch: Any, target: str) -> Inputs:
     """Return the inputs of a batch, with or without targets."""
     if isinstance(batch, tuple | list):
-        return as_inputs(batch[0] if len(batch) == 1 else split_batch(batch, target, "x")[0] if len(batch) == 2 else batch)
+        return _as_inputs(batch[0] if len(batch) == 1 else split_batch(batch, target, "x")[0] if len(batch) == 2 else batch)
     return {name: value for name, value in dict(batch).items() if name != target} if is_mapping(batch) else batch
 
 
-def as_targets(targets: Any, place: Place) -> Tensor:
+def _as_targets(targets: Any, place: Place) -> Tensor:
     """Return targets as a tensor: floats in the model's dtype, whole numbers as int64."""
     try:
         tensor = place.put(targets if hasattr(targets, "__array__") else np.asarray(targets))
@@ -190,29 +202,63 @@ def check_inputs(inputs: Inputs, where: str) -> None:
         )
 
 
-def check_batch(inputs: Inputs, targets: Tensor, where: str) -> None:
-    """Raise unless inputs and targets describe the same examples, at least one, in finite numbers."""
-    check_inputs(inputs, where)
-    if targets.shape[0] == 0 or rows_of(inputs) == 0:
-        raise DataError(f"Expected at least one example in {where}, but it is empty.")
-    if rows_of(inputs) != targets.shape[0]:
-        raise ShapeError(
-            f"Expected as many inputs as targets in {where}, but got {rows_of(inputs)} and {targets.shape[0]}. "
-            "Check that both describe the same examples."
-        )
-    check_finite(inputs, targets, where)
-
-
 def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
     """Raise a DataError that names the first row with NaN or infinite numbers."""
     for kind, leaves in (("inputs", tree_leaves(inputs)), ("targets", [targets])):
         for leaf in leaves:
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim and not _is_finite(leaf):
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.ndim:
+                continue
+            # a finite sum has finite terms and needs no copy of a large tensor; a sum that overflows needs a closer look
+            if not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
                 row = int((~leaf.isfinite()).view(leaf.shape[0], -1).any(1).nonzero()[0])
                 raise DataError(f"Expected finite {kind}, but row {row} of {where} holds NaN or infinite values. "
                                 "Drop or impute such rows.")  # fmt: skip
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    # a finite sum has finite terms and needs no copy of a large tensor; a sum that overflows needs a closer look
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+def collate(parts: Sequence[Batch]) -> Batch:
+    """Return consecutive batches as one; beside an `attention_mask` they may differ in length.
+
+    Shorter ones are padded to the longest, in front if that is where the user's own padding is, else at the end. The mask gets 0,
+    other inputs what they hold where it is 0 (or 0), class targets −100. A tensor without a row per example belongs to all rows.
+    """
+    inputs, targets = [x for x, _ in parts], [y for _, y in parts]
+    masks = [x["attention_mask"] for x in inputs if isinstance(x, dict) and isinstance(x.get("attention_mask"), Tensor)]
+    masked = len(masks) == len(parts)
+    front = masked and any(bool((m[:, 0] == 0).any()) for m in masks) and all(bool((m[:, -1] != 0).all()) for m in masks)
+
+    def concat(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        if any(isinstance(leaf, Shared) for leaf in leaves):
+            if not all(torch.equal(leaf, leaves[0]) for leaf in leaves):
+                raise ValueError("a tensor that all rows share differs between them")
+            return shared(leaves[0])
+        if not masked:
+            return torch.cat(leaves)
+        padding = [t[m == 0].flatten() for t, m in zip(leaves, masks, strict=True) if m.shape == t.shape[:2]]
+        return concat_padded(leaves, fill=next((t[0].item() for t in padding if t.numel()), 0), front=front)
+
+    ragged = masked and len({y.shape for y in targets}) > 1 and targets[0].ndim > 1 and not targets[0].is_floating_point()
+    y = concat_padded([y.long() for y in targets], fill=IGNORED, front=front) if ragged else torch.cat(targets)
+    return tree_map(concat, *inputs), y
+
+
+def concat_padded(parts: Sequence[Tensor], dim: int = 0, *, fill: float | None = None, front: bool = False) -> Tensor:
+    """Concatenate tensors along `dim`; shorter ones are padded along their other axes, at the end or in `front`.
+
+    The padding is `fill`; None: NaN, −100 or False by type.
+
+    >>> concat_padded([torch.tensor([[0.5, 1.0]]), torch.tensor([[2.0]])])
+    tensor([[0.5000, 1.0000],
+            [2.0000,    nan]])
+    """
+    shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
+    if all([*part.shape[:dim], *part.shape[dim + 1 :]] == [*shape[:dim], *shape[dim + 1 :]] for part in parts):
+        return torch.cat(list(parts), dim)
+    shape[dim], dtype = sum(part.shape[dim] for part in parts), parts[0].dtype
+    default = torch.nan if dtype.is_floating_point else False if dtype == torch.bool else IGNORED
+    result = parts[0].new_full(shape, default if fill is None else fill)
+    for part, block in zip(parts, result.split([part.shape[dim] for part in parts], dim), strict=True):
+        sizes = zip(part.shape, block.shape, strict=True)
+        block[tuple(slice(length - size, length) if front else slice(size) for size, length in sizes)] = part
+    return result

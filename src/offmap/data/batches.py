@@ -1,4 +1,6 @@
-"""Data as batches that can be iterated again: held in memory, or read from a DataLoader or Dataset."""
+"""Data as batches that can be iterated again: held in memory, or read from a DataLoader or Dataset; and what each of several
+processes reads of them.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,40 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import islice
 from operator import itemgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
-from offmap._torch_private import tree_flatten, tree_map
+from offmap._torch_private import tree_flatten, tree_map, tree_unflatten
 from offmap._types import Data, Inputs
-from offmap.data.batch import Batch, Place, Shared, read_batch, take_rows
-from offmap.data.collate import collate
-from offmap.data.shard import Shard, all_gather_batches
-from offmap.distributed.group import SINGLE_PROCESS, Group
+from offmap.data.batch import Batch, Place, Shared, collate, read_batch, rows_of, take_rows
+from offmap.distributed.group import SINGLE_PROCESS, Group, shard_slice
 from offmap.errors import DataError, OffmapError, ShapeError
 from offmap.random import generator, permutation
 
 logger = logging.getLogger("offmap")
 
-VALID_SHARE = 0.1
-"""Share of the training data that is set aside where no validation data are given."""
+
+@dataclass(frozen=True)
+class Shard:
+    """This rank's part of data that all ranks have: every N-th of consecutive "batches", or some "rows" of each of them.
+
+    A batch with fewer rows than there are ranks belongs to all: the mean of equal gradients is that gradient.
+    """
+
+    group: Group
+    of: Literal["batches", "rows"]
+
+    def take(self, source: Iterator[Any], cut: Callable[[Any, slice], Any], count: Callable[[Any], int]) -> Iterator[Any]:
+        """Yield this rank's part of some batches, given how to cut one and count its rows."""
+        if self.of == "batches":
+            return islice(source, self.group.rank, None, self.group.size)
+        few = self.group.size
+        return (cut(batch, shard_slice(self.group, count(batch))) if count(batch) >= few else batch for batch in source)
 
 
 @dataclass(frozen=True)
@@ -44,23 +60,19 @@ class Rows:
         """The number of examples."""
         return self.targets.shape[0]
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self._all() if self.shard is None else self.shard.batches(self._all())
-
     @property
     def usual_rows(self) -> int:
         """The number of rows of every batch but the last."""
         return self.batch_size
 
-    def _all(self) -> Iterator[Batch]:
-        for start in range(0, self.rows, self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            yield take_rows(self.inputs, rows), self.targets[rows]
+    def __iter__(self) -> Iterator[Batch]:
+        slices = (slice(start, start + self.batch_size) for start in range(0, self.rows, self.batch_size))
+        batches = ((take_rows(self.inputs, rows), self.targets[rows]) for rows in slices)
+        return batches if self.shard is None else self.shard.take(batches, _cut_batch, lambda batch: len(batch[1]))
 
     def shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
         """Yield the examples in an order that depends on (seed, epoch) alone."""
-        order = permutation(self.rows, seed, "order", epoch).to(self.targets.device)
-        return iter(self.take(order))
+        return iter(self.take(permutation(self.rows, seed, "order", epoch).to(self.targets.device)))
 
     def generators(self) -> list[torch.Generator]:
         """Return the generators that decide the order: none."""
@@ -88,18 +100,25 @@ class Stream:
         """The number of examples."""
         return len(cast(Sized, self.source.dataset))
 
-    def __iter__(self) -> Iterator[Batch]:
-        if self.shard is None:
-            return self._all(self.source)
-        loader = self.shard.loader(self.source)
-        return self.shard.batches(self._all(self.source)) if loader is None else self._all(loader)
-
     @property
     def usual_rows(self) -> int:
         """The number of rows of every batch but the last; 0 if the user's own sampler decides."""
         return self.source.batch_size or 0
 
-    def _all(self, source: DataLoader[Any]) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:
+        source = self.source
+        if self.shard is None:
+            return self._read(source)
+        if isinstance(source.dataset, IterableDataset) or source.batch_sampler is None:  # rows are known when they are read
+            return self.shard.take(self._read(source), _cut_batch, lambda batch: len(batch[1]))
+        indices = self.shard.take((list(rows) for rows in source.batch_sampler), lambda rows, part: rows[part], len)
+        return self._read(DataLoader(
+            source.dataset, batch_sampler=indices, collate_fn=source.collate_fn, num_workers=source.num_workers,  # pyright: ignore
+            worker_init_fn=source.worker_init_fn, generator=source.generator, timeout=source.timeout,
+            multiprocessing_context=source.multiprocessing_context,
+        ))  # fmt: skip
+
+    def _read(self, source: DataLoader[Any]) -> Iterator[Batch]:
         for position, batch in enumerate(iter_batches(source, f"`{self.name}`")):
             inputs, targets = read_batch(batch, self.place, self.target, self.name, f"batch {position} of `{self.name}`")
             if self.check is not None:
@@ -108,18 +127,26 @@ class Stream:
 
     def shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
         """Yield a Dataset in an order that depends on (seed, epoch); a user's DataLoader in its own order."""
-        if not self.indexed:
-            return iter(self)
-        order = permutation(self.rows, seed, "order", epoch).tolist()
-        return iter(replace(self, source=_reorder(self.source, order, self.source.batch_size)))
+        return iter(self.take(permutation(self.rows, seed, "order", epoch)) if self.indexed else self)
 
     def generators(self) -> list[torch.Generator]:
         """Return the generators by which the DataLoader may shuffle, the global one first."""
         sources = [getattr(self.source, "generator", None), getattr(self.source.sampler, "generator", None)]
         return [torch.default_generator, *{id(source): source for source in sources if source is not None}.values()]
 
+    def take(self, rows: Tensor, batch_size: int | None = None) -> Stream:
+        """Return some of the rows, in this order, by a loader like the user's."""
+        loader, data = self.source, Subset(self.source.dataset, rows.tolist())
+        size = batch_size or loader.batch_size
+        source = DataLoader(data, batch_size=size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)
+        return replace(self, source=source)
+
 
 Batches: TypeAlias = Rows | Stream
+
+
+def _cut_batch(batch: Batch, rows: slice) -> Batch:
+    return take_rows(batch[0], rows), batch[1][rows]
 
 
 def iter_batches(source: Iterable[Any], name: str) -> Iterator[Any]:
@@ -174,32 +201,62 @@ def as_batches(data: Data, place: Place, *, name: str, batch_size: int = 128, ta
 
 def load_rows(data: Batches, *, at_least: int = 1) -> Rows:
     """Read a (validation-sized) data set into memory, refused if it has fewer than `at_least` rows."""
-    rows = data if isinstance(data, Rows) else _read_stream(data)
-    if rows.rows < at_least:
-        raise DataError(f"Expected at least {at_least} rows in `{rows.name}`, but got {rows.rows}. Pass more, or leave it out.")
-    return rows
+    if isinstance(data, Stream):
+        parts = list(data)
+        if not parts:
+            raise DataError(f"Expected at least one example in `{data.name}`, but it is empty.")
+        try:
+            inputs, targets = collate(parts)
+        except (RuntimeError, ValueError) as error:
+            raise ShapeError(
+                f"Expected batches of `{data.name}` that differ in the number of rows alone, or in length beside an "
+                f"`attention_mask`, but they cannot be joined: {error}. Pad all examples to one size."
+            ) from error
+        data = Rows(inputs, targets, max(1, parts[0][1].shape[0]), data.name)
+    if data.rows < at_least:
+        raise DataError(f"Expected at least {at_least} rows in `{data.name}`, but got {data.rows}. Pass more, or leave it out.")
+    return data
 
 
-def _read_stream(data: Stream) -> Rows:
-    parts = list(data)
-    if not parts:
-        raise DataError(f"Expected at least one example in `{data.name}`, but it is empty.")
+def load_train_valid(
+    train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str
+) -> tuple[Batches, Rows]:
+    """Return training batches and validation rows; without `valid`, a tenth of the training data, with a warning."""
+    if valid is not None:
+        batches = as_batches(train, place, name="train", batch_size=batch_size, target=target)
+        return batches, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
+    batches, held = split_data(train, place, fraction=0.1, seed=seed, batch_size=batch_size, target=target)
+    rows = load_rows(held, at_least=2)
+    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", rows.rows)
+    return batches, rows
+
+
+def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:
+    """Set a random fraction of the training data aside: (train, valid)."""
+    train = as_batches(data, place, name="train", batch_size=batch_size, target=target)
+    if isinstance(train, Stream) and isinstance(train.source.dataset, IterableDataset):
+        raise DataError("Expected `valid=` beside an iterable data set: it cannot be split.")
+    if isinstance(train, Stream) and train.source.batch_sampler is None:
+        raise DataError("Expected `valid=` beside a DataLoader with `batch_size=None`: its rows cannot be told apart.")
     try:
-        inputs, targets = collate(parts)
-    except (RuntimeError, ValueError) as error:
-        raise ShapeError(
-            f"Expected batches of `{data.name}` that differ in the number of rows alone, or in length beside an "
-            f"`attention_mask`, but they cannot be joined: {error}. Pad all examples to one size."
-        ) from error
-    return Rows(inputs, targets, max(1, parts[0][1].shape[0]), data.name)
+        rows = train.rows
+    except TypeError as error:
+        raise DataError(f"Expected `valid=` beside a data set that does not know its length ({error}).") from error
+    order = permutation(rows, seed, "split")
+    cut = max(2, round(fraction * rows))
+    if rows - cut < 1:
+        raise DataError(f"Expected at least 3 rows to set 2 aside for validation, but `train` has {rows}. Pass `valid=`.")
+    if isinstance(train, Rows):
+        order = order.to(train.targets.device)
+        return replace(train.take(order[cut:]), name="train"), replace(train.take(order[:cut]), name="valid")
+    size = train.source.batch_size or batch_size
+    kept, held = (train.take(part.sort().values, size) for part in (order[cut:], order[:cut]))
+    # the user's order is lost in the split, so the library may shuffle
+    return replace(kept, indexed=True), replace(held, name="valid", indexed=True)
 
 
-def all_gather_rows(rows: Rows, group: Group) -> Rows:
-    """Return the rows of all ranks, rank after rank."""
-    if group.size == 1:
-        return rows
-    inputs, targets = collate(all_gather_batches([(rows.inputs, rows.targets)], group, rows.name))
-    return replace(rows, inputs=inputs, targets=targets)
+Keyed: TypeAlias = tuple[float, int, Inputs]
+"""A row with a random key and its number."""
 
 
 def sample_rows(data: Batches, size: int, seed: int, group: Group = SINGLE_PROCESS, *, sharded: bool = False) -> list[Inputs]:
@@ -216,18 +273,11 @@ def sample_rows(data: Batches, size: int, seed: int, group: Group = SINGLE_PROCE
         if min(group.all_gather_object(len(rows))):  # else there are fewer batches than ranks
             return group_by_shape(_lowest_keys(rows, size, group, sharded=sharded))
         source = generator(seed, "sample")
-    if isinstance(data, Stream) and not data.indexed:
+    if read_once:
         rows = sorted(reservoir_sample(data, size, source), key=itemgetter(1))
         return group_by_shape([inputs for _, _, inputs in rows])
-    chosen = _draw_keys(data.rows, source).argsort()[:size].sort().values
-    if isinstance(data, Rows):
-        return [take_rows(data.inputs, chosen.to(data.targets.device))]
-    picked = replace(data, source=_reorder(data.source, chosen.tolist(), data.source.batch_size))
-    return group_by_shape([inputs for inputs, _ in picked])
-
-
-Keyed: TypeAlias = tuple[float, int, Inputs]
-"""A row with a random key and its number."""
+    chosen = data.take(_draw_keys(data.rows, source).argsort()[:size].sort().values)
+    return [chosen.inputs] if isinstance(chosen, Rows) else group_by_shape([inputs for inputs, _ in chosen])
 
 
 def _draw_keys(count: int, source: torch.Generator) -> Tensor:
@@ -257,7 +307,7 @@ def reservoir_sample(data: Batches, size: int, source: torch.Generator, shard: S
 def _lowest_keys(keyed: Sequence[Keyed], size: int, group: Group, *, sharded: bool) -> list[Inputs]:
     """Return the `size` rows of lowest keys of all ranks, in the order of their numbers, counted per rank if `sharded`."""
     ranks = group.all_gather_object([[key, number] for key, number, _ in keyed])
-    rows = all_gather_batches([(inputs, None) for _, _, inputs in keyed], group, "train")
+    rows = _all_gather_batches([(inputs, None) for _, _, inputs in keyed], group, "train")
     order = [(key, rank if sharded else 0, number) for rank, keys in enumerate(ranks) for key, number in keys]
     chosen = sorted(range(len(rows)), key=lambda i: order[i])[:size]
     return [rows[i][0] for i in sorted(chosen, key=lambda i: order[i][1:])]
@@ -272,53 +322,47 @@ def group_by_shape(parts: Sequence[Inputs]) -> list[Inputs]:
         groups.setdefault((repr(form), *shapes), []).append(part)
 
     def concat(*leaves: Any) -> Any:
-        return leaves[0] if isinstance(leaves[0], Shared) or not isinstance(leaves[0], Tensor) else torch.cat(leaves)
+        return torch.cat(leaves) if _has_rows(leaves[0]) else leaves[0]
 
     return [tree_map(concat, *group) for group in groups.values()]
 
 
-def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:
-    """Set a random fraction of the training data aside: (train, valid)."""
-    train = as_batches(data, place, name="train", batch_size=batch_size, target=target)
-    if isinstance(train, Stream) and isinstance(train.source.dataset, IterableDataset):
-        raise DataError("Expected `valid=` beside an iterable data set: it cannot be split.")
-    if isinstance(train, Stream) and train.source.batch_sampler is None:
-        raise DataError("Expected `valid=` beside a DataLoader with `batch_size=None`: its rows cannot be told apart.")
-    try:
-        rows = train.rows
-    except TypeError as error:
-        raise DataError(f"Expected `valid=` beside a data set that does not know its length ({error}).") from error
-    order = permutation(rows, seed, "split")
-    cut = max(2, round(fraction * rows))
-    if rows - cut < 1:
-        raise DataError(f"Expected at least 3 rows to set 2 aside for validation, but `train` has {rows}. Pass `valid=`.")
-    if isinstance(train, Rows):
-        order = order.to(train.targets.device)
-        return replace(train.take(order[cut:]), name="train"), replace(train.take(order[:cut]), name="valid")
-    size = train.source.batch_size or batch_size
-
-    def part(rows: Tensor, name: str) -> Stream:
-        # the user's order is lost in the split, so the library may shuffle
-        return replace(train, source=_reorder(train.source, sorted(rows.tolist()), size), name=name, indexed=True)
-
-    return part(order[cut:], "train"), part(order[:cut], "valid")
+def is_sharded(data: Any) -> bool:
+    """Return whether a loader gives every rank rows of its own already, by a DistributedSampler."""
+    samplers = [getattr(data, "sampler", None), getattr(getattr(data, "batch_sampler", None), "sampler", None)]
+    return isinstance(data, DataLoader) and any(isinstance(sampler, DistributedSampler) for sampler in samplers)
 
 
-def load_train_valid(
-    train: Data, valid: Data | None, place: Place, *, seed: int, batch_size: int, target: str
-) -> tuple[Batches, Rows]:
-    """Return training batches and validation rows; without `valid`, a tenth of the training data, with a warning."""
-    if valid is not None:
-        batches = as_batches(train, place, name="train", batch_size=batch_size, target=target)
-        return batches, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
-    batches, held = split_data(train, place, fraction=VALID_SHARE, seed=seed, batch_size=batch_size, target=target)
-    rows = load_rows(held, at_least=2)
-    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", rows.rows)
-    return batches, rows
+def map_rows(work: Callable[[Inputs], dict[str, Tensor]], inputs: Inputs, group: Group) -> dict[str, Tensor]:
+    """Return `work(inputs)`, a dict of tensors (B, ...), each process computing its shard of the rows."""
+    if group.size == 1:
+        return work(inputs)
+    rows = shard_slice(group, rows_of(inputs))
+    local = work(take_rows(inputs, rows)) if rows.start < rows.stop else {}
+    names = next(names for names in group.all_gather_object(list(local)) if names)
+    parts = [tensors for tensors in group.all_gather(list(local.values())) if tensors]
+    return {name: torch.cat([tensors[i] for tensors in parts]) for i, name in enumerate(names)}
 
 
-def _reorder(loader: DataLoader[Any], rows: list[int], batch_size: int | None) -> DataLoader[Any]:
-    """Return a loader like the user's over some rows of its data set, in this order."""
-    return DataLoader(
-        Subset(loader.dataset, rows), batch_size=batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers
-    )
+def all_gather_rows(rows: Rows, group: Group) -> Rows:
+    """Return the rows of all ranks, rank after rank."""
+    inputs, targets = collate(_all_gather_batches([(rows.inputs, rows.targets)], group, rows.name))
+    return replace(rows, inputs=inputs, targets=targets)
+
+
+def _all_gather_batches(batches: Sequence[tuple[Inputs, Tensor | None]], group: Group, name: str) -> list[Batch]:
+    """Return the batches of all ranks, rank after rank; tensors that all rows share, and non-tensors, are this rank's own."""
+    flat, specs = zip(*(tree_flatten(pair) for pair in batches), strict=True)
+    forms = group.all_gather_object(str(specs[0]))
+    if len(set(forms)) > 1:
+        raise DataError(f"Expected `{name}` of one form on every rank, but got {sorted(set(forms))}.")
+    parts: list[Any] = []
+    for tensors in group.all_gather([leaf for leaves in flat for leaf in leaves if _has_rows(leaf)]):
+        source, count = iter(tensors), len(tensors) // sum(map(_has_rows, flat[0]))
+        for _ in range(count):
+            parts.append(tree_unflatten([next(source) if _has_rows(leaf) else leaf for leaf in flat[0]], specs[0]))
+    return parts
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not isinstance(leaf, Shared)

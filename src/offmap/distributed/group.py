@@ -1,74 +1,76 @@
-"""The processes that fit one guard together: a rank, a size, a few collectives.
+"""The processes that fit one guard together: a rank, a size, a few collectives, by torch.distributed.
 
-`SINGLE_PROCESS` is one process by itself: nothing is sent, nothing is copied. `distributed/process_group.py` has the group of
-several.
+Collectives wait without end for ranks that work, however slow, and stop when a rank is gone: a heartbeat notices. Tensors on a
+GPU are reduced by NCCL, all else goes over gloo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import ctypes
+import io
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
+from offmap.errors import RankError, first_line
 
-class Group(Protocol):
-    """N processes, each with a rank from 0 on. Every one of them makes the same calls in the same order."""
+JOIN_TIMEOUT = timedelta(minutes=10)
+"""How long the first ranks wait for the last one to join: it may still be reading its data."""
 
-    @property
-    def rank(self) -> int:
-        """The number of this process."""
-        ...
+BUCKET = 1 << 20
+"""Numbers of short tensors that are reduced together; longer tensors go by themselves."""
 
-    @property
-    def size(self) -> int:
-        """The number of processes N."""
-        ...
+BEAT = 1.0
+"""Seconds between two heartbeats."""
 
-    def all_reduce(self, *tensors: Tensor) -> None:
-        """Replace every tensor, in place, by its sum over the ranks: the same bits on all of them."""
-        ...
+SILENCE = 30.0
+"""Seconds that a rank may be silent, stopped or without a connection, until the others give it up."""
 
-    def broadcast(self, *tensors: Tensor) -> None:
-        """Replace every tensor, in place, by that of rank 0."""
-        ...
+WORKING, LEFT, FAILED = 0, 1, 2
+STATE_BYTES = 1024
+"""Bytes of a heartbeat: the state of a rank, and why it failed."""
 
-    def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the plain values of all ranks, in their order."""
-        ...
-
-    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Return the tensors of all ranks, in their order; they may differ in number, shape and type."""
-        ...
+RESTART = "Start all ranks again: with `checkpoint=` the fit goes on from its last state."
 
 
-class SingleProcess:
-    """One process by itself.
+class Group:
+    """One process by itself, and what several of them override. All make the same calls in the same order.
 
     >>> SINGLE_PROCESS.all_gather_object("here")
     ['here']
     """
 
-    rank = 0
-    size = 1
+    rank: int = 0
+    size: int = 1
 
     def all_reduce(self, *tensors: Tensor) -> None:
-        """Leave the tensors as they are."""
+        """Replace every tensor, in place, by its sum over the ranks: the same bits on all of them."""
 
     def broadcast(self, *tensors: Tensor) -> None:
-        """Leave the tensors as they are."""
+        """Replace every tensor, in place, by that of rank 0."""
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the value in a list."""
+        """Return the plain values of all ranks, in their order."""
         return [value]
 
     def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Return the tensors in a list."""
+        """Return the tensors of all ranks, in their order; they may differ in number, shape and type."""
         return [list(tensors)]
 
 
-SINGLE_PROCESS = SingleProcess()
+SINGLE_PROCESS = Group()
 
 
 def shard_slice(group: Group, rows: int) -> slice:
@@ -82,8 +84,195 @@ def shard_slice(group: Group, rows: int) -> slice:
 
 def all_gather_concat(group: Group, tensor: Tensor | None, dim: int = 0) -> Tensor:
     """Return the shards of all ranks as one tensor; None from ranks without rows."""
-    if group.size == 1:
-        assert tensor is not None
+    if group.size == 1 and tensor is not None:
         return tensor
     parts = group.all_gather([] if tensor is None else [tensor])
     return torch.cat([part for parts_of_rank in parts for part in parts_of_rank], dim)
+
+
+class ProcessGroup(Group):
+    """This process among all that entered `join_group`."""
+
+    def __init__(self, group: Any, heartbeat: Heartbeat) -> None:
+        self.group, self.heartbeat = group, heartbeat
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    @torch.no_grad()
+    def all_reduce(self, *tensors: Tensor) -> None:
+        """Replace every tensor by its sum over the ranks: long ones by themselves, short ones of a kind together."""
+        short: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel() >= BUCKET and tensor.is_contiguous():
+                self._wait(dist.all_reduce(tensor, group=self.group, async_op=True))
+            else:
+                short.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for bucket in short.values():
+            flat = torch.cat([t.detach().reshape(-1) for t in bucket])
+            self._wait(dist.all_reduce(flat, group=self.group, async_op=True))
+            for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                tensor.copy_(total.view(tensor.shape))
+
+    @torch.no_grad()
+    def broadcast(self, *tensors: Tensor) -> None:
+        """Replace every tensor by that of rank 0, sent as bytes."""
+        for tensor in tensors:
+            content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            self._wait(dist.broadcast(content, 0, group=self.group, async_op=True))
+            if self.rank:
+                tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the plain values and tensors of all ranks: first their lengths in bytes, then all padded to the longest."""
+        file = io.BytesIO()
+        torch.save(value, file)
+        own = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+        self._wait(dist.all_gather(lengths, torch.tensor([len(own)], device="cpu"), group=self.group, async_op=True))
+        longest = max(int(length) for length in lengths)
+        parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
+        self._wait(dist.all_gather(parts, F.pad(own, (0, longest - len(own))), group=self.group, async_op=True))
+        contents = [io.BytesIO(part[: int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+        return [torch.load(content, weights_only=True) for content in contents]
+
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the tensors of all ranks on this one's device."""
+        device = tensors[0].device if tensors else torch.device("cpu")
+        ranks = self.all_gather_object([tensor.detach().cpu().clone() for tensor in tensors])  # a view would bring its storage
+        return [[tensor.to(device) for tensor in parts] for parts in ranks]
+
+    def _wait(self, work: Any) -> None:
+        """Wait until the collective is done, or a rank is gone."""
+        pause, cause = 2e-5, None
+        while not work.is_completed() and self.heartbeat.trouble is None:
+            time.sleep(pause)
+            pause = min(1.5 * pause, 2e-3)
+        if work.is_completed():
+            try:
+                work.wait()
+                return
+            except RuntimeError as error:  # a connection closed: the heartbeat may know more in a moment
+                cause = error
+                self.heartbeat.over.wait(5)
+        trouble = self.heartbeat.trouble or "The connection to another rank is lost."
+        raise RankError(f"{trouble} Look at that rank's own output. {RESTART}") from cause
+
+
+class Heartbeat:
+    """Exchanges states with the other ranks in a thread, so that slow work is no silence; `trouble` says what is wrong.
+
+    A rank that leaves says so, and why if it failed: the others know it within a second.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.trouble: str | None = None
+        self.over = threading.Event()
+        self._leaving = threading.Event()
+        self._state = bytes([WORKING])
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="offmap-heartbeat")
+        self._thread.start()
+
+    def leave(self, failure: str | None = None) -> None:
+        """Tell the others that this rank leaves, and wait until they know."""
+        self._state = bytes([LEFT]) if failure is None else bytes([FAILED]) + failure.encode()[: STATE_BYTES - 1]
+        self._leaving.set()
+        self._thread.join(SILENCE + 2 * BEAT)
+
+    def _beat(self) -> None:
+        try:
+            while self.trouble is None:
+                self._leaving.wait(BEAT)
+                states = self._exchange()
+                for rank, state in enumerate(states):
+                    if state[0] == FAILED:
+                        self.trouble = self.trouble or f"Rank {rank} failed: {state[1:].decode(errors='ignore')}"
+                if all(state[0] == LEFT for state in states):
+                    return
+        except RuntimeError as error:  # of two ranks it is the other, of more only rank 0 can tell, by the text of the error
+            found = re.findall(r"Rank (\d+),? failed", str(error)) if self.rank == 0 else []
+            gone = [str(1 - self.rank)] if self.size == 2 else found
+            name = f"Rank {gone[0]}" if gone else "Another rank"
+            self.trouble = self.trouble or f"{name} died, or has been silent for {SILENCE:g} seconds."
+        finally:
+            self.over.set()
+
+    def _exchange(self) -> list[bytes]:
+        """Return the states of all ranks."""
+        state = self._state
+        timeout = 10 * BEAT if state[0] == FAILED else SILENCE  # a rank that failed does not wait long to say so
+        dist.monitored_barrier(self.group, timeout=timedelta(seconds=timeout))
+        content = torch.frombuffer(bytearray(state.ljust(STATE_BYTES, b"\0")), dtype=torch.uint8)
+        parts = [torch.zeros_like(content) for _ in range(self.size)]
+        dist.all_gather(parts, content, group=self.group)
+        return [part.numpy().tobytes().rstrip(b"\0") or b"\0" for part in parts]
+
+
+@contextmanager
+def join_group(*, alone: bool = False) -> Generator[Group]:
+    """Join the group of all ranks that enter this block; `SINGLE_PROCESS` if there are no others, or if so asked.
+
+    Under `torchrun` the process group is initialised here unless the script did, and stays so. Ranks but 0 log errors only. A
+    SIGTERM is raised as a RankError, unless the program handles it, or this is not its main thread.
+    """
+    if not alone and dist.is_available() and dist.is_initialized():
+        alone = dist.get_world_size() == 1
+    elif not alone:
+        alone = not (dist.is_available() and dist.is_torchelastic_launched()) or os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone:
+        yield SINGLE_PROCESS
+        return
+    working, heartbeat = _new_groups()
+    logger, main = logging.getLogger("offmap"), threading.current_thread() is threading.main_thread()
+    level, handled = logger.level, not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+
+    def stop(*_: Any) -> None:
+        reason = "This rank was told to stop (SIGTERM): `torchrun` does that when another rank has died, and says which below."
+        raise RankError(f"{reason} {RESTART}")
+
+    if heartbeat.rank:
+        logger.setLevel(logging.ERROR)
+    try:
+        if not handled:
+            signal.signal(signal.SIGTERM, stop)
+        try:
+            yield ProcessGroup(working, heartbeat)
+        finally:
+            if not handled:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except BaseException as error:
+        heartbeat.leave(f"{type(error).__name__}: {error}")
+        # never release a group whose collective may wait for a rank that hangs: its end, and so this process, would wait too
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(working))
+        raise
+    else:
+        heartbeat.leave()
+        dist.destroy_process_group(working)
+        dist.destroy_process_group(heartbeat.group)
+    finally:
+        logger.setLevel(level)
+
+
+def _new_groups() -> tuple[Any, Heartbeat]:
+    """Return groups of our own over all ranks, with our own timeouts; the user's group is left alone.
+
+    The store of `torchrun` outlives restarts and keeps addresses of dead ranks, which new ranks could take for each other's: so
+    its prefix differs at every restart.
+    """
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    try:
+        if not dist.is_initialized():
+            from torch.distributed.distributed_c10d import PrefixStore  # some builds of torch have neither
+            from torch.distributed.rendezvous import rendezvous
+
+            store, rank, size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+            store.set_timeout(JOIN_TIMEOUT)
+            store = PrefixStore(f"offmap-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
+        beating = dist.new_group(backend="gloo", timeout=JOIN_TIMEOUT)
+        working = dist.new_group(backend=backend, timeout=timedelta(days=7))  # the heartbeat ends a wait in vain
+    except (RuntimeError, ValueError) as error:
+        raise RankError(
+            f"Expected all ranks to call `offmap.fit`, but they did not within {JOIN_TIMEOUT.seconds // 60} minutes, or cannot "
+            f"reach each other: {first_line(error)}. Call it on every rank, or pass `ranks='alone'`."
+        ) from error
+    return working, Heartbeat(beating)

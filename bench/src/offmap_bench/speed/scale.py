@@ -25,8 +25,7 @@ from torch import Tensor
 
 import offmap
 from offmap.data import Rows, Shard
-from offmap.distributed.group import Group
-from offmap.distributed.process_group import ProcessGroup, join_group
+from offmap.distributed.group import Group, ProcessGroup, join_group
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import objective as objectives
