@@ -27,7 +27,6 @@ from offmap.metrics import rank_correlation
 from offmap.model.params import StackedModel
 from offmap.posterior.basis import LIMIT, Basis, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.entropy import clipped_entropy
 from offmap.posterior.predictive import History, Stochastic
 from offmap.table import Table
 
@@ -240,7 +239,7 @@ def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
         return [*lines, str(error)]
     lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
     if clip is not None and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1, device="cpu")) is not None:
-        left = clipped_entropy(q, clip)
+        left = q.clipped_entropy(clip)
         inside, ends, share = (float(part.mean()) for part in (left.continuous, left.points, left.share))
         lines.append(
             f"clipped at {clip:g}, a member keeps {inside:.4g} nats inside and {ends:.4g} at the clip, which {share:.1%} of its "

@@ -14,7 +14,6 @@ from torch import Tensor
 import offmap
 from offmap.errors import ConfigError
 from offmap.posterior.distribution import WeightDistribution
-from offmap.posterior.entropy import clipped_entropy
 from offmap.posterior.noise import NOISES, Noise
 from trained import regression, regressor
 
@@ -83,7 +82,7 @@ def test_the_entropy_of_clipped_draws_follows_from_the_noise() -> None:
     q = WeightDistribution({"w": torch.zeros(1, 1)}, initial_scale=1.0, noise=Laplace())
     z = torch.linspace(-0.5, 0.5, 200_001, dtype=torch.float64)
     f = torch.exp(-z.abs() / Laplace().width) / (2 * Laplace().width)
-    left = clipped_entropy(q, 0.5)
+    left = q.clipped_entropy(0.5)
     torch.testing.assert_close(left.continuous[0].double(), -torch.trapezoid(f * f.log(), z), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(1 - left.share[0].double(), torch.trapezoid(f, z), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(clipped_entropy(q, None).continuous, q.entropy().detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(q.clipped_entropy(None).continuous, q.entropy().detach(), rtol=1e-5, atol=1e-5)

@@ -330,7 +330,7 @@ def test_noise_is_made_once_where_it_is_small_and_asked_for_again(
     limit: int | None, stream: Stream, made: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Two members of six weights, three draws: 36 numbers."""
-    q, asked = WeightDistribution({"w": torch.zeros(2, 3, 2)}), list[str]()
+    q, asked = WeightDistribution({"w": torch.zeros(2, 3, 2)}).requires_grad_(False), list[str]()
 
     def counted(like: dict[str, Tensor], *args: Any, **options: Any) -> dict[str, Tensor]:
         asked.extend(like)

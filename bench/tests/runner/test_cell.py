@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly
 from offmap_bench.runner.base_models import as_predictive, untrained
 from offmap_bench.runner.cell import average_members
@@ -46,7 +47,7 @@ def test_a_remembered_predictive_keeps_no_more_than_it_may() -> None:
     nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
     own = as_predictive(nets, data)
     x = data.test[0]
-    whole = CachedPredictive(own, own.outputs(x, 1).numel())
+    whole = CachedPredictive(own, LRUCache(own.outputs(x, 1).numel()))
     assert whole.outputs(x, 1, clip=None, seed=0) is whole.outputs(x, 1, clip=float("inf"), seed=0)
     first = whole.outputs(x, 1, clip=0.1, seed=0)  # in the place of the oldest
     assert whole.outputs(x, 1, clip=None, seed=0) is not first

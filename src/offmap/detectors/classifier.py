@@ -101,7 +101,8 @@ class Classifier:
         if self.cache is None:
             parts = [self._run_batch(x) for x in self.batches(inputs)]
         else:
-            parts = [self.cache.get(content_key(x), lambda x=x: self._run_batch(x)) for x in self.batches(inputs)]
+            keyed = [(content_key(x), x) for x in self.batches(inputs)]
+            parts = [self.cache.get(key) or self.cache.put(key, self._run_batch(x)) for key, x in keyed]
         return Activations(inputs, torch.cat([h for h, _ in parts]), torch.cat([z for _, z in parts]))
 
     def batches(self, inputs: Inputs) -> Iterator[Inputs]:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.model.forward import OutputFn, copy_model, first_tensor, swap_weights
-from offmap.model.params import NamedTensors, at
+from offmap.model.params import at
+from offmap.posterior.distribution import NamedTensors
 
 
 class Frozen(nn.Module):

@@ -22,7 +22,8 @@ from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood
 from offmap.model.capture import CONVOLUTIONS, hook_inputs, pool_map
 from offmap.model.forward import BatchedModel, apply_last_layer, call, copy_model, plan_layers, run_layers, widen
-from offmap.model.params import NamedTensors, all_params, at
+from offmap.model.params import all_params, at
+from offmap.posterior.distribution import NamedTensors
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic
 from offmap.scores.score import EMPTY, Features, Score
 

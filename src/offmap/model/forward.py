@@ -252,8 +252,8 @@ class LRUCache:
     """Keep the latest values by key, at most `numbers` tensor elements in all; threads may share it.
 
     >>> cache = LRUCache(numbers=4)
-    >>> cache.get("a", lambda: torch.zeros(3)), cache.get("a", lambda: torch.ones(3))
-    (tensor([0., 0., 0.]), tensor([0., 0., 0.]))
+    >>> cache.put("a", torch.zeros(3)), cache.get("a"), cache.get("b")
+    (tensor([0., 0., 0.]), tensor([0., 0., 0.]), None)
     """
 
     def __init__(self, numbers: int = CACHE_NUMBERS) -> None:
@@ -262,13 +262,16 @@ class LRUCache:
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = Lock()  # for the bookkeeping alone: two threads may make the same value at once
 
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value under `key`, made now if it is not there; a value too large for the cache is not kept."""
+    def get(self, key: Hashable) -> Any | None:
+        """Return the value under `key`, None if it is not there."""
         with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key][0]
-        value = make()
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: Hashable, value: T) -> T:
+        """Keep a value unless it is too large for the cache, and return it."""
         size = sum(leaf.numel() for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
         with self._lock:
             if key not in self._values and size <= self.numbers:
@@ -450,7 +453,8 @@ class BatchedModel:
     def _last_layer_outputs(self, layer: str, draw: Draw, draws: int, inputs: Inputs, members: int) -> Tensor:
         """Run draws that differ in the last layer alone: one pass per member, then one product per member."""
         first = draw(range(1))
-        layer_inputs = self._inputs.get(content_key(inputs), lambda: self._read_last_layer(layer, first, inputs, members))
+        key = content_key(inputs)
+        layer_inputs = self._inputs.get(key) or self._inputs.put(key, self._read_last_layer(layer, first, inputs, members))
         check_rows(self.module, layer_inputs[0], inputs)
         chunk = max(1, LOOP_NUMBERS // sum(w.numel() for w in first.values()))
         parts: list[Tensor] = []

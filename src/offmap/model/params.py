@@ -5,7 +5,7 @@ Weights are keyed by name; tied ones appear once, under their first name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from offmap._torch_private import TorchDispatchMode, child_table, tensor_tables, tree_leaves
+from offmap._torch_private import TorchDispatchMode, tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
@@ -156,54 +156,6 @@ _ASPECTS: tuple[tuple[str, Callable[[Tensor], str], str], ...] = (
     ("dtype", lambda t: str(t.dtype), "Convert them, for example with `net.float()`."),
     ("device", lambda t: str(t.device), "Move them, for example with `net.to('cpu')`."),
 )
-
-
-class NamedTensors(nn.Module):
-    """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping.
-
-    >>> named = NamedTensors({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)
-    >>> sorted(named.state_dict()), named["fc.weight"].shape
-    (['fc.weight', 'scale'], torch.Size([2, 3]))
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], *, trainable: bool = False) -> None:
-        super().__init__()
-        self.names = tuple(tensors)
-        for name, tensor in tensors.items():
-            *path, leaf = name.split(".")
-            module: nn.Module = self
-            for step in path:
-                # filed by hand: a model may have a layer called `values`, which `add_module` would refuse here
-                module = child_table(module).setdefault(step, nn.Module())
-            if trainable:
-                tensor_tables(module)[0][leaf] = nn.Parameter(tensor.detach())
-            else:
-                tensor_tables(module)[1][leaf] = tensor
-
-    def __getitem__(self, name: str) -> Tensor:
-        *path, leaf = name.split(".")
-        module: nn.Module = self
-        for step in path:
-            module = child_table(module)[step]
-        parameters, buffers = tensor_tables(module)
-        return parameters[leaf] if leaf in parameters else buffers[leaf]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Pairs of name and tensor, in the model's order."""
-        return ((name, self[name]) for name in self.names)
-
-    def values(self) -> Iterator[Tensor]:
-        """The tensors, in the model's order."""
-        return (self[name] for name in self.names)
 
 
 aten = torch.ops.aten

@@ -1,9 +1,9 @@
-"""The one equation: w = w̄ + V·clip(φ ⊙ z, c) with φ = softplus(u), for any number of members at once."""
+"""The one equation: w = w̄ + V·clip(φ ⊙ z, c) with φ = softplus(u), for any number of members at once; and its entropy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,16 +11,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from offmap._torch_private import child_table, tensor_tables
 from offmap._types import Weights
 from offmap.errors import ConfigError
 from offmap.model.forward import CACHE_NUMBERS, LRUCache, version_key
 from offmap.model.matrix_view import rotate
-from offmap.model.params import NamedTensors, ParamSelection, count, stack_models
+from offmap.model.params import ParamSelection, count, stack_models
 from offmap.posterior.basis import LIMIT, Rotation, observe
 from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
 
 Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
 """φ at the start: one number for all, or tensors (M, ...) by name."""
+
+
+class NamedTensors(nn.Module, Mapping[str, Tensor]):
+    """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping.
+
+    >>> named = NamedTensors({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)
+    >>> sorted(named.state_dict()), named["fc.weight"].shape
+    (['fc.weight', 'scale'], torch.Size([2, 3]))
+    """
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # pyright: ignore[reportAssignmentType]  # a module equals itself alone
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, trainable: bool = False) -> None:
+        super().__init__()
+        self.names = tuple(tensors)
+        for name, tensor in tensors.items():
+            *path, leaf = name.split(".")
+            module: nn.Module = self
+            for step in path:
+                # filed by hand: a model may have a layer called `values`, which `add_module` would refuse here
+                module = child_table(module).setdefault(step, nn.Module())
+            parameters, buffers = tensor_tables(module)
+            if trainable:
+                parameters[leaf] = nn.Parameter(tensor.detach())
+            else:
+                buffers[leaf] = tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        *path, leaf = name.split(".")
+        module: nn.Module = self
+        for step in path:
+            module = child_table(module)[step]
+        parameters, buffers = tensor_tables(module)
+        return parameters[leaf] if leaf in parameters else buffers[leaf]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclass(frozen=True)
@@ -35,6 +78,15 @@ class Parameterization:
 
     omega: Callable[[Weights, Weights, Weights], Weights]
     log_density: Callable[[Weights, Weights, Weights], Tensor]
+
+
+@dataclass(frozen=True)
+class ClippedEntropy:
+    """Both parts of the entropy per member in nats, (M,) each, and the mean probability that a weight sits at its clip, (M,)."""
+
+    continuous: Tensor
+    points: Tensor
+    share: Tensor
 
 
 class WeightDistribution(nn.Module):
@@ -79,7 +131,7 @@ class WeightDistribution(nn.Module):
         self.parameterization = parameterization
         self.trainable_mean = trainable_mean
         self.members = next(iter(mean.values())).shape[0]  # M, the number of models the distribution is centred on
-        self.dimension = count(dict(mean)) // self.members  # d, the number of random weights of one member
+        self.dimension = count(mean) // self.members  # d, the number of random weights of one member
         self._cache = LRUCache()
 
     def version(self) -> tuple[int, ...]:
@@ -93,7 +145,7 @@ class WeightDistribution(nn.Module):
     @torch.no_grad()
     def set_scale(self, scale: Start) -> None:
         """Write φ (at least 1e-12, below which softplus has no inverse)."""
-        start = _start(scale, dict(self.mean.items()))
+        start = _start(scale, self.mean)
         for name, raw in self.raw_scale.items():
             raw.copy_(inverse_softplus(start(name)))
 
@@ -113,7 +165,7 @@ class WeightDistribution(nn.Module):
         scale: Mapping[str, Tensor] | None = None,
         factor: Tensor | None = None,
     ) -> Weights:
-        """W = w̄ + V · clip(φ ⊙ z, ±clip), for every member and draw, member-major: {name: (M·P, ...)}; differentiable in φ.
+        """Draw w = w̄ + V · clip(φ ⊙ z, ±clip) for every member and draw, member-major: {name: (M·P, ...)}; differentiable in φ.
 
         Args:
             draws: Numbers of the draws; each is the same whatever the others are.
@@ -129,31 +181,19 @@ class WeightDistribution(nn.Module):
         fixed = {n: _repeat(t, len(draws)) for n, t in self.fixed.items()}
         if clip == 0:
             return {n: _repeat(m, len(draws)) for n, m in self.mean.items()} | fixed
-        if not self.parameterization and not _needs_gradient(*self.parameters(), *(scale or {}).values()):
+        if self.parameterization is None and not _needs_gradient(*self.parameters(), *(scale or {}).values()):
             return self._draw_in_place(draws, seed, stream, clip, scale, factor) | fixed
         phi = dict(self.scale() if scale is None else scale)
         phi = phi if factor is None else {n: s * _per_member(factor, s) for n, s in phi.items()}
-        custom = self._custom_deltas(phi, draws, seed, stream)
+        z = draw_noise(phi, draws, seed=seed, stream=stream, noise=self.noise)
+        custom = None if self.parameterization is None else self._omega(self.parameterization, phi, z)
         weights: Weights = {}
         for name, mean in self.mean.items():
-            delta = (
-                custom[name] if custom else phi[name].unsqueeze(1) * self._noise(name, phi[name], draws, seed, stream)
-            )  # (M, P, ...)
+            delta = phi[name].unsqueeze(1) * z[name] if custom is None else custom[name] - mean.unsqueeze(1)  # (M, P, ...)
             delta = delta if clip is None else delta.clamp(-clip, clip)
-            weights[name] = (mean.unsqueeze(1) + self._rotate(name, delta)).to(mean.dtype).flatten(0, 1)
+            delta = rotate(delta, self.rotation[name], self.views[name]) if name in self.rotation else delta
+            weights[name] = (mean.unsqueeze(1) + delta).to(mean.dtype).flatten(0, 1)
         return weights | fixed
-
-    def _custom_deltas(self, phi: Weights, draws: list[int], seed: int, stream: Stream) -> Weights:
-        """ω(z, φ) − w̄ of a user's own ω, {name: (M, P, ...)}; nothing without one."""
-        if self.parameterization is None:
-            return {}
-        mean = _with_draw_axis(dict(self.mean.items()))
-        z = {n: self._noise(n, s, draws, seed, stream) for n, s in phi.items()}
-        weights = self.parameterization.omega(mean, _with_draw_axis(phi), z)
-        return {n: weights[n] - m for n, m in mean.items()}
-
-    def _rotate(self, name: str, delta: Tensor) -> Tensor:
-        return rotate(delta, self.rotation[name], self.views[name]) if name in self.rotation else delta
 
     @torch.no_grad()
     def _draw_in_place(
@@ -161,32 +201,35 @@ class WeightDistribution(nn.Module):
         factor: Tensor | None,
     ) -> Weights:  # fmt: skip
         """Do as `draw` without gradients, to the bit, one parameter at a time and writing where nobody else reads."""
+        # noise that is small and will be asked for again is cached
+        cached = stream != "fit" and self.dimension * self.members * len(draws) <= CACHE_NUMBERS
+        raw = next(iter(self.raw_scale.values()))
+        key = (tuple(draws), seed, stream, raw.device, raw.dtype)
+        noise = self._cache.get(key) if cached else {}
+        if noise is None:
+            noise = self._cache.put(key, draw_noise(self.raw_scale, draws, seed=seed, stream=stream, noise=self.noise))
         weights: Weights = {}
         for name, mean in self.mean.items():
             phi = F.softplus(self.raw_scale[name]) if scale is None else scale[name]
             if factor is not None:
                 phi = phi.mul_(_per_member(factor, phi)) if scale is None else phi * _per_member(factor, phi)
-            z = self._noise(name, phi, draws, seed, stream)
-            delta = phi.unsqueeze(1) * z if self._caches_noise(draws, stream) else z.mul_(phi.unsqueeze(1))
-            del z, phi
-            delta = self._rotate(name, delta if clip is None else delta.clamp_(-clip, clip))
+            if cached:
+                delta = phi.unsqueeze(1) * noise[name]
+            else:
+                z = draw_noise({name: phi}, draws, seed=seed, stream=stream, noise=self.noise)[name]
+                delta = z.mul_(phi.unsqueeze(1))
+                del z
+            del phi
+            delta = delta if clip is None else delta.clamp_(-clip, clip)
+            delta = rotate(delta, self.rotation[name], self.views[name]) if name in self.rotation else delta
             delta = delta.add_(mean.unsqueeze(1)) if delta.dtype == mean.dtype else (delta + mean.unsqueeze(1)).to(mean.dtype)
             weights[name] = delta.flatten(0, 1)
             del delta
         return weights
 
-    def _noise(self, name: str, like: Tensor, draws: list[int], seed: int, stream: Stream) -> Tensor:
-        """Z of one parameter, (M, P, ...)."""
-
-        def make() -> Tensor:
-            return draw_noise({name: like}, draws, seed=seed, stream=stream, noise=self.noise)[name]
-
-        key = (name, tuple(draws), seed, stream, like.device, like.dtype)
-        return self._cache.get(key, make) if self._caches_noise(draws, stream) else make()
-
-    def _caches_noise(self, draws: list[int], stream: Stream) -> bool:
-        """Whether noise is cached: when all of it is small and will be asked for again."""
-        return stream != "fit" and self.dimension * self.members * len(draws) <= CACHE_NUMBERS
+    def _omega(self, parameterization: Parameterization, phi: Mapping[str, Tensor], z: Weights) -> Weights:
+        """ω(z, φ) of a user's own ω, {name: (M, P, ...)}."""
+        return parameterization.omega(_with_draw_axis(self.mean), _with_draw_axis(phi), z)
 
     @torch.no_grad()
     def rescale_draws(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
@@ -217,10 +260,9 @@ class WeightDistribution(nn.Module):
     def sampled_entropy(self, draws: Iterable[int], *, seed: int, stream: Stream) -> Tensor:
         """Return −(1/P) Σ log q(w_p) per member, (M,), for a user's own parameterization; differentiable in φ."""
         assert self.parameterization is not None
-        mean, scale = _with_draw_axis(dict(self.mean.items())), self.scale()
-        z = draw_noise(scale, draws, seed=seed, stream=stream, noise=self.noise)
-        scale = _with_draw_axis(scale)
-        return -self.parameterization.log_density(self.parameterization.omega(mean, scale, z), mean, scale).mean(1)
+        scale = self.scale()
+        weights = self._omega(self.parameterization, scale, draw_noise(scale, draws, seed=seed, stream=stream, noise=self.noise))
+        return -self.parameterization.log_density(weights, _with_draw_axis(self.mean), _with_draw_axis(scale)).mean(1)
 
     def mean_log_square(self) -> Tensor:
         """Return the paper's figure of entropy, (1/d) Σ log φ², per member, (M,)."""
@@ -234,6 +276,40 @@ class WeightDistribution(nn.Module):
         """Bound the entropy of the mixture over members: mean H ≤ H(mixture) ≤ mean H + log M (no overlap)."""
         lower = self.entropy().mean()
         return lower, lower + math.log(self.members)
+
+    @torch.no_grad()
+    def clipped_entropy(self, clip: float | None) -> ClippedEntropy:
+        """Return the entropy of the draws as they are with this clip; without one there are no points.
+
+        A component y = clip(φ·z, c) of noise with density f lies inside with probability p = P(|z| < t), t = c/φ, and at −c and
+        c with m = (1 − p)/2 each. Its entropy, with respect to length inside and to counting at the ends, has two parts:
+
+            continuous   −∫_{|y|<c} f_y log f_y dy = p·log φ − ∫_{|z|<t} f log f dz        points   −2·m·log m
+
+        Components are independent and V has unit determinant, so the parts of a member are sums over its weights.
+
+        >>> q = WeightDistribution({"w": torch.zeros(1, 2)}, initial_scale=1.0)
+        >>> q.clipped_entropy(3**0.5 / 2)  # half of the noise is cut off
+        ClippedEntropy(continuous=tensor([1.2425]), points=tensor([1.3863]), share=tensor([0.5000]))
+        """
+        if self.parameterization is not None or self.noise.truncated_entropy(torch.ones(1, device="cpu")) is None:
+            raise ConfigError(
+                "Expected noise with a `truncated_entropy`, such as uniform or normal, for the entropy of clipped draws, with "
+                f"the library's own w = w̄ + Vφz, but got {type(self.parameterization or self.noise).__name__}."
+            )
+        if clip == 0:  # both ends are one point
+            none = torch.zeros(self.members, device=next(iter(self.mean.values())).device)
+            return ClippedEntropy(none, none, none + 1)
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for scale in self.scale().values():
+            phi = scale.double().flatten(1)
+            truncated = self.noise.truncated_entropy((math.inf if clip is None else clip) / phi)
+            assert truncated is not None
+            p, inside = truncated
+            m = (1 - p) / 2
+            parts.append(((p * phi.log() + inside).sum(1), -2 * torch.xlogy(m, m).sum(1), (1 - p).sum(1)))
+        continuous, points, outside = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
+        return ClippedEntropy(continuous.float(), points.float(), (outside / self.dimension).float())
 
 
 def scaling(

@@ -168,16 +168,19 @@ class Stochastic:
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """Return (M·P, B, ...), member-major."""
+        q, members = self.q, self.q.members
         if clip == 0:  # all draws are the model itself
-            base = self.model.outputs(lambda span: self.q.draw(span, clip=0), 1, x, members=self.members)
-            return base.repeat_interleave(draws, 0)
-        if draws * self.members * self.q.dimension > CACHE_NUMBERS:
-            return self.model.outputs(lambda span: self.q.draw(span, seed=seed, clip=clip), draws, x, members=self.members)
-        version, keep = self.q.version(), self._draws.get  # for a few rows, drawing is most of the work
+            return self.model.outputs(lambda span: q.draw(span, clip=0), 1, x, members=members).repeat_interleave(draws, 0)
+        if draws * members * q.dimension > CACHE_NUMBERS:
+            return self.model.outputs(lambda span: q.draw(span, seed=seed, clip=clip), draws, x, members=members)
+        key = (draws, seed, clip, q.version())  # for a few rows, drawing is most of the work
+        drawn = self._draws.get(key)
+        if drawn is None:
+            stacked = q.draw(range(draws), seed=seed, clip=clip)
+            drawn = self._draws.put(key, {n: w.unflatten(0, (members, draws)) for n, w in stacked.items()})
         return self.model.outputs(
-            lambda span: keep((span, seed, clip, version), lambda: self.q.draw(span, seed=seed, clip=clip)),
-            draws, x, members=self.members,
-        )  # fmt: skip
+            lambda span: {n: w[:, span.start : span.stop].flatten(0, 1) for n, w in drawn.items()}, draws, x, members=members
+        )
 
 
 @dataclass(frozen=True)
@@ -221,52 +224,10 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Member:
-    """One member of any Predictive, alone: what a fit on that net by itself gives, with the noise of its number."""
+class Wrapper:
+    """A Predictive around another, to which it passes on whatever it does not change."""
 
     source: Predictive
-    index: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.source.members:
-            raise ConfigError(f"Expected `index` from 0 to {self.source.members - 1}, one of the members, but got {self.index}.")
-
-    @property
-    def members(self) -> int:
-        """1."""
-        return 1
-
-    @property
-    def model(self) -> BatchedModel | None:
-        """The model that runs it."""
-        return self.source.model
-
-    @property
-    def history(self) -> History | None:
-        """How all members were fitted."""
-        return self.source.history
-
-    def mean_weights(self, member: int = 0) -> Weights | None:
-        """Return its weights as they were trained."""
-        return self.source.mean_weights(self.index)
-
-    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
-        """Return (P, B, ...); all members run, and the others' outputs are left out."""
-        stacked = self.source.outputs(x, draws, clip=clip, seed=seed)
-        return stacked.unflatten(0, (self.source.members, -1))[self.index]
-
-
-class CachedPredictive:
-    """A Predictive that runs once for equal rows, draws, clip and seed: members, clips and scores then share its outputs.
-
-    Args:
-        source: What is run.
-        numbers: Output numbers that are kept; the oldest go first.
-    """
-
-    def __init__(self, source: Predictive, numbers: int = CACHE_NUMBERS) -> None:
-        self.source = source
-        self.cache = LRUCache(numbers)
 
     @property
     def members(self) -> int:
@@ -287,7 +248,41 @@ class CachedPredictive:
         """Return the weights of a member as it was trained."""
         return self.source.mean_weights(member)
 
+
+@dataclass(frozen=True)
+class Member(Wrapper):
+    """One member of any Predictive, alone: what a fit on that net by itself gives, with the noise of its number."""
+
+    index: int
+    members: int = field(default=1, init=False)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.source.members:
+            raise ConfigError(f"Expected `index` from 0 to {self.source.members - 1}, one of the members, but got {self.index}.")
+
+    def mean_weights(self, member: int = 0) -> Weights | None:
+        """Return its weights as they were trained."""
+        return self.source.mean_weights(self.index)
+
+    def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
+        """Return (P, B, ...); all members run, and the others' outputs are left out."""
+        stacked = self.source.outputs(x, draws, clip=clip, seed=seed)
+        return stacked.unflatten(0, (self.source.members, -1))[self.index]
+
+
+@dataclass(frozen=True)
+class CachedPredictive(Wrapper):
+    """A Predictive that runs once for equal rows, draws, clip and seed: members, clips and scores then share its outputs.
+
+    Args:
+        source: What is run.
+        cache: Holds the outputs; the oldest go first.
+    """
+
+    cache: LRUCache = field(default_factory=LRUCache, repr=False, compare=False)
+
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
         """Return (M·P, B, ...), member-major."""
         key = content_key(x), draws, None if clip == math.inf else clip, seed
-        return self.cache.get(key, lambda: self.source.outputs(x, draws, clip=clip, seed=seed))
+        outputs = self.cache.get(key)
+        return self.cache.put(key, self.source.outputs(x, draws, clip=clip, seed=seed)) if outputs is None else outputs

@@ -120,7 +120,8 @@ class Draw:
     def __call__(self, span: range, seed: int) -> Weights:
         """{name: (M·p, ...)}."""
         keys = [(seed, member, number) for member in range(len(self.posteriors)) for number in span]
-        flat = torch.stack([self._cache.get(key, lambda key=key: self._draw(*key)) for key in keys])
+        cached = [(key, self._cache.get(key)) for key in keys]
+        flat = torch.stack([self._cache.put(key, self._draw(*key)) if z is None else z for key, z in cached])
         parts = flat.split([math.prod(shape) for shape in self.shapes.values()], 1)
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 

@@ -19,6 +19,7 @@ from offmap.data import as_batches, load_rows
 from offmap.evaluation import evaluate
 from offmap.fit import guard
 from offmap.guard import Guard
+from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, Predictive, Scorer
 from offmap_bench.runner.calibration import regression_measures
 from offmap_bench.runner.context import SCORING, FitContext, Fitted
@@ -95,7 +96,7 @@ def fit_cell(cell: Cell, task: Task) -> Fitted:
         fits = [method.fit(context, {**config, **choice}) for choice in choices]
         fits = [replace(fit, chosen={**fit.chosen, **choice}) for fit, choice in zip(fits, choices, strict=True)]
     fits = [
-        fit if fit.predictive is None else replace(fit, predictive=CachedPredictive(fit.predictive, sys.maxsize)) for fit in fits
+        f if f.predictive is None else replace(f, predictive=CachedPredictive(f.predictive, LRUCache(sys.maxsize))) for f in fits
     ]
     risks = [validation_risk(fit, task, cell) if len(fits) > 1 else 0.0 for fit in fits]
     return replace(fits[risks.index(min(risks))], seconds=sum(fit.seconds for fit in fits))

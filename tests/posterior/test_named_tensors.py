@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from offmap.model.params import NamedTensors, select_params
+from offmap.model.params import select_params
+from offmap.posterior.distribution import NamedTensors
 from zoo import ZOO
 
 
