@@ -1,6 +1,6 @@
-"""Guards around nets of different kinds, asked together: `combine` joins them, `GuardEnsemble` answers.
+"""Guards around models of different kinds, asked together: `combine` joins them, `GuardEnsemble` answers.
 
-Nets of one kind are stacked by `offmap.fit`. Others are guarded apart, and of what their guards tell
+Models of one kind are stacked by `offmap.fit`. Others are guarded apart, and of what their guards tell
 
     scores       are averaged, each in standard deviations over in-distribution data
     predictions  are those of an even mixture: the mean of probabilities, or mean and total variance
@@ -48,7 +48,8 @@ class GuardEnsemble(Detector):
         return min(guard.block_rows() for guard in self.guards)
 
     def _score(self, features: Inputs) -> Tensor:
-        return standardize(score_each(self.guards, features), self.centre, self.spread)
+        scores = torch.stack([guard.score(features) for guard in self.guards], 1)
+        return _standardize(scores, self.centre, self.spread)
 
     def _predict(self, features: Inputs) -> Prediction:
         return mix([guard.predict(features) for guard in self.guards])
@@ -86,17 +87,15 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with fork_rng(first.seed):
         rows = load_rows(as_batches(valid, first.place, name="valid", target=first.target), at_least=2)
-    check_alike(members, rows)
-    scores = score_each(members, rows.inputs)
+    _check_alike(members, rows)
+    scores = torch.stack([guard.score(rows.inputs) for guard in members], 1)
     if not bool(scores.isfinite().any(0).all()):
         raise DataError("Expected finite scores of in-distribution data, but one of the guards has none on `valid`.")
     scales = [ZScore.fit(column) for column in scores.double().T]
-    centre, spread = (torch.stack([getattr(scale, name) for scale in scales]) for name in ("mean", "std"))
+    centre, spread = torch.stack([scale.mean for scale in scales]), torch.stack([scale.std for scale in scales])
     spread = torch.where(spread < 1e-6 * (1 + centre.abs()), 1.0, spread)  # a constant score tells nothing apart
-    prediction = mix([guard.predict(rows.inputs) for guard in members])
-    calibration = Calibration(
-        standardize(scores, centre, spread), first.likelihood.residual(prediction, rows.targets), false_alarms, exact=False
-    )
+    residuals = first.likelihood.residual(mix([guard.predict(rows.inputs) for guard in members]), rows.targets)
+    calibration = Calibration(_standardize(scores, centre, spread), residuals, false_alarms, exact=False)
     calibration.warn_if_infinite(rows.rows)
     return GuardEnsemble(
         guards=members, centre=centre, spread=spread, calibration=calibration, place=first.place, target=first.target,
@@ -104,39 +103,31 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
     )  # fmt: skip
 
 
-def score_each(guards: Sequence[Guard], x: Inputs) -> Tensor:
-    """Score inputs with every guard, (B, G)."""
-    return torch.stack([guard.score(x) for guard in guards], 1)
-
-
-def standardize(scores: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+def _standardize(scores: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
     """Average the scores of all guards in standard deviations, (B, G) -> (B,); NaN becomes ∞."""
     return ((scores.double() - centre) / spread).mean(1).nan_to_num(nan=torch.inf, posinf=torch.inf).to(scores)
 
 
-def check_alike(guards: Sequence[Guard], rows: Rows) -> None:
-    """Refuse guards that do not predict the same things: one number for every position is not looked at here."""
-    forms = [form(guard.predict(next(guard.blocks(rows.inputs)))) for guard in guards]
-    for number, (guard, found) in enumerate(zip(guards, forms, strict=True)):
-        if len(found[1]) > 2:
-            raise ShapeError(f"Expected one prediction per example, but guard {number} predicts {found[1]}: dense outputs cannot "
-                             "be mixed.")  # fmt: skip
-        if found != forms[0]:
+def _check_alike(guards: Sequence[Guard], rows: Rows) -> None:
+    """Refuse guards that do not predict the same things, or a number for every position."""
+    forms: list[tuple[str, tuple[int, ...]]] = []
+    for number, guard in enumerate(guards):
+        p = guard.predict(next(guard.blocks(rows.inputs)))
+        values = p.mean if p.probs is None else p.probs
+        assert values is not None
+        forms.append(("means" if p.probs is None else "probabilities", tuple(values.shape)))
+        if values.ndim > 2:
+            raise ShapeError(f"Expected one prediction per example, but guard {number} predicts {forms[-1][1]}: dense outputs "
+                             "cannot be mixed.")  # fmt: skip
+        if forms[-1] != forms[0]:
             raise ShapeError(f"Expected guards that predict the same, but guard 0 gives {forms[0][0]} {forms[0][1]} and guard "
-                             f"{number} {found[0]} {found[1]}.")  # fmt: skip
+                             f"{number} {forms[-1][0]} {forms[-1][1]}.")  # fmt: skip
         if guard.target != guards[0].target:
             raise ConfigError(f"Expected guards with one `target`, but got {guards[0].target!r} and {guard.target!r}.")
 
 
-def form(prediction: Prediction) -> tuple[str, tuple[int, ...]]:
-    """What is predicted, in a word, and in which shape."""
-    values = prediction.mean if prediction.probs is None else prediction.probs
-    assert values is not None
-    return ("means" if prediction.probs is None else "probabilities"), tuple(values.shape)
-
-
 def mix(predictions: Sequence[Prediction]) -> Prediction:
-    """An even mixture: the mean of probabilities; or the mean of means, and the root of mean variance and variance of means.
+    """Mix evenly: the mean of probabilities; or the mean of means, and the root of mean variance and variance of means.
 
     >>> two = mix([Prediction(torch.tensor([mean]), torch.tensor([3.0])) for mean in (0.0, 8.0)])
     >>> two.mean, two.std
@@ -151,7 +142,7 @@ def mix(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def mixture_nll(prediction: Prediction, y: Tensor) -> Tensor:
-    """NLL of what a mixture predicts at the targets, (n,), nats: of its probabilities, or of a Gaussian with its moments.
+    """Compute the NLL of a mixture at the targets, (n,), nats: of its probabilities, or of a Gaussian with its moments.
 
     >>> mixture_nll(Prediction(probs=torch.tensor([[0.25, 0.75]])), torch.tensor([0]))
     tensor([1.3863])

@@ -22,22 +22,13 @@ from offmap.posterior.predictive import Scorer
 from offmap.random import permutation
 from offmap.table import Table
 
-LEVEL = 0.95
-EXAMPLES = 5
-"""Rows of lowest and of highest score that are kept as examples of every set."""
-
-POINTS = 300
-"""Rows kept of every set whose inputs can be drawn in a plane."""
-
 
 @runtime_checkable
 class Thresholded(Protocol):
-    """A Scorer that calls scores above its threshold OOD."""
+    """A scorer that calls scores above its threshold OOD, unless that is None."""
 
     @property
-    def threshold(self) -> float | None:
-        """None: no threshold."""
-        ...
+    def threshold(self) -> float | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -135,12 +126,12 @@ def evaluate(
         place = detector.place if detector else Place(torch.device("cpu"), torch.float32)
         with fork_rng("test"):
             rows = load_rows(as_batches(test, place, name="test", target=target))
-        quality = measure_predictions(detector, rows) if detector else Quality()
+        quality, losses, reliability = measure_predictions(detector, rows) if detector else ({}, None, {})
         scores = evaluation.scores[name] = {"test": scorer.score(rows.inputs)}
         examples = {"test": pick_extremes(scores["test"], [rows.inputs], rows.targets)}
         _add_points(evaluation.points, "test", [rows.inputs], rows.targets)
-        if quality.metrics:
-            evaluation.rows.append({"scorer": name, "set": "test", **quality.metrics})
+        if quality:
+            evaluation.rows.append({"scorer": name, "set": "test", **quality})
         for label, data in ood.items():
             parts = _load_inputs(data, place, label, target)
             scores[label] = torch.cat([scorer.score(x) for x in parts])
@@ -148,7 +139,7 @@ def evaluate(
             _add_points(evaluation.points, label, parts)
             evaluation.rows.append({"scorer": name, "set": label, **measure_separation(scores["test"], scores[label], positive)})
         threshold = scorer.threshold if isinstance(scorer, Thresholded) else None
-        evaluation.details[name] = Details(threshold, examples, quality.losses, quality.reliability)
+        evaluation.details[name] = Details(threshold, examples, losses, reliability)
     return evaluation
 
 
@@ -166,33 +157,27 @@ def measure_separation(id_scores: Tensor, ood_scores: Tensor, positive: Literal[
     }
 
 
-@dataclass(frozen=True)
-class Quality:
-    """Metrics of predictions on in-distribution rows (prefix `wide_`: from unclipped draws), losses (n,), and reliability."""
+def measure_predictions(detector: Detector, rows: Rows) -> tuple[dict[str, float], Tensor | None, dict[str, Tensor]]:
+    """Measure predictions on in-distribution rows: metrics (prefix `wide_`: from unclipped draws), losses (n,), and reliability.
 
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    losses: Tensor | None = None
-    reliability: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-
-def measure_predictions(detector: Detector, rows: Rows) -> Quality:
-    """Measure the quality of predictions; empty for detectors that make no claim about targets."""
+    All are empty for detectors that make no claim about targets.
+    """
     detector.check_targets(rows)
     predictions = detector.predict_at(rows)
     if not predictions:
-        return Quality()
+        return {}, None, {}
     regression = predictions["own"][0].mean is not None
-    covered, width = (_measure_intervals if regression else _measure_sets)(detector, rows)
     quality: dict[str, float] = {}
     losses: dict[str, Tensor] = {}
-    curves: dict[str, Tensor] = {}
+    reliability: dict[str, Tensor] = {}
     for name, (prediction, nll) in predictions.items():
         values, loss, curve = (_measure_regression if regression else _measure_classes)(prediction, rows.targets)
-        values = {"nll": float(nll[~loss.isnan()].mean()), **values}
-        quality |= values if name == "own" else {f"{name}_{key}": value for key, value in values.items()}
-        losses[name], curves[name] = loss.cpu(), curve.cpu()
-    quality |= {"conformal_coverage": float(covered), "conformal_width": float(width)}
-    return Quality(quality, losses["own"], curves)
+        prefix = "" if name == "own" else f"{name}_"
+        quality[f"{prefix}nll"] = float(nll[~loss.isnan()].mean())
+        quality |= {f"{prefix}{key}": value for key, value in values.items()}
+        losses[name], reliability[name] = loss.cpu(), curve.cpu()
+    covered, width = (_measure_intervals if regression else _measure_sets)(detector, rows)
+    return quality | {"conformal_coverage": float(covered), "conformal_width": float(width)}, losses["own"], reliability
 
 
 def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
@@ -201,12 +186,12 @@ def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, fl
     assert prediction.std is not None
     errors = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
     mean, std, y = prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)
-    radius = 1.959964 * std
+    bounds = mean - 1.959964 * std, mean + 1.959964 * std
     values = {
         "rmse": float((mean - y).square().mean().sqrt()),
         "ece": float(metrics.quantile_ece(mean, std, y)),
-        "coverage": float(metrics.coverage(mean - radius, mean + radius, y)),
-        "width": float(metrics.mean_width(mean - radius, mean + radius)),
+        "coverage": float(metrics.coverage(*bounds, y)),
+        "width": float(metrics.mean_width(*bounds)),
     }
     return values, errors.unsqueeze(-1).flatten(1).mean(1), metrics.coverage_curve(mean, std, y)
 
@@ -226,21 +211,21 @@ def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float
 
 def _measure_intervals(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
     """Coverage and mean width of conformal intervals."""
-    interval = detector.interval(rows.inputs, LEVEL)
+    interval = detector.interval(rows.inputs, 0.95)
     lower, upper = interval.lower.flatten(), interval.upper.flatten()
     return metrics.coverage(lower, upper, rows.targets.flatten()), metrics.mean_width(lower, upper)
 
 
 def _measure_sets(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
     """Coverage and mean size of conformal sets of classes."""
-    sets = detector.prediction_set(rows.inputs, LEVEL)
+    sets = detector.prediction_set(rows.inputs, 0.95)
     y = align_targets(rows.targets, sets[:, 0].shape).long()
     counted = y != IGNORED
     covered = sets.gather(1, y.masked_fill(~counted, 0).unsqueeze(1)).squeeze(1)[counted]
     return covered.float().mean(), sets.sum(1)[counted].float().mean()
 
 
-def pick_extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | None = None, count: int = EXAMPLES) -> list[Example]:
+def pick_extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | None = None, count: int = 5) -> list[Example]:
     """Pick the rows of lowest and of highest score, in rising order: all, or `count` of either end.
 
     >>> [e.index for e in pick_extremes(torch.tensor([3.0, 1.0, 2.0, 5.0]), [torch.zeros(4, 2)], count=1)]
@@ -248,10 +233,8 @@ def pick_extremes(scores: Tensor, parts: Sequence[Inputs], targets: Tensor | Non
     """
     order = scores.argsort(stable=True)
     chosen = (order if len(order) <= 2 * count else torch.cat([order[:count], order[-count:]])).tolist()
-    return [
-        Example(index, float(scores[index]), _copy_row(parts, index), None if targets is None else targets[index].cpu())
-        for index in chosen
-    ]
+    targets = None if targets is None else targets.cpu()
+    return [Example(i, float(scores[i]), _copy_row(parts, i), None if targets is None else targets[i]) for i in chosen]
 
 
 def _copy_row(parts: Sequence[Inputs], index: int) -> Inputs:
@@ -268,7 +251,7 @@ def _add_points(points: dict[str, Points], label: str, parts: Sequence[Inputs], 
     if label in points or not all(is_table(part) and part.shape[1] <= 2 for part in parts):
         return
     x = torch.cat([part for part in parts if isinstance(part, Tensor)]).cpu()
-    chosen = permutation(len(x), "points")[:POINTS].sort().values
+    chosen = permutation(len(x), "points")[:300].sort().values
     points[label] = Points(x[chosen].float(), None if targets is None else targets.cpu()[chosen])
 
 

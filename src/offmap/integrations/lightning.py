@@ -5,8 +5,7 @@ It works with `lightning` and with `pytorch_lightning`; without either the modul
 
 from __future__ import annotations
 
-import importlib.util
-import logging
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,19 +20,15 @@ from offmap.evaluation import Evaluation, evaluate
 from offmap.fit import fit
 from offmap.guard import Guard
 
-logger = logging.getLogger("offmap")
-
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 """Distributions of Lightning, and the modules of their Callback."""
 
 
 def callback_class() -> Any:
     """Return the Callback of the Lightning that is already imported, else of one that is installed, else `object`."""
-    imported = [module for package, module in PACKAGES.items() if sys.modules.get(package)]
-    installed = [m for p, m in PACKAGES.items() if p in sys.modules or importlib.util.find_spec(p)]
-    for module in imported or installed:
+    for package in sorted(PACKAGES, key=lambda name: name not in sys.modules):
         try:
-            return importlib.import_module(module).Callback
+            return importlib.import_module(PACKAGES[package]).Callback
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in PACKAGES:
                 raise
@@ -60,16 +55,9 @@ class GuardCallback(Callback):
     """
 
     def __init__(
-        self,
-        ood: Mapping[str, Data] | None = None,
-        *,
-        train: Data | None = None,
-        valid: Data | None = None,
-        test: Data | None = None,
-        net: Callable[[Any], nn.Module] | None = None,
-        path: str | Path | None = None,
-        **options: Any,
-    ) -> None:
+        self, ood: Mapping[str, Data] | None = None, *, train: Data | None = None, valid: Data | None = None,
+        test: Data | None = None, net: Callable[[Any], nn.Module] | None = None, path: str | Path | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if Callback is object:
             raise ConfigError("lightning is needed here and is not installed: pip install 'offmap[lightning]'")
         super().__init__()
@@ -93,9 +81,13 @@ class GuardCallback(Callback):
         model = pl_module if self.net is None else self.net(pl_module)
         self.guard = fit(model, train, valid, **self.options)
         if self.ood:
-            target = self.options.get("target", "labels")
-            self.evaluation = evaluate(self.guard, test, self.ood, target=target)
-            self.metrics = metrics_of(self.evaluation, self.guard.threshold)
+            self.evaluation = evaluate(self.guard, test, self.ood, target=self.options.get("target", "labels"))
+            self.metrics = {
+                f"offmap/{row['set']}/{key}": value
+                for row in self.evaluation.rows for key, value in row.items() if key not in ("scorer", "set")
+            }  # fmt: skip
+            for name, scores in next(iter(self.evaluation.scores.values())).items():
+                self.metrics[f"offmap/{name}/flagged"] = float((scores > self.guard.threshold).double().mean())
             for trainer_logger in trainer.loggers:
                 trainer_logger.log_metrics(self.metrics, step=trainer.global_step)
                 trainer_logger.save()
@@ -109,20 +101,9 @@ class GuardCallback(Callback):
         valid = self.valid if self.valid is not None or loaders is None else _loader(loaders, "valid")
         test = self.test if self.test is not None else valid
         if self.ood and test is None:
-            raise ConfigError(
-                "Expected in-distribution data to compare `ood` with: pass `test=`, or give the trainer validation data."
-            )
+            raise ConfigError("Expected in-distribution data to compare `ood` with: pass `test=`, or give the trainer validation "
+                              "data.")  # fmt: skip
         return train, valid, test
-
-
-def metrics_of(evaluation: Evaluation, threshold: float) -> dict[str, float]:
-    """Return every number of one guard's evaluation as `offmap/<set>/<metric>`, and the share of each set that is flagged."""
-    numbers = {
-        f"offmap/{row['set']}/{name}": float(value)
-        for row in evaluation.rows for name, value in row.items() if name not in ("scorer", "set")
-    }  # fmt: skip
-    scores = next(iter(evaluation.scores.values()))
-    return numbers | {f"offmap/{name}/flagged": float((s > threshold).double().mean()) for name, s in scores.items()}
 
 
 def _loader(loaders: Any, name: str) -> Any:
@@ -131,8 +112,7 @@ def _loader(loaders: Any, name: str) -> Any:
     if isinstance(several, list | tuple) and len(several) == 1:
         several = several[0]
     if not isinstance(several, DataLoader):
-        raise ConfigError(
-            f"Expected the trainer to have one DataLoader for `{name}`, but it has {type(loaders).__name__}"
-            f"{f' of {len(several)}' if isinstance(several, list | tuple) else ''}. Pass `{name}=` to say which data to use."
-        )
+        found = type(loaders).__name__ + (f" of {len(several)}" if isinstance(several, list | tuple) else "")
+        raise ConfigError(f"Expected the trainer to have one DataLoader for `{name}`, but it has {found}. Pass `{name}=` to say "
+                          "which data to use.")  # fmt: skip
     return several

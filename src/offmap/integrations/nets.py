@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -28,9 +29,6 @@ from offmap.random import generator
 
 logger = logging.getLogger("offmap")
 
-EPOCHS, STEPS = 100, (200, 5000)
-"""Epochs of a training whose steps are not stated, and the least and the most steps of it."""
-
 
 def mlp(
     inputs: int, outputs: int, *, hidden: Sequence[int] = (100, 100, 100), dropout: float = 0.0, seed: int = 0
@@ -48,18 +46,13 @@ def mlp(
     [(5, 8), (5,), (2, 5), (2,)]
     """
     layers: list[nn.Module] = []
-    width = inputs
-    for size in hidden:
-        layers += [nn.Linear(width, size), nn.ReLU()] + ([nn.Dropout(dropout)] if dropout else [])
-        width = size
-    net = nn.Sequential(*layers, nn.Linear(width, outputs))
+    for before, width in pairwise([inputs, *hidden]):
+        layers += [nn.Linear(before, width), nn.ReLU()] + ([nn.Dropout(dropout)] if dropout else [])
+    net = nn.Sequential(*layers, nn.Linear([inputs, *hidden][-1], outputs))
     with torch.no_grad():
         for name, parameter in net.named_parameters():
-            if parameter.ndim == 2:
-                bound = math.sqrt(6.0 / sum(parameter.shape))
-                parameter.uniform_(-bound, bound, generator=generator(seed, "init", name))
-            else:
-                parameter.zero_()
+            bound = math.sqrt(6.0 / sum(parameter.shape)) if parameter.ndim == 2 else 0.0  # biases are 0
+            parameter.uniform_(-bound, bound, generator=generator(seed, "init", name))
     return net
 
 
@@ -131,25 +124,20 @@ class Stack:
     @staticmethod
     def of(model: BatchedModel, mean: Weights, fixed: Weights, *, settings: int = 1) -> Stack:
         """Start every setting from the members `mean`, {name: (M, ...)}; `fixed` holds what else differs between members."""
-
-        def repeat(tensors: Weights) -> Weights:
-            return {n: w.clone() if settings == 1 else w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in tensors.items()}
-
-        members = next(iter(mean.values())).shape[0]
-        return Stack(model, {n: w.requires_grad_() for n, w in repeat(mean).items()}, repeat(fixed), members)
+        copies, others = ({n: w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in t.items()} for t in (mean, fixed))
+        return Stack(model, {n: w.requires_grad_() for n, w in copies.items()}, others, len(next(iter(mean.values()))))
 
     @staticmethod
     def build(nets: nn.Module | Sequence[nn.Module], inputs: Inputs, runtime: Runtime, *, settings: int = 1) -> Stack:
         """Copy the members once for every setting of a grid, ready to be trained together."""
         stacked = stack_models(nets)
-        return Stack.of(
-            runtime.model(stacked.module, stacked.mean | stacked.fixed, inputs), stacked.mean, stacked.fixed, settings=settings
-        )
+        model = runtime.model(stacked.module, stacked.mean | stacked.fixed, inputs)
+        return Stack.of(model, stacked.mean, stacked.fixed, settings=settings)
 
     @property
     def settings(self) -> int:
         """G."""
-        return next(iter(self.weights.values())).shape[0] // self.members
+        return len(next(iter(self.weights.values()))) // self.members
 
     def __call__(self, x: Inputs) -> Tensor:
         """Return the outputs of all members, (G·M, B, ...)."""
@@ -190,8 +178,7 @@ def maximum_likelihood(stack: Stack, likelihood: Likelihood) -> Losses:
 @torch.no_grad()
 def row_nll(model: BatchedModel, weights: Weights, likelihood: Likelihood, valid: Rows) -> Tensor:
     """Return the NLL of every member on every row, (M, n)."""
-    members = next(iter(weights.values())).shape[0]
-    parts: list[Tensor] = []
+    members, parts = len(next(iter(weights.values()))), list[Tensor]()
     for rows in model.blocks(valid.inputs, members):
         outputs = model.outputs(lambda span: weights, 1, take_rows(valid.inputs, rows), members=members)
         parts.append(likelihood.nll(outputs, valid.targets[rows]))
@@ -204,28 +191,15 @@ def member_nll(stack: Stack, likelihood: Likelihood, valid: Rows) -> Tensor:
 
 
 def train_stack(
-    stack: Stack,
-    losses: Losses,
-    data: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Training,
-    judge: Judge = member_nll,
-    ceiling: Tensor | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> str:
-    """Minimise the losses of all settings at once; every member ends with its best state on the validation data.
+    stack: Stack, losses: Losses, data: Batches, valid: Rows, *, likelihood: Likelihood, config: Training,
+    judge: Judge = member_nll, ceiling: Tensor | None = None, seed: int = 0, progress: bool | None = None,
+) -> str:  # fmt: skip
+    """Minimise the losses of all settings at once; return why it stopped: "finished" or "diverged".
 
-    That is the state of lowest loss by `judge` or, with a `ceiling` (G·M,), the last one at or below it. Settings do not disturb
-    each other: one whose loss is no longer finite is judged as it stands and left out, and the others go on.
-
-    Returns:
-        Why the training stopped: "finished" or "diverged".
+    Every member ends with its state of lowest loss by `judge` or, with a `ceiling` (G·M,), the last one at or below it. Settings
+    do not disturb each other: one whose loss is no longer finite is judged as it stands and left out, and the others go on.
     """
     alive = torch.ones(stack.settings, dtype=torch.bool, device=valid.targets.device)
-
     with bar("Training", config.steps, show=progress) as advance:
         monitor = BestValidation(
             stack.weights, lambda: judge(stack, likelihood, valid), every=config.check_every, ceiling=ceiling,
@@ -255,39 +229,22 @@ def train_stack(
     return stop_reason
 
 
-def default_steps(rows: int, batch_size: int) -> int:
-    """Return the steps of a hundred epochs, within bounds.
-
-    >>> [default_steps(rows, 128) for rows in (20, 1000, 100_000)]
-    [200, 800, 5000]
-    """
-    least, most = STEPS
-    return min(max(least, EPOCHS * -(-rows // batch_size)), most)
-
-
 def train_mlps(
-    train: tuple[Tensor, Tensor],
-    valid: tuple[Tensor, Tensor],
-    *,
-    outputs: int,
-    likelihood: Likelihood,
-    hidden: Sequence[int],
-    members: int,
-    steps: int | None,
-    lr: float,
-    batch_size: int,
-    seed: int,
-) -> list[nn.Module]:
-    """Train dense nets, (B, D) -> (B, outputs), that standardise their inputs; keep each at its lowest validation NLL."""
+    train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], *, outputs: int, likelihood: Likelihood, hidden: Sequence[int],
+    members: int, steps: int | None, lr: float, batch_size: int, seed: int,
+) -> list[nn.Module]:  # fmt: skip
+    """Train dense nets, (B, D) -> (B, outputs), that standardise their inputs; keep each at its lowest validation NLL.
+
+    Without `steps`, they train for a hundred epochs, at least 200 and at most 5,000 steps.
+    """
     scaling = Standardize.of(train[0])
     nets = [mlp(train[0].shape[1], outputs, hidden=hidden, seed=seed + member).to(train[0]) for member in range(members)]
     rows, valid_rows = (
         as_batches((scaling(x), y), Place.of(nets[0]), name=name, batch_size=batch_size)
         for (x, y), name in ((train, "train"), (valid, "valid"))
     )
-    count = default_steps(len(train[0]), batch_size) if steps is None else steps
-    config = Training(steps=count, lr=lr, check_every=max(1, min(100, count // 10)))
-    held_out = load_rows(valid_rows)
+    steps = min(max(200, 100 * -(-len(train[0]) // batch_size)), 5000) if steps is None else steps
+    config, held_out = Training(steps=steps, lr=lr, check_every=max(1, min(100, steps // 10))), load_rows(valid_rows)
     stack = Stack.build(nets, held_out.inputs, Runtime(batch_size=batch_size, progress=False))
     losses = maximum_likelihood(stack, likelihood)
     train_stack(stack, losses, rows, held_out, likelihood=likelihood, config=config, seed=seed, progress=False)

@@ -7,7 +7,7 @@ rows. Rows may have any units: the nets standardise them inside.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias, cast
 
 import numpy as np
@@ -36,13 +36,8 @@ Array: TypeAlias = NDArray[Any]
 MIN_ROWS = 4
 """Least number of rows: two to train on and two to validate with."""
 
-MIN_VALIDATION = 20
-"""Least number of rows held out: 19 are needed for a threshold with 5 % of false alarms."""
 
-CLOSED_FORM_ROWS = 500
-"""Rows below which the default solver is the closed form: few rows are too little to refine with."""
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class Guarded(BaseEstimator):
     """Share parameters, the fit of a guard and its scores among the three estimators.
 
@@ -62,43 +57,25 @@ class Guarded(BaseEstimator):
         random_state: Seed of initial weights, split, order of rows, and draws.
     """
 
-    guard_: Guard
-
-    def __init__(
-        self,
-        *,
-        hidden: Sequence[int] = (64, 64),
-        members: int = 1,
-        steps: int | None = None,
-        lr: float = 0.01,
-        batch_size: int = 128,
-        validation: float = 0.2,
-        solver: Literal["refine", "closed-form", "sgd"] | None = None,
-        basis: Literal["svd", "identity"] = "svd",
-        score_with: str | ScoreFn = "default",
-        draws: int = 50,
-        false_alarms: float = 0.05,
-        net: nn.Module | list[nn.Module] | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.hidden = hidden
-        self.members = members
-        self.steps = steps
-        self.lr = lr
-        self.batch_size = batch_size
-        self.validation = validation
-        self.solver: Literal["refine", "closed-form", "sgd"] | None = solver
-        self.basis: Literal["svd", "identity"] = basis
-        self.score_with = score_with
-        self.draws = draws
-        self.false_alarms = false_alarms
-        self.net = net
-        self.random_state = random_state
+    hidden: Sequence[int] = (64, 64)
+    members: int = 1
+    steps: int | None = None
+    lr: float = 0.01
+    batch_size: int = 128
+    validation: float = 0.2
+    solver: Literal["refine", "closed-form", "sgd"] | None = None
+    basis: Literal["svd", "identity"] = "svd"
+    score_with: str | ScoreFn = "default"
+    draws: int = 50
+    false_alarms: float = 0.05
+    net: nn.Module | list[nn.Module] | None = None
+    random_state: Any = None
+    guard_: Guard = field(init=False)
 
     def score_samples(self, X: Any) -> Array:
         """Return the negative of the guard's score, (B,): higher for in-distribution rows."""
         rows = self._rows(X)
-        return -self.guard_.score(rows).double().cpu().numpy()
+        return -_numpy(self.guard_.score(rows))
 
     def off_map(self, X: Any) -> Array:
         """Return whether the guard's score is above its threshold, (B,) bool."""
@@ -116,41 +93,37 @@ class Guarded(BaseEstimator):
         return torch.tensor(validate_data(self, X, reset=False, dtype="float64"))
 
     def _fit(
-        self,
-        x: Tensor,
-        y: Tensor,
-        *,
-        outputs: int,
-        training: Likelihood,
-        likelihood: Likelihood | str | None,
+        self, x: Tensor, y: Tensor, *, outputs: int, training: Likelihood, likelihood: Likelihood | str | None,
         scaled: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Guard the ready net, or nets that learn `scaled` targets with the likelihood `training`; the guard has `likelihood`."""
         checks.fraction("validation", self.validation, example=0.2)
         checks.fraction("false_alarms", self.false_alarms, example=0.05)
-        for name, value in (
-            ("members", self.members),
-            ("batch_size", self.batch_size),
-            ("steps", 1 if self.steps is None else self.steps),
-        ):
+        sizes = {"members": self.members, "batch_size": self.batch_size, "steps": 1 if self.steps is None else self.steps}
+        for name, value in sizes.items():
             checks.integer(name, value, above=0)
         random = check_random_state(self.random_state)
         seed, order = int(random.randint(2**31 - 1)), torch.from_numpy(random.permutation(len(x)))
-        cut = max(2, min(max(MIN_VALIDATION, round(self.validation * len(x))), len(x) // 2))
+        # 19 rows are needed for a threshold with 5 % of false alarms
+        cut = max(2, min(max(20, round(self.validation * len(x))), len(x) // 2))
         held, rest = order[:cut], order[cut:]
-        nets = self.net
+        nets, targets = self.net, y if scaled is None else scaled
         if nets is None:
-            targets = y if scaled is None else scaled
             nets = train_mlps(
                 (x[rest], targets[rest]), (x[held], targets[held]), outputs=outputs, likelihood=training, hidden=self.hidden,
                 members=self.members, steps=self.steps, lr=self.lr, batch_size=self.batch_size, seed=seed,
             )  # fmt: skip
+        solver = self.solver or ("closed-form" if len(x) < 500 else "refine")  # few rows are too little to refine with
         guard = fit(
-            nets, (x[rest], y[rest]), (x[held], y[held]), likelihood=likelihood, basis=self.basis,
-            solver=self.solver or ("closed-form" if len(x) < CLOSED_FORM_ROWS else "refine"), score=self.score_with,
-            draws=self.draws, batch_size=self.batch_size, seed=seed, progress=False,
+            nets, (x[rest], y[rest]), (x[held], y[held]), likelihood=likelihood, basis=self.basis, solver=solver,
+            score=self.score_with, draws=self.draws, batch_size=self.batch_size, seed=seed, progress=False,
         )  # fmt: skip
         self.guard_ = replace(guard, calibration=replace(guard.calibration, false_alarms=self.false_alarms))
+
+
+def _numpy(values: Tensor | None) -> Array:
+    assert values is not None
+    return values.double().cpu().numpy()
 
 
 class OffmapRegressor(RegressorMixin, Guarded):
@@ -176,10 +149,7 @@ class OffmapRegressor(RegressorMixin, Guarded):
         """Return the mean of the mixture of clipped draws, (B,) or (B, K), and its standard deviation if `return_std`."""
         rows = self._rows(X)
         prediction = self.guard_.predict(rows)
-        assert prediction.mean is not None
-        assert prediction.std is not None
-        mean, std = prediction.mean.double().cpu().numpy(), prediction.std.double().cpu().numpy()
-        return (mean, std) if return_std else mean
+        return (_numpy(prediction.mean), _numpy(prediction.std)) if return_std else _numpy(prediction.mean)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -210,9 +180,7 @@ class OffmapClassifier(ClassifierMixin, Guarded):
     def predict_proba(self, X: Any) -> Array:
         """Return the mean probabilities of clipped draws, (B, C), in the order of `classes_`."""
         rows = self._rows(X)
-        probs = self.guard_.predict(rows).probs
-        assert probs is not None
-        return probs.double().cpu().numpy()
+        return _numpy(self.guard_.predict(rows).probs)
 
     def predict(self, X: Any) -> Array:
         """Return the most probable class, (B,)."""

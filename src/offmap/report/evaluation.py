@@ -310,7 +310,7 @@ def as_image(inputs: Inputs, shape: tuple[int, ...] | None) -> Array | None:
 def _images(rows: Sequence[Example], facts: Sequence[Mapping[str, str]], names: Names, images: Sequence[Array]) -> str:
     """Set images side by side, with score, prediction and truth below; all `images` of the page share grey scale and bytes."""
     low, high = min(float(i.min()) for i in images), max(float(i.max()) for i in images)
-    black, white = next(((0.0, top) for top in (1.0, 255.0) if low >= 0 and high <= top), (low, high))
+    black, white = (0.0, 1.0 if high <= 1 else 255.0) if low >= 0 and (high <= 1 or 32 < high <= 255) else (low, high)
     white = white if white > black else black + 1
     side = int(np.clip((IMAGE_BYTES / (3 * len(images))) ** 0.5, *IMAGE_SIDES))
     items: list[str] = []

@@ -61,8 +61,8 @@ def detection(guard: Guard, sets: list[Tensor]) -> dict[str, float]:
 
 def prediction_errors(guard: Guard, data: Task) -> dict[str, float]:
     """NLL and RMSE of predictions on test rows."""
-    quality = measure_predictions(guard, load_rows(as_batches(data.test, guard.place, name="test")))
-    return {name: round(float(quality.metrics[name]), 4) for name in ("nll", "rmse")}
+    quality, _, _ = measure_predictions(guard, load_rows(as_batches(data.test, guard.place, name="test")))
+    return {name: round(float(quality[name]), 4) for name in ("nll", "rmse")}
 
 
 def fields(runs: Runs) -> dict[str, Any]:
