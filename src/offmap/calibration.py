@@ -128,7 +128,7 @@ def choose_clip(sampler: DrawSampler, valid: Rows, group: Group = SINGLE_PROCESS
 
 def share_rows(work: Callable[[Inputs], Tensor], group: Group) -> Callable[[Inputs], Tensor]:
     """Return the same function of rows, of which each process computes its shard."""
-    return lambda x: map_rows(lambda shard: {"values": work(shard)}, x, group)["values"]
+    return work if group.size == 1 else lambda x: map_rows(lambda shard: {"values": work(shard)}, x, group)["values"]
 
 
 def predict_rows(sampler: DrawSampler, clip: float | None, x: Inputs, group: Group) -> Prediction:

@@ -46,8 +46,7 @@ from offmap.model.capture import features as read_features
 from offmap.model.params import all_params
 from offmap.posterior.noise import Normal
 from offmap.random import generator
-from offmap.scores.combine import NARROW, WIDEST, directions, project
-from offmap.scores.features import TABLE_LAYERS, spread_out
+from offmap.scores.combine import TABLE_LAYERS, WIDEST, directions, project, spread_out
 from offmap.scores.score import Features, Reads, Score, ScoreData
 
 LEAST_ROWS = 20
@@ -83,7 +82,8 @@ class DistilledScore(Score):
         self.widths, self.head = widths, head
         self.reads = Reads(False, layers=tuple(widths)[1:], pooled=True)
         for place, width in enumerate(widths.values()):
-            self.register_buffer(f"directions{place}", directions(width).to(dtype) if width > NARROW else None)
+            fixed = directions(width)
+            self.register_buffer(f"directions{place}", None if fixed is None else fixed.to(dtype))
 
     @classmethod
     def fit(cls, data: ScoreData) -> Score:

@@ -32,10 +32,11 @@ from offmap._types import Inputs
 from offmap.data.batch import Shared, rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Likelihood
+from offmap.model.capture import features as read_features
+from offmap.model.params import floating
 from offmap.posterior.noise import Normal
 from offmap.random import generator
 from offmap.scores.distance import LEAST_ROWS, KNNDistance, ZScore
-from offmap.scores.features import TABLE_LAYERS, choose_image_layers, concat_rows, find_layers, spread_out
 from offmap.scores.score import SCORES, Features, PaperScore, Reads, Score, ScoreData, register_score
 
 SCALE_ROWS = 1000
@@ -46,6 +47,9 @@ WIDEST = 4096
 
 NARROW = 256
 """Numbers per row that distances in layers are found with, at most."""
+
+TABLE_LAYERS, IMAGE_LAYERS = 3, 6
+"""Layers to compare in, spread over the depth: hidden ones, the last among them; of image classifiers, beside the last."""
 
 
 class ScaledTerm(Score):
@@ -58,8 +62,7 @@ class ScaledTerm(Score):
     @classmethod
     def fit(cls, data: ScoreData) -> Self:
         """Take the scale of validation rows."""
-        few = take_rows(data.valid, slice(None, None, -(-rows_of(data.valid) // SCALE_ROWS)))
-        return cls(ZScore.fit(data.evaluate(cls.measure, few, cls.reads)))
+        return cls(ZScore.fit(data.evaluate(cls.measure, thin_out(data.valid), cls.reads)))
 
     @staticmethod
     def measure(features: Features) -> Tensor:
@@ -89,18 +92,26 @@ class Energy(ScaledTerm):
 
     @staticmethod
     def measure(features: Features) -> Tensor:
-        """Return the energy, (B,) in float64."""
+        """Return the energy of the mean logits of every member, the mean over members, (B,) in float64."""
         logits = features.likelihood.logits(features.base_outputs)
         if logits is None:
             raise ConfigError("Expected a classification for the energy of logits, but this is a regression.")
-        return energy(logits, features.members)
+        return -logits.double().unflatten(0, (features.members, -1)).mean(1).logsumexp(2).mean(0)
+
+
+class DistanceTerm(Score):
+    """The distance to training rows, the mean over the spaces they are compared in."""
+
+    reads = Reads(draws=False)
+
+    def forward(self, features: Features) -> Tensor:
+        """Score B rows, (B,)."""
+        return torch.stack([space(vectors) for space, vectors in self.compared(features)]).mean(0)
 
 
 @register_score("input-distance")
-class InputDistance(Score):
+class InputDistance(DistanceTerm):
     """The distance to training rows in the inputs."""
-
-    reads = Reads(draws=False)
 
     def __init__(self, space: KNNDistance | None = None) -> None:
         super().__init__()
@@ -115,15 +126,8 @@ class InputDistance(Score):
             raise nothing_to_compare(cls.name)
         return cls(space)
 
-    def forward(self, features: Features) -> Tensor:
-        """Score B rows, (B,)."""
-        return self.space(self._vectors(features))
-
-    def ties(self, features: Features) -> Tensor:
-        """Tell which rows' neighbours tie."""
-        return self.space.ties(self._vectors(features))
-
-    def _vectors(self, features: Features) -> Tensor:
+    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
+        """Return the inputs as vectors."""
         vectors, width = flatten_inputs(features.inputs), self.space.rows.shape[1]
         if vectors is None or vectors.shape[1] != width:
             raise ShapeError(
@@ -131,11 +135,11 @@ class InputDistance(Score):
                 f"{'another form' if vectors is None else vectors.shape[1]}. Bring inputs to one size, or fit with "
                 "score='epistemic', which compares no inputs."
             )
-        return vectors
+        return [(self.space, vectors)]
 
 
 @register_score("layer-distance")
-class LayerDistance(Score):
+class LayerDistance(DistanceTerm):
     """The distance to training rows in the inputs of some layers of all base models, side by side; the mean over layers.
 
     Args:
@@ -150,42 +154,32 @@ class LayerDistance(Score):
         self.reads, self.widths = Reads(False, layers=tuple(widths), pooled=images), dict(widths)
         self.spaces = nn.ModuleList(spaces or [KNNDistance() for _ in widths])
         for place, width in enumerate(widths.values()):
-            self.register_buffer(f"directions{place}", directions(width) if width > NARROW else None, persistent=False)
+            self.register_buffer(f"directions{place}", directions(width), persistent=False)
 
     @classmethod
-    def fit(cls, data: ScoreData) -> Self:
+    def fit(cls, data: ScoreData) -> Score:
         """Keep what training rows give in some layers spread over the depth."""
-        term = fit_layers(data, find_layers(data.sampler, data.train, None))
+        term = fit_layers(data, None)
         if term is None:
             raise nothing_to_compare(cls.name)
-        return cls(term.widths, spaces=list(term.spaces))  # pyright: ignore[reportArgumentType]
+        return term
 
-    def forward(self, features: Features) -> Tensor:
-        """Score B rows, (B,)."""
-        scores = [space(rows) for space, rows in zip(self.spaces, self.rows(features), strict=True)]
-        return torch.stack(scores).mean(0)
-
-    def ties(self, features: Features) -> Tensor:
-        """Tell which rows' neighbours tie."""
-        pairs = zip(self.spaces, self.rows(features), strict=True)
-        return torch.stack([space.ties(rows) for space, rows in pairs]).any(0)  # pyright: ignore
-
-    def config(self) -> dict[str, Any]:
-        """Return the layers."""
-        return {"widths": self.widths, "images": self.reads.pooled}
-
-    def rows(self, features: Features) -> list[Tensor]:
-        """Return what is compared in every layer, (B, D) each."""
-        matrices: list[Tensor] = []
-        for place, name in enumerate(self.widths):
+    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
+        """Return the inputs of every layer."""
+        pairs: list[tuple[KNNDistance, Tensor]] = []
+        for place, (name, space) in enumerate(zip(self.widths, self.spaces, strict=True)):
             rows = join_members(features, name, unit=self.reads.pooled)
             if rows is None:
                 raise ModelError(
                     f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
                     "Check their form, or fit with score='epistemic', which compares no layers."
                 )
-            matrices.append(project(rows, getattr(self, f"directions{place}")))
-        return matrices
+            pairs.append((space, project(rows, getattr(self, f"directions{place}"))))  # pyright: ignore[reportArgumentType]
+        return pairs
+
+    def config(self) -> dict[str, Any]:
+        """Return the layers."""
+        return {"widths": self.widths, "images": self.reads.pooled}
 
 
 @register_score("default")
@@ -202,9 +196,25 @@ class CombinedScore(Score):
     @classmethod
     def fit(cls, data: ScoreData) -> Score:
         """Choose the terms that the data allow; without any to compare with, the paper's score."""
-        terms = image_terms(data) if data.images else None
-        soft, terms = terms is not None, terms or table_terms(data)
-        return PaperScore() if terms is None else cls(terms, soft)
+        images = image_terms(data) if data.images else None
+        if images is not None:
+            return cls(images, soft=True)
+        sampler, total = data.sampler, sum(map(rows_of, data.train))
+        measure_rows = data.share(
+            lambda x: torch.cat([Disagreement.measure(sampler.features(rows, Reads())) for rows in sampler.blocks(x)])
+        )
+        values = [measure_rows(thin_out(part, total)) for part in data.train] if total >= LEAST_ROWS else []
+        if not values or any(v.ndim > 1 for v in values):  # too few rows, or several positions each
+            return PaperScore()
+        terms: dict[str, Score] = {"disagreement": Disagreement(ZScore.fit(torch.cat(values)))}
+        vectors = concat_rows([flatten_inputs(part) for part in data.train])
+        space = None if vectors is None else KNNDistance.fit(vectors, standardized=True)
+        if space is not None:
+            terms["inputs"] = InputDistance(space)
+        layers = fit_layers(data, vectors)
+        if layers is not None:
+            terms["layers"] = layers
+        return cls(terms) if len(terms) > 1 else PaperScore()
 
     @property
     def items(self) -> list[tuple[str, Score]]:
@@ -213,16 +223,15 @@ class CombinedScore(Score):
 
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
-        return join({name: term(features) for name, term in self.parts.items()}, soft=self.soft)
+        return join({name: term(features) for name, term in self.items}, soft=self.soft)
 
     def terms(self, features: Features) -> dict[str, Tensor]:
         """Return every term, (B,) each, in standard deviations over in-distribution rows."""
         return {name: term(features) for name, term in self.items}
 
-    def ties(self, features: Features) -> Tensor | None:
-        """Tell which rows' neighbours tie in one of the terms."""
-        ties = [rows for _, term in self.items if (rows := term.ties(features)) is not None]
-        return torch.stack(ties).any(0) if ties else None
+    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
+        """Return what all terms compare."""
+        return [pair for _, term in self.items for pair in term.compared(features)]
 
     def describe(self) -> str:
         """List the terms, and how many training rows they hold."""
@@ -232,7 +241,7 @@ class CombinedScore(Score):
 
     def distances(self) -> DistanceScore:
         """Return the score of the terms that compare with training rows."""
-        return DistanceScore({name: term for name, term in self.items if not isinstance(term, ScaledTerm)}, self.soft)
+        return DistanceScore({name: term for name, term in self.items if isinstance(term, DistanceTerm)}, self.soft)
 
     def config(self) -> dict[str, Any]:
         """Return the terms' kinds and what they need."""
@@ -257,40 +266,26 @@ class DistanceScore(CombinedScore):
         return score.distances()
 
 
-def table_terms(data: ScoreData) -> dict[str, Score] | None:
-    """Fit the terms for tables, series and texts; None if there are no vectors to compare, too few, or several positions."""
-    rows = data.train
-    total = sum(map(rows_of, rows))
-    if total < LEAST_ROWS:
-        return None
-    few = [take_rows(part, slice(None, None, -(-total // SCALE_ROWS))) for part in rows]
-    values = [data.evaluate(Disagreement.measure, part, Reads()) for part in few]
-    if any(v.ndim > 1 for v in values):
-        return None
-    terms: dict[str, Score] = {"disagreement": Disagreement(ZScore.fit(torch.cat(values)))}
-    vectors = concat_rows([flatten_inputs(part) for part in rows])
-    space = None if vectors is None else KNNDistance.fit(vectors, standardized=True)
-    if space is not None:
-        terms["inputs"] = InputDistance(space)
-    layers = fit_layers(data, find_layers(data.sampler, rows, vectors))
-    if layers is not None:
-        terms["layers"] = layers
-    return terms if len(terms) > 1 else None
-
-
 def image_terms(data: ScoreData) -> dict[str, Score] | None:
     """Fit the terms for images of one class each; None if there are too few images, or no convolution gets one vector of each."""
-    if len(data.train) != 1 or rows_of(data.train[0]) < LEAST_ROWS:
+    model = data.sampler.predictive.model
+    if model is None or len(data.train) != 1 or rows_of(data.train[0]) < LEAST_ROWS:
         return None
-    names = choose_image_layers(data.sampler, find_layers(data.sampler, data.train, None, pooled=True))
-    fresh = take_rows(data.valid, slice(None, None, -(-rows_of(data.valid) // SCALE_ROWS)))
-    known, new = (read_layers(data, part, names, images=True) for part in (data.train, [fresh]))
+    names, params = find_layers(data, None, pooled=True), floating(model.module)
+    convolutions = [name for name in names if params[name].ndim > 2]
+    if not convolutions:
+        return None
+    # the first convolution gets the image itself, whose colours tell little
+    names = [name for name in names if name != convolutions[0]] or convolutions
+    names = [*spread_out(names[:-1], IMAGE_LAYERS), names[-1]]
+    known, new = (read_layers(data, part, names, images=True) for part in (data.train, [thin_out(data.valid)]))
     spaces: dict[str, KNNDistance] = {}
-    for name in known:
-        space = KNNDistance.fit(narrow(known[name]), standardized=False, uniform=name == names[-1])
+    for name, rows in known.items():
+        project_rows = directions(rows.shape[1])
+        space = KNNDistance.fit(project(rows, project_rows), standardized=False, uniform=name == names[-1])
         if space is not None:
-            spaces[name] = space.rescaled(narrow(new[name]))
-    if not names or names[-1] not in spaces:
+            spaces[name] = space.rescaled(project(new[name], project_rows))
+    if names[-1] not in spaces:
         return None
     terms: dict[str, Score] = {"disagreement": Disagreement.fit(data), "logits": Energy.fit(data)}
     widths = {name: known[name].shape[1] for name in spaces}
@@ -298,15 +293,39 @@ def image_terms(data: ScoreData) -> dict[str, Score] | None:
     return terms | ({"layers": LayerDistance(widths, True, list(spaces.values()))} if spaces else {})
 
 
-def fit_layers(data: ScoreData, names: list[str]) -> LayerDistance | None:
-    """Fit distances in some of these layers, spread over the depth; None if rows are too few or all the same in all of them."""
-    rows = read_layers(data, data.train, names)
-    spaces = {name: KNNDistance.fit(narrow(matrix), standardized=False) for name, matrix in rows.items()}
-    chosen = spread_out([name for name, space in spaces.items() if space is not None], TABLE_LAYERS)
-    if not chosen:
-        return None
-    widths = {name: rows[name].shape[1] for name in chosen}
-    return LayerDistance(widths, spaces=[space for name in chosen if (space := spaces[name]) is not None])
+def fit_layers(data: ScoreData, vectors: Tensor | None) -> LayerDistance | None:
+    """Fit distances in some layers spread over the depth, but those that get the input `vectors`; None if none has a spacing."""
+    rows = read_layers(data, data.train, find_layers(data, vectors))
+    spaces = {name: KNNDistance.fit(project(x, directions(x.shape[1])), standardized=False) for name, x in rows.items()}
+    fitted = {name: space for name, space in spaces.items() if space is not None}
+    chosen = spread_out(list(fitted), TABLE_LAYERS)
+    return LayerDistance({n: rows[n].shape[1] for n in chosen}, spaces=[fitted[n] for n in chosen]) if chosen else None
+
+
+def find_layers(data: ScoreData, vectors: Tensor | None, *, pooled: bool = False) -> list[str]:
+    """Name the parameters whose layers get one vector per row, whatever the rest of the batch, in order of execution.
+
+    Layers that get the inputs themselves, `vectors` (N, D) if they are, are left out. `pooled`: convolutions count, too; of an
+    image they get mean and standard deviation of every channel.
+    """
+    model, weights = data.sampler.predictive.model, data.sampler.predictive.mean_weights(0)
+    if model is None or weights is None:
+        return []
+    # one member alone has its fixed weights in the model itself
+    base = floating(model.module) | weights
+    few, many = (
+        read_features(model.module, base, take_rows(data.train[0], slice(0, n)), model.output_fn, maps=pooled)
+        for n in (2, model.batch_size)
+    )
+    names: list[str] = []
+    for name, alone in few.items():
+        rows = many.get(name, alone[:0])
+        first = rows[: len(alone)].double()
+        if first.shape == alone.shape and not (vectors is not None and torch.equal(rows, vectors[: len(rows)].to(rows))):
+            gap = (alone.double() - first).abs().amax()
+            if gap <= 0.05 * first.abs().amax():  # alike up to rounding, in half precision as well
+                names.append(name)
+    return names
 
 
 def read_layers(data: ScoreData, parts: Sequence[Inputs], names: list[str], *, images: bool = False) -> dict[str, Tensor]:
@@ -314,8 +333,7 @@ def read_layers(data: ScoreData, parts: Sequence[Inputs], names: list[str], *, i
     if not names:
         return {}
     reads = Reads(False, layers=tuple(names), pooled=images)
-    blocks = [rows for part in parts for rows in data.sampler.blocks(part)]
-    read = [data.sampler.features(rows, reads) for rows in blocks]
+    read = [data.sampler.features(rows, reads) for part in parts for rows in data.sampler.blocks(part)]
     matrices = {name: concat_rows([join_members(features, name, unit=images) for features in read]) for name in names}
     return {name: matrix for name, matrix in matrices.items() if matrix is not None}
 
@@ -326,6 +344,26 @@ def nothing_to_compare(name: str) -> ConfigError:
         "Expected three or more training rows whose inputs or layers are one vector per example, and not all the same, for "
         f"score={name!r}, but there are none. Pass score='paper'."
     )
+
+
+def thin_out(rows: Inputs, total: int | None = None) -> Inputs:
+    """Take every n-th row, so that about SCALE_ROWS of `total`, or of these, are left."""
+    return take_rows(rows, slice(None, None, -(-(total or rows_of(rows)) // SCALE_ROWS)))
+
+
+def concat_rows(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate matrices, if none is missing and they are equally wide."""
+    matrices = [part for part in parts if part is not None]
+    return torch.cat(matrices) if len(matrices) == len(parts) and len({m.shape[1] for m in matrices}) == 1 else None
+
+
+def spread_out(names: list[str], most: int) -> list[str]:
+    """Take at most so many of them, evenly spaced, the last among them.
+
+    >>> spread_out(["a", "b", "c", "d", "e"], 2)
+    ['b', 'e']
+    """
+    return names if len(names) <= most else [names[(i + 1) * len(names) // most - 1] for i in range(most)]
 
 
 def join(terms: Mapping[str, Tensor], *, soft: bool) -> Tensor:
@@ -350,15 +388,6 @@ def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Te
     parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
     values = torch.stack([likelihood.epistemic(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
     return values.clamp_min(1e-30).log().mean(0)
-
-
-def energy(logits: Tensor, members: int) -> Tensor:
-    """Return −log Σ_c exp z_c of the mean logits of every member, the mean over members: (M·P, B, C) -> (B,), in float64.
-
-    >>> energy(torch.tensor([[[0.0, 0.0]], [[2.0, 2.0]]]), members=2)
-    tensor([-1.6931], dtype=torch.float64)
-    """
-    return -logits.double().unflatten(0, (members, -1)).mean(1).logsumexp(2).mean(0)
 
 
 def flatten_inputs(x: Inputs) -> Tensor | None:
@@ -387,19 +416,14 @@ def join_members(features: Features, name: str, *, unit: bool) -> Tensor | None:
     return torch.cat(parts, 1) if len(parts) == features.members else None
 
 
-def narrow(rows: Tensor) -> Tensor:
-    """Turn rows (B, D) of more than NARROW numbers into as many random directions, the same ones always.
+def project(rows: Tensor, directions: Tensor | None) -> Tensor:
+    """Turn rows (B, D) into directions (D, N), if there are some.
 
     Distances stay what they are to a few per cent (Johnson and Lindenstrauss), and are found in a fraction of the time.
 
-    >>> narrow(torch.zeros(2, 3000)).shape, narrow(torch.zeros(2, 30)).shape
-    (torch.Size([2, 256]), torch.Size([2, 30]))
+    >>> project(torch.zeros(2, 3000), directions(3000)).shape, directions(30)
+    (torch.Size([2, 256]), None)
     """
-    return project(rows, directions(rows.shape[1]) if rows.shape[1] > NARROW else None)
-
-
-def project(rows: Tensor, directions: Tensor | None) -> Tensor:
-    """Turn rows (B, D) into directions (D, N), if there are some."""
     if directions is None:
         return rows
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -407,6 +431,8 @@ def project(rows: Tensor, directions: Tensor | None) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def directions(width: int) -> Tensor:
-    """Return (width, NARROW) normal numbers of variance 1/NARROW."""
+def directions(width: int) -> Tensor | None:
+    """Return random directions of variance 1/NARROW, (width, NARROW), the same ones always; None for rows of few numbers."""
+    if width <= NARROW:
+        return None
     return Normal().sample((width, NARROW), generator("directions", width)) / NARROW**0.5

@@ -7,10 +7,10 @@ fits it, and guards with it can be saved, loaded and exported.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from torch import Tensor
 from offmap._types import Inputs, ScoreFn
 from offmap.errors import ShapeError
 from offmap.likelihoods import Likelihood
-from offmap.posterior.predictive import Predictive
-from offmap.scores.distance import FittedModule
+from offmap.scores.distance import FittedModule, KNNDistance
+
+if TYPE_CHECKING:
+    from offmap.guard import DrawSampler
 
 EMPTY = torch.empty(0, device="cpu")
 
@@ -62,23 +64,6 @@ class Features:
     layer_inputs: Sequence[Mapping[str, Tensor]] = ()
 
 
-class Sampler(Protocol):
-    """Computes features of rows."""
-
-    @property
-    def predictive(self) -> Predictive:
-        """The model and its weights."""
-        ...
-
-    def features(self, rows: Inputs, reads: Reads) -> Features:
-        """Return the features of one block of rows."""
-        ...
-
-    def blocks(self, x: Inputs) -> Iterator[Inputs]:
-        """Cut rows into blocks that `features` can hold."""
-        ...
-
-
 @dataclass(frozen=True)
 class ScoreData:
     """In-distribution data that a score is fitted to.
@@ -87,14 +72,14 @@ class ScoreData:
         read_train: Samples up to 4,096 training rows, in parts of one shape each; none where no training data were passed.
         valid: Validation inputs, which the models have not been trained on.
         images: Whether the models classify images, (B, channels, height, width).
-        sampler: Computes features of rows.
+        sampler: Computes features of blocks of rows.
         share: Divides a function of rows among the processes of a group: each is called with its part, all get the result.
     """
 
     read_train: Callable[[], Sequence[Inputs]]
     valid: Inputs
     images: bool
-    sampler: Sampler
+    sampler: DrawSampler
     share: Callable[[Callable[[Inputs], Tensor]], Callable[[Inputs], Tensor]]
 
     @cached_property
@@ -104,11 +89,8 @@ class ScoreData:
 
     def evaluate(self, measure: Callable[[Features], Tensor], x: Inputs, reads: Reads) -> Tensor:
         """Evaluate a function of features on all rows, (B, ...)."""
-
-        def evaluate(x: Inputs) -> Tensor:
-            return torch.cat([measure(self.sampler.features(rows, reads)) for rows in self.sampler.blocks(x)])
-
-        return self.share(evaluate)(x)
+        sampler = self.sampler
+        return self.share(lambda x: torch.cat([measure(sampler.features(rows, reads)) for rows in sampler.blocks(x)]))(x)
 
 
 class Score(FittedModule, ABC):
@@ -132,9 +114,14 @@ class Score(FittedModule, ABC):
         """Return what the score joins, (B,) each; of a score that joins nothing, itself."""
         return {"score": self(features)}
 
+    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
+        """Return what is compared with training rows: the rows' module, and vectors (B, D)."""
+        return []
+
     def ties(self, features: Features) -> Tensor | None:
-        """Tell which rows' scores hang on rounding, (B,) bool; None if none can."""
-        return None
+        """Tell which rows' scores hang on rounding, for neighbours of theirs tie, (B,) bool; None if none can."""
+        ties = [space.ties(vectors) for space, vectors in self.compared(features)]
+        return torch.stack(ties).any(0) if ties else None
 
     def describe(self) -> str:
         """Say in a few words what is compared."""
