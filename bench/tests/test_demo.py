@@ -25,12 +25,12 @@ def test_every_method_has_scores_seconds_and_a_view(result):
     assert set(result.seconds) == set(plans.METHODS)
     assert set(result.views) == {*plans.METHODS} - {plans.JOINED, plans.NEAREST} | {"MaxWEnt-SVD, clipped at 2"}
     for view in result.views.values():
-        assert view.map().shape == (8, 8)
-        assert view.map().max() <= story.TOP + 1e-6
+        assert view["entropy"].shape == (8, 8)
+        assert view["entropy"].max() <= story.TOP + 1e-6
 
 
 def test_the_table_holds_the_numbers_of_the_run(result):
-    table = story.rows(result)
+    table = story.tabulate(result)
     assert table.columns == ["method", "AUROC", "FPR@95", "accuracy", "fit, s"]
     for row in table.rows:
         scores = result.evaluation.scores[row["method"]]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from offmap.errors import FileError
-from offmap_bench.report.curves import Line, shown_range, steps_panel
-from offmap_bench.report.experiment import Experiment, dots, figures, write_experiment, write_figures
-from offmap_bench.report.paper_figures import day
+from offmap_bench.report.experiment import Experiment, dots, figures, write_figures, write_page
+from offmap_bench.report.panels import shown_range, steps_panel
+from offmap_bench.report.paper_figures import draw_day
 from offmap_bench.runner.compare import parse_sheet
 from offmap_bench.runner.plan import cells, parse
 from offmap_bench.runner.store import Record, Records, settings_of
@@ -56,11 +56,13 @@ def experiment(folder: Path, *, whole: bool = True) -> Experiment:
         metrics = {"test": test, "extrapolation": {"auroc": auroc, "fpr95": 0.5}}
         records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), metrics)
     results = Results(PLAN, Records(records, {}))
-    return Experiment(results, folder, SHEET, [results])
+    made = Experiment("two", folder)
+    vars(made).update(results=results, printed=SHEET, answers=[results])
+    return made
 
 
 def test_the_page_stands_alone_and_has_tables_comparison_and_figures(tmp_path: Path) -> None:
-    text = write_experiment(experiment(tmp_path), tmp_path / "page.html").read_text(encoding="utf-8")
+    text = write_page(experiment(tmp_path), tmp_path / "page.html", print)[0].read_text(encoding="utf-8")
     page = check_page(text)
     titles = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
     assert titles == [
@@ -77,7 +79,7 @@ def test_the_page_stands_alone_and_has_tables_comparison_and_figures(tmp_path: P
 
 
 def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
-    text = write_experiment(experiment(tmp_path, whole=False), tmp_path / "page.html").read_text(encoding="utf-8")
+    text = write_page(experiment(tmp_path, whole=False), tmp_path / "page.html", print)[0].read_text(encoding="utf-8")
     check_page(text)
     assert "5 of 8 cells not run yet" in text
     assert text.index("What is missing") < text.index("Detection, extrapolation")
@@ -86,7 +88,7 @@ def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
 def test_an_impossible_path_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(FileError, match="does not exist"):
-        write_experiment(experiment(tmp_path), tmp_path / "no" / "page.html", said.append)
+        write_page(experiment(tmp_path), tmp_path / "no" / "page.html", said.append)
     assert said == []
 
 
@@ -97,34 +99,36 @@ def test_dots_stand_at_the_values_with_the_printed_mean(tmp_path: Path) -> None:
 
 
 def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
-    (path,) = write_figures(experiment(tmp_path), tmp_path / "figures" / "two")
+    folder, (path,) = write_figures(experiment(tmp_path), tmp_path / "figures" / "two", print)
+    assert path.parent == folder
     assert path.name == "auroc.svg"
     text = path.read_text(encoding="utf-8")
     assert text.startswith("<svg xmlns")
     assert "var(--" not in text
-    assert list(figures(experiment(tmp_path))) == ["auroc"]
+    assert list(figures(experiment(tmp_path), print)) == ["auroc"]
 
 
 def test_a_line_leaves_out_what_was_not_looked_at() -> None:
-    whole = steps_panel({"a": Line([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0], kept=2)}, label="x")
-    holes = steps_panel({"a": Line([0, 1, 2, 3], [0.0, None, float("nan"), 3.0], kept=2)}, label="x")
+    steps = np.arange(4.0)
+    whole = steps_panel([(steps, np.array([0.0, 1.0, 2.0, 3.0]), 2)], label="x")
+    holes = steps_panel([(steps, np.array([0.0, np.nan, np.inf, 3.0]), 2)], label="x")
     assert whole.count("\nL ") > holes.count("\nL ")
-    assert "<svg" in steps_panel({"a": Line([], [])}, label="x", bound=1.0)
+    assert "<svg" in steps_panel([(np.zeros(0), np.zeros(0), None)], label="x", bound=1.0)
 
 
 def test_the_wildest_values_do_not_set_the_axis() -> None:
-    shrink_to_feasible = [float(v) for v in np.linspace(0, 1, 99)]
-    limits = shown_range([*shrink_to_feasible, 1e6])
+    values = np.linspace(0, 1, 99)
+    limits = shown_range(np.array([*values, 1e6]))
     assert limits is not None
     assert limits[1] < 1.5
-    assert shown_range(shrink_to_feasible) == pytest.approx((-0.036, 1.036), abs=0.01)
-    assert shown_range(shrink_to_feasible, bound=3.0) == pytest.approx((-0.1, 3.1), abs=0.2)
-    assert shown_range([None, float("inf")]) is None
+    assert shown_range(values) == pytest.approx((-0.036, 1.036), abs=0.01)
+    assert shown_range(values, bound=3.0) == pytest.approx((-0.1, 3.1), abs=0.2)
+    assert shown_range(np.array([np.nan, np.inf])) is None
 
 
 def test_a_day_is_drawn_hour_by_hour() -> None:
     frames = [SimpleNamespace(time=datetime(2016, 2, 23, 14 + n // 60, n % 60), vehicles=n % 7) for n in range(0, 200, 5)]
     std = np.linspace(1, 9, len(frames))
-    panel = day(frames, np.full(len(frames), 3.0), std, "Wide")
+    panel = draw_day(frames, np.full(len(frames), 3.0), std, "Wide")
     assert panel.alt == "Wide: standard deviation 1.3 vehicles early, 8.7 late."
     assert "<svg" in panel.svg

@@ -50,7 +50,7 @@ def test_a_whole_run_is_drawn_with_its_failures() -> None:
         live.hear(Event("failed" if cell.seed == 3 else "done", cell, 30.0))
     text = drawn(live)
     rows = [[part.strip() for part in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
-    assert rows == [["quick", "4", "0", "4", "–"], ["slow", "3", "1", "4", "30 s"]]
-    assert "8 of 8 cells, about 0.0 s to go" in text
+    assert rows == [["quick", "4", "0", "4", "–"], ["slow", "3", "1", "4", "30.0 s"]]
+    assert "8 of 8 cells, about 0:00:00 to go" in text
     assert "seed" not in text
     assert Live("empty", []).remaining() == 0.0

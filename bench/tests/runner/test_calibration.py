@@ -15,7 +15,7 @@ import offmap
 from offmap.guard import Guard
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
-from offmap_bench.runner.calibration import reference_ece, regression_measures
+from offmap_bench.runner.cell import regression_measures
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
 
@@ -78,16 +78,3 @@ def test_draws_that_overflow_have_no_calibration(made: tuple[Guard, Task]) -> No
     found = regression_measures(guard, far)
     assert math.isnan(found["wide_ence"])
     assert math.isnan(found["wide_calibrated_width"])
-
-
-def test_reference_ece_takes_the_variance_for_the_scale_and_depends_on_the_unit() -> None:
-    generator = torch.Generator().manual_seed(0)
-    mean, std = torch.randn(150, generator=generator), torch.rand(150, generator=generator) + 0.2
-    y = mean + 2 * std * torch.randn(150, generator=generator)
-    levels = torch.arange(1, 11) / 11
-    radii = torch.special.ndtri((1 + levels) / 2)
-    slow = np.mean(
-        [abs(float(level - ((y - mean).abs() <= r * std**2).float().mean())) for level, r in zip(levels, radii, strict=True)]
-    )
-    assert float(reference_ece(mean, std**2, y)) == pytest.approx(slow, abs=1e-6)
-    assert reference_ece(mean / 100, std**2 / 10_000, y / 100) > reference_ece(mean, std**2, y) + 0.1

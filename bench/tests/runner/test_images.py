@@ -15,12 +15,13 @@ from offmap.errors import ConfigError
 from offmap.metrics import auroc
 from offmap_bench.runner.cell import Bench
 from offmap_bench.runner.context import FitContext
-from offmap_bench.runner.images import FIT_DATA, learned, pretrained_name, subset, train_config, untrained
+from offmap_bench.runner.images import learned, pass_over, pretrained_name, subset, train_config, untrained
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, cells, digest, narrow_plan, parse
 from offmap_bench.runner.ranks import kind_of, ranks_markdown
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import Record, Records, read_records, settings_of
+from offmap_bench.runner.table import Results
 from offmap_bench.tasks.task import Task
 
 SIDE = 12
@@ -66,7 +67,7 @@ def test_a_damaged_file_is_said_and_the_net_trained_again(task: Task, tmp_path: 
     path.write_bytes(path.read_bytes()[:200])
     again, _ = learned(task, "plain", HOST, seed=0)
     assert "cannot be read" in caplog.text
-    assert "is trained again" in caplog.text
+    assert "are trained again" in caplog.text
     assert torch.equal(first.score(task.test[0]), again.score(task.test[0]))
 
 
@@ -86,7 +87,8 @@ def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
     fits = {name: METHODS["detector"].fit(ground, {"method": name, **HOST}) for name in ("energy", "knn", "odin")}
     net = learned(task, "plain", HOST, seed=0)[0].net
     passes: list[int] = []
-    hook = FIT_DATA.get(ground, HOST)[0].classifier.model.register_forward_hook(lambda m, args, out: passes.append(len(args[0])))
+    model = pass_over(task, 0, tuple(sorted(HOST.items())))[0].classifier.model
+    hook = model.register_forward_hook(lambda m, args, out: passes.append(len(args[0])))
     for name, fitted in fits.items():
         alone = offmap.detect(net, task.train, task.valid, method=name)
         assert fitted.scorer is not None
@@ -249,7 +251,7 @@ def record(made: Cell) -> Record:
 def page(*gone: str) -> list[str]:
     plan = parse(PLAN, "small.toml")
     records = {c.hash: record(c) for c in cells(plan) if f"{c.label} {c.task} {c.seed}" not in gone}
-    return ranks_markdown(plan, Records(records, {})).splitlines()
+    return ranks_markdown(Results(plan, Records(records, {}))).splitlines()
 
 
 def part(lines: list[str], title: str) -> list[str]:
@@ -296,4 +298,4 @@ def test_a_run_writes_records_that_the_page_reads(task: Task, tmp_path: Path, mo
     outcome = run(cells(plan), tmp_path / "small.jsonl")
     assert (outcome.done, outcome.failures) == (6, {})
     assert run(cells(plan), tmp_path / "small.jsonl").before == 6
-    assert "from 6 of 6 records" in ranks_markdown(plan, read_records(tmp_path / "small.jsonl"))
+    assert "from 6 of 6 records" in ranks_markdown(Results(plan, read_records(tmp_path / "small.jsonl")))

@@ -20,7 +20,7 @@ import offmap
 from offmap.posterior.predictive import Sampled
 from offmap_bench.runner.base_models import as_predictive
 from offmap_bench.runner.cell import Bench
-from offmap_bench.runner.context import FitContext, without_scoring
+from offmap_bench.runner.context import SCORING, FitContext, without
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, cells, narrow_plan, parse
 from offmap_bench.runner.run import Event, run
@@ -144,7 +144,7 @@ def test_a_posterior_is_recorded_with_its_setting_filled_in(done: Path) -> None:
 def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
     (cell,) = tiny("ensemble")
     data = task("regression")
-    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_scoring(cell.config)).predictive
+    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without(cell.config, *SCORING)).predictive
     assert isinstance(nets, Sampled)
     made = offmap.guard(as_predictive(nets.nets(), data), data.valid, likelihood="gaussian")
     expected = offmap.evaluate(made, data.valid, data.ood).rows[0]["nll"]
@@ -152,11 +152,11 @@ def test_the_validation_nll_is_that_of_the_chosen_clip(done: Path) -> None:
 
 
 def test_a_second_run_does_nothing(done: Path) -> None:
-    before, told = done.read_bytes(), list[Event]()
-    outcome = run(tiny(), done, report=told.append)
+    before, events = done.read_bytes(), list[Event]()
+    outcome = run(tiny(), done, report=events.append)
     assert (outcome.before, outcome.done, outcome.failed) == (8, 0, 0)
     assert done.read_bytes() == before
-    assert told == [Event("before", cell) for cell in tiny()]
+    assert events == [Event("before", cell) for cell in tiny()]
 
 
 def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_same_cell_gives_the_same_metrics(done: Path, tmp_path: Path) -> Non
 def test_each_net_alone_is_the_mean_over_the_members(done: Path) -> None:
     (cell,) = tiny("plain")
     data = task("regression")
-    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without_scoring(cell.config)).predictive
+    nets = METHODS["deep_ensemble"].fit(FitContext(data, 0, {}), without(cell.config, *SCORING)).predictive
     assert isinstance(nets, Sampled)
     areas = []
     for net in nets.nets():
@@ -266,8 +266,8 @@ def test_warnings_go_into_the_record(tmp_path: Path) -> None:
     assert record.metrics["test"]["not_finite"] == dict.fromkeys(lost, 1)
 
 
-def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def warn(ground: FitContext, settings: Any) -> Any:
+def test_what_a_fit_warns_of_is_events_to_all_that_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(context: FitContext, settings: Any) -> Any:
         logging.getLogger("offmap").warning("Mind the %s.", "gap")
         return 1 / 0
 
@@ -277,11 +277,11 @@ def test_what_a_fit_warns_of_is_told_to_all_that_share_it(monkeypatch: pytest.Mo
 
 
 def test_two_processes_do_the_same_work(tmp_path: Path) -> None:
-    wanted, told = tiny("nearest", TEXT.replace("seeds = [0]", "seeds = [0, 1]")), list[Event]()
-    outcome = run(wanted, tmp_path / "tiny.jsonl", jobs=2, report=told.append)
+    wanted, events = tiny("nearest", TEXT.replace("seeds = [0]", "seeds = [0, 1]")), list[Event]()
+    outcome = run(wanted, tmp_path / "tiny.jsonl", jobs=2, report=events.append)
     assert (outcome.done, outcome.failed) == (2, 0)
-    assert sorted(event.kind for event in told) == ["begin", "begin", "done", "done"]
-    assert {event.cell.hash for event in told} == {cell.hash for cell in wanted}
+    assert sorted(event.kind for event in events) == ["begin", "begin", "done", "done"]
+    assert {event.cell.hash for event in events} == {cell.hash for cell in wanted}
     assert len(read_records(tmp_path / "tiny.jsonl").records) == 2
 
 

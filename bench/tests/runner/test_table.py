@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from offmap_bench.runner.plan import Cell, cells, parse
+from offmap_bench.runner.plan import Cell, Plan, cells, parse
 from offmap_bench.runner.store import Record, Records, settings_of
-from offmap_bench.runner.table import markdown
+from offmap_bench.runner.table import Results
+from offmap_bench.runner.table import markdown as write_page
 
 PLAN = parse(
     """
@@ -43,6 +44,10 @@ def found(**changes: dict[str, Any] | None) -> Records:
         if change is not None:
             records[cell.hash] = record(cell, (0.6 if "yacht" in cell.task else 0.8) + 0.1 * cell.seed, **change)
     return Records(records, {})
+
+
+def markdown(plan: Plan, records: Records) -> str:
+    return write_page(Results(plan, records))
 
 
 def lines(page: str, start: str) -> list[str]:

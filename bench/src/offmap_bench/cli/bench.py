@@ -18,8 +18,11 @@ FOLDER = Path("bench/records")
 
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that comes with offmap, such as `uci`, or a .toml file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The plan's own shortcut, only to see that it runs.")]
-Folder = Annotated[Path, typer.Option(help="Folder of the records of all plans.")]
+Folder = Annotated[
+    Path, typer.Option("--folder", "--records", help="Folder of the records of all plans, or a .jsonl file of one.")
+]
 Records = Annotated[Path | None, typer.Option(help="File of the records; by default bench/records/PLAN.jsonl.")]
+Out = Annotated[Path | None, typer.Option(help="Where to write.")]
 
 
 @bench.command("run")
@@ -67,90 +70,41 @@ def bench_run(
         raise typer.Exit(1)
 
 
-@bench.command("table")
-def bench_table(
-    plan: PlanName,
-    quick: Quick = False,
-    records: Records = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the page; by default docs/PLAN.md.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write the records of a plan as Markdown tables.
-
-    Example: offmap bench table uci
-    """
-    from offmap.atomic import write_whole
-    from offmap_bench.runner.plan import read_plan
-    from offmap_bench.runner.ranks import ranks_markdown
-    from offmap_bench.runner.store import read_records
-    from offmap_bench.runner.table import markdown
-
-    selected = read_plan(plan, quick=quick)
-    page = out or Path("docs") / f"{selected.name}.md"
-    written = {"means": markdown, "ranks": ranks_markdown}[selected.page]
-    write_whole(page, written(selected, read_records(records or FOLDER / f"{selected.name}.jsonl")).encode())
-    print_result(as_json, {"page": page}, f"The tables are at {page}")
+PAGES = {
+    "table": ("The tables are at", "Write the records of a plan as Markdown tables (default: docs/PLAN.md)."),
+    "compare": (
+        "The comparison is at",
+        "Write our numbers beside the printed ones, marked where they are better or worse (default: docs/PLAN-compare.md).",
+    ),
+    "figures": (
+        "",
+        "Draw the records of a plan as SVG files (default: docs/figures/PLAN); a fit that has to be looked at is made once more.",
+    ),
+    "page": (
+        "The page is at",
+        "Write tables, comparison and figures of a plan as one self-contained HTML page (default: PLAN.html).",
+    ),
+}
 
 
-@bench.command("compare")
-def bench_compare(
-    plan: PlanName,
-    quick: Quick = False,
-    folder: Folder = FOLDER,
-    out: Annotated[Path | None, typer.Option(help="Where to write the page; by default docs/PLAN-compare.md.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write our numbers beside those that the paper prints, marked where they are better or worse.
+def add_page(name: str, words: str, text: str) -> None:
+    """Add a sub-command that writes something made of records."""
 
-    Example: offmap bench compare uci
-    """
-    from offmap.atomic import write_whole
-    from offmap_bench.runner.compare import answers, compare_markdown, sheet
+    def command(plan: PlanName, quick: Quick = False, folder: Folder = FOLDER, out: Out = None, as_json: Json = False) -> None:
+        from offmap_bench.report.experiment import WRITERS, Experiment
 
-    printed = sheet(plan)
-    page = out or Path("docs") / f"{plan}{'-quick' * quick}-compare.md"
-    write_whole(page, compare_markdown(f"{plan}{' --quick' * quick}", printed, answers(printed, folder, quick=quick)).encode())
-    print_result(as_json, {"page": page}, f"The comparison is at {page}")
+        experiment = Experiment(plan, folder, quick)
+        with Console(stderr=True).status("Drawing") as status:
+            target, paths = WRITERS[name](experiment, out, status.update)
+        if words:
+            print_result(as_json, {"page": target}, f"{words} {target}")
+            return
+        names = [path.name for path in paths]
+        shown = f"{len(names)} figures are in {target}" + (f": {', '.join(names)}" if names else "")
+        print_result(as_json, {"folder": target, "figures": names}, shown)
+
+    bench.command(name, help=f"{text}\n\nExample: offmap bench {name} uci")(command)
 
 
-@bench.command("figures")
-def bench_figures(
-    plan: PlanName,
-    quick: Quick = False,
-    folder: Folder = FOLDER,
-    out: Annotated[Path | None, typer.Option(help="Folder of the SVG files; by default docs/figures/PLAN.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Draw the records of a plan as SVG files; a fit that has to be looked at is made once more.
-
-    Example: offmap bench figures uci
-    """
-    from offmap_bench.report.experiment import experiment, write_figures
-
-    results = experiment(plan, folder, quick=quick)
-    target = out or Path("docs/figures") / results.results.plan.name
-    with Console(stderr=True).status("Drawing") as status:
-        paths = write_figures(results, target, say=status.update)
-    names = ", ".join(path.name for path in paths)
-    text = f"{len(paths)} figures are in {target}" + (f": {names}" if names else "")
-    print_result(as_json, {"folder": target, "figures": [path.name for path in paths]}, text)
-
-
-@bench.command("page")
-def bench_page(
-    plan: PlanName,
-    quick: Quick = False,
-    folder: Folder = FOLDER,
-    out: Annotated[Path | None, typer.Option(help="Where to write the page; by default PLAN.html.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write tables, comparison and figures of a plan as one self-contained HTML page.
-
-    Example: offmap bench page uci
-    """
-    from offmap_bench.report.experiment import experiment, write_experiment
-
-    results = experiment(plan, folder, quick=quick)
-    with Console(stderr=True).status("Drawing") as status:
-        page = write_experiment(results, out or Path(f"{results.results.plan.name}.html"), say=status.update)
-    print_result(as_json, {"page": page}, f"The page is at {page}")
+for _name, _words in PAGES.items():
+    add_page(_name, *_words)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
+from rich.table import Column, Table
 
 from offmap.cli.options import Json, print_result
-from offmap.table import Table
-
-BARS = (
-    SpinnerColumn(),
-    TextColumn("{task.description}"),
-    BarColumn(),
-    TimeElapsedColumn(),
-    TextColumn("{task.fields[doing]}"),
-)
 
 
 def demo(
@@ -33,32 +25,35 @@ def demo(
 
     Example: offmap demo --quick --out demo.html
     """
-    from offmap_bench.demo import show, story
+    from offmap_bench.demo import run, story
 
     console, screen = Console(), Console(stderr=True)
-    count = jobs or (1 if quick else min(2, show.cores()))
-    titles = [plan.title for plan in show.PLANS]
-    with Progress(*BARS, console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        bars = {title: progress.add_task(title, total=show.STAGES, doing="waiting") for title in titles}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[doing]}"),
+    )
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        stages = len(run.METHODS) + 2
+        bars = {plan.title: progress.add_task(plan.title, total=stages, doing="waiting") for plan in run.PLANS}
 
         def report(title: str, doing: str) -> None:
             progress.update(bars[title], advance=1, doing=doing)
 
-        shown = show.demo(out, seed=seed, fast=quick, workers=count, report=report)
-    tables = {result.plan.title: story.rows(result) for result in shown.results}
+        workers = jobs or (1 if quick else min(2, cores))
+        page, results = story.demo(out, seed=seed, fast=quick, workers=workers, report=report)
+    tables = {result.plan.title: story.tabulate(result) for result in results}
+    for title, table in {} if as_json else tables.items():
+        names, *numbers = table.columns
+        columns = [Column(names, no_wrap=True), *(Column(name, justify="right") for name in numbers)]
+        shown = Table(*columns, title=title, title_justify="left", title_style="bold")
+        for row in table.rows:
+            shown.add_row(*(str(row.get(column, "")) for column in table.columns))
+        console.print(shown)
     if not as_json:
-        for title, table in tables.items():
-            console.print(rich_table(table, title))
         console.print("FPR@95: OOD inputs unnoticed while 95 % of in-distribution ones pass.\n+: seconds on top of trained nets.")
-    record = {"page": shown.page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
-    print_result(as_json, record, f"The page is at {shown.page}")
-
-
-def rich_table(table: Table, title: str) -> RichTable:
-    """Convert a table for the terminal."""
-    result = RichTable(title=title, title_justify="left", title_style="bold")
-    for position, column in enumerate(table.columns):
-        result.add_column(column, justify="right" if position else "left", no_wrap=not position)
-    for row in table.rows:
-        result.add_row(*(str(row.get(column, "")) for column in table.columns))
-    return result
+    record = {"page": page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
+    print_result(as_json, record, f"The page is at {page}")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from offmap.detectors.input_distance import Nearest
@@ -18,20 +17,18 @@ from offmap.integrations.nets import mlp
 from offmap.posterior.predictive import Predictive, Scorer
 from offmap_bench.methods import deep_ensemble, mc_dropout
 from offmap_bench.runner.base_models import SILENT, as_predictive, prepare
-from offmap_bench.runner.cell import warm_up
-from offmap_bench.runner.watch import View, grid, view
+from offmap_bench.runner.cell import single_thread, warm_up
+from offmap_bench.runner.watch import View, grid, view_of
 from offmap_bench.tasks.synthetic import digits, moons, regression
 from offmap_bench.tasks.task import Task
 
 Value = TypeVar("Value")
-Report = Callable[[str], None]
-"""Called with what is about to be done."""
+Report = Callable[[str], None]  # called with what is about to be done
 
 PLAIN, ENSEMBLE, DROPOUT = "Plain net", "Deep ensemble ×5", "MC-dropout"
 SCALING, SVD, SVD5, NEAREST = "MaxWEnt", "MaxWEnt-SVD", "MaxWEnt-SVD ×5", "Nearest row"
 JOINED = "The same, default score"
-METHODS = (PLAIN, ENSEMBLE, DROPOUT, SCALING, SVD, SVD5, JOINED, NEAREST)
-"""In the order of tables, panels and colours."""
+METHODS = (PLAIN, ENSEMBLE, DROPOUT, SCALING, SVD, SVD5, JOINED, NEAREST)  # in the order of tables, panels and colours
 
 
 @dataclass(frozen=True)
@@ -84,9 +81,8 @@ class Result:
     seconds: dict[str, float]
     thresholds: dict[str, float]
     views: dict[str, View]
-    labels: Tensor  # what the SVD guard takes the first OOD set for; (n,), empty for regression
+    labels: Tensor | None  # what the SVD guard takes the first OOD set for, (n,)
     clip: float | None  # the SVD guard's own choice
-    wall: float
 
 
 @dataclass
@@ -96,100 +92,73 @@ class Bench:
     plan: Plan
     task: Task
     seed: int
-    report: Report
+    report: Report = lambda doing: None
 
     def __post_init__(self) -> None:
         self.train, self.valid, self.likelihood = prepare(self.untrained(range(1)), self.task, self.plan.batch_size)
         self.seconds: dict[str, float] = {}
 
     def untrained(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
-        """Untrained nets; a member's start depends on the seed and its number alone."""
+        """Return untrained nets; a member's start depends on the seed and its number alone."""
         first, hidden = self.seed * self.plan.members, self.plan.hidden
         return [mlp(self.task.inputs, self.task.outputs, hidden=hidden, dropout=dropout, seed=first + m) for m in members]
 
     def trained(self, method: Any, nets: list[nn.Module]) -> Any:
-        """Nets trained by a method of `offmap_bench.methods`."""
+        """Train nets by a method of `offmap_bench.methods`."""
         config = method.Config(steps=self.plan.steps, lr=self.plan.lr)
         return method.fit(nets, self.train, self.valid, likelihood=self.likelihood, config=config, seed=self.seed, runtime=SILENT)
 
     def plain(self, members: range) -> list[nn.Module]:
-        """Nets trained by maximum likelihood."""
+        """Return nets trained by maximum likelihood."""
         return self.trained(deep_ensemble, self.untrained(members)).nets()
 
     def guard(self, predictive: Predictive, **options: Any) -> Guard:
-        """A guard over any method."""
+        """Return a guard over any method."""
         draws = self.plan.draws
         return guard(predictive, self.task.valid, likelihood=self.likelihood, draws=draws, seed=self.seed, **options)
 
     def maxwent(self, nets: list[nn.Module], basis: str, **options: Any) -> Guard:
-        """A guard around trained nets."""
+        """Return a guard around trained nets."""
         return fit(
             nets, self.task.train, self.task.valid, likelihood=self.likelihood, basis=basis,  # pyright: ignore[reportArgumentType]
             score="paper", draws=self.plan.draws, seed=self.seed, progress=False, **self.plan.fit | options,
         )  # fmt: skip
 
+    def timed(self, label: str, work: Callable[[], Value]) -> Value:
+        """Do the work, and keep its seconds."""
+        self.report(label)
+        start = time.perf_counter()
+        result = work()
+        self.seconds[label] = time.perf_counter() - start
+        return result
 
+
+@single_thread()
 def run(plan: Plan, seed: int, report: Report = lambda doing: None) -> Result:
-    """All methods on one task, with one thread: small tensors run slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _run(Bench(plan, plan.task(), seed, report))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _run(bench: Bench) -> Result:
-    start = time.perf_counter()
-    plan, task = bench.plan, bench.task
+    """Run all methods on one task."""
+    task = plan.task()
+    bench = Bench(plan, task, seed, report)
     warm_up()
-    first = timed(bench, PLAIN, lambda: bench.plain(range(1)))
-    others = timed(bench, ENSEMBLE, lambda: bench.plain(range(1, plan.members)))
+    first = bench.timed(PLAIN, lambda: bench.plain(range(1)))
+    nets = first + bench.timed(ENSEMBLE, lambda: bench.plain(range(1, plan.members)))
     bench.seconds[ENSEMBLE] += bench.seconds[PLAIN]
-    nets = first + others
     guards = {label: bench.guard(as_predictive(n, task), score="paper") for label, n in ((PLAIN, first), (ENSEMBLE, nets))}
-    dropout = timed(bench, DROPOUT, lambda: bench.trained(mc_dropout, bench.untrained(range(1), plan.dropout)))
+    dropout = bench.timed(DROPOUT, lambda: bench.trained(mc_dropout, bench.untrained(range(1), plan.dropout)))
     guards[DROPOUT] = bench.guard(dropout, score="paper")
     for label, basis in ((SCALING, "identity"), (SVD, "svd")):
-        guards[label] = timed(bench, label, lambda basis=basis: bench.maxwent(first, basis))
+        guards[label] = bench.timed(label, lambda basis=basis: bench.maxwent(first, basis))
     entropy_weight = guards[SVD].history.chosen["entropy_weight"]  # what one net chose serves for five
-    guards[SVD5] = timed(bench, SVD5, lambda: bench.maxwent(nets, "svd", entropy_weight=entropy_weight))
-    joined = timed(bench, JOINED, lambda: bench.guard(guards[SVD5].predictive, train=task.train))
+    guards[SVD5] = bench.timed(SVD5, lambda: bench.maxwent(nets, "svd", entropy_weight=entropy_weight))
+    joined = bench.timed(JOINED, lambda: bench.guard(guards[SVD5].predictive, train=task.train))
     bench.seconds[JOINED] += bench.seconds[SVD5]
-    baseline = timed(bench, NEAREST, lambda: Nearest(task.train[0], standardise=plan.standardise))
-    bench.report("Looking around")
+    baseline = bench.timed(NEAREST, lambda: Nearest(task.train[0], standardise=plan.standardise))
+    report("Looking around")
     scorers: dict[str, Scorer] = {**guards, JOINED: joined, NEAREST: baseline}
+    thresholds = {label: g.threshold for label, g in {**guards, JOINED: joined}.items()}
+    x, views = grid(task.inputs, plan.grid), dict[str, View]()
+    if x is not None:  # every guard unclipped, and the SVD guard clipped
+        views = {label: view_of(g.predict(x, clip=None)) for label, g in guards.items()}
+        views[f"{SVD}, clipped at {plan.clip:g}"] = view_of(guards[SVD].predict(x, clip=plan.clip))
+    labels = guards[SVD].predict(next(iter(task.ood.values()))).label
     evaluation = evaluate(scorers, task.test, task.ood)
-    return Result(
-        plan, task, evaluation, bench.seconds, {label: g.threshold for label, g in {**guards, JOINED: joined}.items()},
-        predict_views(plan, task, guards), ood_labels(task, guards[SVD]), guards[SVD].clip, time.perf_counter() - start,
-    )  # fmt: skip
-
-
-def timed(bench: Bench, label: str, work: Callable[[], Value]) -> Value:
-    """Do the work, and keep its seconds."""
-    bench.report(label)
-    start = time.perf_counter()
-    result = work()
-    bench.seconds[label] = time.perf_counter() - start
-    return result
-
-
-def predict_views(plan: Plan, task: Task, guards: dict[str, Guard]) -> dict[str, View]:
-    """Every guard on the grid, unclipped, and the SVD guard clipped."""
-    x = grid(task.inputs, plan.grid)
-    if x is None:
-        return {}
-    views = {label: view(g, x, None) for label, g in guards.items()}
-    return views | {clipped(plan): view(guards[SVD], x, plan.clip)}
-
-
-def clipped(plan: Plan) -> str:
-    """The name of the clipped panel."""
-    return f"{SVD}, clipped at {plan.clip:g}"
-
-
-def ood_labels(task: Task, guard: Guard) -> Tensor:
-    """The classes that a guard would give to the first OOD set."""
-    label = guard.predict(next(iter(task.ood.values()))).label
-    return torch.zeros(0, dtype=torch.int64) if label is None else label
+    return Result(plan, task, evaluation, bench.seconds, thresholds, views, labels, guards[SVD].clip)

@@ -1,4 +1,4 @@
-"""Panels of experiments: confidence bands, uncertainty maps, histograms, ROC curves, small images; and sheets of several.
+"""Panels of experiments, each the SVG of one drawing, and sheets of several.
 
 Every panel of a kind has the same size and axes, so that a row of them can be read across.
 """
@@ -6,9 +6,11 @@ Every panel of a kind has the same size and axes, so that a row of them can be r
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,22 +24,16 @@ from offmap.report.page import MAP, SERIES, Array, Panel, colour, draw_svg, gall
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SETS = ("id", "ood", "series1", "series2", "series5")
-"""Colours of data sets in histograms: the in-distribution one first."""
-
-CLASSES = ("#ffffff", "#ffc24d")
-"""Colours of two classes on a map."""
-
-GAP, CAPTION = 14.0, 30.0
-"""Points between the panels of a sheet, and above each for its title."""
+SETS = ("id", "ood", "series1", "series2", "series5")  # colours of data sets in histograms: the in-distribution one first
+CLASSES = ("#ffffff", "#ffc24d")  # colours of two classes on a map
+GAP, CAPTION = 14.0, 30.0  # points between the panels of a sheet, and above each for its title
 
 
 def band_panel(
     x: Array, mean: Array, std: Array, *, points: tuple[Array, Array], truth: Array, limits: tuple[float, float]
 ) -> str:
     """Draw mean ± 2 standard deviations over x, the true curve and the training points; cut at the limits of y."""
-    frame = 3 * np.array(limits)
-    low, high, middle = (np.clip(mean + side * 2 * std, *frame) for side in (-1, 1, 0))
+    low, high, middle = (np.clip(mean + side * 2 * std, *(3 * np.array(limits))) for side in (-1, 1, 0))
 
     def draw(axes: Axes) -> None:
         axes.fill_between(x, low, high, color=colour("band"), linewidth=0)
@@ -51,8 +47,7 @@ def band_panel(
 
 def map_panel(values: Array, *, half: float, points: Sequence[Array], top: float) -> str:
     """Draw uncertainty, (n, n) with y upwards, on the square [−half, half]², from 0 (light) to `top` (dark); points by class."""
-    colours = require("matplotlib.colors", "figures")
-    cmap = colours.LinearSegmentedColormap.from_list("calm to uncertain", MAP)
+    cmap = require("matplotlib.colors", "figures").LinearSegmentedColormap.from_list("calm to uncertain", MAP)
 
     def draw(axes: Axes) -> None:
         extent = (-half, half, -half, half)
@@ -68,18 +63,16 @@ def map_panel(values: Array, *, half: float, points: Sequence[Array], top: float
 
 def histogram_panel(sets: Mapping[str, Array], *, bins: Array, threshold: float | None = None, label: str = "score") -> str:
     """Draw shares of rows by score, the first set in-distribution and the others OOD; a vertical line marks the threshold."""
-    log = bins[0] > 0 and bins[-1] / bins[0] > DECADES
-    shades = [colour(name) for name in SETS]
 
     def draw(axes: Axes) -> None:
-        for values, shade in zip(sets.values(), shades, strict=False):
+        for values, shade in zip(sets.values(), map(colour, SETS), strict=False):
             inside = np.clip(np.nan_to_num(values, nan=np.inf), bins[0], bins[-1])
             shares = np.histogram(inside, bins)[0] / len(inside)
             axes.stairs(shares, bins, fill=True, color=shade, alpha=0.45, linewidth=0)
             axes.stairs(shares, bins, color=shade, linewidth=1)
         if threshold is not None and bins[0] <= threshold <= bins[-1]:
             axes.axvline(threshold, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
-        if log:
+        if bins[0] > 0 and bins[-1] / bins[0] > DECADES:
             axes.set_xscale("log")
             axes.minorticks_off()
         axes.set(xlim=(bins[0], bins[-1]), ylim=(0, None), xlabel=label, yticks=())
@@ -96,14 +89,11 @@ def score_bins(scores: Sequence[Array], *, least: float = 0.0, count: int = 44) 
     """
     values = np.concatenate([np.ravel(s) for s in scores]).astype(np.float64)
     values = values[np.isfinite(values)]
-    if not len(values):
-        return np.linspace(0, 1, count + 1)
-    low, high = max(float(values.min()), least), float(values.max())
+    low, high = (max(float(values.min()), least), float(values.max())) if len(values) else (0.0, 1.0)
     if high <= low:
-        return np.linspace(low - 0.5, low + 0.5, count + 1)
-    if low <= 0 or high / low <= DECADES:
-        return np.linspace(low, high, count + 1)
-    return np.geomspace(low, high, count + 1)
+        low, high = low - 0.5, low + 0.5
+    space = np.linspace if low <= 0 or high / low <= DECADES else np.geomspace
+    return space(low, high, count + 1)
 
 
 def roc_panel(curves: Sequence[tuple[Array, Array]]) -> str:
@@ -111,9 +101,8 @@ def roc_panel(curves: Sequence[tuple[Array, Array]]) -> str:
 
     def draw(axes: Axes) -> None:
         axes.axvline(0.05, color=colour("line"), linewidth=0.8)
-        for position, (alarms, catches) in enumerate(curves):
-            shade, dashes = series(position)
-            axes.plot(alarms, catches, color=shade, linestyle=(0, dashes) if dashes else "-", linewidth=1.6)
+        for position, curve in enumerate(curves):
+            _plot_series(axes, position, *curve, linewidth=1.6)
         ticks = (0, 0.25, 0.5, 0.75, 1)
         axes.set(xlim=(-0.015, 1.015), ylim=(-0.015, 1.015), xticks=ticks, yticks=ticks)
         axes.set(xlabel="in-distribution data flagged", ylabel="OOD data caught")
@@ -121,12 +110,15 @@ def roc_panel(curves: Sequence[tuple[Array, Array]]) -> str:
     return draw_svg(draw, width=3.6, height=2.9, margins=(0.5, 0.38, 0.08, 0.06))
 
 
+def _plot_series(axes: Axes, position: int, x: Array, y: Array, linewidth: float) -> None:
+    shade, dashes = series(position)
+    axes.plot(x, y, color=shade, linestyle=(0, dashes) if dashes else "-", linewidth=linewidth)
+
+
 def image_panel(images: Array, captions: Sequence[str]) -> str:
     """Draw small grey images (n, h, w) in one row, dark on light, a word below each."""
     count, height, width = images.shape
-    sheet = np.full((height, count * (width + 1) - 1), np.nan)
-    for position, image in enumerate(images):
-        sheet[:, position * (width + 1) : position * (width + 1) + width] = image
+    sheet = np.pad(images, ((0, 0), (0, 0), (0, 1)), constant_values=np.nan).swapaxes(0, 1).reshape(height, -1)[:, :-1]
 
     def draw(axes: Axes) -> None:
         axes.imshow(sheet, cmap="gray_r", interpolation="none", vmin=0, vmax=1, aspect="auto")
@@ -138,6 +130,82 @@ def image_panel(images: Array, captions: Sequence[str]) -> str:
     return draw_svg(draw, width=0.45 * count, height=0.7, margins=(0.02, 0.26, 0.02, 0.02))
 
 
+def dots_panel(lines: Mapping[str, tuple[Sequence[float], float | None]], *, label: str) -> str:
+    """Draw {method: (a value per task, the printed mean or None)}: dots, a bar at their mean, a diamond at the printed mean."""
+    left = 0.15 + 0.062 * max(map(len, lines), default=0)  # inches of a letter
+
+    def draw(axes: Axes) -> None:
+        for place, (values, printed) in enumerate(lines.values()):
+            axes.plot([0, 100], [place, place], color=colour("line"), linewidth=0.5, zorder=0)
+            if values:
+                level, mean = [place] * len(values), fmean(values)
+                axes.plot(values, level, "o", markersize=3, alpha=0.55, color=colour("id"), markeredgewidth=0)
+                axes.plot([mean, mean], [place - 0.34, place + 0.34], color=colour("ink"), linewidth=1.8)
+            if printed is not None:
+                axes.plot(printed, place, "D", markersize=4, color="none", markeredgecolor=colour("ood"))
+        all_values = [v for values, printed in lines.values() for v in (*values, *([] if printed is None else [printed]))]
+        low = 10 * math.floor(min(all_values, default=0) / 10)
+        axes.set(xlim=(low - 1, 101), ylim=(len(lines) - 0.4, -0.6), xlabel=label)
+        axes.set_yticks(range(len(lines)), list(lines))
+        axes.tick_params(axis="y", length=0, labelcolor=colour("ink"))
+        axes.spines["left"].set_visible(False)
+
+    return draw_svg(draw, width=left + 4.2, height=0.5 + 0.2 * max(1, len(lines)), margins=(left, 0.38, 0.1, 0.06))
+
+
+def steps_panel(lines: Sequence[tuple[Array, Array, float | None]], *, label: str, bound: float | None = None) -> str:
+    """Draw one quantity over the steps, (steps, values, the step kept) per fit; τ dashed, a dotted line at every step kept."""
+
+    def draw(axes: Axes) -> None:
+        for place, (steps, values, kept) in enumerate(lines):
+            seen = np.isfinite(values)
+            if seen.any():
+                _plot_series(axes, place, steps[seen], values[seen], linewidth=1.2)
+            if kept is not None:
+                axes.axvline(kept, color=series(place)[0], linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.set(xlabel="step", ylabel=label)
+        if bound is not None:
+            axes.axhline(bound, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 2)))
+        limits = shown_range(np.concatenate([np.zeros(0), *(values for _, values, _ in lines)]), bound)
+        if limits is not None:
+            axes.set_ylim(*limits)
+
+    return draw_svg(draw, width=3.0, height=2.1, margins=(0.6, 0.38, 0.1, 0.08))
+
+
+def shown_range(values: Array, bound: float | None = None) -> tuple[float, float] | None:
+    """Return ends of an axis that leave out the wildest twentieth on either side, with a little room; None for nothing.
+
+    >>> low, high = shown_range(np.array([0.0, 1.0, math.nan, math.inf]))
+    >>> round(low, 3), round(high, 3)
+    (-0.036, 1.036)
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return None
+    marks = [] if bound is None else [bound]
+    low, high = (float(pick([end, *marks])) for pick, end in zip((min, max), np.quantile(finite, (0.05, 0.95)), strict=True))
+    room = 0.05 * (high - low) if high > low else 0.5
+    # where the rest is not far off, all of it is shown
+    least, most = min(low, float(finite.min())), max(high, float(finite.max()))
+    low, high = least if low - least < 4 * room else low, most if most - high < 4 * room else high
+    return low - 0.8 * room if low == least else low, high + 0.8 * room if high == most else high
+
+
+def day_panel(hours: Array, truth: Array, mean: Array, std: Array, *, limits: tuple[float, float]) -> str:
+    """Draw counts over the hours of a day: the truth as dots, the prediction as a line and mean ± std as a band."""
+    order = np.argsort(hours)
+    x, low, middle, high = hours[order], *(np.clip(mean + side * std, *limits)[order] for side in (-1, 0, 1))
+
+    def draw(axes: Axes) -> None:
+        axes.fill_between(x, low, high, color=colour("band"), linewidth=0)
+        axes.plot(x, middle, color=colour("series4"), linewidth=1)
+        axes.plot(x, truth[order], "o", markersize=1.8, color=colour("ood"), markeredgewidth=0, alpha=0.7)
+        axes.set(ylim=limits, xlabel="hour", ylabel="vehicles")
+
+    return draw_svg(draw, width=4.6, height=2.1, margins=(0.45, 0.36, 0.08, 0.08))
+
+
 def score_panels(
     evaluation: Evaluation, *, thresholds: Mapping[str, float] | None = None, alone: Sequence[str] = (), least: float = 0.0
 ) -> list[Panel]:
@@ -146,33 +214,27 @@ def score_panels(
     common = score_bins([s for name, sets in scores.items() if name not in alone for s in sets.values()], least=least)
     panels: list[Panel] = []
     for name, sets in scores.items():
-        bins = score_bins(list(sets.values()), least=-np.inf) if name in alone else common
-        label = "own scale" if name in alone else "score"
+        bins, label = (score_bins(list(sets.values()), least=-np.inf), "own scale") if name in alone else (common, "score")
         svg = histogram_panel(sets, bins=bins, threshold=(thresholds or {}).get(name), label=label)
-        panels.append(Panel(svg, name, f"Histogram of the scores of {name}. {_medians(sets)}"))
+        medians = ", ".join(f"{float(np.median(v)):.2g} on {k}" for k, v in sets.items())
+        panels.append(Panel(svg, name, f"Histogram of the scores of {name}. Median score: {medians}."))
     return panels
-
-
-def _medians(sets: Mapping[str, Array]) -> str:
-    return "Median score: " + ", ".join(f"{float(np.median(v)):.2g} on {k}" for k, v in sets.items()) + "."
 
 
 def roc_gallery(evaluation: Evaluation) -> str:
     """Draw ROC curves of all scorers, one panel per OOD data set, with a legend."""
-    names = list(dict.fromkeys(str(row["set"]) for row in evaluation.rows if "auroc" in row))
     panels: list[Panel] = []
-    for ood in names:
-        areas = {row["scorer"]: row["auroc"] for row in evaluation.rows if row["set"] == ood}
+    for ood in dict.fromkeys(str(row["set"]) for row in evaluation.rows if "auroc" in row):
         curves = [roc(np.asarray(s["test"]), np.asarray(s[ood])) for s in evaluation.scores.values()]
-        words = ", ".join(f"{name} {100 * area:.1f}" for name, area in areas.items())
-        panels.append(Panel(roc_panel(curves), f"OOD data: {ood}", f"ROC curves, AUROC in percent: {words}."))
+        areas = ", ".join(f"{row['scorer']} {100 * row['auroc']:.1f}" for row in evaluation.rows if row["set"] == ood)
+        panels.append(Panel(roc_panel(curves), f"OOD data: {ood}", f"ROC curves, AUROC in percent: {areas}."))
     return gallery(panels, legend=series_legend(list(evaluation.scores)), width="19rem")
 
 
 def series_legend(names: Sequence[str]) -> str:
     """Explain colours and dashes of series by their order."""
-    looks = [(" ".join(f"{1.3 * d:g}" for d in series(i)[1]), i % SERIES) for i in range(len(names))]
-    return legend([(f"line {d}".strip(), f"var(--series{i})", n) for (d, i), n in zip(looks, names, strict=True)])
+    dashes = [" ".join(f"{1.3 * d:g}" for d in series(i)[1]) for i in range(len(names))]
+    return legend([(f"line {dashes[i]}".strip(), f"var(--series{i % SERIES})", name) for i, name in enumerate(names)])
 
 
 def render_sheet(panels: Sequence[Panel], columns: int) -> str:
@@ -192,26 +254,17 @@ def render_sheet(panels: Sequence[Panel], columns: int) -> str:
         words = f'<tspan font-weight="bold" fill="{colour("ink")}">{html.escape(panel.title)}</tspan>'
         subtitle = f'<tspan x="{x:.0f}" dy="11" fill="{colour("soft")}">{html.escape(panel.subtitle)}</tspan>'
         parts.append(f'<text x="{x:.0f}" y="{y + 8:.0f}" font-size="9">{words}{subtitle}</text>')
-        parts.append(_plain(panel).replace("<svg", f'<svg x="{x:.0f}" y="{y + CAPTION - 6:.0f}"', 1))
-    return _shortened("\n".join([*parts, "</svg>"])) + "\n"
-
-
-def _shortened(svg: str) -> str:
-    """State the looks of repeated marks once, as classes."""
-    looks = list(dict.fromkeys(re.findall(r'<use [^>]*style="([^"]*)"', svg)))
+        svg = themed(panel.svg, panel.title + panel.subtitle + panel.alt).replace("var(--font)", "system-ui, sans-serif")
+        svg = re.sub(r"var\(--(\w+)\)", lambda found: colour(found[1]), svg)
+        svg = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', svg, count=2)  # in the sheet's own units
+        svg = "\n".join(line.rstrip() for line in svg.splitlines())
+        parts.append(svg.replace("<svg", f'<svg x="{x:.0f}" y="{y + CAPTION - 6:.0f}"', 1))
+    sheet = "\n".join([*parts, "</svg>"])
+    looks = list(dict.fromkeys(re.findall(r'<use [^>]*style="([^"]*)"', sheet)))  # of repeated marks, stated once as classes
     for place, look in enumerate(looks):
-        svg = re.sub(rf'(<use [^>]*)style="{re.escape(look)}"', rf'\1class="m{place}"', svg)
+        sheet = re.sub(rf'(<use [^>]*)style="{re.escape(look)}"', rf'\1class="m{place}"', sheet)
     rules = "".join(f".m{place} {{ {look} }}" for place, look in enumerate(looks))
-    return svg.replace("<rect ", f"<style>{rules}</style>\n<rect ", 1)
-
-
-def _plain(panel: Panel) -> str:
-    """Give a panel unique ids and plain colours."""
-    svg = themed(panel.svg, panel.title + panel.subtitle + panel.alt)
-    svg = svg.replace("var(--font)", "system-ui, sans-serif")
-    svg = re.sub(r"var\(--(\w+)\)", lambda found: colour(found[1]), svg)
-    svg = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', svg, count=2)  # in the sheet's own units
-    return "\n".join(line.rstrip() for line in svg.splitlines())
+    return sheet.replace("<rect ", f"<style>{rules}</style>\n<rect ", 1) + "\n"
 
 
 def write_sheet(path: Path, panels: Sequence[Panel], columns: int) -> Path:

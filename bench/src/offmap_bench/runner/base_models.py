@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,8 @@ from offmap_bench.tasks.task import Task
 
 logger = logging.getLogger("offmap")
 
-FORMAT = 2
-"""Raised whenever the same recipe comes to give other nets."""
-
-SEED_STEP = 1000
-"""Seeds of the members' starts are this far apart, so that a member has the same start in ensembles of any size."""
+FORMAT = 2  # raised whenever the same recipe comes to give other nets
+SEED_STEP = 1000  # between the seeds of two runs, so that a member has the same start in ensembles of any size
 
 SILENT = Runtime(progress=False)
 ENSEMBLES: dict[str, Competitor[Any, Sampled]] = {
@@ -69,46 +66,55 @@ class Trained:
 
 
 def models(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> list[nn.Module]:
-    """The trained members for a task, read if they have been trained before."""
+    """Return the trained members for a task, read if they have been trained before."""
     return trained(task, seed, recipe, folder).nets
 
 
 def trained(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> Trained:
-    """The trained members with the time of their training. Two processes that need the same models at once both train them."""
+    """Return the members with the time of their training. Two processes that need the same models at once both train them."""
     recipe = recipe or Recipe()
-    name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe)}.safetensors"
-    path = Path(folder or cache_folder()) / "models" / name
     nets = untrained(task, seed, recipe)
-    shapes = {n: w.shape for n, w in stack_models(nets).mean.items()}
-    cached = read_cached(path, "models are trained again")
-    if cached is not None and {n: w.shape for n, w in cached[0].items()} != shapes:
-        logger.warning("The cache at %s has other shapes than the nets: its models are trained again.", path)
-        cached = None
-    if cached is None:
+
+    def train_members() -> tuple[dict[str, Tensor], dict[str, Any]]:
         begin = time.perf_counter()
         weights, chosen = train(nets, task, seed, recipe)
-        header: dict[str, Any] = {
-            "task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__),
-            "seconds": time.perf_counter() - begin, "chosen": chosen,
-        }  # fmt: skip
-        cached = weights, header
-        write_cached(path, *cached)
+        header = {"task": task.name, "seed": seed, "recipe": asdict(recipe), "torch": str(torch.__version__), "chosen": chosen}
+        return weights, header | {"seconds": time.perf_counter() - begin}
+
+    name = f"{task.name.replace('/', '-')}-{seed}-{digest(task, seed, recipe)}.safetensors"
+    path = Path(folder or cache_folder()) / "models" / name
+    weights, header = read_or_train(path, stack_models(nets).mean, train_members)
     for member, net in enumerate(nets):
-        net.load_state_dict(at(cached[0], member))
+        net.load_state_dict(at(weights, member))
         net.eval()
-    return Trained(nets, float(cached[1]["seconds"]), cached[1].get("chosen", {}))
+    return Trained(nets, float(header["seconds"]), header.get("chosen", {}))
+
+
+def read_or_train(
+    path: Path, like: Mapping[str, Tensor], train: Callable[[], tuple[Mapping[str, Tensor], dict[str, Any]]]
+) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """Return cached weights, of the shapes of `like`, and their header; train and write them if they are absent or damaged."""
+    if path.exists():
+        try:
+            header, weights = unseal(path.read_bytes())
+            if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in like.items()}:
+                raise ValueError("it has other shapes than the nets")
+            return weights, dict(header)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            logger.warning("The cache at %s cannot be read (%s): its nets are trained again.", path, error)
+    weights, header = train()
+    write_whole(path, seal(header, weights))
+    return weights, header
 
 
 def untrained(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
-    """Untrained members: a start depends on the seed and the member's number alone."""
-    return [
-        mlp(task.inputs, task.outputs, hidden=recipe.hidden, dropout=recipe.dropout, seed=SEED_STEP * seed + member)
-        for member in range(recipe.members)
-    ]
+    """Return untrained members: a start depends on the seed and the member's number alone."""
+    seeds = range(SEED_STEP * seed, SEED_STEP * seed + recipe.members)
+    return [mlp(task.inputs, task.outputs, hidden=recipe.hidden, dropout=recipe.dropout, seed=start) for start in seeds]
 
 
 def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights of the members, {name: (M, ...)}, all candidates in one stack, and the candidate of lowest validation NLL."""
+    """Return weights of the members, {name: (M, ...)}, all candidates in one stack, and the one of lowest validation NLL."""
     rows, valid, likelihood = prepare(nets, task, recipe.batch_size)
     configs = [override(recipe.training, candidate) for candidate in recipe.candidates]
     fits: list[Sampled] = ENSEMBLES[recipe.method].fit_grid(
@@ -122,55 +128,35 @@ def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> t
 
 
 def prepare(nets: Sequence[nn.Module], task: Task, batch_size: int) -> tuple[Batches, Rows, Likelihood]:
-    """Batches to train such nets on, validation rows, and the likelihood of their outputs."""
+    """Return batches to train such nets on, validation rows, and the likelihood of their outputs."""
     place = Place.of(nets[0])
     train = as_batches(task.train, place, name="train", batch_size=batch_size)
     return train, load_rows(as_batches(task.valid, place, name="valid")), likelihood_of(task, nets[0])
 
 
 def likelihood_of(task: Task, net: nn.Module) -> Likelihood:
-    """The task's likelihood for the outputs of such a net."""
-    inputs, targets = task.valid
-    return infer(net(inputs).detach(), targets, task.likelihood)
+    """Return the task's likelihood for the outputs of such a net."""
+    return infer(net(task.valid[0]).detach(), task.valid[1], task.likelihood)
 
 
 def as_predictive(nets: Sequence[nn.Module], task: Task) -> Sampled:
-    """Trained nets as they are, nothing random."""
+    """Return trained nets as they are, nothing random."""
     stacked = stack_models(nets)
     weights = stacked.mean | stacked.fixed
     return Sampled(SILENT.model(stacked.module, weights, task.valid[0]), weights)
 
 
 def digest(task: Task, seed: int, recipe: Recipe) -> str:
-    """16 hexadecimal digits of all that the nets depend on: the data themselves, the seed and the recipe."""
-    header = {
-        "format": FORMAT, "task": task.name, "likelihood": task.likelihood, "outputs": task.outputs, "seed": seed,
-        "recipe": asdict(recipe),
-    }  # fmt: skip
-    total = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    update_digest(total, *task.train, *task.valid)
-    return total.hexdigest()[:16]
+    """Return 16 hexadecimal digits of all that the nets depend on: the data themselves, the seed and the recipe."""
+    header: dict[str, Any] = {"format": FORMAT, "seed": seed, "recipe": asdict(recipe)}
+    header |= {"task": task.name, "likelihood": task.likelihood, "outputs": task.outputs}
+    return digest_with(json.dumps(header, sort_keys=True), *task.train, *task.valid)[:16]
 
 
-def update_digest(total: Any, *tensors: Tensor) -> None:
-    """Add shapes, dtypes and content of tensors to a hash."""
+def digest_with(header: str, *tensors: Tensor) -> str:
+    """Return the SHA-256 of a text and of shapes, dtypes and content of tensors."""
+    total = hashlib.sha256(header.encode())
     for tensor in tensors:
         total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         total.update(tensor.contiguous().numpy().data)
-
-
-def write_cached(path: Path, weights: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write weights and a header in one step, with a checksum of both."""
-    write_whole(path, seal(header, weights))
-
-
-def read_cached(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Weights and header of a file; None when there is none, or when it is damaged, with a warning."""
-    if not path.exists():
-        return None
-    try:
-        header, weights = unseal(path.read_bytes())
-        return weights, dict(header)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        logger.warning("The cache at %s cannot be read (%s): its %s.", path, error, remedy)
-        return None
+    return total.hexdigest()

@@ -14,20 +14,21 @@ from typing import Any
 
 import torch
 
+from offmap import conformal
 from offmap._version import __version__
 from offmap.data import as_batches, load_rows
 from offmap.evaluation import evaluate
 from offmap.fit import guard
 from offmap.guard import Guard
+from offmap.metrics import coverage, ence, mean_width, quantile_ece
 from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, Predictive, Scorer
-from offmap_bench.runner.calibration import regression_measures
 from offmap_bench.runner.context import SCORING, FitContext, Fitted
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, Settings
 from offmap_bench.runner.store import Record, settings_of
 from offmap_bench.tasks.catalog import task as task_of
-from offmap_bench.tasks.task import Pair, Task
+from offmap_bench.tasks.task import Task
 
 MEASURES = (
     "auroc", "fpr95", "aupr_in", "aupr_out", "nll", "rmse", "accuracy", "ece", "coverage", "width", "wide_nll", "wide_rmse",
@@ -44,12 +45,14 @@ class Bench:
     _fit: tuple[str, Fitted | Exception, list[str]] | None = None
 
     def run(self, cell: Cell) -> Record:
-        """The cell's record; an error is part of it."""
+        """Return the cell's record; an error is part of it."""
         versions = {"offmap": __version__, "torch": str(torch.__version__)}
         record = Record(cell.as_dict(), "failed", settings_of(cell), versions=versions, threads=torch.get_num_threads())
         with captured_warnings() as warnings:
             try:
-                task = self.task(cell)
+                if self._task is None or self._task[0] != (cell.task, cell.seed):
+                    self._task = (cell.task, cell.seed), task_of(cell.task, cell.seed)
+                task = self._task[1]
                 fitted = self.fitted(cell, task, warnings)
                 begin = time.perf_counter()
                 metrics, chosen = measure(cell, task, fitted)
@@ -57,18 +60,11 @@ class Bench:
                 seconds |= {} if fitted.thousand is None else {"thousand": fitted.thousand}
             except Exception as error:  # one cell never loses the others
                 return replace(record, warnings=warnings, traceback="".join(traceback.format_exception(error)))
-        return replace(
-            record, status="ok", metrics=metrics, chosen=chosen, seconds=seconds, steps=fitted.steps, warnings=warnings
-        )
-
-    def task(self, cell: Cell) -> Task:
-        """The cell's task, read again only when it is another one."""
-        if self._task is None or self._task[0] != (cell.task, cell.seed):
-            self._task = (cell.task, cell.seed), task_of(cell.task, cell.seed)
-        return self._task[1]
+        done = {"metrics": metrics, "chosen": chosen, "seconds": seconds, "steps": fitted.steps, "warnings": warnings}
+        return replace(record, status="ok", **done)
 
     def fitted(self, cell: Cell, task: Task, warnings: list[str]) -> Fitted:
-        """The cell's fit; cells that share a fit share its error and its warnings."""
+        """Return the cell's fit; cells that share a fit share its error and its warnings."""
         key = cell.hash if METHODS[cell.method].scores_only else cell.fit_key
         if self._fit is None or self._fit[0] != key:
             self._fit = None  # free the memory of the last fit first
@@ -85,7 +81,7 @@ class Bench:
 
 
 def fit_cell(cell: Cell, task: Task) -> Fitted:
-    """The fit of lowest validation risk among the candidates of the grid; without a grid there is one."""
+    """Return the fit of lowest validation risk among the candidates of the grid; without a grid there is one."""
     method, context, choices = METHODS[cell.method], FitContext(task, cell.seed, cell.source), cell.candidates()
     if not method.scores_only:
         warm_up()
@@ -95,9 +91,7 @@ def fit_cell(cell: Cell, task: Task) -> Fitted:
         config = cell.config if method.scores_only else cell.fit_config
         fits = [method.fit(context, {**config, **choice}) for choice in choices]
         fits = [replace(fit, chosen={**fit.chosen, **choice}) for fit, choice in zip(fits, choices, strict=True)]
-    fits = [
-        f if f.predictive is None else replace(f, predictive=CachedPredictive(f.predictive, LRUCache(sys.maxsize))) for f in fits
-    ]
+    fits = [replace(f, predictive=f.predictive and CachedPredictive(f.predictive, LRUCache(sys.maxsize))) for f in fits]
     risks = [validation_risk(fit, task, cell) if len(fits) > 1 else 0.0 for fit in fits]
     return replace(fits[risks.index(min(risks))], seconds=sum(fit.seconds for fit in fits))
 
@@ -110,7 +104,7 @@ def warm_up() -> None:
 
 
 def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
-    """Mean NLL of the prediction on the validation data; infinite where it is not a number, or nothing is predicted."""
+    """Return the mean NLL of the prediction on the validation data; infinite where it is no number, or nothing is predicted."""
     if fitted.predictive is None:
         return math.inf
     risk = valid_nll(build_guard(fitted.predictive, fitted, task, cell), task)
@@ -118,18 +112,18 @@ def validation_risk(fitted: Fitted, task: Task, cell: Cell) -> float:
 
 
 def valid_nll(guard: Guard, task: Task) -> float:
-    """Mean NLL of the clipped prediction on the validation data."""
+    """Return the mean NLL of the clipped prediction on the validation data."""
     return float(guard.sampler.nll(load_rows(as_batches(task.valid, guard.place, name="valid")), guard.clip).mean())
 
 
 def build_guard(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
-    """A guard of the fit, or of one member of it, with the cell's score and draws."""
+    """Return a guard of the fit, or of one member of it, with the cell's score and draws."""
     options = {key: cell.config[key] for key in SCORING if key in cell.config}
     return guard(predictive, task.valid, train=task.train, likelihood=fitted.likelihood, seed=cell.seed, **options)
 
 
 def measure(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str, Any]], Settings]:
-    """Metrics {set: {name: value}}, averaged over the members when each is alone; and what was chosen."""
+    """Return metrics {set: {name: value}}, averaged over the members when each is alone; and what was chosen."""
     if fitted.predictive is None:
         assert fitted.scorer is not None
         return average_members([metrics_of(fitted.scorer, task)], task), fitted.chosen
@@ -141,7 +135,7 @@ def measure(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str,
 
 
 def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
-    """Metrics of one scorer on the test data and on every OOD set; infinite intervals and thresholds give NaN.
+    """Return metrics of one scorer on the test data and on every OOD set; infinite intervals and thresholds give NaN.
 
     The set "valid" holds the NLL of the validation data, by which the clip was chosen.
     """
@@ -151,28 +145,19 @@ def metrics_of(scorer: Scorer, task: Task) -> dict[str, dict[str, float]]:
         metrics.setdefault(row["set"], {}).update({name: row[name] for name in MEASURES if name in row})
     if isinstance(scorer, Guard):
         for name, scores in evaluation.scores["it"].items():
-            share = float((scores > scorer.threshold).float().mean())
-            metrics[name]["false_alarms" if name == "test" else "flagged"] = (
-                share if math.isfinite(scorer.threshold) else math.nan
-            )
+            share = float((scores > scorer.threshold).float().mean()) if math.isfinite(scorer.threshold) else math.nan
+            metrics[name]["false_alarms" if name == "test" else "flagged"] = share
         if not math.isfinite(metrics["test"].get("conformal_width", 0.0)):
             metrics["test"] |= {"conformal_coverage": math.nan, "conformal_width": math.nan}
         metrics["test"] |= regression_measures(scorer, task)
         metrics["valid"] = {"nll": valid_nll(scorer, task)}
-    elif (share := accuracy(scorer, task.test)) is not None:
-        metrics["test"]["accuracy"] = share
+    elif (predict := getattr(scorer, "predict", None)) and (label := predict(task.test[0]).label) is not None:
+        metrics["test"]["accuracy"] = float((label == task.test[1]).double().mean())
     return metrics
 
 
-def accuracy(scorer: Scorer, rows: Pair) -> float | None:
-    """The share of right classes; None if it predicts none."""
-    predict = getattr(scorer, "predict", None)
-    label = None if predict is None else predict(rows[0]).label
-    return None if label is None else float((label == rows[1]).double().mean())
-
-
 def average_members(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Task) -> dict[str, dict[str, Any]]:
-    """The mean over members. A number that is not finite for one has no mean: null, and `not_finite` counts the members."""
+    """Return the mean over members. A number that is not finite for one has no mean: null, and `not_finite` counts them."""
     result: dict[str, dict[str, Any]] = {}
     for name, first in parts[0].items():
         means = {measure: math.fsum(part[name][measure] for part in parts) / len(parts) for measure in first}
@@ -184,26 +169,58 @@ def average_members(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Ta
     return result
 
 
-class Collector(logging.Handler):
-    """Collects warnings, each once."""
+def regression_measures(guard: Guard, task: Task) -> dict[str, float]:
+    """Return calibration errors, coverages and widths at 95 % on the test data; those of unclipped draws begin with `wide_`.
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
+    `ence` is Levi's; `reference_ece` takes the *variance* for the scale, as the paper's authors' code does, so that it depends on
+    the unit of y: it reproduces table 3, and does not judge calibration. `conformal` intervals have the rank ⌈0.95·(n + 1)⌉ of
+    n validation rows, infinite below 19 of them; `calibrated` ones the empirical 95 % quantile, which exists for any n and
+    promises nothing. Numbers are NaN where draws overflow or agree to the last digit, and where an interval is infinite.
+    """
+    result: dict[str, float] = {}
+    for prefix, clip in (("", "chosen"), ("wide_", None)):
+        test, valid = (guard.predict(part[0], clip=clip) for part in (task.test, task.valid))  # pyright: ignore
+        if test.mean is None or test.std is None:
+            return {}
+        residuals = guard.likelihood.residual(valid, task.valid[1]).flatten()
+        mean, std, y = (t.flatten().double() for t in (test.mean, test.std, task.test[1]))
+        usable = bool(mean.isfinite().all() and std.square().isfinite().all() and (std > 0).all())
+        measures = {
+            "ence": float(ence(mean, std, y, bins=min(10, len(y)))) if usable else math.nan,
+            "reference_ece": float(quantile_ece(mean, std.square(), y)) if usable else math.nan,
+        }
+        for name, factor in (("conformal", conformal.quantile(residuals, 0.95)), ("calibrated", residuals.quantile(0.95))):
+            radius = (factor * test.std).flatten()
+            lower, upper = ((test.mean.flatten() + side * radius) for side in (-1, 1))
+            finite = bool(torch.isfinite(radius).all() and torch.isfinite(test.mean).all())
+            covered = coverage(lower, upper, task.test[1].flatten().to(lower)) if finite else math.nan
+            measures |= {
+                f"{name}_coverage": float(covered),
+                f"{name}_width": float(mean_width(lower, upper)) if finite else math.nan,
+            }
+        result |= {f"{prefix}{name}": value for name, value in measures.items()}
+    return result
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Collect one."""
-        if record.getMessage() not in self.messages:
-            self.messages.append(record.getMessage())
+
+@contextmanager
+def single_thread() -> Generator[None]:
+    """Compute with one thread: small tensors run slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
 def captured_warnings() -> Generator[list[str]]:
-    """Collect the warnings of the library instead of printing them: they go into the record."""
-    logger, handler = logging.getLogger("offmap"), Collector()
+    """Collect the warnings of the library, each once, instead of printing them: they go into the record."""
+    logger, handler, messages = logging.getLogger("offmap"), logging.Handler(logging.WARNING), list[str]()
+    handler.emit = lambda record: messages.append(m) if (m := record.getMessage()) not in messages else None
     before = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [handler], False
     try:
-        yield handler.messages
+        yield messages
     finally:
         logger.handlers, logger.propagate = before

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
-from offmap.errors import ConfigError, nearest
+from offmap.checks import one_of
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.config import override
 from offmap.posterior.predictive import Predictive, Scorer
@@ -15,11 +15,8 @@ from offmap_bench.methods.competitor import as_settings, check_fields, check_set
 from offmap_bench.runner.base_models import ENSEMBLES, Recipe, Trained, trained
 from offmap_bench.tasks.task import Task
 
-SCORING = ("score", "draws")
-"""Settings that say how a fit is scored."""
-
-BASE = "deep_ensemble"
-"""The method whose nets others start from, unless a plan names another."""
+SCORING = ("score", "draws")  # settings that say how a fit is scored
+BASE = "deep_ensemble"  # the method whose nets others start from, unless a plan names another
 
 Settings = Mapping[str, Any]
 
@@ -46,39 +43,28 @@ class FitContext:
     source: Settings | None = None
 
     def models(self) -> Trained:
-        """The trained members; of a grid, those that predict the validation data best."""
-        source = self.source or {}
-        name = source.get("method", BASE)
-        return trained(self.task, self.seed, recipe(name, source.get("config", {}), candidates(source.get("grid", {}))))
+        """Return the trained members; of a grid, those that predict the validation data best."""
+        source = {"method": BASE, "config": {}, "grid": {}} | dict(self.source or {})
+        return trained(self.task, self.seed, recipe(source["method"], source["config"], candidates(source["grid"])))
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a plan uses a method.
+    """How a plan uses a method."""
 
-    Args:
-        fit: Fits one config.
-        settings: Fills in the defaults of a config, and refuses impossible ones.
-        keys: What a config may set.
-        from_models: It starts from trained base models.
-        scores_only: It has no members and predicts nothing.
-        gives_models: Others may start from its nets.
-        stacks: Settings in which the candidates of `fit_grid` may differ.
-        fit_grid: Fits a config with several candidates in one stack, and gives the fits that are left to choose among.
-    """
-
-    fit: Callable[[FitContext, Settings], Fitted]
-    settings: Callable[[Settings], dict[str, Any]]
-    keys: frozenset[str]
-    from_models: bool = False
-    scores_only: bool = False
-    gives_models: bool = False
-    stacks: frozenset[str] = frozenset()
+    fit: Callable[[FitContext, Settings], Fitted]  # fits one config
+    settings: Callable[[Settings], dict[str, Any]]  # fills in the defaults of a config, and refuses impossible ones
+    keys: frozenset[str]  # what a config may set
+    from_models: bool = False  # it starts from trained base models
+    scores_only: bool = False  # it has no members and predicts nothing
+    gives_models: bool = False  # others may start from its nets
+    stacks: frozenset[str] = frozenset()  # settings in which the candidates of `fit_grid` may differ
+    # fits a config with several candidates in one stack, and gives the fits that are left to choose among
     fit_grid: Callable[[FitContext, Settings, Sequence[Settings]], list[Fitted]] | None = None
 
 
 def candidates(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every choice of a grid; one empty choice without a grid.
+    """Return every choice of a grid; one empty choice without a grid.
 
     >>> candidates({"lr": [0.1, 0.2]}), candidates({})
     ([{'lr': 0.1}, {'lr': 0.2}], [{}])
@@ -86,34 +72,31 @@ def candidates(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-def without_scoring(settings: Settings) -> dict[str, Any]:
-    """The settings of the fit itself."""
-    return {key: value for key, value in settings.items() if key not in SCORING}
+def without(settings: Settings, *keys: str) -> dict[str, Any]:
+    """Return the settings without some keys."""
+    return {key: value for key, value in settings.items() if key not in keys}
 
 
 def config_of(module: Any, settings: Settings, key: str = "", presets: Mapping[str, Any] | None = None) -> Any:
-    """A method's config from settings: its default or the preset that `settings[key]` names, with differences; checked."""
+    """Build a method's config: its default or the preset that `settings[key]` names, with differences; checked."""
     presets = presets or {"": module.Config()}
-    name = settings.get(key, next(iter(presets)))
-    if name not in presets:
-        raise ConfigError(f"Expected `{key}` to be {nearest(str(name), presets)}, but got {name!r}.")
-    known = {f.name for f in fields(presets[name])}
-    config = override(presets[name], {key: value for key, value in settings.items() if key in known})
+    preset = presets[one_of(key, settings.get(key, next(iter(presets))), presets)]
+    known = {f.name for f in fields(preset)}
+    config = override(preset, {name: value for name, value in settings.items() if name in known})
     getattr(module, "check", check_fields)(config)
     return config
 
 
 def fill_defaults(config: Any, settings: Settings, **defaults: Any) -> dict[str, Any]:
-    """All fields of a config, and the settings beside them, whose defaults are given."""
-    own = as_settings(config)
-    return {**defaults, **own, **{key: value for key, value in settings.items() if key not in own}}
+    """Return all fields of a config, and the settings beside them, whose defaults are given."""
+    return {**defaults, **settings, **as_settings(config)}
 
 
 def recipe(method: str, settings: Settings, choices: Sequence[Settings] = ({},)) -> Recipe:
-    """How base models are trained, from settings that state differences only, refused if they are impossible."""
+    """Return how base models are trained, from settings that state differences only, refused if they are impossible."""
     check_settings(settings)
     nets = {key: settings[key] for key in ("hidden", "batch_size", "dropout") if key in settings}
     if "hidden" in nets:
         nets["hidden"] = tuple(nets["hidden"])
-    training = override(ENSEMBLES[method].Config(), {k: v for k, v in settings.items() if k not in nets})
+    training = override(ENSEMBLES[method].Config(), without(settings, *nets))
     return replace(Recipe(), **nets, training=training, method=method, candidates=tuple(choices))

@@ -15,36 +15,23 @@ from offmap.posterior.predictive import Predictive, Scorer, Stochastic
 from offmap_bench.detectors.gaussian_process import gaussian_process
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
 from offmap_bench.detectors.isolation_forest import isolation_forest
-from offmap_bench.methods import bnn, dare, laplace, mc_dropout, mean_field, swag
+from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mc_dropout, mean_field, swag
 from offmap_bench.methods.laplace import Approximated
 from offmap_bench.methods.variational import ABLATION
 from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, likelihood_of, prepare, trained, untrained
-from offmap_bench.runner.context import (
-    BASE,
-    SCORING,
-    FitContext,
-    Fitted,
-    Method,
-    Settings,
-    config_of,
-    fill_defaults,
-    recipe,
-    without_scoring,
-)
+from offmap_bench.runner.context import SCORING, FitContext, Fitted, Method, Settings, config_of, fill_defaults, recipe, without
 from offmap_bench.runner.images import IMAGE_METHODS
 
-BATCH, HIDDEN, DROPOUT = Recipe().batch_size, Recipe().hidden, 0.1
-SIZE = Recipe().members
-"""How many base models are trained for every task and seed."""
+BATCH, HIDDEN, SIZE = Recipe().batch_size, Recipe().hidden, Recipe().members
 
 
 def config_keys(config: type) -> frozenset[str]:
-    """The settings that are fields of a config, and those of scoring; a parameterization is no word of a plan."""
+    """Return the fields of a config and the settings of scoring; a parameterization is no word of a plan."""
     return frozenset({f.name for f in fields(config)} - {"parameterization"} | {*SCORING})
 
 
 def describe_fit(predictive: Predictive) -> dict[str, Any]:
-    """What a fit chose and how wide it became."""
+    """Return what a fit chose and how wide it became."""
     if isinstance(predictive, Approximated):
         return dict(predictive.chosen)
     if not isinstance(predictive, Stochastic):
@@ -54,8 +41,8 @@ def describe_fit(predictive: Predictive) -> dict[str, Any]:
 
 
 def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = None, **defaults: Any) -> Method:
-    """A method that takes trained base models. The first of `keys` names one of the presets, the first of which is the default;
-    further keys, and those with `defaults`, stand beside the fields of its config.
+    """Declare a method that takes trained base models. The first of `keys` names one of the presets, the first of which is the
+    default; further keys, and those with `defaults`, stand beside the fields of its config.
     """
 
     def read(settings: Settings) -> Any:
@@ -76,7 +63,7 @@ def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = N
 
 
 def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
-    """A method that trains nets of its own, all candidates of a grid in `stacks` at once, each told its share of the seconds."""
+    """Declare a method that trains nets of its own, all candidates of a grid in `stacks` at once in equal shares of the time."""
 
     def read(settings: Settings) -> Any:
         return config_of(module, {"dropout": dropout, **settings})
@@ -102,35 +89,34 @@ def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
 
 
 def ensemble(name: str) -> Method:
-    """One of ENSEMBLES, whose nets are cached: its fits are those nets, nothing random; seconds are those of their training."""
-    config = ENSEMBLES[name].Config
+    """Declare one of ENSEMBLES, whose nets are cached: its fits are those nets, nothing random, in the time of their training."""
+    keys = config_keys(ENSEMBLES[name].Config)
 
     def fit_grid(context: FitContext, settings: Settings, candidates: Sequence[Settings]) -> list[Fitted]:
-        how = recipe(name, without_scoring(settings), candidates)
+        how = recipe(name, without(settings, *SCORING), candidates)
         made = trained(context.task, context.seed, how)
         predictive, likelihood = as_predictive(made.nets, context.task), likelihood_of(context.task, made.nets[0])
         return [Fitted(predictive, likelihood, seconds=made.seconds, steps=how.training.steps, chosen=made.chosen)]
 
-    def settings_of(settings: Settings) -> dict[str, Any]:
-        how = recipe(name, without_scoring(settings))
+    def fill(settings: Settings) -> dict[str, Any]:
+        how = recipe(name, without(settings, *SCORING))
         return fill_defaults(how.training, settings, hidden=how.hidden, batch_size=how.batch_size)
 
     return Method(
-        lambda context, settings: fit_grid(context, settings, [{}])[0], settings_of,
-        config_keys(config) - {"draws"} | {"hidden", "batch_size"}, gives_models=True, fit_grid=fit_grid,
-        stacks=config_keys(config) - config_keys(ENSEMBLES[BASE].Config),
+        lambda context, settings: fit_grid(context, settings, [{}])[0], fill, keys - {"draws"} | {"hidden", "batch_size"},
+        gives_models=True, fit_grid=fit_grid, stacks=keys - config_keys(deep_ensemble.Config),
     )  # fmt: skip
 
 
-def scorer(make: Callable[..., Scorer], *keys: str, from_models: bool = False) -> Method:
-    """A Scorer of the training data, made by a function of (context, **settings)."""
+def scorer(make: Callable[..., Scorer], *keys: str, of_net: bool = False) -> Method:
+    """Declare a Scorer of the training inputs, or of the first base model and the inputs."""
 
     def fit(context: FitContext, settings: Settings) -> Fitted:
-        begin = time.perf_counter()
-        made = make(context, **settings)
+        begin, x = time.perf_counter(), context.task.train[0]
+        made = make(context.models().nets[0], x, **settings) if of_net else make(context, x, **settings)
         return Fitted(scorer=made, seconds=time.perf_counter() - begin)
 
-    return Method(fit, dict, frozenset(keys), from_models=from_models, scores_only=True)
+    return Method(fit, dict, frozenset(keys), from_models=of_net, scores_only=True)
 
 
 METHODS: dict[str, Method] = {
@@ -140,18 +126,13 @@ METHODS: dict[str, Method] = {
     "dare": around_models(dare, batch_size=BATCH),
     "swag": around_models(swag, batch_size=BATCH),
     "laplace": around_models(laplace),
-    "mc_dropout": from_scratch(mc_dropout, "dropout", dropout=DROPOUT),
+    "mc_dropout": from_scratch(mc_dropout, "dropout", dropout=0.1),
     "mean_field": from_scratch(mean_field, "tradeoff"),
-    "nearest": scorer(lambda context, **s: Nearest(context.task.train[0], **s), "k", "standardise"),
-    "mahalanobis": scorer(lambda context, **s: Mahalanobis(context.task.train[0], **s), "shrinkage"),
-    "hidden_nearest": scorer(
-        lambda context, **s: hidden_nearest(context.models().nets[0], context.task.train[0], **s), "k", "names", from_models=True
-    ),
-    "hidden_mahalanobis": scorer(
-        lambda context, **s: hidden_mahalanobis(context.models().nets[0], context.task.train[0], **s), "shrinkage", "names",
-        from_models=True,
-    ),
-    "gaussian_process": scorer(lambda context, **s: gaussian_process(*context.task.train, seed=context.seed, **s), "rows"),
-    "isolation_forest": scorer(lambda context, **s: isolation_forest(context.task.train[0], seed=context.seed, **s), "trees"),
+    "nearest": scorer(lambda _, x, **s: Nearest(x, **s), "k", "standardise"),
+    "mahalanobis": scorer(lambda _, x, **s: Mahalanobis(x, **s), "shrinkage"),
+    "hidden_nearest": scorer(hidden_nearest, "k", "names", of_net=True),
+    "hidden_mahalanobis": scorer(hidden_mahalanobis, "shrinkage", "names", of_net=True),
+    "gaussian_process": scorer(lambda c, x, **s: gaussian_process(x, c.task.train[1], seed=c.seed, **s), "rows"),
+    "isolation_forest": scorer(lambda c, x, **s: isolation_forest(x, seed=c.seed, **s), "trees"),
     **IMAGE_METHODS,
-}  # fmt: skip
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -15,7 +15,7 @@ from typing import Any
 from offmap.errors import ConfigError, FileError, nearest
 from offmap.scores.score import SCORES
 from offmap_bench.methods.competitor import check_settings
-from offmap_bench.runner.context import BASE, SCORING, candidates, without_scoring
+from offmap_bench.runner.context import BASE, SCORING, candidates, without
 from offmap_bench.runner.methods import METHODS, SIZE
 from offmap_bench.tasks.catalog import expand
 
@@ -24,39 +24,25 @@ Settings = dict[str, Any]
 PLAN_KEYS = ("name", "note", "figures", "page", "seeds", "seeds_of", "tasks", "defaults", "method", "quick")
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid", "tasks")
 QUICK_KEYS = ("seeds", "tasks")
-FIGURES = ("synthetic", "moons", "tradeoff", "day")
-"""Figures that need more than the numbers of records."""
-
-PAGES = ("means", "ranks")
-"""How records are tabulated: means over tasks, or ranks among methods on near, far and open-set images."""
+FIGURES = ("synthetic", "moons", "tradeoff", "day")  # those that need more than the numbers of records
+PAGES = ("means", "ranks")  # over tasks; among methods on near, far and open-set images
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a method on a task.
-
-    Args:
-        task: Name of the task.
-        method: Name of the method.
-        label: Its name in tables; it does not count in the hash.
-        config: Its settings, differences from the defaults only.
-        seed: Seed of the task's split, the starts and the draws.
-        members: Size of the ensemble, or 1: every net alone, metrics averaged over the nets.
-        grid: Lists of settings, chosen by validation NLL.
-        source: Method, config and grid of the base models it starts from.
-    """
+    """One run of a method on a task."""
 
     task: str
     method: str
-    label: str = field(compare=False)
-    config: Settings
-    seed: int
-    members: int = 1
-    grid: Settings = field(default_factory=dict[str, Any])
-    source: Settings | None = None
+    label: str = field(compare=False)  # its name in tables; it does not count in the hash
+    config: Settings  # differences from the defaults only
+    seed: int  # of the task's split, the starts and the draws
+    members: int = 1  # size of the ensemble; 1: every net alone, metrics averaged over the nets
+    grid: Settings = field(default_factory=dict[str, Any])  # lists of settings, chosen by validation NLL
+    source: Settings | None = None  # method, config and grid of the base models it starts from
 
     def as_dict(self) -> Settings:
-        """As in a record; an absent grid or source is left out."""
+        """Return it as in a record; an absent grid or source is left out."""
         cell = {"task": self.task, "method": self.method, "config": self.config, "seed": self.seed, "members": self.members}
         return cell | ({"grid": self.grid} if self.grid else {}) | ({"from": self.source} if self.source is not None else {})
 
@@ -73,10 +59,10 @@ class Cell:
     @property
     def fit_config(self) -> Settings:
         """The config without the score."""
-        return {key: value for key, value in self.config.items() if key != "score"}
+        return without(self.config, "score")
 
     def candidates(self) -> list[Settings]:
-        """Every choice of the grid; one empty choice without a grid."""
+        """Return every choice of the grid; one empty choice without a grid."""
         return candidates(self.grid)
 
 
@@ -95,32 +81,21 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every entry on every task with every seed.
+    """Every entry on every task with every seed."""
 
-    Args:
-        name: Name of its records and pages.
-        seeds: Seeds of all tasks.
-        tasks: Names of tasks.
-        entries: The methods.
-        note: Markdown for its page.
-        figures: What else is drawn of it.
-        seeds_of: Seeds of tasks that need fewer, by patterns.
-        page: How its records are tabulated.
-    """
-
-    name: str
+    name: str  # of its records and pages
     seeds: tuple[int, ...]
     tasks: tuple[str, ...]
     entries: tuple[Entry, ...]
-    note: str = ""
-    figures: tuple[str, ...] = ()
-    seeds_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
-    page: str = "means"
+    note: str = ""  # Markdown for its page
+    figures: tuple[str, ...] = ()  # what else is drawn of it
+    seeds_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])  # fewer, by patterns of tasks
+    page: str = "means"  # how its records are tabulated
 
     def wants(self, entry: Entry, task: str, seed: int) -> bool:
         """Whether this cell is part of the plan."""
-        matches = not entry.tasks or any(fnmatchcase(task, pattern) for pattern in entry.tasks)
-        return matches and all(seed in seeds for pattern, seeds in self.seeds_of.items() if fnmatchcase(task, pattern))
+        fewer = (seeds for pattern, seeds in self.seeds_of.items() if fnmatchcase(task, pattern))
+        return (not entry.tasks or _matches(task, entry.tasks)) and all(seed in seeds for seeds in fewer)
 
     @property
     def labels(self) -> list[str]:
@@ -129,7 +104,7 @@ class Plan:
 
 
 def cells(plan: Plan) -> list[Cell]:
-    """All cells, those that share a task and a fit side by side."""
+    """Return all cells, those that share a task and a fit side by side."""
     planned = [
         Cell(task, entry.name, entry.label, entry.config, seed, entry.members, entry.grid, entry.source)
         for seed in plan.seeds
@@ -137,33 +112,30 @@ def cells(plan: Plan) -> list[Cell]:
         for entry in plan.entries
         if plan.wants(entry, task, seed)
     ]
-    first: dict[tuple[int, str, str], int] = {}
-    for number, cell in enumerate(planned):
-        first.setdefault((cell.seed, cell.task, cell.fit_key), number)
-    return sorted(planned, key=lambda cell: first[cell.seed, cell.task, cell.fit_key])
+    groups: dict[tuple[int, str, str], list[Cell]] = {}
+    for cell in planned:
+        groups.setdefault((cell.seed, cell.task, cell.fit_key), []).append(cell)
+    return [cell for group in groups.values() for cell in group]
 
 
 def narrow_plan(
     plan: Plan, *, label: str | None = None, seeds: Sequence[int] | None = None, tasks: Sequence[str] | None = None
 ) -> Plan:
-    """A part of a plan: entries whose label matches `label`, some seeds, and the tasks that match one of the patterns."""
+    """Return a part of a plan: entries whose label matches `label`, some seeds, and the tasks that match one of the patterns."""
     entries = tuple(e for e in plan.entries if label is None or e.label == label or fnmatchcase(e.label, label))
     if not entries:
-        raise ConfigError(f"Expected a label to be {nearest(str(label), plan.labels)}, but got {label!r}.")
+        _one_of("a label to be", label, plan.labels)
     for pattern in tasks or ():
         if not any(fnmatchcase(task, pattern) for task in plan.tasks):
-            raise ConfigError(f"Expected a task of the plan to be {nearest(pattern, plan.tasks)}, but got {pattern!r}.")
-    names = tuple(t for t in plan.tasks if not tasks or any(fnmatchcase(t, pattern) for pattern in tasks))
+            _one_of("a task of the plan to be", pattern, plan.tasks)
+    names = tuple(task for task in plan.tasks if not tasks or _matches(task, tasks))
     return replace(plan, entries=entries, seeds=tuple(dict.fromkeys(seeds)) if seeds else plan.seeds, tasks=names)
 
 
 def digest(content: Settings) -> str:
-    """A stable hash of JSON content, in 16 hexadecimal digits."""
+    """Return a stable hash of JSON content, in 16 hexadecimal digits."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-# ------------------------------------------------------------------------------------------------ reading
 
 
 def read_plan(name: str | Path, *, quick: bool = False) -> Plan:
@@ -182,7 +154,7 @@ def read_plan(name: str | Path, *, quick: bool = False) -> Plan:
 
 
 def read_packaged(folder: str = "plans") -> dict[str, str]:
-    """The TOML files that come with offmap-bench: {name: text}."""
+    """Read the TOML files that come with offmap-bench: {name: text}."""
     files = (resources.files("offmap_bench") / folder).iterdir()
     texts = {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in files if f.name.endswith(".toml")}
     return dict(sorted(texts.items()))
@@ -191,160 +163,144 @@ def read_packaged(folder: str = "plans") -> dict[str, str]:
 def parse(text: str, file: str, *, quick: bool = False) -> Plan:
     """Read the text of a plan; errors name the file, the key and the nearest valid key."""
     try:
-        content = tomllib.loads(text)
+        return _read_plan(tomllib.loads(text), quick)
     except tomllib.TOMLDecodeError as error:
         raise FileError(f"Expected TOML in {file}, but it cannot be read: {error}.") from error
-    return Reader(file, quick).plan(content)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Checks the content of a plan file, and names the file in every error."""
-
-    file: str
-    quick: bool = False
-
-    def plan(self, content: Settings) -> Plan:
-        """The whole file."""
-        self.keys(content, PLAN_KEYS, "the plan")
-        for key, kind in (("name", str), ("note", str), ("seeds", list), ("tasks", list), ("method", list)):
-            self.kind(content.get(key, "" if key == "note" else None), kind, key)
-        tables = {key: self.kind(content.get(key, {}), dict, key) for key in ("defaults", "quick")}
-        names = [BASE, *(str(entry.get("name")) for entry in content["method"] if isinstance(entry, dict))]
-        self.shared(tables["defaults"], names, "defaults", ())
-        self.shared(tables["quick"], names, "quick", QUICK_KEYS)
-        layers = tables["defaults"], tables["quick"] if self.quick else {}
-        entries = [self.entry(entry, *layers) for entry in content["method"]]
-        labels = [entry.label for entry in entries]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise self.wrong(f"labels that differ, but two methods have {label!r}; give one of them another `label`")
-        entries = [self.started(e, text, entries, *layers) for e, text in zip(entries, content["method"], strict=True)]
-        top = {**content, **{key: layers[1][key] for key in QUICK_KEYS if key in layers[1]}}
-        page = self.word("page", content.get("page", PAGES[0]), PAGES, "to be")
-        fewer = self.kind(content.get("seeds_of", {}), dict, "seeds_of")
-        figures = self.kind(content.get("figures", []), list, "figures")
-        return Plan(
-            content["name"] + "-quick" * self.quick, self.seeds(top["seeds"]), self.tasks(top["tasks"]), tuple(entries),
-            content.get("note", "").strip(), tuple(self.word("figures", name, FIGURES, "to hold") for name in figures),
-            {pattern: self.seeds(seeds) for pattern, seeds in fewer.items()}, page,
-        )  # fmt: skip
-
-    def entry(self, content: Any, defaults: Settings, quick: Settings) -> Entry:
-        """One [[method]]: its own config over the defaults, and under [quick]."""
-        self.keys(self.kind(content, dict, "method"), METHOD_KEYS, "[[method]]")
-        name = content.get("name")
-        if not isinstance(name, str) or name not in METHODS:
-            raise self.wrong(f"`name` of a [[method]] to be {nearest(str(name), METHODS)}, but got {name!r}")
-        method = METHODS[name]
-        config, grid = (self.kind(content.get(key, {}), dict, key) for key in ("config", "grid"))
-        for key, table in (("config", config), ("grid", grid)):
-            self.keys(table, method.keys, f"`{key}` of {name!r}")
-        for key, values in grid.items():
-            if not isinstance(values, list) or not values or key in SCORING:
-                raise self.wrong(f"`grid` of {name!r} to hold lists of settings of the fit, but {key!r} is {values!r}")
-        if grid and method.scores_only:
-            raise self.wrong(f"no `grid` of {name!r}, which predicts nothing that validation data could judge")
-        members = content.get("members", 1)
-        if members not in (1, SIZE) or isinstance(members, bool) or (method.scores_only and "members" in content):
-            allowed = "left out, as it has none" if method.scores_only else f"1 or {SIZE}"
-            raise self.wrong(f"`members` of {name!r} to be {allowed}, but got {members!r}")
-        if "from" in content and not (method.from_models and isinstance(content["from"], str)):
-            raise self.wrong(
-                f"`from` only on methods that start from trained nets, as a name, but {name!r} has {content['from']!r}"
-            )
-        config = {**chosen(defaults, name), **config, **chosen(quick, name)}
-        if name == "maxwent" and "entropy_weight" in grid:  # it chooses itself, by appendix B: the highest entropy below τ
-            config, grid = (
-                {**config, "entropy_weight": grid["entropy_weight"]},
-                {k: v for k, v in grid.items() if k != "entropy_weight"},
-            )
-        self.possible(name, "config", config)
-        for key, values in grid.items():
-            for value in values:
-                self.possible(name, "grid", {**config, key: value})
-        patterns = self.kind(content.get("tasks", []), list, "tasks")
-        if patterns:
-            self.tasks(patterns)
-        return Entry(name, self.kind(content.get("label", name), str, "label"), members, config, grid, tasks=tuple(patterns))
-
-    def possible(self, name: str, key: str, config: Settings) -> None:
-        """Refuse settings that the method cannot work with."""
-        try:
-            check_settings(config)
-            score = config.get("score", "default")
-            if score not in SCORES:
-                raise ConfigError(f"Expected `score` to be {nearest(str(score), SCORES)}, but got {score!r}.")
-            METHODS[name].settings(config)
-        except ConfigError as error:
-            raise ConfigError(f"{self.file}: `{key}` of {name!r}: {error}") from error
-
-    def started(self, entry: Entry, content: Settings, entries: Sequence[Entry], defaults: Settings, quick: Settings) -> Entry:
-        """The entry with the method and config of the nets that `from` names."""
-        if not METHODS[entry.name].from_models:
-            return entry
-        source = content.get("from", BASE)
-        named = next((e for e in entries if METHODS[e.name].gives_models and source in (e.label, e.name)), None)
-        name = named.name if named else source
-        if name not in METHODS or not METHODS[name].gives_models:
-            labels = {n for n in METHODS if METHODS[n].gives_models} | {e.label for e in entries if METHODS[e.name].gives_models}
-            raise self.wrong(f"`from` of {entry.label!r} to be {nearest(source, labels)}, but got {source!r}")
-        if named and not set(named.grid) <= METHODS[name].stacks:
-            raise self.wrong(f"`from` of {entry.label!r} to name nets without a `grid`, but {named.label!r} has one")
-        config = named.config if named else {**chosen(defaults, name), **chosen(quick, name)}
-        grid = {"grid": named.grid} if named and named.grid else {}
-        return replace(entry, source={"method": name, "config": without_scoring(config), **grid})
-
-    def shared(self, content: Settings, names: Sequence[str], section: str, also: Sequence[str]) -> None:
-        """[defaults] and [quick]: keys for every method that has them, and tables for one method by its name."""
-        valid = {key for name in names if name in METHODS for key in METHODS[name].keys}
-        for key, value in content.items():
-            if isinstance(value, dict) and key in names and key in METHODS:
-                self.keys(value, METHODS[key].keys, f"[{section}.{key}]")
-            else:
-                self.keys({key: value}, {*valid, *names, *also}, f"[{section}]")
-
-    def seeds(self, content: Any) -> tuple[int, ...]:
-        """Whole numbers."""
-        self.kind(content, list, "seeds")
-        if not content or not all(type(seed) is int and seed >= 0 for seed in content):
-            raise self.wrong(f"`seeds` to be whole numbers ≥ 0, but got {content!r}")
-        return tuple(dict.fromkeys(content))
-
-    def tasks(self, content: list[Any]) -> tuple[str, ...]:
-        """Names and patterns."""
-        if not content or not all(isinstance(name, str) for name in content):
-            raise self.wrong(f"`tasks` to be names of tasks, but got {content!r}")
-        try:
-            return tuple(expand(content))
-        except ConfigError as error:
-            raise ConfigError(f"{self.file}: {error}") from error
-
-    def word(self, key: str, value: Any, valid: Sequence[str], verb: str) -> str:
-        """One of some words."""
-        if value not in valid:
-            raise self.wrong(f"`{key}` {verb} {nearest(str(value), valid)}, but got {value!r}")
-        return value
-
-    def keys(self, content: Mapping[str, Any], valid: Collection[str], place: str) -> None:
-        """Refuse unknown keys."""
-        for key in content:
-            if key not in valid:
-                raise self.wrong(f"a key of {place} to be {nearest(key, valid)}, but got {key!r}")
-
-    def kind(self, value: Any, kind: type, key: str) -> Any:
-        """Refuse values of another type, and absent ones."""
-        if not isinstance(value, kind):
-            words = {str: "a string", list: "a list", dict: "a table"}[kind]
-            raise self.wrong(f"`{key}` to be {words}, but " + ("it is missing" if value is None else f"got {value!r}"))
-        return value
-
-    def wrong(self, what: str) -> ConfigError:
-        """The error for something else than was expected."""
-        return ConfigError(f"{self.file}: Expected {what}.")
+def _read_plan(content: Settings, quick: bool) -> Plan:
+    _check_keys(content, PLAN_KEYS, "the plan")
+    name, note, page = (_get(content, key, str, default) for key, default in (("name", None), ("note", ""), ("page", PAGES[0])))
+    methods, figures = _get(content, "method", list), _get(content, "figures", list, [])
+    fewer, *layers = (_get(content, key, dict, {}) for key in ("seeds_of", "defaults", "quick"))
+    _check_shared(methods, *layers)
+    layers = layers if quick else [layers[0], {}]
+    entries = [_read_entry(method, *layers) for method in methods]
+    labels = [entry.label for entry in entries]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"Expected labels that differ, but two methods have {label!r}; give one of them another `label`.")
+    top = content | {key: layers[1][key] for key in QUICK_KEYS if key in layers[1]}
+    return Plan(
+        name + "-quick" * quick, _read_seeds(top), _read_tasks(top), note=note.strip(), page=_one_of("`page` to be", page, PAGES),
+        entries=tuple(_add_source(e, m, entries, *layers) for e, m in zip(entries, methods, strict=True)),
+        figures=tuple(_one_of("`figures` to hold", figure, FIGURES) for figure in figures),
+        seeds_of={pattern: _read_seeds({"seeds": seeds}) for pattern, seeds in fewer.items()},
+    )  # fmt: skip
 
 
-def chosen(shared: Settings, name: str) -> Settings:
-    """The settings of [defaults] or [quick] for one method: keys that it has, then its own table."""
+def _check_shared(methods: list[Any], defaults: Settings, quick: Settings) -> None:
+    """Check [defaults] and [quick]: keys for every method that has them, and tables for one method by its name."""
+    names = [BASE, *(str(method.get("name")) for method in methods if isinstance(method, dict))]
+    known = {name: METHODS[name].keys for name in names if name in METHODS}
+    for section, content, more in (("defaults", defaults, ()), ("quick", quick, QUICK_KEYS)):
+        tables = {key: value for key, value in content.items() if isinstance(value, dict) and key in known}
+        for name, table in tables.items():
+            _check_keys(table, known[name], f"[{section}.{name}]")
+        _check_keys(without(content, *tables), {*names, *more}.union(*known.values()), f"[{section}]")
+
+
+def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
+    """Read one [[method]]: its own config over the defaults, and under [quick]."""
+    _check_keys(_get({"method": content}, "method", dict), METHOD_KEYS, "[[method]]")
+    name = _one_of("`name` of a [[method]] to be", content.get("name"), METHODS)
+    method, label = METHODS[name], _get(content, "label", str, name)
+    config, grid = (_get(content, key, dict, {}) for key in ("config", "grid"))
+    for key, table in (("config", config), ("grid", grid)):
+        _check_keys(table, method.keys, f"`{key}` of {name!r}")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values or key in SCORING:
+            raise ConfigError(f"Expected `grid` of {name!r} to hold lists of settings of the fit, but {key!r} is {values!r}.")
+    if grid and method.scores_only:
+        raise ConfigError(f"Expected no `grid` of {name!r}, which predicts nothing that validation data could judge.")
+    members = content.get("members", 1)
+    if members not in (1, SIZE) or isinstance(members, bool) or (method.scores_only and "members" in content):
+        allowed = "left out, as it has none" if method.scores_only else f"1 or {SIZE}"
+        raise ConfigError(f"Expected `members` of {name!r} to be {allowed}, but got {members!r}.")
+    if "from" in content and not (method.from_models and isinstance(content["from"], str)):
+        words = "`from` only on methods that start from trained nets, as a name"
+        raise ConfigError(f"Expected {words}, but {name!r} has {content['from']!r}.")
+    config = {**_chosen(defaults, name), **config, **_chosen(quick, name)}
+    if name == "maxwent" and "entropy_weight" in grid:  # it chooses itself, by appendix B: the highest entropy below τ
+        config, grid = config | {"entropy_weight": grid["entropy_weight"]}, without(grid, "entropy_weight")
+    _check_possible(name, "config", config)
+    for key, values in grid.items():
+        for value in values:
+            _check_possible(name, "grid", {**config, key: value})
+    tasks = _get(content, "tasks", list, [])
+    if tasks:
+        _read_tasks(content)
+    return Entry(name, label, members, config, grid, tasks=tuple(tasks))
+
+
+def _check_possible(name: str, key: str, config: Settings) -> None:
+    """Refuse settings that the method cannot work with."""
+    try:
+        check_settings(config)
+        _one_of("`score` to be", config.get("score", "default"), SCORES)
+        METHODS[name].settings(config)
+    except ConfigError as error:
+        raise ConfigError(f"`{key}` of {name!r}: {error}") from error
+
+
+def _add_source(entry: Entry, content: Settings, entries: Sequence[Entry], *layers: Settings) -> Entry:
+    """Add the method and config of the nets that `from` names."""
+    if not METHODS[entry.name].from_models:
+        return entry
+    source, givers = content.get("from", BASE), [e for e in entries if METHODS[e.name].gives_models]
+    named = next((e for e in givers if source in (e.label, e.name)), None)
+    names = {name for name, method in METHODS.items() if method.gives_models} | {e.label for e in givers}
+    _one_of(f"`from` of {entry.label!r} to be", source, names)
+    if named and not set(named.grid) <= METHODS[named.name].stacks:
+        words = f"`from` of {entry.label!r} to name nets without a `grid`"
+        raise ConfigError(f"Expected {words}, but {named.label!r} has one.")
+    name = named.name if named else source
+    config = named.config if named else {k: v for layer in layers for k, v in _chosen(layer, name).items()}
+    grid = {"grid": named.grid} if named and named.grid else {}
+    return replace(entry, source={"method": name, "config": without(config, *SCORING), **grid})
+
+
+def _chosen(shared: Settings, name: str) -> Settings:
+    """Return the settings of [defaults] or [quick] for one method: keys that it has, then its own table."""
     general = {key: value for key, value in shared.items() if key in METHODS[name].keys}
     return {**general, **(shared[name] if isinstance(shared.get(name), dict) else {})}
+
+
+def _read_seeds(content: Settings) -> tuple[int, ...]:
+    seeds = _get(content, "seeds", list)
+    if not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigError(f"Expected `seeds` to be whole numbers ≥ 0, but got {seeds!r}.")
+    return tuple(dict.fromkeys(seeds))
+
+
+def _read_tasks(content: Settings) -> tuple[str, ...]:
+    tasks = _get(content, "tasks", list)
+    if not tasks or not all(isinstance(name, str) for name in tasks):
+        raise ConfigError(f"Expected `tasks` to be names of tasks, but got {tasks!r}.")
+    return tuple(expand(tasks))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _one_of(what: str, value: Any, valid: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in valid:
+        raise ConfigError(f"Expected {what} {nearest(str(value), valid)}, but got {value!r}.")
+    return value
+
+
+def _check_keys(content: Iterable[str], valid: Collection[str], place: str) -> None:
+    for key in content:
+        _one_of(f"a key of {place} to be", key, valid)
+
+
+def _get(content: Settings, key: str, kind: type, default: Any = None) -> Any:
+    """Return a value; refuse values of another type, and absent ones without a default."""
+    value = content.get(key, default)
+    if not isinstance(value, kind):
+        words = {str: "a string", list: "a list", dict: "a table"}[kind]
+        raise ConfigError(f"Expected `{key}` to be {words}, but " + ("it is missing." if value is None else f"got {value!r}."))
+    return value

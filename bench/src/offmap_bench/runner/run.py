@@ -10,10 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from offmap.distributed.jobs import Pool
-from offmap_bench.runner.cell import Bench
+from offmap_bench.runner.cell import Bench, single_thread
 from offmap_bench.runner.plan import Cell
 from offmap_bench.runner.store import Record, read_records, set_damaged_aside, write_records
 
@@ -55,59 +53,42 @@ def run(
     Cells of one task and seed run in one process: they share base models, and some a fit. A record is written as soon as its
     cell ends. Damaged lines are moved to another file, never deleted.
     """
-    pool, path = pool or Pool(workers=jobs), path.absolute()
+    pool, path, ended = pool or Pool(workers=jobs), path.absolute(), set[str]()
     damaged, records = set_damaged_aside(path), read_records(path)
-    lacking = [cell for cell in cells if records.state(cell) != "ok"]
-    hashes = {cell.hash for cell in lacking}
-    for cell in cells:
-        if cell.hash not in hashes:
-            report(Event("before", cell))
-    if pool.in_process:
-        reasons = [run_group(lacking, path, report=report)]
-    else:
-        groups = [list(group) for _, group in groupby(lacking, key=lambda cell: (cell.task, cell.seed))]
-        work = [(run_group, (group, path, {cell.hash: records.records.get(cell.hash) for cell in group})) for group in groups]
-        once = _once(report)
-        reasons = pool.run_jobs(work, report=lambda number, event: once(event))
-    failures = dict(Counter(reason for group in reasons for reason in group))
-    return Outcome(len(cells) - len(lacking), len(lacking) - sum(failures.values()), failures, damaged)
+    states = {cell.hash: records.state(cell) for cell in cells}
+    lacking = [cell for cell in cells if states[cell.hash] != "ok"]
 
-
-def run_group(
-    cells: Sequence[Cell], path: Path, before: Mapping[str, Record | None] | None = None, *, report: Report
-) -> list[str]:
-    """Run cells one after another, with one thread: small tensors run slower on two. Returns why some failed.
-
-    `before` are their records when the run began. A record that differs by now is of a worker that wrote it and died later.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    written = read_records(path).records if before else {}
-    bench, failures = Bench(), list[str]()
-    try:
-        for cell in cells:
-            record = written.get(cell.hash) if before and written.get(cell.hash) != before[cell.hash] else None
-            begin = time.perf_counter()
-            if record is None:
-                report(Event("begin", cell))
-                record = bench.run(cell)
-                write_records(path, record)
-            if record.status == "failed":
-                failures.append(record.reason)
-            report(Event("done" if record.status == "ok" else "failed", cell, time.perf_counter() - begin))
-    finally:
-        torch.set_num_threads(threads)
-    return failures
-
-
-def _once(report: Report) -> Report:
-    """Tells the end of each cell once, also where a group was run again."""
-    ended = set[str]()
-
-    def tell(event: Event) -> None:
+    def report_once(_: int, event: Event) -> None:
+        """Report the end of each cell once, also where a group was run again."""
         if event.cell.hash not in ended:
             report(event)
         if event.kind != "begin":
             ended.add(event.cell.hash)
 
-    return tell
+    for cell in cells:
+        if states[cell.hash] == "ok":
+            report(Event("before", cell))
+    groups = [list(group) for _, group in groupby(lacking, key=lambda cell: (cell.task, cell.seed))]
+    work = [(run_group, (group, path, {cell.hash: records.records.get(cell.hash) for cell in group})) for group in groups]
+    reasons = pool.run_jobs(work, report=report_once)
+    failures = dict(Counter(reason for group in reasons for reason in group))
+    return Outcome(len(cells) - len(lacking), len(lacking) - sum(failures.values()), failures, damaged)
+
+
+def run_group(cells: Sequence[Cell], path: Path, before: Mapping[str, Record | None], *, report: Report) -> list[str]:
+    """Run cells one after another, and return why some failed.
+
+    `before` are their records when the run began. A record that differs by now is of a worker that wrote it and died later.
+    """
+    written, bench, failures = read_records(path).records, Bench(), list[str]()
+    for cell in cells:
+        begin, record = time.perf_counter(), written.get(cell.hash)
+        if record is None or record == before[cell.hash]:
+            report(Event("begin", cell))
+            with single_thread():
+                record = bench.run(cell)
+            write_records(path, record)
+        if record.status == "failed":
+            failures.append(record.reason)
+        report(Event("done" if record.status == "ok" else "failed", cell, time.perf_counter() - begin))
+    return failures

@@ -18,12 +18,7 @@ from offmap.errors import FileError
 from offmap_bench.runner.methods import METHODS
 from offmap_bench.runner.plan import Cell, digest
 
-SCHEMA = 2
-STATUSES = ("ok", "failed")
-DIGITS = 6
-"""Significant digits of a number in a record."""
-
-HASH = re.compile(rb'^\{"hash":"([0-9a-f]{16})"')
+SCHEMA, STATUSES = 2, ("ok", "failed")
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ class Records:
     damaged: dict[str, str] = field(default_factory=dict[str, str])
 
     def state(self, cell: Cell) -> str:
-        """`ok`, `failed`, `stale` (made with other defaults), `damaged` or `missing`."""
+        """Return `ok`, `failed`, `stale` (made with other defaults), `damaged` or `missing`."""
         record = self.records.get(cell.hash)
         if record is None:
             return "damaged" if cell.hash in self.damaged else "missing"
@@ -69,7 +64,7 @@ class Records:
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
-    """A cell's config, and that of its base models, with defaults filled in."""
+    """Return a cell's config, and that of its base models, with defaults filled in."""
     settings = {"config": METHODS[cell.method].settings(cell.config)}
     if cell.source is not None:
         settings["from"] = METHODS[cell.source["method"]].settings(cell.source["config"])
@@ -84,15 +79,14 @@ def read_records(path: Path) -> Records:
 
 
 def _entries(path: Path) -> list[tuple[str, bytes, Record | FileError]]:
-    """Every line with its name, the hash of its cell or else its number, and its record or what is wrong with it."""
+    """Return every line with its name, the hash of its cell or else its number, and its record or what is wrong with it."""
     entries: list[tuple[str, bytes, Record | FileError]] = []
     for number, line in enumerate(_lines(path), 1):
-        match = HASH.match(line)
-        name = match[1].decode() if match else f"line {number}"
         try:
-            entries.append((name, line, parse_record(line, f"{path}, line {number}")))
+            entry = parse_record(line, f"{path}, line {number}")
         except FileError as error:
-            entries.append((name, line, error))
+            entry = error
+        entries.append((_hash(line) or f"line {number}", line, entry))
     return entries
 
 
@@ -119,15 +113,12 @@ def write_records(path: Path, *records: Record) -> None:
     """Put records into a file, each in the place of an older one of its cell, or else at the end."""
     new = {digest(record.cell): to_line(record) for record in records}
     with _locked(path):
-        lines: list[bytes] = []
-        for line in _lines(path):
-            match = HASH.match(line)
-            lines.append(new.pop(match[1].decode(), line) if match else line)
+        lines = [new.pop(_hash(line), line) for line in _lines(path)]
         _write(path, [*lines, *new.values()])
 
 
 def to_line(record: Record) -> bytes:
-    """The line of a record."""
+    """Return the line of a record."""
     content = short({"schema": record.schema, **asdict(record)})
     line = {"hash": digest(content["cell"]), **content, "checksum": digest(content)}
     return json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -153,12 +144,18 @@ def short(value: Any) -> Any:
     {'auroc': 0.123457, 'width': None, 'steps': [1, 2]}
     """
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): short(inside) for key, inside in value.items()}
     if isinstance(value, str | int | None):
         return value
     return [short(inside) for inside in value] if isinstance(value, Iterable) else repr(value)
+
+
+def _hash(line: bytes) -> str:
+    """Return the hash that a line begins with; "" if it has none."""
+    match = re.match(rb'\{"hash":"([0-9a-f]{16})"', line)
+    return match[1].decode() if match else ""
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -174,11 +171,7 @@ def _locked(path: Path) -> Generator[None]:
     """Let one process at a time change a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_name(f".{path.name}.lock"))
-        lock.acquire()
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            yield
     except OSError as error:
         raise FileError(f"Cannot lock {path}: {error.strerror or error}. Check that the folder is writable.") from error
-    try:
-        yield
-    finally:
-        lock.release()

@@ -24,19 +24,12 @@ Runs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """One record, one template and one page of the same name.
-
-    Attributes:
-        name: `records/NAME.json`, `templates/NAME.md` and `docs/NAME.md`, with dashes for underscores in the page.
-        cells: Returns {cell: a function that measures it}; several values of one function may go under its cell.
-        fields: Returns the placeholders of the template, from the runs on record.
-        packages: Distributions whose versions go on record.
-    """
+    """`records/NAME.json`, `templates/NAME.md` and `docs/NAME.md`, with dashes for underscores in the page."""
 
     name: str
-    cells: Callable[[], Mapping[str, Callable[[], Any]]]
-    fields: Callable[[Runs], Mapping[str, Any]]
-    packages: tuple[str, ...] = ("offmap", "torch")
+    cells: Callable[[], Mapping[str, Callable[[], Any]]]  # {cell: a function that measures it}
+    fields: Callable[[Runs], Mapping[str, Any]]  # the placeholders of the template, from the runs on record
+    packages: tuple[str, ...] = ("offmap", "torch")  # distributions whose versions go on record
 
     @property
     def record(self) -> Path:

@@ -20,7 +20,7 @@ from offmap_bench.demo.run import MOONS, SILENT, Bench
 from offmap_bench.methods.variational import ABLATION, bnn
 from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
-from offmap_bench.runner.watch import grid, view
+from offmap_bench.runner.watch import grid, view_of
 from offmap_bench.studies.study import Runs, Study, markdown, per_cent, signed
 from offmap_bench.tasks.synthetic import SQUARE
 
@@ -102,7 +102,8 @@ def uncertainty_map(bench: Bench, guard: Guard, title: str, area: float) -> Pane
     """The entropy of the mean prediction around the moons, unclipped."""
     x, y = (t.numpy() for t in bench.task.train)
     inputs = grid(bench.task.inputs, bench.plan.grid)
-    svg = map_panel(view(guard, inputs, None).map(), half=SQUARE, points=[x[y == c] for c in (0, 1)], top=0.6931)
+    view = view_of(guard.predict(inputs, clip=None))
+    svg = map_panel(view["entropy"], half=SQUARE, points=[x[y == c] for c in (0, 1)], top=0.6931)
     return Panel(svg, title, f"Uncertainty map of {title}", f"AUROC {per_cent(area)}")
 
 

@@ -13,7 +13,7 @@ Pair: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and targets."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no equality: a task is itself
 class Task:
     """`train`, `valid` and `test` are (inputs, targets) of one distribution; `ood` holds inputs of others, by name.
 
