@@ -8,6 +8,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def describe(result: Result) -> Section:
     return Section(result.plan.title, "\n".join(body))
 
 
-Description = tuple[str, dict[str, object], str, str]
+Description = tuple[str, dict[str, Any], str, str]
 """The name of a text, its fields, a heading and the drawings below it."""
 
 
@@ -116,7 +117,7 @@ def describe_regression(result: Result) -> Description:
         ("area", "var(--band)", "mean ± 2 standard deviations"), ("line", "var(--series4)", "mean prediction"),
         ("line 5 3", "var(--ink)", "the truth"), ("dot", "var(--ood)", "training points"),
     ])  # fmt: skip
-    fields: dict[str, object] = {"rows": len(points[0])}
+    fields: dict[str, Any] = {"rows": len(points[0])}
     for name, method in (("svd", SVD), ("plain", PLAIN)):
         median = {s: float(v.sqrt().median()) for s, v in result.evaluation.scores[method].items()}
         fields |= {f"{name}_{s}": times(median[s], median["test"]) for s in ("outside", "gap")}
@@ -173,7 +174,7 @@ def describe_digits(result: Result) -> Description:
         panels.append(Panel(svg, title, alt, "and what it calls them"))
     alarms, false = (shares([scores[m][s] > result.thresholds[m] for m in methods]) for s in (name, "test"))
     area = {row["scorer"]: f"{100 * row['auroc']:.1f}" for row in result.evaluation.rows if row["set"] == name}
-    fields = {"rows": len(result.task.train[0]), "unknown": len(images), "alarms": alarms, "false": false}
+    fields: dict[str, Any] = {"rows": len(result.task.train[0]), "unknown": len(images), "alarms": alarms, "false": false}
     fields |= {"areas": listed([area[m] for m in methods]), "nearest": area[NEAREST], "joined": area[JOINED]}
     return "digits", fields, "Most and least OOD, for the SVD guard", gallery(panels, width="26rem")
 

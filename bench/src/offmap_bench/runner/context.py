@@ -44,8 +44,9 @@ class FitContext:
 
     def models(self) -> Trained:
         """Return the trained members; of a grid, those that predict the validation data best."""
-        source = {"method": BASE, "config": {}, "grid": {}} | dict(self.source or {})
-        return trained(self.task, self.seed, recipe(source["method"], source["config"], candidates(source["grid"])))
+        source = self.source or {}
+        how = recipe(source.get("method", BASE), source.get("config", {}), candidates(source.get("grid", {})))
+        return trained(self.task, self.seed, how)
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ class Results:
             parts = (
                 list(ood_sets(record).values()) if part == "OOD" else [{**record.metrics, "chosen": record.chosen}.get(part, {})]
             )
-            numbers = [each.get(measure) for each in parts]
-            if numbers and all(isinstance(number, int | float) for number in numbers):
+            numbers = [number for each in parts if isinstance(number := each.get(measure), int | float)]
+            if numbers and len(numbers) == len(parts):
                 values[cell.label][cell.task, cell.seed] = fmean(numbers) if part == "OOD" else numbers[0]
         return values
 
