@@ -178,7 +178,7 @@ def test_settings_are_filled_in_and_impossible_ones_refused() -> None:
         "hidden": [100, 100, 100], "batch_size": 128, "steps": 10000, "lr": 0.001, "adam_epsilon": 1e-7, "check_every": 100,
         "tradeoff": 10.0, "anchor_scale": 1.0, "score": "paper",
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number of at least 0, but got 'wide'."):
+    with pytest.raises(ConfigError, match="Expected `anchor_scale` to be a number ≥ 0, but got 'wide'."):
         METHODS["anchored"].settings({"anchor_scale": "wide"})
 
 
