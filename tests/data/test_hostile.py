@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offmap.cli.models import read_weights
+from offmap.cli.options import read_weights
 from offmap.data.tables import csv as text
 from offmap.data.tables import npz as npz_format
 from offmap.data.tables.table import open_table

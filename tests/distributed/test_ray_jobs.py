@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import offmap
 from demo_jobs import die, die_once, fail, square
-from offmap.cli.scoring import JobResult, JobSpec, Progress, ScoreOptions, list_shards, score_folder
+from offmap.cli.scoring import Progress, ScoreResult, ScoreSpec, list_shards, score_folder
 from offmap.data.tables.schema import Schema
 from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, OffmapError
@@ -117,7 +117,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def scored(guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | None = None) -> tuple[list[JobResult], list[int]]:
+def scored(
+    guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | None = None
+) -> tuple[list[ScoreResult], list[int]]:
     """What became of the folder; a worker is killed at the `kill`-th news, and its id told."""
     heard, killed = list[Progress](), list[int]()
 
@@ -127,8 +129,8 @@ def scored(guard: offmap.Guard, data: Path, out: Path, pool: Pool, kill: int | N
             os.kill(progress.process, signal.SIGKILL)
             killed.append(progress.process)
 
-    order = JobSpec(data, out, "a guard", Schema(("a", "b", "c")), ScoreOptions(keep=("id",)))
-    return score_folder(guard, order, list_shards(data)[0], pool=pool, resume=False, report=report), killed
+    spec = ScoreSpec(data, out, "a guard", Schema(("a", "b", "c")), keep=("id",))
+    return score_folder(guard, spec, list_shards(data)[0], pool=pool, resume=False, report=report), killed
 
 
 def test_a_worker_killed_in_the_middle_loses_no_row_and_repeats_none(guard: offmap.Guard, data: Path, tmp_path: Path) -> None:

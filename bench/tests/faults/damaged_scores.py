@@ -14,7 +14,7 @@ import pytest
 import offmap
 from faults.damage import damaged
 from faults.places import shared_folder
-from offmap.cli.scoring import NOTES, JobResult, JobSpec, list_shards, score_folder
+from offmap.cli.scoring import NOTES, ScoreResult, ScoreSpec, list_shards, score_folder
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
 from offmap.distributed.jobs import Pool
@@ -60,9 +60,9 @@ def _finished() -> Path:
     return room
 
 
-def scored(data: Path, out: Path) -> list[JobResult]:
-    order = JobSpec(data, out, "a guard", Schema(("a", "b", "c")))
-    return score_folder(_guard(), order, list_shards(data)[0], pool=Pool(), resume=True, report=lambda n, text: None)
+def scored(data: Path, out: Path) -> list[ScoreResult]:
+    spec = ScoreSpec(data, out, "a guard", Schema(("a", "b", "c")))
+    return score_folder(_guard(), spec, list_shards(data)[0], pool=Pool(), resume=True, report=lambda n, text: None)
 
 
 def trial(seed: int, folder: Path) -> str:

@@ -21,7 +21,7 @@ from torch import nn
 
 import offmap
 from offmap.atomic import checksum
-from offmap.cli.models import read_weights
+from offmap.cli.options import read_weights
 from offmap.data.tables.images import read_pixels
 from offmap.data.tables.table import open_table
 from offmap.errors import OffmapError

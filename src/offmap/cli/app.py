@@ -22,8 +22,6 @@ from offmap.cli.serve import serve
 from offmap.errors import OffmapError
 
 DEBUG = "--debug"
-EXPERIMENTS = {"bench", "demo"}
-"""Sub-commands of the package `offmap-bench`."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -79,7 +77,7 @@ def create_app() -> typer.Typer:
             app.add_typer(command, name=name)
         else:
             app.command(name)(command)
-    for name in EXPERIMENTS - points.keys():
+    for name in {"bench", "demo"} - points.keys():  # of the package `offmap-bench`
         settings = {"allow_extra_args": True, "ignore_unknown_options": True}
         app.command(name, hidden=True, context_settings=settings, add_help_option=False)(_refuse_experiment)
     return app

@@ -34,32 +34,23 @@ EXTRAS = {
 }
 """Optional packages, and what they are for."""
 
-ROWS = 200
-MIN_AUROC = 0.9
-"""For inputs that are ten standard deviations away."""
-
 
 def doctor(as_json: Json = False) -> None:
     """Show versions, devices, threads and optional packages, and test a small fit. Example: offmap doctor --json"""
     record = examine_installation()
-    print_result(as_json, record, str(to_table(record)))
+    rows = [
+        {"what": part.removesuffix("s"), "name": name, "value": _format(name, value)}
+        for part, values in record.items()
+        for name, value in values.items()
+    ]
+    print_result(as_json, record, str(Table(rows)))
     if not record["test"]["passed"]:
         raise typer.Exit(1)
 
 
-def to_table(record: dict[str, dict[str, Any]]) -> Table:
-    """Return a row for each version, device, thread setting, extra and test result."""
-    rows: list[dict[str, str]] = []
-    for part, values in record.items():
-        for name, value in values.items():
-            absent = f"not installed ({EXTRAS[name]})" if part == "extras" else "not set"
-            rows.append({"what": part.removesuffix("s"), "name": name, "value": absent if value is None else _format(value)})
-    return Table(rows)
-
-
-def examine_installation(*, seed: int = 0) -> dict[str, dict[str, Any]]:
+def examine_installation() -> dict[str, dict[str, Any]]:
     """Return versions, devices, threads, extras and the result of a test; the version of an absent package is None."""
-    versions = {"offmap": __version__, "python": platform.python_version()} | {name: find_version(name) for name in REQUIRED}
+    versions = {"offmap": __version__, "python": platform.python_version()} | {name: _find_version(name) for name in REQUIRED}
     devices = {"cpu": platform.processor() or platform.machine()}
     devices |= {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     return {
@@ -70,39 +61,35 @@ def examine_installation(*, seed: int = 0) -> dict[str, dict[str, Any]]:
             "torch": torch.get_num_threads(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         },
-        "extras": {name: find_version(name) for name in EXTRAS},
-        "test": self_test(seed),
+        "extras": {name: _find_version(name) for name in EXTRAS},
+        "test": self_test(),
     }
 
 
-def find_version(package: str) -> str | None:
-    """Return the version of an installed package.
+def self_test() -> dict[str, Any]:
+    """Fit a guard to a model's own outputs, and test whether far inputs are detected; an error is part of the result."""
+    start, rows = time.perf_counter(), 200
+    try:
+        source, model = generator(0, "doctor"), mlp(4, 1, hidden=(16, 16), seed=0)
+        x = torch.randn(3 * rows, 4, generator=source, device="cpu")
+        with torch.no_grad():
+            y = model(x)[:, 0] + 0.1 * torch.randn(len(x), generator=source, device="cpu")
+        train, valid, test = zip(x.split(rows), y.split(rows), strict=True)
+        guard = fit(model, train, valid, solver="closed-form", draws=20, progress=False)
+        auroc = measure_separation(guard.score(test[0]), guard.score(test[0] + 10))["auroc"]
+    except Exception as error:  # whatever it is, the user should read it here
+        return {"passed": False, "seconds": time.perf_counter() - start, "error": f"{type(error).__name__}: {error}"}
+    return {"passed": auroc >= 0.9, "seconds": time.perf_counter() - start, "auroc": auroc}  # of inputs ten deviations away
 
-    >>> find_version("a-package-that-nobody-has") is None
-    True
-    """
+
+def _find_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def self_test(seed: int = 0) -> dict[str, Any]:
-    """Fit a guard to a model's own outputs, and test whether far inputs are detected; an error is part of the result."""
-    start = time.perf_counter()
-    try:
-        source = generator(seed, "doctor")
-        model = mlp(4, 1, hidden=(16, 16), seed=seed)
-        x = torch.randn(3 * ROWS, 4, generator=source, device="cpu")
-        with torch.no_grad():
-            y = model(x)[:, 0] + 0.1 * torch.randn(len(x), generator=source, device="cpu")
-        train, valid, test = ((x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(x), ROWS))
-        guard = fit(model, train, valid, solver="closed-form", draws=20, seed=seed, progress=False)
-        auroc = measure_separation(guard.score(test[0]), guard.score(test[0] + 10))["auroc"]
-    except Exception as error:  # whatever it is, the user should read it here
-        return {"passed": False, "seconds": time.perf_counter() - start, "error": f"{type(error).__name__}: {error}"}
-    return {"passed": auroc >= MIN_AUROC, "seconds": time.perf_counter() - start, "auroc": auroc}
-
-
-def _format(value: Any) -> str:
+def _format(name: str, value: Any) -> str:
+    if value is None:
+        return f"not installed ({EXTRAS[name]})" if name in EXTRAS else "not set"
     return ("yes" if value else "no") if isinstance(value, bool) else f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,8 @@ import typer
 
 import offmap
 from offmap.cli import options as opt
-from offmap.cli.models import GuardSource
-from offmap.cli.options import UsageError, option, print_result, usage_errors
-from offmap.data.tables.schema import ColumnError, Schema, find_columns
+from offmap.cli.options import UsageError, load_guard, option, print_result, usage_errors
+from offmap.data.tables.schema import ColumnError, find_columns
 from offmap.data.tables.table import find_suffix, open_table
 from offmap.evaluation import Evaluation
 from offmap.report.page import check_path
@@ -22,7 +22,7 @@ METRICS = {"auroc": "AUROC", "fpr95": "FPR@95", "aupr_in": "AUPR in", "aupr_out"
 
 
 def evaluate(
-    guard: opt.GuardFile,
+    guard: opt.GuardPath,
     test: Annotated[Path, option("In-distribution table with its target.", "FILE")],
     ood: Annotated[list[str], option("OOD table (repeatable).", "NAME=FILE")],
     report: Annotated[Path | None, option("HTML page to write, self-contained.", "FILE")] = None,
@@ -46,9 +46,12 @@ def evaluate(
     with usage_errors():
         for path in (test, *files.values()):
             find_suffix(path)
-    loaded, schema = GuardSource(guard, model, weights or (), trust_model).load()
+    loaded, schema = load_guard(guard, model, weights or (), trust_model)
     with usage_errors(ColumnError):
-        schema = _choose_target(schema, test, target, separator)
+        if target is not None or not schema.targets:
+            with open_table(test, separator) as table:
+                targets = find_columns(table, target, "--target") if target else table.names[-1:]
+            schema = replace(schema, targets=tuple(targets))
         x, columns = schema.read(test, separator, drop=drop or [])
         ood_rows = {name: schema.read(path, separator, targets=False, drop=drop or [])[0] for name, path in files.items()}
     y = schema.encode_targets(columns, test, numeric=not loaded.likelihood.classifies)
@@ -56,21 +59,16 @@ def evaluate(
     if report is not None:
         title = f"How OOD is {', '.join(files)}?"
         offmap.write_page(evaluation, report, title=title, columns=schema.inputs or (), classes=schema.classes or ())
-    scores = evaluation.scores["guard"]
-    flagged = {name: float((values > loaded.threshold).float().mean()) for name, values in scores.items()}
+    scores, threshold = evaluation.scores["guard"], loaded.threshold
+    flagged = {name: float((values > threshold).float().mean()) for name, values in scores.items()}
     if not as_json:
         _print_tables(evaluation, flagged, test.name)
     metrics = {row["set"]: {k: v for k, v in row.items() if k not in ("scorer", "set")} for row in evaluation.rows}
-    record = {
-        "rows": {name: len(values) for name, values in scores.items()}, "threshold": loaded.threshold, "flagged": flagged,
-        "metrics": metrics, "report": report,
-    }  # fmt: skip
+    record = {"rows": {name: len(values) for name, values in scores.items()}, "threshold": threshold, "flagged": flagged}
     shares = ", ".join(f"{share:.1%} of {name}" for name, share in flagged.items() if name != "test")
-    text = (
-        f"At the threshold {loaded.threshold:.4g} the guard flags {shares}, "
-        f"and {flagged['test']:.1%} of the in-distribution rows."
-    )
-    print_result(as_json, record, text + (f" The page is at {report}" if report else ""))
+    text = f"At the threshold {threshold:.4g} the guard flags {shares}, and {flagged['test']:.1%} of the in-distribution rows."
+    page = f" The page is at {report}" if report else ""
+    print_result(as_json, record | {"metrics": metrics, "report": report}, text + page)
 
 
 def _parse_sets(texts: Sequence[str]) -> dict[str, Path]:
@@ -86,22 +84,13 @@ def _parse_sets(texts: Sequence[str]) -> dict[str, Path]:
     return sets
 
 
-def _choose_target(schema: Schema, test: Path, target: str | None, separator: str | None) -> Schema:
-    """Add a target to a schema that has none, or replace it: the column of that name, or the last one."""
-    if schema.targets and target is None:
-        return schema
-    with open_table(test, separator) as table:
-        targets = find_columns(table, target, "--target") if target else table.names[-1:]
-    return Schema(schema.inputs, tuple(targets), schema.classes)
-
-
 def _print_tables(evaluation: Evaluation, flagged: dict[str, float], name: str) -> None:
     """Print detection, a row for each OOD set, and the quality of predictions, clipped and wide."""
-    test = next(row for row in evaluation.rows if row["set"] == "test")
+    rows = {row["set"]: row for row in evaluation.rows}
+    test = rows.pop("test")
     detection = [
-        {"set": row["set"], "flagged": f"{flagged[row['set']]:.1%}", **{METRICS[key]: _format(row[key]) for key in METRICS}}
-        for row in evaluation.rows
-        if row["set"] != "test"
+        {"set": each, "flagged": f"{flagged[each]:.1%}", **{METRICS[key]: _format(row[key]) for key in METRICS}}
+        for each, row in rows.items()
     ]
     names = [key for key in test if key not in ("scorer", "set") and not key.startswith("wide_")]
     quality = [{"": key, "clipped": _format(test[key]), "wide": _format(test.get(f"wide_{key}"))} for key in names]

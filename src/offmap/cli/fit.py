@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,8 +16,7 @@ from torch import nn
 
 import offmap
 from offmap.cli import options as opt
-from offmap.cli.models import load_models
-from offmap.cli.options import UsageError, option, print_result, usage_errors
+from offmap.cli.options import UsageError, load_models, option, print_result, usage_errors
 from offmap.data.tables.schema import Array, Column, ColumnError, Schema
 from offmap.data.tables.table import find_suffix, open_table
 from offmap.errors import DataError, ModelError, OffmapError, first_line, nearest
@@ -25,7 +24,7 @@ from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import first_tensor
 from offmap.report.page import check_path
 
-FIELDS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "params", "parameterization"}
+SETTINGS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "params", "parameterization"}
 """What `--set` accepts; the first three have options of their own, the last is code."""
 
 SolverName = Literal["refine", "closed-form", "sgd"]
@@ -41,18 +40,12 @@ def fit(
     target: Annotated[list[str] | None, option("Column to predict (default: the last one; repeatable).", "COLUMN")] = None,
     drop: Annotated[list[str] | None, option("Column to exclude from the inputs (repeatable).", "COLUMN")] = None,
     classes: Annotated[str | None, option("Class names in the order of the model's outputs (default: sorted).", "A,B,…")] = None,
-    likelihood: Annotated[
-        str | None, option("Likelihood, such as gaussian (default: inferred from target and output).", "NAME")
-    ] = None,
+    likelihood: Annotated[str | None, option("Likelihood, such as gaussian (default: inferred from the target).", "NAME")] = None,
     basis: Annotated[Literal["svd", "identity"] | None, option("Basis of the weights (default: of --config).")] = None,
     solver: Annotated[SolverName | None, option("How the scales are found (default: of --config).")] = None,
-    score: Annotated[
-        str, option("OOD score: default, paper, epistemic, distance, or another registered one.", "NAME")
-    ] = "default",
+    score: Annotated[str, option("OOD score: default, paper, epistemic, distance, or a registered one.", "NAME")] = "default",
     config: Annotated[Literal["default", "paper", "reference"], option("Preset configuration.")] = "default",
-    params: Annotated[
-        list[str] | None, option("Random parameters: all, matrices, last-layer, or names with *.", "PATTERN")
-    ] = None,
+    params: Annotated[list[str] | None, option("Random parameters: all, matrices, last-layer, names with *.", "PATTERN")] = None,
     false_alarms: Annotated[float, option("Fraction of in-distribution rows that may be flagged.")] = 0.05,
     draws: Annotated[int, option("Weight samples for a score.", min=1)] = 50,
     setting: Annotated[list[str] | None, option("Field of offmap.Config, as JSON or a word.", "NAME=VALUE", "--set")] = None,
@@ -87,10 +80,16 @@ def fit(
         schema = Schema.choose(table, target or [], drop or [])
     tables = {name: schema.read(path, separator) for name, path in files.items()}
     outputs = _count_outputs(models[0], tables["train"][0], train, model)
-    names = tuple(name.strip() for name in classes.split(",")) if classes else None
-    schema, numeric = _infer_target(
-        schema, tables["train"][1], outputs, likelihood, names, f"{train}, as many as {model} tells apart"
-    )
+    numeric = len(schema.targets) > 1 or (likelihood is not None and not LIKELIHOODS[likelihood].classifies)
+    if not numeric:
+        ((name, values),) = tables["train"][1].items()
+        labels, numeric = _find_classes(values, outputs, likelihood, classes)
+        if labels is not None and len(labels) != outputs:
+            raise DataError(
+                f"Expected {outputs} classes in the target {name!r} of {train}, as many as {model} tells apart, but "
+                f"got {len(labels)}: {', '.join(labels[:10])}. Name all with --classes, in the model's order."
+            )
+        schema = replace(schema, classes=labels)
     data = {name: (x, schema.encode_targets(y, files[name], numeric=numeric)) for name, (x, y) in tables.items()}
     with usage_errors():
         guard = offmap.fit(models if len(models) > 1 else models[0], **data, progress=False if quiet else None, **options)
@@ -103,35 +102,21 @@ def fit(
     print_result(as_json, record, _describe(record))
 
 
-def _infer_target(
-    schema: Schema,
-    columns: Mapping[str, Column],
-    outputs: int,
-    likelihood: str | None,
-    classes: tuple[str, ...] | None,
-    place: str,
-) -> tuple[Schema, bool]:
-    """Add the classes to the schema, and return whether the target is numeric.
+def _find_classes(values: Column, outputs: int, likelihood: str | None, names: str | None) -> tuple[tuple[str, ...] | None, bool]:
+    """Return the names of the classes, None if they are numbers already, and whether the target is a quantity instead.
 
     Words are classes. Whole numbers are if all are below the number of outputs of the model, or 0 and 1 for one output.
     """
-    values, count = next(iter(columns.values())), max(2, outputs)
-    if len(columns) > 1 or (likelihood is not None and not LIKELIHOODS[likelihood].classifies):
-        return schema, True
-    if isinstance(values, list) or classes:
-        classes = classes or tuple(sorted({str(word) for word in values}))
-        if len(classes) != count:
-            raise DataError(
-                f"Expected {count} classes in the target {schema.targets[0]!r} of {place}, but got {len(classes)}: "
-                f"{', '.join(classes[:10])}. Name all with --classes, in the model's order."
-            )
-        return replace(schema, classes=classes), False
-    small = bool((values == values.round()).all() and (values >= 0).all() and (values < count).all())
-    return schema, not (small or likelihood is not None)
+    if names:
+        return tuple(name.strip() for name in names.split(",")), False
+    if isinstance(values, list):
+        return tuple(sorted({str(word) for word in values})), False
+    whole = bool((values == values.round()).all() and (values >= 0).all() and (values < outputs).all())
+    return None, not (whole or likelihood is not None)
 
 
 def _count_outputs(model: nn.Module, x: Array, path: Path, spec: str) -> int:
-    """Return how many numbers the model gives for a row."""
+    """Return how many classes the model can tell apart: as many as it gives numbers for a row, two at least."""
     model = copy.deepcopy(model)
     first = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros((), device="cpu"))
     try:
@@ -144,7 +129,7 @@ def _count_outputs(model: nn.Module, x: Array, path: Path, spec: str) -> int:
             f"The model of {spec} cannot be called with rows of {path}, {tuple(x.shape[1:])} each: {first_line(error)}. Choose "
             "the columns with --target and --drop."
         ) from error
-    return output.shape[1] if output.ndim > 1 else 1
+    return max(2, output.shape[1]) if output.ndim > 1 else 2
 
 
 def _parse_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -158,8 +143,8 @@ def _parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         name, mark, value = text.partition("=")
         if not mark:
             raise UsageError(f"Expected --set as NAME=VALUE, such as steps=1000, but got {text!r}.")
-        if name not in FIELDS:
-            raise UsageError(f"Expected the name in --set {text} to be {nearest(name, FIELDS)}.")
+        if name not in SETTINGS:
+            raise UsageError(f"Expected the name in --set {text} to be {nearest(name, SETTINGS)}.")
         try:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -167,7 +152,7 @@ def _parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _describe(record: Mapping[str, Any]) -> str:
+def _describe(record: dict[str, Any]) -> str:
     inputs, members = record["inputs"], record["members"]
     classes = f" ({', '.join(record['classes'])})" if record["classes"] else ""
     meaning = "scores above it are off the map" if record["threshold"] < float("inf") else "nothing will be flagged"

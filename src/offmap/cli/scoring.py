@@ -16,39 +16,42 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from offmap._version import __version__
 from offmap.atomic import write_whole
+from offmap.cli.options import UsageError
 from offmap.data.tables.images import FILE, IMAGE, SUFFIXES, ImageTable, ImageTransform
 from offmap.data.tables.schema import ColumnError, Schema, find_columns
 from offmap.data.tables.table import Table, list_suffixes, open_table, write_table
 from offmap.detector import Result
 from offmap.distributed.jobs import Pool
-from offmap.errors import ConfigError, DataError, FileError, OffmapError
+from offmap.errors import DataError, FileError, OffmapError
 from offmap.guard import Guard
 
 logger = logging.getLogger("offmap")
-
-SHARD_IMAGES = 256
-"""Images whose scores go to one file."""
 
 NOTES = ".offmap"
 """The folder, inside that of the scores, with a note for each file on what it was made from."""
 
 
-class FolderError(ConfigError):
-    """The output folder cannot be used."""
-
-
 @dataclass(frozen=True)
-class ScoreOptions:
-    """What decides which scores are written: columns to copy and to drop, the CSV delimiter, and how images become inputs."""
+class ScoreSpec:
+    """What is scored: tables, or folders; a digest of the guard file; its columns, those to copy and to drop; the CSV delimiter;
+    how images become inputs.
+    """
 
+    data: Path
+    out: Path
+    guard: str
+    schema: Schema
     keep: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     separator: str | None = None
     transform: ImageTransform | None = None
+
+    def note(self, shard: Shard) -> Path:
+        """Return the path of the note on a shard."""
+        return self.out / NOTES / f"{shard.out}.json"
 
 
 @dataclass(frozen=True)
@@ -60,28 +63,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """What all shards share: the folders of data and scores, a digest of the guard file, the guard's columns, the options."""
-
-    data: Path
-    out: Path
-    guard: str
-    schema: Schema
-    options: ScoreOptions = field(default_factory=ScoreOptions)
-
-    @property
-    def digest(self) -> str:
-        """A digest of everything that decides what is written, but for the inputs."""
-        parts = [__version__, self.guard, asdict(self.schema), asdict(self.options)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def note(self, shard: Shard) -> Path:
-        """Return the path of the note on a shard."""
-        return self.out / NOTES / f"{shard.out}.json"
-
-
-@dataclass(frozen=True)
-class JobResult:
+class ScoreResult:
     """Rows written, those off the map, files that failed and why, unused columns; `reused` if a former run wrote them."""
 
     rows: int = 0
@@ -100,17 +82,15 @@ class Progress:
     finished: bool = False
 
 
-def score_table(
-    guard: Guard, schema: Schema, table: Table, out: Path, options: ScoreOptions, report: Callable[[int], None]
-) -> JobResult:
+def score_table(guard: Guard, spec: ScoreSpec, table: Table, out: Path, report: Callable[[int], None]) -> ScoreResult:
     """Score a table block by block and write a row of scores for each of its rows; `report` gets their number."""
     images, rows, flagged = isinstance(table, ImageTable), 0, 0
-    inputs, unused = ((IMAGE,), []) if images else schema.find_inputs(table, options.drop)
-    keep = [FILE] if images else [column for name in options.keep for column in find_columns(table, name, "--keep")]
+    inputs, unused = ((IMAGE,), []) if images else spec.schema.find_inputs(table, spec.drop)
+    keep = [FILE] if images else [column for name in spec.keep for column in find_columns(table, name, "--keep")]
     with write_table(out) as write:
         for block in table.blocks(inputs, keep):
             result = guard(torch.from_numpy(block.x))
-            scores, copied = result_columns(result, schema), {name: _to_array(values) for name, values in block.raw.items()}
+            scores, copied = result_columns(result, spec.schema), {name: _to_array(values) for name, values in block.raw.items()}
             if scores.keys() & copied.keys():
                 raise ColumnError(f"Expected --keep to name other columns than the output has already, {', '.join(scores)}.")
             write(copied | scores)
@@ -118,7 +98,7 @@ def score_table(
             report(rows)
         if not rows:
             raise DataError(f"Expected rows in {table.path}, but there are none.")
-    return JobResult(rows, flagged, unused=tuple(name for name in unused if name not in keep))
+    return ScoreResult(rows, flagged, unused=tuple(name for name in unused if name not in keep))
 
 
 def result_columns(result: Result, schema: Schema) -> dict[str, NDArray[Any]]:
@@ -126,24 +106,19 @@ def result_columns(result: Result, schema: Schema) -> dict[str, NDArray[Any]]:
 
     Several targets have a mean and a std each. Predictions at several positions are left out.
     """
-    columns = {"score": _to_numpy(result.score), "ood": _to_numpy(result.ood), "p_value": _to_numpy(result.p_value)}
-    if result.mean is not None and result.std is not None:
-        for name, values in (("mean", result.mean), ("std", result.std)):
-            if values.ndim == 1 or values.shape[1:] == (1,):
-                columns[name] = _to_numpy(values.reshape(-1))
-            elif values.ndim == 2:
-                labels = schema.targets if len(schema.targets) == values.shape[1] else range(values.shape[1])
-                columns |= {f"{name}_{label}": _to_numpy(v) for label, v in zip(labels, values.unbind(1), strict=True)}
+    columns = {"score": result.score, "ood": result.ood, "p_value": result.p_value}
+    for name, values in (("mean", result.mean), ("std", result.std)):
+        values = values.squeeze(1) if values is not None and values.shape[1:] == (1,) else values
+        if values is not None and values.ndim == 1:
+            columns[name] = values
+        elif values is not None and values.ndim == 2:
+            labels = schema.targets if len(schema.targets) == values.shape[1] else range(values.shape[1])
+            columns |= {f"{name}_{label}": column for label, column in zip(labels, values.unbind(1), strict=True)}
     if result.probs is not None and result.label is not None and result.probs.ndim == 2:
-        labels, label = schema.classes or range(result.probs.shape[1]), _to_numpy(result.label)
-        columns["label"] = label if schema.classes is None else np.array(schema.classes)[label]
-        columns |= {f"probability_{label}": _to_numpy(v) for label, v in zip(labels, result.probs.unbind(1), strict=True)}
-    return columns
-
-
-def _to_numpy(values: Tensor) -> NDArray[Any]:
-    values = values.detach().cpu()
-    return (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).numpy()
+        columns["label"], labels = result.label, schema.classes or range(result.probs.shape[1])
+        columns |= {f"probability_{label}": column for label, column in zip(labels, result.probs.unbind(1), strict=True)}
+    arrays: dict[str, NDArray[Any]] = {name: values.detach().cpu().numpy() for name, values in columns.items()}
+    return arrays | ({"label": np.array(schema.classes)[arrays["label"]]} if schema.classes and "label" in arrays else {})
 
 
 def _to_array(values: list[Any]) -> NDArray[Any]:
@@ -162,11 +137,9 @@ def list_shards(folder: Path) -> tuple[list[Shard], list[str]]:
         both = f"{tables[0]} and {images[0]}"
         raise DataError(f"Expected tables or images in {folder}, but it has both, such as {both}. Put them in separate folders.")
     if not tables and not images:
-        raise DataError(
-            f"Expected tables or images in {folder}, suffix in one of {[*list_suffixes(), *SUFFIXES]}, but there are none."
-        )
-    parts = [tuple(images[i : i + SHARD_IMAGES]) for i in range(0, len(images), SHARD_IMAGES)]
-    shards = [Shard(part, f"images-{i:05d}.csv") for i, part in enumerate(parts)]
+        suffixes = [*list_suffixes(), *SUFFIXES]
+        raise DataError(f"Expected tables or images in {folder}, suffix in one of {suffixes}, but there are none.")
+    shards = [Shard(tuple(images[i : i + 256]), f"images-{i // 256:05d}.csv") for i in range(0, len(images), 256)]
     shards += [Shard((file,), file[:-3] if file.lower().endswith(".gz") else file) for file in tables]
     out, count = Counter(shard.out for shard in shards).most_common(1)[0]
     if count > 1:
@@ -182,8 +155,8 @@ def _list_files(folder: Path) -> Iterator[str]:
 
 
 def score_folder(
-    guard: Guard, spec: JobSpec, shards: Sequence[Shard], *, pool: Pool, resume: bool, report: Callable[[int, Progress], None]
-) -> list[JobResult]:
+    guard: Guard, spec: ScoreSpec, shards: Sequence[Shard], *, pool: Pool, resume: bool, report: Callable[[int, Progress], None]
+) -> list[ScoreResult]:
     """Score all shards; `report` gets the number of a shard and its progress. With `resume`, finished scores are kept.
 
     Blocks of rows depend on the files alone, so every pool writes the same scores to the bit.
@@ -196,24 +169,24 @@ def score_folder(
         _remove_parts(spec.out)
 
 
-def _prepare_output(spec: JobSpec, shards: Sequence[Shard], resume: bool) -> None:
+def _prepare_output(spec: ScoreSpec, shards: Sequence[Shard], resume: bool) -> None:
     """Make the output folder. Refuse one that holds anything, or with `resume` anything but scores of these data."""
     data, out = spec.data, spec.out
     inside, outside = data.resolve(), out.resolve()
     if inside == outside or inside in outside.parents or outside in inside.parents:
-        raise FolderError(f"Expected --out to be a folder apart from the data, but got {out} for {data}.")
+        raise UsageError(f"Expected --out to be a folder apart from the data, but got {out} for {data}.")
     if out.exists() and not out.is_dir():
-        raise FolderError(f"Expected --out to be a folder, as the data are, but {out} is a file.")
-    files, has_notes = sorted(_list_files(out)) if out.is_dir() else [], (out / NOTES).exists()
+        raise UsageError(f"Expected --out to be a folder, as the data are, but {out} is a file.")
+    files, has_notes = sorted(_list_files(out)), (out / NOTES).exists()
     if not resume and (files or has_notes):
-        raise FolderError(
+        raise UsageError(
             f"Expected --out to be an empty folder, but {out} holds {files[0] if files else NOTES}. Choose another, or pass "
             "--resume to keep the scores that are finished there and make the others."
         )
     foreign = sorted(set(files) - {shard.out for shard in shards}) if has_notes else files
     if foreign:
         remedy = "Choose another folder, or remove it."
-        raise FolderError(f"Expected nothing but scores of {data} in {out}, but it holds {foreign[0]}. {remedy}")
+        raise UsageError(f"Expected nothing but scores of {data} in {out}, but it holds {foreign[0]}. {remedy}")
     try:
         for path in (path for shard in shards for path in (out / shard.out, spec.note(shard))):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +202,7 @@ def _remove_parts(out: Path) -> None:
             path.unlink()
 
 
-def score_shard(guard: Guard, spec: JobSpec, shard: Shard, noted: bool, *, report: Callable[[Progress], None]) -> JobResult:
+def score_shard(guard: Guard, spec: ScoreSpec, shard: Shard, noted: bool, *, report: Callable[[Progress], None]) -> ScoreResult:
     """Score one shard with one thread, or find its scores finished: `noted` before this run, or by a worker that died.
 
     Files that cannot be read are listed in the result; an output that cannot be written is an error.
@@ -237,70 +210,62 @@ def score_shard(guard: Guard, spec: JobSpec, shard: Shard, noted: bool, *, repor
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with another number sums may be rounded otherwise
     try:
-        source = {"recipe": spec.digest, "inputs": {file: file_digest(spec.data / file) for file in shard.files}}
+        recipe = [__version__, asdict(replace(spec, data=Path(), out=Path()))]  # all that decides what is written
+        source = {"recipe": _digest(recipe), "inputs": {file: file_digest(spec.data / file) for file in shard.files}}
         finished = _read_note(spec, shard, source)
-        result = _score_shard(guard, spec, shard, source, report) if finished is None else replace(finished, reused=noted)
+        result = _score_files(guard, spec, shard, source, report) if finished is None else replace(finished, reused=noted)
     except FileError:
         raise
     except OffmapError as error:
-        result = JobResult(failed={" to ".join(dict.fromkeys((shard.files[0], shard.files[-1]))): str(error)})
+        result = ScoreResult(failed={" to ".join(dict.fromkeys((shard.files[0], shard.files[-1]))): str(error)})
     finally:
         torch.set_num_threads(threads)
     report(Progress(result.rows, os.getpid(), finished=True))
     return result
 
 
-def _score_shard(
-    guard: Guard, spec: JobSpec, shard: Shard, source: dict[str, Any], report: Callable[[Progress], None]
-) -> JobResult:
-    out, options = spec.out / shard.out, spec.options
-    for path in (spec.note(shard), out):  # scores of other inputs must not stay if these cannot be read
+def _score_files(
+    guard: Guard, spec: ScoreSpec, shard: Shard, source: dict[str, Any], report: Callable[[Progress], None]
+) -> ScoreResult:
+    out, note = spec.out / shard.out, spec.note(shard)
+    for path in (note, out):  # scores of other inputs must not stay if these cannot be read
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise FileError(f"Cannot replace {path}: {error.strerror or error}.") from error
-
-    def score(table: Table) -> JobResult:
-        return score_table(guard, spec.schema, table, out, options, lambda rows: report(Progress(rows, os.getpid())))
-
-    if options.transform is not None:
-        images = ImageTable(spec.data, shard.files, options.transform)
+    images = ImageTable(spec.data, shard.files, spec.transform) if spec.transform else None
+    opened = open_table(spec.data / shard.files[0], spec.separator) if images is None else contextlib.nullcontext(images)
+    with opened as table:
         try:
-            result = replace(score(images), failed=images.failed)
+            result = score_table(guard, spec, table, out, lambda rows: report(Progress(rows, os.getpid())))
         except DataError:
-            if len(images.failed) < len(shard.files):
+            if images is None or len(images.failed) < len(shard.files):
                 raise
-            result = JobResult(failed=images.failed)
-    else:
-        with open_table(spec.data / shard.files[0], options.separator) as table:
-            result = score(table)
-    if not result.failed:
-        note = source | {"rows": result.rows, "off_map": result.off_map, "scores": file_digest(out)}
-        write_whole(spec.note(shard), json.dumps(note | {"checksum": _checksum(note)}, indent=1).encode())
+            result = ScoreResult()
+    if images is not None and images.failed:
+        return replace(result, failed=images.failed)
+    content = source | {"rows": result.rows, "off_map": result.off_map}
+    write_whole(note, json.dumps(content | {"checksum": _digest([content, file_digest(out)])}, indent=1).encode())
     return result
 
 
-def _read_note(spec: JobSpec, shard: Shard, source: dict[str, Any]) -> JobResult | None:
+def _read_note(spec: ScoreSpec, shard: Shard, source: dict[str, Any]) -> ScoreResult | None:
     """Return what a note says, if it is about the same inputs, guard and options, and the scores are as they were written."""
     path, out = spec.note(shard), spec.out / shard.out
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
-        if note.pop("checksum") != _checksum(note):
-            raise ValueError("its checksum does not fit")
-        same, scores, result = note.items() >= source.items(), note["scores"], JobResult(note["rows"], note["off_map"])
+        if note.pop("checksum") == _digest([note, file_digest(out)]):
+            return ScoreResult(note["rows"], note["off_map"]) if note.items() >= source.items() else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("%s is damaged (%s), and %s is made again.", path, error, out)
-        return None
-    if same and scores != file_digest(out):
-        logger.warning("%s is gone, or not as it was written, and is made again.", out)
-        return None
-    return result if same else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    logger.warning("%s or its note %s is gone, damaged or not as it was written: the scores are made again.", out, path)
+    return None
 
 
-def _checksum(note: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(note, sort_keys=True).encode()).hexdigest()
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from offmap.cli.models import GuardSource
+from offmap.cli.options import load_guard
 from offmap.data.tables.schema import Schema
 from offmap.io.guard_file import GuardFile
 from trained import quick, regression, regressor
 
 
-def test_guard_source_reads_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_guard_reads_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "once_model.py").write_text("from trained import regressor\n")
     monkeypatch.syspath_prepend(tmp_path)
     save_file(regressor().state_dict(), tmp_path / "w.safetensors")
@@ -25,7 +25,7 @@ def test_guard_source_reads_the_file_once(tmp_path: Path, monkeypatch: pytest.Mo
     replace(guard, about=about).save(tmp_path / "guard")
     reads: list[Any] = []
     monkeypatch.setattr(GuardFile, "read", lambda path, read=GuardFile.read: reads.append(path) or read(path))
-    loaded, schema = GuardSource(tmp_path / "guard", None, (), trust_model=True).load()
+    loaded, schema = load_guard(tmp_path / "guard", None, (), trust_model=True)
     assert reads == [tmp_path / "guard"]
     assert schema == Schema(("a", "b", "c"), ("y",))
     x = regression(20, 2)[0]
