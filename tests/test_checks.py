@@ -21,7 +21,6 @@ LOOKING: list[Callable[[Any], Any]] = [
     lambda x: metrics.expected_calibration_error(x, torch.tensor([0])),
     lambda x: metrics.coverage(V, V, x),
     lambda x: conformal.quantile(x, 0.5),
-    lambda x: conformal.p_value(V, x),
 ]
 
 

@@ -94,7 +94,7 @@ class Calibration:
         return self.scores.sort().values
 
     def p_value(self, scores: Tensor) -> Tensor:
-        """Conformal p-values, as `offmap.conformal.p_value` gives them, from scores that are sorted once: (B,) -> (B,).
+        """Conformal p-values (1 + #{i : c_i ≥ s}) / (n + 1), at most α with probability at most α: (B,) -> (B,).
 
         >>> Calibration(torch.tensor([1.0, 2.0, 3.0])).p_value(torch.tensor([0.0, 2.0, 9.0]))
         tensor([1.0000, 0.7500, 0.2500])

@@ -180,9 +180,6 @@ def _history_notes(history: History) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------------- summary
-
-
 def summarize(guard: Guard) -> Table:
     """Parameter, shape, random or not, rotated or plain and why, φ's median and range, its entropy, memory of the basis."""
     score, calibration, predictive = guard.score_module, guard.calibration, guard.predictive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,14 +21,6 @@ from offmap.likelihoods import Prediction, align_targets
 from offmap.posterior.predictive import Scorer
 from offmap.random import permutation
 from offmap.table import Table
-
-
-@runtime_checkable
-class Thresholded(Protocol):
-    """A scorer that calls scores above its threshold OOD, unless that is None."""
-
-    @property
-    def threshold(self) -> float | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -96,13 +88,9 @@ class Evaluation:
 
 
 def evaluate(
-    detectors: Scorer | Mapping[str, Scorer],
-    test: Data,
-    ood: Mapping[str, Data],
-    *,
-    positive: Literal["id", "ood"] = "id",
+    detectors: Scorer | Mapping[str, Scorer], test: Data, ood: Mapping[str, Data], *, positive: Literal["id", "ood"] = "id",
     target: str = "labels",
-) -> Evaluation:
+) -> Evaluation:  # fmt: skip
     """Measure AUROC, FPR@95 and AUPR of every detector on every OOD set, and NLL, ECE, coverage and width of guards' predictions.
 
     Args:
@@ -138,8 +126,8 @@ def evaluate(
             examples[label] = pick_extremes(scores[label], parts)
             _add_points(evaluation.points, label, parts)
             evaluation.rows.append({"scorer": name, "set": label, **measure_separation(scores["test"], scores[label], positive)})
-        threshold = scorer.threshold if isinstance(scorer, Thresholded) else None
-        evaluation.details[name] = Details(threshold, examples, losses, reliability)
+        # a scorer of the user may or may not have a threshold
+        evaluation.details[name] = Details(getattr(scorer, "threshold", None), examples, losses, reliability)
     return evaluation
 
 
@@ -167,16 +155,14 @@ def measure_predictions(detector: Detector, rows: Rows) -> tuple[dict[str, float
     if not predictions:
         return {}, None, {}
     regression = predictions["own"][0].mean is not None
-    quality: dict[str, float] = {}
-    losses: dict[str, Tensor] = {}
-    reliability: dict[str, Tensor] = {}
+    quality, losses, reliability = dict[str, float](), dict[str, Tensor](), dict[str, Tensor]()
     for name, (prediction, nll) in predictions.items():
         values, loss, curve = (_measure_regression if regression else _measure_classes)(prediction, rows.targets)
         prefix = "" if name == "own" else f"{name}_"
         quality[f"{prefix}nll"] = float(nll[~loss.isnan()].mean())
         quality |= {f"{prefix}{key}": value for key, value in values.items()}
         losses[name], reliability[name] = loss.cpu(), curve.cpu()
-    covered, width = (_measure_intervals if regression else _measure_sets)(detector, rows)
+    covered, width = _measure_conformal(detector, rows, regression=regression)
     return quality | {"conformal_coverage": float(covered), "conformal_width": float(width)}, losses["own"], reliability
 
 
@@ -209,15 +195,12 @@ def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float
     return values, wrong.unsqueeze(-1).flatten(1).nanmean(1), metrics.confidence_curve(probs, labels)
 
 
-def _measure_intervals(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Coverage and mean width of conformal intervals."""
-    interval = detector.interval(rows.inputs, 0.95)
-    lower, upper = interval.lower.flatten(), interval.upper.flatten()
-    return metrics.coverage(lower, upper, rows.targets.flatten()), metrics.mean_width(lower, upper)
-
-
-def _measure_sets(detector: Detector, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Coverage and mean size of conformal sets of classes."""
+def _measure_conformal(detector: Detector, rows: Rows, *, regression: bool) -> tuple[Tensor, Tensor]:
+    """Coverage and mean width of conformal intervals, or mean size of conformal sets of classes."""
+    if regression:
+        interval = detector.interval(rows.inputs, 0.95)
+        lower, upper = interval.lower.flatten(), interval.upper.flatten()
+        return metrics.coverage(lower, upper, rows.targets.flatten()), metrics.mean_width(lower, upper)
     sets = detector.prediction_set(rows.inputs, 0.95)
     y = align_targets(rows.targets, sets[:, 0].shape).long()
     counted = y != IGNORED

@@ -20,9 +20,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------- ID and OOD scores
-
-
 def auroc(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
     """Compute the probability that a random OOD score exceeds a random ID score, ties counted half.
 
@@ -104,17 +101,10 @@ def _average_precision(positives: Tensor, negatives: Tensor) -> Tensor:
     return (counts[0] / (counts[0] + counts[1])).mean()
 
 
-# ------------------------------------------------------------------------------------------------------- scores and losses
-
-
 def risk_coverage(scores: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the share k/n of examples that are answered, (coverage, (B,)), those of lowest score, and their mean loss (risk).
+    """Compute the share k/n of examples that are answered, those of lowest score (B,), and the mean of their losses (B,).
 
     Ties count with their mean loss, so that the curve does not depend on the order of the data.
-
-    Args:
-        scores: (B,) of all examples.
-        losses: (B,), such as errors.
 
     >>> coverage, risk = risk_coverage(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.0]))
     >>> risk
@@ -129,11 +119,7 @@ def risk_coverage(scores: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Compute Spearman's ρ, the correlation of ranks; ties share the mean of their ranks. NaN where `a` or `b` is constant.
-
-    Args:
-        a: (B,).
-        b: (B,).
+    """Compute Spearman's ρ of two vectors (B,); ties share the mean of their ranks. NaN where `a` or `b` is constant.
 
     >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0, 7.0, 8.0]))
     tensor(-0.5000)
@@ -147,17 +133,9 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     return _like(centred[0] @ centred[1] / norm, a, b)
 
 
-# ------------------------------------------------------------------------------------------------------- probabilities
-
-
 def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> Tensor:
-    """Average the gap between confidence and accuracy of the predicted class over equally wide bins (Guo et al., 2017):
+    """Average the gap between confidence and accuracy over equally wide bins of probabilities (B, C) (Guo et al., 2017):
     Σ_b |B_b|/n · |acc(B_b) − conf(B_b)| with the confidences B_b in ((b − 1)/bins, b/bins].
-
-    Args:
-        probs: (B, C), rows sum to 1.
-        labels: (B,) integers.
-        bins: Number of bins of the confidence.
 
     >>> expected_calibration_error(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
     tensor(0.4000)
@@ -168,11 +146,6 @@ def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) ->
 
 def confidence_curve(probs: Tensor, labels: Tensor, bins: int = 10) -> Tensor:
     """Compute mean confidence, accuracy and number of examples in the non-empty bins of `expected_calibration_error`: (k, 3).
-
-    Args:
-        probs: (B, C), rows sum to 1.
-        labels: (B,) integers.
-        bins: Number of bins of the confidence.
 
     >>> confidence_curve(torch.tensor([[0.9, 0.1], [0.9, 0.1]]), torch.tensor([0, 1]))
     tensor([[0.9000, 0.5000, 2.0000]], dtype=torch.float64)
@@ -187,18 +160,11 @@ def confidence_curve(probs: Tensor, labels: Tensor, bins: int = 10) -> Tensor:
     return torch.stack([*means, size], 1)[size > 0]
 
 
-# ------------------------------------------------------------------------------------------------------- Gaussians and intervals
-
-
 def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
     """Compute the expected normalised calibration error, the relative gap between stated and observed error size
     (Levi et al., 2022): mean_b |RMV_b − RMSE_b| / RMV_b with the root mean variance RMV_b of group b.
 
-    Args:
-        mean: (B,).
-        std: (B,), positive and finite.
-        y: (B,).
-        bins: Number of groups of (nearly) equal size of the examples sorted by σ; equal σ stay in order.
+    Groups of (nearly) equal size hold the examples sorted by σ; equal σ stay in order.
 
     >>> ence(torch.zeros(4), torch.tensor([1.0, 1.0, 2.0, 2.0]), torch.tensor([1.0, -1.0, 3.0, 3.0]), bins=2)
     tensor(0.2500)
@@ -215,13 +181,7 @@ def ence(mean: Tensor, std: Tensor, y: Tensor, bins: int = 10) -> Tensor:
 
 def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tensor:
     """Average the gap between nominal and empirical coverage of the central Gaussian intervals at evenly spaced levels:
-    mean_k |ℓ_k − c_k| with ℓ_k = k/(L + 1), and c_k the share of |y_i − μ_i| ≤ z_((1 + ℓ_k)/2) σ_i.
-
-    Args:
-        mean: (B,).
-        std: (B,), may be infinite.
-        y: (B,).
-        levels: Number L of levels.
+    mean_k |ℓ_k − c_k| with ℓ_k = k/(L + 1), and c_k the share of |y_i − μ_i| ≤ z_((1 + ℓ_k)/2) σ_i; σ may be infinite.
 
     >>> quantile_ece(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor(0.)
@@ -231,13 +191,7 @@ def quantile_ece(mean: Tensor, std: Tensor, y: Tensor, levels: int = 10) -> Tens
 
 
 def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Tensor:
-    """Compute level, empirical coverage of the central Gaussian interval at that level, and number of examples: (L, 3).
-
-    Args:
-        mean: (B,).
-        std: (B,), may be infinite.
-        y: (B,).
-        levels: Number L of levels k / (L + 1).
+    """Compute level k/(L + 1), empirical coverage of the central Gaussian interval at it, and number of examples: (L, 3).
 
     >>> coverage_curve(torch.zeros(2), torch.ones(2), torch.tensor([0.1, 0.7]), levels=1)
     tensor([[0.5000, 0.5000, 2.0000]], dtype=torch.float64)
@@ -250,12 +204,7 @@ def coverage_curve(mean: Tensor, std: Tensor, y: Tensor, levels: int = 19) -> Te
 
 
 def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
-    """Compute the share of targets inside their closed interval; best when it equals the level of the intervals.
-
-    Args:
-        lower: (B,).
-        upper: (B,).
-        y: (B,).
+    """Compute the share of targets (B,) inside their closed interval; best when it equals the level of the intervals.
 
     >>> coverage(torch.zeros(4), torch.ones(4), torch.tensor([0.0, 0.5, 1.0, 1.5]))
     tensor(0.7500)
@@ -265,20 +214,13 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
 
 
 def mean_width(lower: Tensor, upper: Tensor) -> Tensor:
-    """Compute the mean length of the intervals, in the unit of the targets; infinite as soon as one of them is.
-
-    Args:
-        lower: (B,).
-        upper: (B,).
+    """Compute the mean length of intervals (B,), in the unit of the targets; infinite as soon as one of them is.
 
     >>> mean_width(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 4.0]))
     tensor(2.)
     """
     low, high = _check_intervals(lower=lower, upper=upper)
     return _like((high - low).mean(), lower, upper)
-
-
-# ------------------------------------------------------------------------------------------------------- checks of arguments
 
 
 def _vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
@@ -315,10 +257,8 @@ def _check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return probabilities in float64 and labels in int64; refuse what is not that."""
     probs, labels = checks.tensor("probs", probs), checks.tensor("labels", labels)
     if probs.ndim != 2 or labels.shape != probs.shape[:1]:
-        raise ShapeError(
-            f"Expected `probs` of shape (B, C) and `labels` of shape (B,), but got {tuple(probs.shape)} and "
-            f"{tuple(labels.shape)}; move positions into the batch first."
-        )
+        shapes = f"{tuple(probs.shape)} and {tuple(labels.shape)}; move positions into the batch first"
+        raise ShapeError(f"Expected `probs` of shape (B, C) and `labels` of shape (B,), but got {shapes}.")
     if probs.numel() == 0:
         raise DataError("Expected at least one example and one class, but `probs` is empty.")
     p = probs.double()
@@ -328,10 +268,8 @@ def _check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise DataError(f"Expected `labels` to be integers, but got {labels.dtype}; pass `labels.long()`.")
     if labels.min() < 0 or labels.max() >= probs.shape[1]:
-        raise DataError(
-            f"Expected `labels` from 0 to {probs.shape[1] - 1}, the classes of `probs`, but got values from "
-            f"{int(labels.min())} to {int(labels.max())}; drop ignored positions first."
-        )
+        got = f"values from {int(labels.min())} to {int(labels.max())}; drop ignored positions first"
+        raise DataError(f"Expected `labels` from 0 to {probs.shape[1] - 1}, the classes of `probs`, but got {got}.")
     return p, labels.long()
 
 

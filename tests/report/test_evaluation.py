@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
@@ -12,13 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor
 
 import offmap
 from offmap.errors import FileError
 from offmap.metrics import auroc
 from offmap.report.curves import Axis, curves, risk_curve, roc, thin, to_json
-from offmap.report.evaluation import embed_json, headline, verdict, write_page
+from offmap.report.evaluation import as_image, embed_json, headline, percent, png, verdict, write_page
 from pages import check_page
 from trained import classes, classifier, inputs, quick, regression, regressor
 
@@ -284,3 +286,18 @@ def page_text(evaluation, folder) -> str:
 def test_a_page_without_a_place_is_refused_before_any_work(tmp_path):
     with pytest.raises(FileError, match="the folder .*/no does not exist. Create it"):
         write_page(None, tmp_path / "no" / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.5, "50"), (0.0423, "4.2"), (0.99996, "> 99.9"), (1e-5, "< 0.1"), (1.0, "100"), (0, "0")]
+)
+def test_a_share_is_never_zero_or_all_unless_it_is(share, text):
+    assert percent(share) == f"{text}\u00a0%"
+
+
+def test_flat_rows_are_folded_to_images():
+    assert as_image(torch.zeros(1, 6), (2, 3)).shape == (2, 3, 1)
+    assert as_image(torch.zeros(1, 3, 4, 5), None).shape == (4, 5, 3)
+    assert as_image(torch.zeros(1, 6), None) is None
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)

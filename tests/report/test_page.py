@@ -19,6 +19,26 @@ def test_contents_lead_to_every_section():
     assert '<a href="#one-two">One &amp; two</a>' in text
 
 
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a < b, **so** *do* `x`", "<p>a &lt; b, <b>so</b> <em>do</em> <code>x</code></p>"),
+        ("- a\n- b", "<ul><li>a</li><li>b</li></ul>"),
+        ("a\n\n\n\nb", "<p>a</p>\n<p>b</p>"),
+    ],
+)
+def test_a_little_markdown_becomes_html(text, html):
+    assert page.paragraphs(text) == html
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.25, "0.25"), (1000, "1000"), (1e6, "1e6"), (-3e-5, "−3e−5"), (float("inf"), "∞"), (1e-10, "1e−10")],
+)
+def test_numbers_take_few_characters(value, text):
+    assert page.format_number(value) == text
+
+
 def test_the_best_of_a_column_is_bold_at_either_end():
     rows = Table(
         [{"m": "a", "up": "1.0", "down": "3.0"}, {"m": "b", "up": "2.0", "down": "–"}, {"m": "c", "up": "2.0", "down": "4"}]

@@ -36,12 +36,12 @@ MADE: dict[str, Callable[[int], Any]] = {
     "positive": lambda n: "id",
 }
 
-UNIT = ("auroc", "aupr_in", "aupr_out", "fpr_at", "coverage", "expected_calibration_error", "p_value")
+UNIT = ("auroc", "aupr_in", "aupr_out", "fpr_at", "coverage", "expected_calibration_error")
 """Numbers between 0 and 1."""
 
 FUNCTIONS: list[Callable[..., Any]] = [
     *(getattr(metrics, name) for name in metrics.__all__),
-    conformal.quantile, conformal.p_value,
+    conformal.quantile,
 ]  # fmt: skip
 
 

@@ -99,9 +99,6 @@ class ScaledGaussian(Gaussian):
         return mean * self.scale + self.shift, variance * self.scale.square()
 
 
-# ------------------------------------------------------------------------------------------------------- training
-
-
 @dataclass(frozen=True)
 class Training:
     """The paper's training of deterministic nets; every member keeps its state of lowest validation NLL."""

@@ -128,11 +128,7 @@ class Axis:
         return np.clip((self._f(np.asarray(x, np.float64)) - low) / (high - low), 0.0, 1.0)
 
     def at(self, share: Array) -> Array:
-        """Map shares of the axis to values.
-
-        >>> Axis("log", 1.0, 100.0).at(np.array([0.0, 0.5, 1.0])).round(6)
-        array([  1.,  10., 100.])
-        """
+        """Map shares of the axis to values."""
         low, high = self._f(np.array([self.low, self.high]))
         f = low + share * (high - low)
         return f if self.kind == "linear" else np.exp(f) if self.kind == "log" else self.centre + self.unit * np.sinh(f)
@@ -161,11 +157,7 @@ def _histogram(label: str, values: Array, axis: Axis, thresholds: Array) -> dict
 
 
 def roc(id_scores: Array, ood_scores: Array) -> tuple[Array, Array]:
-    """Return false alarms (share of ID data) and catches (share of OOD data) as the threshold falls.
-
-    >>> [curve.tolist() for curve in roc(np.array([0.1, 0.6]), np.array([0.5, 0.9]))]
-    [[0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0]]
-    """
+    """Return false alarms (share of ID data) and catches (share of OOD data) as the threshold falls."""
     thresholds = np.unique(np.concatenate([id_scores, ood_scores]))
     alarms, catches = (1 - np.searchsorted(np.sort(s), thresholds) / len(s) for s in (id_scores, ood_scores))
     return np.append(alarms, 0.0)[::-1], np.append(catches, 0.0)[::-1]
@@ -178,11 +170,7 @@ def _roc_curve(label: str, area: float, id_scores: Array, ood_scores: Array) -> 
 
 
 def thin(along: Array, count: int = CURVE) -> list[int]:
-    """Return positions of at most `count` points of a curve, evenly spread by a quantity that grows along it, with both ends.
-
-    >>> thin(np.array([0.0, 0.01, 0.02, 1.0, 2.0]), 3)
-    [0, 3, 4]
-    """
+    """Return positions of at most `count` points of a curve, evenly spread by a quantity that grows along it, with both ends."""
     if len(along) <= count:
         return list(range(len(along)))
     positions = np.searchsorted(along, np.linspace(along[0], along[-1], count))
@@ -221,9 +209,6 @@ def _history_curves(past: History | None) -> dict[str, Any] | None:
         "max_risk": bound, "kept": past.kept[:members], "members": len(past.risk[0]),
         "ends": {"risk": risk_limits(risk, bound) if bound else None, "entropy": None},
     }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------- clips
 
 
 def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:

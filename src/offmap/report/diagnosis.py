@@ -11,23 +11,8 @@ import numpy as np
 
 from offmap.diagnosis import Diagnosis, LayerDiagnosis
 from offmap.posterior.predictive import History
-from offmap.report.page import (
-    SERIES,
-    Array,
-    Panel,
-    Section,
-    check_path,
-    colour,
-    draw_svg,
-    gallery,
-    legend,
-    paragraphs,
-    render,
-    series,
-    table,
-    texts,
-    write,
-)  # fmt: skip
+from offmap.report import page
+from offmap.report.page import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,25 +29,25 @@ def write_diagnosis(diagnosis: Diagnosis, path: str | Path, *, title: str = "Wha
         path: The file to write.
         title: The title of the page.
     """
-    target, words, numbers = check_path(Path(path)), texts()["diagnosis"], diagnosis.table()
-    members = [("line", f"var(--series{(m + 4) % SERIES})", f"member {m}") for m in range(len(diagnosis.history.kept))]
-    key = legend([*members, ("line 5 3", "var(--ink)", "τ"), ("line 1 3", "var(--ink)", "the step that was kept")])
-    sections = [
-        Section("Amplitude and φ", paragraphs(words["amplitudes"]) + gallery(amplitude_panels(diagnosis), width="13rem")),
-        Section("The fit, step by step", paragraphs(words["traces"]) + gallery(trace_panels(diagnosis.history), legend=key)),
-        Section("Numbers", table(numbers) + paragraphs("\n\n".join(numbers.notes), "note")),
-    ]
-    return write(render(title, words["lead"], sections), target)
+    target, words, numbers = page.check_path(Path(path)), page.texts()["diagnosis"], diagnosis.table()
+    members = [("line", f"var(--series{(m + 4) % page.SERIES})", f"member {m}") for m in range(len(diagnosis.history.kept))]
+    key = page.legend([*members, ("line 5 3", "var(--ink)", "τ"), ("line 1 3", "var(--ink)", "the step that was kept")])
+    bodies = {
+        "Amplitude and φ": page.paragraphs(words["amplitudes"]) + page.gallery(amplitude_panels(diagnosis), width="13rem"),
+        "The fit, step by step": page.paragraphs(words["traces"]) + page.gallery(trace_panels(diagnosis.history), legend=key),
+        "Numbers": page.table(numbers) + page.paragraphs("\n\n".join(numbers.notes), "note"),
+    }
+    return page.write(page.render(title, words["lead"], [page.Section(*item) for item in bodies.items()]), target)
 
 
-def amplitude_panels(diagnosis: Diagnosis) -> list[Panel]:
+def amplitude_panels(diagnosis: Diagnosis) -> list[page.Panel]:
     """Draw a panel per layer."""
-    panels: list[Panel] = []
+    panels: list[page.Panel] = []
     for layer in select_layers(diagnosis.layers):
         values = {"ρ": layer.correlation, "slope": layer.slope}
         numbers = ", ".join(f"{k} {f'{v:.2f}'.replace('-', '−').replace('nan', '–')}" for k, v in values.items())
         alt = f"Mean φ over input amplitude of {layer.name}, {layer.amplitude.shape[-1]} directions: {numbers}."
-        panels.append(Panel(_draw_amplitudes(layer), layer.name, alt, numbers))
+        panels.append(page.Panel(_draw_amplitudes(layer), layer.name, alt, numbers))
     return panels
 
 
@@ -86,8 +71,8 @@ def _draw_amplitudes(layer: LayerDiagnosis) -> str:
         ends = np.array([x.min(), x.max()])
         used = x > 1.01 * x.min()  # directions at the least amplitude have none to speak of
         centre = math.exp(np.log((x * y)[used if used.any() else slice(None)]).mean())
-        axes.plot(ends, centre / ends, color=colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
-        axes.plot(x[few], y[few], "o", markersize=2.8, color=colour("id"), markeredgewidth=0, alpha=0.6)
+        axes.plot(ends, centre / ends, color=page.colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
+        axes.plot(x[few], y[few], "o", markersize=2.8, color=page.colour("id"), markeredgewidth=0, alpha=0.6)
         axes.minorticks_off()
         axes.set(xlim=(x.min() / 1.4, x.max() * 1.4), ylim=(y.min() / 1.6, y.max() * 1.6))
         for values, set_ticks in ((x, axes.set_xticks), (y, axes.set_yticks)):
@@ -95,24 +80,24 @@ def _draw_amplitudes(layer: LayerDiagnosis) -> str:
             if high < 20 * low:  # powers of ten would hardly mark anything
                 set_ticks([low, high], [f"{low:.2g}", f"{high:.2g}"])
 
-    return draw_svg(draw, width=2.7, height=2.2, margins=(0.6, 0.38, 0.1, 0.08))
+    return page.draw_svg(draw, width=2.7, height=2.2, margins=(0.6, 0.38, 0.1, 0.08))
 
 
-def trace_panels(history: History) -> list[Panel]:
+def trace_panels(history: History) -> list[page.Panel]:
     """Draw risk with τ, entropy, and uncertainty on validation data over the steps."""
     traces = [
         ("Risk and τ", "validation risk", history.risk),
         ("Entropy", "(1/d) Σ log φ²", history.entropy),
         ("Uncertainty on ID data", "mean uncertainty", history.uncertainty),
     ]
-    panels: list[Panel] = []
+    panels: list[page.Panel] = []
     for title, label, values in traces:
         if history.step and values:
             bound = history.max_risk if values is history.risk else None
             limit = f"; τ is {bound}" if bound is not None else ""
             steps = ", ".join(map(str, history.kept))
             alt = f"The {label} over the steps, from {values[0]} to {values[-1]}{limit}; kept at step {steps}."
-            panels.append(Panel(_draw_trace(history, values, label, bound), title, alt))
+            panels.append(page.Panel(_draw_trace(history, values, label, bound), title, alt))
     return panels
 
 
@@ -122,7 +107,7 @@ def _draw_trace(history: History, values: list[list[float]], label: str, bound: 
 
     def draw(axes: Axes) -> None:
         for member in range(lines.shape[1]):
-            shade, _ = series(member + 4)
+            shade, _ = page.series(member + 4)
             axes.plot(steps, lines[:, member], color=shade, linewidth=1.3, marker="o" if len(steps) < 3 else "", markersize=3)
             axes.axvline(history.kept[member], color=shade, linewidth=0.9, linestyle=(0, (1, 2)))
             if bound is not None:
@@ -131,15 +116,11 @@ def _draw_trace(history: History, values: list[list[float]], label: str, bound: 
         if bound is not None and (limits := risk_limits(lines, bound)) is not None:
             axes.set_ylim(*limits)
 
-    return draw_svg(draw, width=3.2, height=2.1, margins=(0.62, 0.38, 0.1, 0.08))
+    return page.draw_svg(draw, width=3.2, height=2.1, margins=(0.62, 0.38, 0.1, 0.08))
 
 
 def risk_limits(lines: Array, bound: list[float]) -> tuple[float, float] | None:
-    """Return the ends of the risk's axis: all that lies below τ, and twice as far above; None where that is nothing.
-
-    >>> risk_limits(np.array([[1.0], [2.0], [90.0]]), [3.0])
-    (0.9, 7.0)
-    """
+    """Return the ends of the risk's axis: all that lies below τ, and twice as far above; None where that is nothing."""
     finite = lines[np.isfinite(lines)]
     if not len(finite):
         return None

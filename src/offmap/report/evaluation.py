@@ -27,20 +27,9 @@ from offmap._version import __version__
 from offmap.detector import Detector
 from offmap.evaluation import Evaluation, Example
 from offmap.guard import Guard
+from offmap.report import page
 from offmap.report.curves import areas, curves, quality
-from offmap.report.page import (
-    MAP,
-    Array,
-    Section,
-    check_path,
-    format_number,
-    paragraphs,
-    render,
-    resource,
-    table,
-    texts,
-    write,
-)  # fmt: skip
+from offmap.report.page import Array
 from offmap.table import Table
 
 MOST_ROWS, COLUMNS, CHARACTERS = 120, 8, 60
@@ -51,14 +40,9 @@ IMAGE_BYTES, IMAGE_SIDES = 700_000, (16, 96)
 
 
 def write_page(
-    evaluation: Evaluation,
-    path: str | Path,
-    *,
-    title: str = "What is out of distribution?",
-    columns: Sequence[str] = (),
-    classes: Sequence[str] = (),
-    image_shape: tuple[int, ...] | None = None,
-) -> Path:
+    evaluation: Evaluation, path: str | Path, *, title: str = "What is out of distribution?", columns: Sequence[str] = (),
+    classes: Sequence[str] = (), image_shape: tuple[int, ...] | None = None,
+) -> Path:  # fmt: skip
     """Write an evaluation as one HTML file that needs no network, atomically; it stays below 2 MB for a guard.
 
     Args:
@@ -72,42 +56,38 @@ def write_page(
     Returns:
         The full path of the file.
     """
-    target = check_path(Path(path))
-    names, parts = Names(columns, classes, image_shape), {key: {**part} for key, part in texts()["sections"].items()}
+    target = page.check_path(Path(path))
+    names, parts = Names(columns, classes, image_shape), {key: {**part} for key, part in page.texts()["sections"].items()}
     scorers, start = list(evaluation.scores), list(evaluation.scores).index(best(evaluation))
     numbers = [curves(evaluation, name) for name in scorers]
     parts["clips"]["missing"] = next((n["clips"] for n in numbers if isinstance(n["clips"], str)), "")
     shown = [p for p in parts if not parts[p].get("missing") or any(n[p] and not isinstance(n[p], str) for n in numbers)]
     missing = {part: words["missing"] for part, words in parts.items() if "missing" in words}
     omitted = [f"{parts[p]['title']} is left out: {why[:1].lower()}{why[1:]}" for p, why in missing.items() if p not in shown]
-    data = {"start": start, "missing": missing, "map": MAP, "classes": list(map(str, classes)), "scorers": numbers}
-    script = "\n".join(map(resource, ("plot.js", "evaluation.js", "clips.js", "choices.js")))
+    data = {"start": start, "missing": missing, "map": page.MAP, "classes": list(map(str, classes)), "scorers": numbers}
+    script = "\n".join(map(page.resource, ("plot.js", "evaluation.js", "clips.js", "choices.js")))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # this script alone may run
     rules = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     options = "".join(f'<option value="{i}"{" selected" * (i == start)}>{html.escape(n)}</option>' for i, n in enumerate(scorers))
     choice = f'<label>Scorer <select id="scorer">{options}</select></label>' if len(scorers) > 1 else ""
     tools = f'<div class="tools">{choice}<button type="button" id="theme" aria-pressed="false">Dark colours</button></div>'
-    verdicts = _per_scorer(evaluation, lambda name: paragraphs(verdict(evaluation, name), "lead"))
-    page = render(
+    verdicts = _per_scorer(evaluation, lambda name: page.paragraphs(verdict(evaluation, name), "lead"))
+    text = page.render(
         title,
         "",
-        [Section(parts[part]["title"], _body(part, parts[part], evaluation, names)) for part in shown],
+        [page.Section(parts[part]["title"], _body(part, parts[part], evaluation, names)) for part in shown],
         heading=headline(evaluation),
         foot="\n\n".join([*omitted, f"Written by offmap {__version__}. This page loads nothing and sends nothing."]),
-        head=f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n<style>{resource("evaluation.css")}</style>',
+        head=f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n<style>{page.resource("evaluation.css")}</style>',
         above=f'<div class="top"><p class="eyebrow">{html.escape(title)}</p>{tools}</div>',
-        below=f"{verdicts}<noscript>{paragraphs(texts()['no_script'])}</noscript>",
+        below=f"{verdicts}<noscript>{page.paragraphs(page.texts()['no_script'])}</noscript>",
         end=f'<script type="application/json" id="data">{embed_json(data)}</script>\n<script>{script}</script>',
     )
-    return write(page, target)
+    return page.write(text, target)
 
 
 def embed_json(data: Any) -> str:
-    r"""Return JSON that can stand inside a script element, whatever strings it holds; refuse NaN and infinities.
-
-    >>> embed_json({"name": "</script>"})
-    '{"name":"\\u003c/script\\u003e"}'
-    """
+    """Return JSON that can stand inside a script element, whatever strings it holds; refuse NaN and infinities."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII alone: U+2028 is escaped with the rest
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -119,14 +99,14 @@ def _per_scorer(evaluation: Evaluation, make: Callable[[str], str]) -> str:
 
 def _body(part: str, words: Mapping[str, str], evaluation: Evaluation, names: Names) -> str:
     """Return the HTML of one section."""
-    text = paragraphs(words["text"])
+    text = page.paragraphs(words["text"])
     if part == "examples":
         return text + _per_scorer(evaluation, lambda name: examples(evaluation, name, names))
     if part == "summary":
         return text + _per_scorer(evaluation, lambda name: _summary(evaluation.detectors.get(name)))
     if part == "rows":
         kinds = ([row for row in evaluation.rows if ("auroc" in row) == detection] for detection in (True, False))
-        return text + "".join(table(Table(rows)) for rows in kinds if rows)
+        return text + "".join(page.table(Table(rows)) for rows in kinds if rows)
     plot = f'<div class="plot" id="plot-{part}"></div><p class="missing" id="missing-{part}" hidden></p>'
     same = f'<details><summary>The same as a table</summary><div class="scroll"><table id="table-{part}"></table></div></details>'
     return text + plot + words.get("controls", "") + same
@@ -134,13 +114,10 @@ def _body(part: str, words: Mapping[str, str], evaluation: Evaluation, names: Na
 
 def _summary(scorer: Any) -> str:
     if not isinstance(scorer, Guard):
-        return paragraphs("This scorer is no guard: nothing in a model was made random.")
+        return page.paragraphs("This scorer is no guard: nothing in a model was made random.")
     summary = scorer.summary()
     more = [f"… and {len(summary.rows) - MOST_ROWS} more parameters."] if len(summary.rows) > MOST_ROWS else []
-    return table(Table(summary.rows[:MOST_ROWS])) + paragraphs("\n\n".join([*more, *summary.notes]), "note")
-
-
-# ------------------------------------------------------------------------------------------------------- in words
+    return page.table(Table(summary.rows[:MOST_ROWS])) + page.paragraphs("\n\n".join([*more, *summary.notes]), "note")
 
 
 def best(evaluation: Evaluation) -> str:
@@ -157,7 +134,7 @@ def headline(evaluation: Evaluation) -> str:
     what = f"“{lowest}”"
     if len(by_set) > 1 and by_set[lowest] >= 0.6:
         what = f"{'both' if len(by_set) == 2 else f'all {len(by_set)}'} OOD sets"
-    words = next(words for least, words in texts()["grades"] if by_set[lowest] >= least).format(what=what)
+    words = next(words for least, words in page.texts()["grades"] if by_set[lowest] >= least).format(what=what)
     if len(evaluation.scores) == 1:
         return f"{'This guard' if name == 'guard' else f'“{name}”'} {words}."
     return f"Of {len(evaluation.scores)} scorers, “{name}” does best: it {words}."
@@ -182,7 +159,13 @@ def verdict(evaluation: Evaluation, name: str) -> str:
         listed = " and ".join(filter(None, [", ".join(caught[:-1]), caught[-1]]))
         false = f"**{percent(flagged['test'])} of in-distribution rows**"
         parts.append(f"At its own threshold it flags {listed}, and {false} by mistake.")
-        parts += _compare_false_alarms(evaluation.detectors.get(name), flagged["test"], len(scores["test"]))
+        if isinstance(scorer := evaluation.detectors.get(name), Detector):
+            rate, share = scorer.calibration.false_alarms, flagged["test"]
+            # two standard deviations of chance, in the test data and in the calibration data
+            chance = 2 * math.sqrt(rate * (1 - rate) * (1 / len(scores["test"]) + 1 / len(scorer.calibration.scores)))
+            words = "more than that" if share > rate else "fewer"
+            words = words if abs(share - rate) > chance else "as many as chance allows"
+            parts.append(f"It was set for {percent(rate)} of false alarms; these are {words}.")
     if row := quality(evaluation, name):
         right = f"an accuracy of {percent(row['accuracy'])}" if "accuracy" in row else f"an RMSE of {row['rmse']:.3g}"
         kind = "prediction sets" if "accuracy" in row else "intervals"
@@ -193,29 +176,11 @@ def verdict(evaluation: Evaluation, name: str) -> str:
     return " ".join(parts)
 
 
-def _compare_false_alarms(scorer: Any, share: float, rows: int) -> list[str]:
-    """Say whether false alarms are as many as the threshold was set for."""
-    if not isinstance(scorer, Detector):
-        return []
-    rate = scorer.calibration.false_alarms
-    # two standard deviations of chance, in the test data and in the calibration data
-    tolerance = 2 * math.sqrt(rate * (1 - rate) * (1 / rows + 1 / len(scorer.calibration.scores)))
-    words = "more than that" if share > rate + tolerance else "fewer" if share < rate - tolerance else "as many as chance allows"
-    return [f"It was set for {percent(rate)} of false alarms; these are {words}."]
-
-
 def percent(share: float) -> str:
-    r"""Format a share in percent, with a digit more near the ends; never 0 or 100 unless it is.
-
-    >>> percent(0.5), percent(0.0423), percent(0.99996), percent(1.0)
-    ('50\xa0%', '4.2\xa0%', '> 99.9\xa0%', '100\xa0%')
-    """
+    """Format a share in percent, with a digit more near the ends; never 0 or 100 unless it is."""
     text = f"{100 * share:.1f}".removesuffix(".0") if share < 0.1 or share > 0.9 else f"{100 * share:.0f}"
     text = "< 0.1" if 0 < share < 0.0005 else "> 99.9" if 0.9995 < share < 1 else text
     return f"{text}\u00a0%"
-
-
-# ------------------------------------------------------------------------------------------------------- examples
 
 
 @dataclass(frozen=True)
@@ -245,7 +210,7 @@ def examples(evaluation: Evaluation, name: str, names: Names) -> str:
                 body = _images(half, facts, names, images)
             else:
                 firsts = [{"row": e.index, **fact} for e, fact in zip(half, facts, strict=True)]
-                body = table(Table([f | cells(e.inputs, names) | f for e, f in zip(half, firsts, strict=True)]))
+                body = page.table(Table([f | cells(e.inputs, names) | f for e, f in zip(half, firsts, strict=True)]))
             blocks.append(f"<div><h4>{title}</h4>{body}</div>")
         heading = html.escape("In-distribution data: test" if label == "test" else f"OOD data: {label}")
         parts.append(f'<h3>{heading}</h3>\n<div class="halves">{"".join(blocks)}</div>')
@@ -254,28 +219,23 @@ def examples(evaluation: Evaluation, name: str, names: Names) -> str:
 
 def _facts(guard: object, example: Example, names: Names) -> dict[str, str]:
     """Return the score of one row, its target, and what a guard predicts for it, where these are single numbers."""
-    facts, target = {"score": format_number(example.score)}, example.target
+    facts, target = {"score": page.format_number(example.score)}, example.target
     if target is not None and target.numel() == 1:
-        facts["truth"] = format_number(float(target)) if target.is_floating_point() else names.label(int(target))
+        facts["truth"] = page.format_number(float(target)) if target.is_floating_point() else names.label(int(target))
     if isinstance(guard, Guard):
         p = guard.predict(example.inputs)
         if p.probs is not None and p.label is not None and p.label.numel() == 1:
             facts["predicted"] = f"{names.label(int(p.label))} ({100 * float(p.probs.max()):.0f}\u00a0%)"
         elif p.mean is not None and p.std is not None and p.mean.numel() == 1:
-            facts["predicted"] = f"{format_number(float(p.mean))} ± {format_number(float(p.std))}"
+            facts["predicted"] = f"{page.format_number(float(p.mean))} ± {page.format_number(float(p.std))}"
     return facts
 
 
 def cells(inputs: Inputs, names: Names) -> dict[str, str]:
-    """Return the inputs of one row by column, or shortened, by argument.
-
-    >>> import torch
-    >>> cells(torch.tensor([[0.5, 2.0]]), Names(["a"]))
-    {'a': '0.5', 'x1': '2'}
-    """
+    """Return the inputs of one row by column, or shortened, by argument."""
     if isinstance(inputs, Tensor) and inputs.ndim == 2:
         values = inputs[0].double().tolist()
-        pairs = [*enumerate(map(format_number, values[:COLUMNS]))]
+        pairs = [*enumerate(map(page.format_number, values[:COLUMNS]))]
         pairs += [("…", f"{len(values) - COLUMNS} more")] if len(values) > COLUMNS else []
     else:
         parts = inputs if isinstance(inputs, Mapping | tuple | list) else [inputs]
@@ -288,17 +248,12 @@ def _shorten(value: Any) -> str:
     if not isinstance(value, Tensor):
         return str(value)[:CHARACTERS]
     numbers = value.flatten()[: CHARACTERS // 2].double().tolist()
-    text = " ".join(map(format_number, numbers))
+    text = " ".join(map(page.format_number, numbers))
     return text if len(text) <= CHARACTERS and value.numel() == len(numbers) else f"{text[: CHARACTERS - 1].rsplit(' ', 1)[0]} …"
 
 
 def as_image(inputs: Inputs, shape: tuple[int, ...] | None) -> Array | None:
-    """Return one row as (height, width, 1 or 3), if it is an image: (1, 1 or 3, h, w), or flat numbers that `shape` folds.
-
-    >>> import torch
-    >>> as_image(torch.zeros(1, 6), (2, 3)).shape, as_image(torch.zeros(1, 6), None)
-    ((2, 3, 1), None)
-    """
+    """Return one row as (height, width, 1 or 3), if it is an image: (1, 1 or 3, h, w), or flat numbers that `shape` folds."""
     if not isinstance(inputs, Tensor):
         return None
     row = inputs[0].double().numpy()
@@ -329,11 +284,7 @@ def _images(rows: Sequence[Example], facts: Sequence[Mapping[str, str]], names: 
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    r"""Encode (height, width, 1 or 3) bytes as a PNG file.
-
-    >>> png(np.zeros((1, 1, 1), np.uint8))[:8]
-    b'\x89PNG\r\n\x1a\n'
-    """
+    """Encode (height, width, 1 or 3) bytes as a PNG file."""
     height, width, channels = pixels.shape
     lines = b"".join(b"\0" + line.tobytes() for line in pixels)  # 0: no filter
     head = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)

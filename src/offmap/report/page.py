@@ -67,9 +67,6 @@ def series(position: int) -> tuple[str, tuple[float, ...]]:
     return colour(f"series{position % SERIES}"), DASHES[position % SERIES]
 
 
-# ------------------------------------------------------------------------------------------------------- figures
-
-
 @dataclass(frozen=True)
 class Panel:
     """One drawing: its SVG, a title above it, and a description for those who cannot see it."""
@@ -133,17 +130,8 @@ def legend(entries: Sequence[tuple[str, str, str]]) -> str:
     return f'<div class="legend"><ul>{"".join(items)}</ul></div>'
 
 
-# ------------------------------------------------------------------------------------------------------- text and tables
-
-
 def paragraphs(text: str, kind: str = "") -> str:
-    r"""Turn a little Markdown into HTML: paragraphs, lists of "- ", `code`, *emphasis* and **bold**; the rest is escaped.
-
-    >>> paragraphs("a < b, **so** *do* `x`")
-    '<p>a &lt; b, <b>so</b> <em>do</em> <code>x</code></p>'
-    >>> paragraphs("- a\n- b")
-    '<ul><li>a</li><li>b</li></ul>'
-    """
+    """Turn a little Markdown into HTML: paragraphs, lists of "- ", `code`, *emphasis* and **bold**; the rest is escaped."""
     safe = html.escape(text, quote=False).replace(" %", "\u00a0%")
     for pattern, tag in ((r"\*\*([^*]+)\*\*", "b"), (r"\*(\w[^*]*)\*", "em"), (r"`([^`]+)`", "code")):
         safe = re.sub(pattern, rf"<{tag}>\1</{tag}>", safe)
@@ -155,11 +143,7 @@ def paragraphs(text: str, kind: str = "") -> str:
 
 
 def format_number(value: float) -> str:
-    """Format a number in few characters.
-
-    >>> format_number(0.25), format_number(1000), format_number(1e6), format_number(-3e-5), format_number(math.inf)
-    ('0.25', '1000', '1e6', '−3e−5', '∞')
-    """
+    """Format a number in few characters."""
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.4g}").replace("inf", "∞").replace("-", "−")
 
 
@@ -184,9 +168,6 @@ def table(rows: Table, *, best: Mapping[str, str] | None = None, dots: bool = Fa
 
 def _cell(value: Any) -> str:
     return "" if value is None else html.escape(format_number(value) if isinstance(value, float) else str(value))
-
-
-# ------------------------------------------------------------------------------------------------------- the page
 
 
 @dataclass(frozen=True)
