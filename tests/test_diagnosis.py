@@ -16,7 +16,7 @@ from offmap.data import Place, as_batches, load_rows
 from offmap.detector import Calibration
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
-from offmap.maxwent.closed_form import unit_scale
+from offmap.maxwent.search import unit_scale
 from offmap.model.forward import BatchedModel, copy_model
 from offmap.model.params import stack_models
 from offmap.posterior.basis import observe

@@ -6,6 +6,7 @@ declare their documentation and bounds with `option`; `validate` checks them all
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import numbers
@@ -29,7 +30,16 @@ LARGEST = 3e38
 
 @dataclass(frozen=True)
 class Option:
-    """Documentation and bounds of one field."""
+    """Documentation and bounds of one field.
+
+    Args:
+        doc: One or two sentences for help texts and the API page.
+        above: Numbers must be larger.
+        at_least: Numbers must be at least this.
+        at_most: Numbers must be at most this.
+        one_of: The valid words; those of a `Literal` type need not be repeated.
+        check: A function that raises for a wrong value, instead of what the type of the field asks for.
+    """
 
     doc: str
     above: float | None = None
@@ -39,20 +49,8 @@ class Option:
     check: Callable[[Any], Any] | None = None
 
 
-def option(
-    default: Any, doc: str, *, above: float | None = None, at_least: float | None = None, at_most: float | None = None,
-    one_of: Sequence[str] | None = None, check: Callable[[Any], Any] | None = None,
-) -> Any:  # fmt: skip
-    """Declare a dataclass field with its documentation and its bounds.
-
-    Args:
-        default: The default value.
-        doc: One or two sentences for help texts and the API page.
-        above: Numbers must be larger.
-        at_least: Numbers must be at least this.
-        at_most: Numbers must be at most this.
-        one_of: The valid words; those of a `Literal` type need not be repeated.
-        check: A function that raises for a wrong value, instead of what the type of the field asks for.
+def option(default: Any, doc: str, **bounds: Any) -> Any:
+    """Declare a dataclass field with its documentation and its bounds, those of `Option`.
 
     >>> @dataclass(frozen=True)
     ... class Adam:
@@ -61,53 +59,39 @@ def option(
     Traceback (most recent call last):
     offmap.errors.ConfigError: Expected `lr` to be a number above 0, but got -1.0.
     """
-    return field(default=default, metadata={"option": Option(doc, above, at_least, at_most, one_of, check)})
-
-
-def option_docs(options: Any) -> dict[str, str]:
-    """Return the documentation of the fields of a dataclass, by name."""
-    return {f.name: f.metadata["option"].doc for f in fields(options) if "option" in f.metadata}
+    return field(default=default, metadata={"option": Option(doc, **bounds)})
 
 
 def validate(options: Any) -> None:
     """Raise a ConfigError for the first field of a dataclass whose value its type and its `option` do not allow."""
-    for f, kinds in _declared(type(options)):
-        _check_option(f.name, getattr(options, f.name), kinds, f.metadata["option"])
+    for f, kinds, words in _declared(type(options)):
+        name, value, bounds, optional = f.name, getattr(options, f.name), f.metadata["option"], NoneType in kinds
+        if value is None and optional:
+            continue
+        if bounds.check is not None:
+            bounds.check(value)
+        elif words and not (int in kinds and not isinstance(value, str)):
+            one_of(name, value, words)
+        elif bool in kinds:
+            if not isinstance(value, bool):
+                raise ConfigError(f"Expected `{name}` to be True or False, but got {value!r}.")
+        elif int in kinds or float in kinds:
+            check = integer if float not in kinds else number
+            several: Any = isinstance(value, list | tuple) and any(get_origin(kind) is Sequence for kind in kinds) and value
+            for entry in several or [value]:
+                check(name, entry, bounds.at_least, bounds.at_most, above=bounds.above, optional=optional)
 
 
 @cache
-def _declared(kind: type) -> list[tuple[Field[Any], tuple[Any, ...]]]:
-    """Return the fields made by `option`, each with the members of its type."""
+def _declared(kind: type) -> list[tuple[Field[Any], tuple[Any, ...], Sequence[str]]]:
+    """Return the fields made by `option`, each with the members of its type and the words that are valid."""
+    found: list[tuple[Field[Any], tuple[Any, ...], Sequence[str]]] = []
     hints = get_type_hints(kind)
-    unions = {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in hints.items()}
-    return [(f, unions[f.name]) for f in fields(kind) if "option" in f.metadata]
-
-
-def _check_option(name: str, value: Any, kinds: tuple[Any, ...], bounds: Option) -> None:
-    words = bounds.one_of or [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    optional, several = NoneType in kinds, any(get_origin(kind) is Sequence for kind in kinds)
-    if value is None and optional:
-        return
-    if bounds.check is not None:
-        bounds.check(value)
-    elif words and not (int in kinds and not isinstance(value, str)):
-        one_of(name, value, words)
-    elif bool in kinds:
-        if not isinstance(value, bool):
-            raise ConfigError(f"Expected `{name}` to be True or False, but got {value!r}.")
-    elif int in kinds or float in kinds:
-        check = integer if float not in kinds else number
-        for entry in value if several and isinstance(value, list | tuple) and value else [value]:
-            check(name, entry, bounds.at_least, bounds.at_most, above=bounds.above, optional=optional)
-
-
-def _describe(kind: str, at_least: float | None, at_most: float | None, above: float | None, *, optional: bool) -> str:
-    """Return "a whole number ≥ 2 or None" and the like."""
-    both = at_least is not None and at_most is not None
-    low = f" above {above:g}" if above is not None else "" if at_least is None else f" ≥ {at_least:g}"
-    high = f" and at most {at_most:g}" if above is not None and at_most is not None else ""
-    bound = f" from {at_least:g} to {at_most:g}" if both else low + high
-    return f"{kind}{bound}{' or None' if optional else ''}"
+    for f in (f for f in fields(kind) if "option" in f.metadata):
+        kinds = get_args(hints[f.name]) if get_origin(hints[f.name]) in (Union, UnionType) else (hints[f.name],)
+        literals = [word for member in kinds if get_origin(member) is Literal for word in get_args(member)]
+        found.append((f, kinds, f.metadata["option"].one_of or literals))
+    return found
 
 
 def integer(
@@ -123,10 +107,7 @@ def integer(
         result = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError):
         result = None
-    if result is None or not _within(result, at_least, at_most, above):
-        expected = _describe("a whole number", at_least, at_most, above, optional=optional)
-        raise ConfigError(f"Expected `{name}` to be {expected}, but got {value!r}.")
-    return result
+    return int(_bounded(result, "a whole number", name, value, at_least, at_most, above, optional=optional))
 
 
 def number(
@@ -136,17 +117,28 @@ def number(
     """Return a finite number as a plain float."""
     bounded = at_least is not None or above is not None
     result = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
-    if not math.isfinite(result) or not _within(result, at_least, at_most, above) or (not bounded and abs(result) > LARGEST):
-        expected = _describe("a number" if bounded else "a finite number", at_least, at_most, above, optional=optional)
-        raise ConfigError(f"Expected `{name}` to be {expected}, but got {value!r}.")
+    finite = math.isfinite(result) and (bounded or abs(result) <= LARGEST)
+    kind = "a number" if bounded else "a finite number"
+    _bounded(result if finite else None, kind, name, value, at_least, at_most, above, optional=optional)
     if result > LARGEST:
         raise ConfigError(f"Expected `{name}` to be at most {LARGEST:g}, but got {value!r}.")
     return result
 
 
-def _within(value: float, at_least: float | None, at_most: float | None, above: float | None) -> bool:
-    low = (at_least is None or value >= at_least) and (above is None or value > above)
-    return low and (at_most is None or value <= at_most)
+def _bounded(
+    result: float | None, kind: str, name: str, value: Any, at_least: float | None, at_most: float | None, above: float | None, *,
+    optional: bool,
+) -> float:  # fmt: skip
+    """Return the result, or raise with what was expected: "a whole number ≥ 2 or None" and the like."""
+    low = -math.inf if at_least is None else at_least
+    if result is not None and result >= low and (above is None or result > above) and (at_most is None or result <= at_most):
+        return result
+    bound = "" if at_least is None else f" ≥ {at_least:g}"
+    if at_least is not None and at_most is not None:
+        bound = f" from {at_least:g} to {at_most:g}"
+    elif above is not None:
+        bound = f" above {above:g}" + ("" if at_most is None else f" and at most {at_most:g}")
+    raise ConfigError(f"Expected `{name}` to be {kind}{bound}{' or None' if optional else ''}, but got {value!r}.")
 
 
 def fraction(name: str, value: Any, *, example: float = 0.95) -> float:
@@ -160,15 +152,15 @@ def fraction(name: str, value: Any, *, example: float = 0.95) -> float:
     return float(value)
 
 
-def one_of(name: str, value: Any, valid: Iterable[str]) -> str:
-    """Return `value` if it is in `valid`, else raise with a suggestion.
+def one_of(name: str, value: Any, valid: Iterable[str], also: str = "") -> str:
+    """Return `value` if it is in `valid`, else raise with a suggestion; `also` says what else is accepted.
 
     >>> one_of("positive", "id", ("id", "ood"))
     'id'
     """
     words = list(valid)
     if not isinstance(value, str) or value not in words:
-        raise ConfigError(f"Expected `{name}` to be {nearest(value, words)}, but got {value!r}.")
+        raise ConfigError(f"Expected `{name}` to be {nearest(value, words)}{also}, but got {value!r}.")
     return value
 
 
@@ -180,15 +172,12 @@ def function(name: str, value: Any, arguments: Sequence[str]) -> Any:
     offmap.errors.ConfigError: Expected `score` to be a function of (outputs, targets), but got <built-in function len>.
     """
     try:
-        fits = callable(value) and not isinstance(value, type)
-        if fits:
+        if not callable(value) or isinstance(value, type):
+            raise TypeError
+        with contextlib.suppress(ValueError):  # it has no signature to inspect
             inspect.signature(value).bind(*arguments)
     except TypeError:
-        fits = False
-    except ValueError:  # it has no signature to inspect
-        fits = True
-    if not fits:
-        raise ConfigError(f"Expected `{name}` to be a function of ({', '.join(arguments)}), but got {value!r}.")
+        raise ConfigError(f"Expected `{name}` to be a function of ({', '.join(arguments)}), but got {value!r}.") from None
     return value
 
 

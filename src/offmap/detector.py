@@ -192,7 +192,18 @@ class Detector(ABC):
         """Predict, score and judge every input."""
         merged = Merger(concat_results)
         for rows in self.blocks(x):
-            merged.add(self._judge(self._features(rows)))
+            features = self._features(rows)
+            prediction, score_map = self._predict(features), self._score(features)
+            score = reduce_positions(score_map, "mean")
+            merged.add(
+                Result(
+                    **vars(prediction),
+                    score=score,
+                    ood=score > self.threshold,
+                    p_value=self.calibration.p_value(score),
+                    score_map=score_map if score_map.ndim > 1 else None,
+                )
+            )
         return merged.result()
 
     def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
@@ -257,9 +268,10 @@ class Detector(ABC):
 
     def blocks(self, x: Any, rows: int | None = None) -> Iterator[Inputs]:
         """Cut inputs, checked and on the right device, into blocks of at most `rows` (default: `block_rows()`)."""
-        step, empty = rows or self.block_rows(), True
-        for source in self._sources(x):
-            inputs = tree_map(self.place.put, source)
+        step, empty, loader = rows or self.block_rows(), True, isinstance(x, DataLoader)
+        for source in iter_batches(x, "the inputs") if loader else [x]:
+            inputs = drop_targets(source, self.target) if loader or is_mapping(source) else source
+            inputs = tree_map(self.place.put, inputs)
             check_inputs(inputs, "the guard")
             check_finite(inputs, None, "the inputs")
             if self.image_spec is not None:
@@ -270,25 +282,6 @@ class Detector(ABC):
                 yield take_rows(inputs, slice(start, start + step))
         if empty:
             raise DataError("Expected at least one input, but got none.")
-
-    def _sources(self, x: Any) -> Iterator[Inputs]:
-        """Yield the inputs themselves, or those of every batch of a DataLoader, without targets."""
-        if not isinstance(x, DataLoader):
-            yield drop_targets(x, self.target) if is_mapping(x) else x
-            return
-        for batch in iter_batches(x, "the inputs"):
-            yield drop_targets(batch, self.target)
-
-    def _judge(self, features: Any) -> Result:
-        prediction, score_map = self._predict(features), self._score(features)
-        score = reduce_positions(score_map, "mean")
-        return Result(
-            **vars(prediction),
-            score=score,
-            ood=score > self.threshold,
-            p_value=self.calibration.p_value(score),
-            score_map=score_map if score_map.ndim > 1 else None,
-        )
 
     def _describe(self) -> str:
         """What kind of detector this is, in a few words for `repr`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap import checks
-from offmap._types import Data, ScoreFn
-from offmap.calibration import are_images, build_guard, check_score, choose_image_config, describe_images
+from offmap._types import IGNORED, Data, Inputs, ScoreFn
 from offmap.data import (
     Batches,
     Place,
@@ -26,23 +26,33 @@ from offmap.data import (
     is_sharded,
     load_rows,
     load_train_valid,
+    map_rows,
+    sample_rows,
 )
 from offmap.data.batch import take_rows
-from offmap.distributed.group import Group, join_group
+from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
+from offmap.detector import Calibration, concat_results, merge_parts, reduce_positions
+from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, join_group, shard_slice
 from offmap.errors import ConfigError, DataError, ModelError
-from offmap.guard import Guard, check_draws
-from offmap.likelihoods import Likelihood, resolve
+from offmap.guard import DrawSampler, Guard, check_clip, check_draws
+from offmap.likelihoods import Categorical, Likelihood, Prediction, resolve
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint, check_same_on_all, identify
 from offmap.maxwent.config import CONFIGS, Config, Runtime, override
 from offmap.model.forward import OutputFn, first_tensor
-from offmap.model.inspect import UNREACHED, Findings, check_model, restore_state
-from offmap.model.params import ParamSelection, StackedModel, as_models, check_same_function, choose, stack_models
-from offmap.posterior.predictive import Predictive, Sampled, as_predictive
+from offmap.model.inspect import UNREACHED, check_model, restore_state
+from offmap.model.params import LAST_LAYER, ParamSelection, StackedModel, as_models, check_same_function, choose, stack_models
+from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, as_predictive
+from offmap.scores import combine as combine  # registers the default score
+from offmap.scores.score import SCORES, FunctionScore, ScoreData
 
 logger = logging.getLogger("offmap")
 
-RANKS = ("same", "sharded", "alone")
+CLIPS = (math.inf, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.0)
+"""The paper's grid of clips."""
+
+REFERENCE_ROWS = 4096
+"""Training rows to compare distances with: with more of them, nearer ones are found, at some cost in memory and time."""
 
 
 def fit(
@@ -118,35 +128,42 @@ def fit(
     """
     settings = resolve_config(config, {"basis": basis, "solver": solver, "params": params}, options)
     draws, seed, false_alarms = check_options(score, draws, seed, false_alarms)
-    checks.one_of("ranks", ranks, RANKS)
+    checks.one_of("ranks", ranks, ("same", "sharded", "alone"))
     pick = first_tensor if output_fn is None else checks.function("output_fn", output_fn, ["output"])
     runtime = Runtime(pick, chunk_size, batch_size, progress)
     # gradients are needed, and tensors made in inference mode would refuse them for good
     with join_group(alone=ranks == "alone") as group, torch.inference_mode(False), fork_rng(seed):
         models = as_models(model)
         place = Place.of(models[0])
-        data = read_data(train, valid, calibration, place, group, ranks, seed=seed, batch_size=batch_size, target=target)
+        train, valid, calibration, sharded = read_data(
+            train, valid, calibration, place, group, ranks, seed=seed, batch_size=batch_size, target=target
+        )
         stacked = stack_models(models)
         group.broadcast(*stacked.module.buffers(), *stacked.fixed.values())  # running means drift apart between ranks
         identity = {"seed": seed, "batch_size": batch_size, "likelihood": likelihood, "output_fn": output_fn}
+        data = {"train": None if sharded else train, "valid": valid}
         state = open_checkpoint(checkpoint, stacked, data, settings, identity, group)
-        runtime = replace(runtime, group=group, sharded=data.sharded, checkpoint=state)
-        findings = inspect_model(stacked, data.valid, runtime)
-        base = run_base_models(models, stacked, data.valid, runtime)
-        likelihood = find_likelihood(base, data, likelihood)
-        data = check_targets(data, likelihood, base)
-        spec = describe_images(likelihood, data.train, data.valid, lambda x: base.outputs(x, 1)[0])
-        if config == "default" and are_images(likelihood, data.valid):
+        runtime = replace(runtime, group=group, sharded=sharded, checkpoint=state)
+        findings = check_model(stacked.module, valid.inputs, pick)
+        restore_state(stacked.module, findings.changing)
+        for note in findings.notes:
+            logger.warning(note)
+        weights = stacked.mean | stacked.fixed
+        base = Sampled(runtime.model(stacked.module, weights, valid.inputs), weights)
+        check_same_function(models, base.model, weights, valid.inputs)
+        likelihood = find_likelihood(base, train, valid, likelihood)
+        train = check_targets(train, likelihood, base)
+        if calibration is not None:
+            check_targets(calibration, likelihood, base)
+        image_spec = describe_images(likelihood, train, valid, base)
+        if config == "default" and are_images(likelihood, valid):
             settings = choose_image_config(settings, trained=solver is not None or bool(options))
-        stacked = choose(stacked, data.valid.inputs, settings.params, pick, unreached=findings.unreached)
-        predictive = maxwent.fit(
-            stacked, data.train, data.valid, likelihood=likelihood, config=settings, seed=seed, runtime=runtime
-        )
+        stacked = choose(stacked, valid.inputs, settings.params, pick, unreached=findings.unreached)
+        predictive = maxwent.fit(stacked, train, valid, likelihood=likelihood, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
         guard = build_guard(
-            predictive, likelihood, place, data.train, data.valid, data.calibration, score=score, draws=draws,
-            false_alarms=false_alarms, seed=seed, target=target, notes=findings.notes, image_spec=spec, group=group,
-            sharded=data.sharded,
+            predictive, likelihood, place, train, valid, calibration, score=score, draws=draws, false_alarms=false_alarms,
+            seed=seed, target=target, notes=findings.notes, image_spec=image_spec, group=group, sharded=sharded,
         )  # fmt: skip
         if state is not None:
             state.done()
@@ -215,37 +232,28 @@ def resolve_config(config: Config | str, named: dict[str, Any], options: dict[st
     return override(config, {name: value for name, value in named.items() if value is not None} | options, also=keywords)
 
 
-def check_options(score: str | ScoreFn, draws: Any, seed: Any, false_alarms: Any) -> tuple[int, int, float]:
-    """Return draws, seed and false alarms as plain numbers, whatever library they come from."""
-    check_score(score)
+def check_options(score: Any, draws: Any, seed: Any, false_alarms: Any) -> tuple[int, int, float]:
+    """Check the score; return draws, seed and false alarms as plain numbers, whatever library they come from."""
+    if not callable(score):
+        checks.one_of("score", score, SCORES, " or a function")
     return check_draws(draws), checks.integer("seed", seed), checks.fraction("false_alarms", false_alarms, example=0.05)
-
-
-@dataclass(frozen=True)
-class Datasets:
-    """The data of a fit: `sharded` if each rank has training rows of its own."""
-
-    train: Batches
-    valid: Rows
-    calibration: Rows | None
-    sharded: bool
 
 
 def read_data(
     train: Data, valid: Data | None, calibration: Data | None, place: Place, group: Group, ranks: str, *, seed: int,
     batch_size: int, target: str,
-) -> Datasets:  # fmt: skip
-    """Read the data in any form; rows that ranks hold apart are gathered, but for those of `train`."""
-
-    def apart(data: Data) -> bool:
-        return group.size > 1 and (ranks == "sharded" or is_sharded(data))
-
+) -> tuple[Batches, Rows, Rows | None, bool]:  # fmt: skip
+    """Read the data in any form; rows that ranks hold apart are gathered, but for those of `train`, if these are `sharded`."""
     batches, rows = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
-    sharded = apart(train) and not (valid is None and is_sharded(train))  # a split loader has no sampler any more
-    rows = all_gather_rows(rows, group) if (sharded if valid is None else apart(valid)) else rows
     separate = load_calibration(calibration, place, target)
-    separate = all_gather_rows(separate, group) if separate is not None and apart(calibration) else separate
-    return Datasets(batches, rows, separate, sharded)
+    if group.size == 1:
+        return batches, rows, separate, False
+    sharded = (ranks == "sharded" or is_sharded(train)) and not (valid is None and is_sharded(train))  # a split has no sampler
+    if sharded if valid is None else ranks == "sharded" or is_sharded(valid):
+        rows = all_gather_rows(rows, group)
+    if separate is not None and (ranks == "sharded" or is_sharded(calibration)):
+        separate = all_gather_rows(separate, group)
+    return batches, rows, separate, sharded
 
 
 def load_calibration(calibration: Data | None, place: Place, target: str) -> Rows | None:
@@ -256,41 +264,24 @@ def load_calibration(calibration: Data | None, place: Place, target: str) -> Row
 
 
 def open_checkpoint(
-    path: str | Path | None, stacked: StackedModel, data: Datasets, config: Config, options: dict[str, Any], group: Group
-) -> Checkpoint | None:
+    path: str | Path | None, stacked: StackedModel, data: dict[str, Batches | None], config: Config, options: dict[str, Any],
+    group: Group,
+) -> Checkpoint | None:  # fmt: skip
     """Return the state of this fit, from an earlier run if there was one; several processes compare that they fit the same."""
     if path is None and group.size == 1:
         return None
-    parts = {"train": None if data.sharded else data.train, "valid": data.valid}
-    identity = identify(stacked, parts, config, **options)
+    identity = identify(stacked, data, config, **options)
     check_same_on_all(identity, group)
     return None if path is None else Checkpoint(checks.path("checkpoint", path), identity, group)
 
 
-def inspect_model(stacked: StackedModel, valid: Rows, runtime: Runtime) -> Findings:
-    """Inspect the model on a few rows, log what is found, and let it restore the state that it changes by itself."""
-    findings = check_model(stacked.module, valid.inputs, runtime.output_fn)
-    for note in findings.notes:
-        logger.warning(note)
-    restore_state(stacked.module, findings.changing)
-    return findings
-
-
-def run_base_models(models: Sequence[nn.Module], stacked: StackedModel, valid: Rows, runtime: Runtime) -> Sampled:
-    """Return the models with their own weights, as they run stacked; members must compute the same function of their weights."""
-    weights = stacked.mean | stacked.fixed
-    base = Sampled(runtime.model(stacked.module, weights, valid.inputs), weights)
-    check_same_function(models, base.model, base.weights, valid.inputs)
-    return base
-
-
-def find_likelihood(base: Sampled, data: Datasets, likelihood: str | Likelihood | None) -> Likelihood:
+def find_likelihood(base: Sampled, train: Batches, rows: Rows, likelihood: str | Likelihood | None) -> Likelihood:
     """Return the likelihood that fits the base models' outputs and the targets."""
-    outputs, valid = base.outputs(data.valid.inputs, 1), data.valid.targets
+    outputs, valid = base.outputs(rows.inputs, 1), rows.targets
     if not bool(outputs.isfinite().all()):
         raise ModelError("Expected a trained model with finite outputs, but it gives NaN or infinite values on `valid`.")
     resolved = resolve(likelihood, outputs, valid)
-    first = next(iter(data.train), None)
+    first = next(iter(train), None)
     if first is None:
         raise DataError("Expected at least one example in `train`, but it is empty.")
     y = first[1]
@@ -303,22 +294,84 @@ def find_likelihood(base: Sampled, data: Datasets, likelihood: str | Likelihood 
     return resolved
 
 
-def check_targets(data: Datasets, likelihood: Likelihood, base: Sampled) -> Datasets:
+def check_targets(rows: Batches, likelihood: Likelihood, base: Sampled) -> Batches:
     """Check that the model runs on the data and targets fit: at once when in memory, else batch by batch as they come."""
-    member = replace(base, weights={n: w[:1] for n, w in base.weights.items()})
+    first, _ = next(iter(rows))
+    output = base.outputs(take_rows(first, slice(0, 2)), 1)[0]
+    if isinstance(rows, Stream):
+        return replace(rows, check=lambda y: likelihood.check_targets(output, y, rows.name))
+    likelihood.check_targets(output, rows.targets, rows.name)
+    return rows
 
-    def checked(rows: Batches) -> Batches:
-        first, _ = next(iter(rows))
-        output = member.outputs(take_rows(first, slice(0, 2)), 1)[0]
 
-        def check(y: Tensor) -> None:
-            likelihood.check_targets(output, y, rows.name)
+def are_images(likelihood: Likelihood, rows: Rows) -> bool:
+    """Whether these are images (B, channels, height, width) of one class each."""
+    return isinstance(likelihood, Categorical) and is_image(rows.inputs) and rows.targets.ndim == 1
 
-        if isinstance(rows, Stream):
-            return replace(rows, check=check)
-        check(rows.targets)
-        return rows
 
-    if data.calibration is not None:
-        checked(data.calibration)
-    return replace(data, train=checked(data.train))
+def choose_image_config(config: Config, *, trained: bool) -> Config:
+    """Make the last layer of an image classifier random unless told otherwise, by the closed form unless to be `trained`.
+
+    Draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest.
+    """
+    params = LAST_LAYER if config.params is None else config.params
+    return replace(config, params=params, solver=config.solver if trained or params != LAST_LAYER else "closed-form")
+
+
+def describe_images(likelihood: Likelihood, train: Batches, valid: Rows, base: Sampled) -> ImageSpec | None:
+    """Describe validation images in floating-point numbers, and check training images against them; None for other inputs."""
+    if not are_images(likelihood, valid) or not valid.inputs.is_floating_point():
+        return None
+    spec = ImageSpec.of(valid.inputs)
+    spec.check(next(iter(train))[0], "the training inputs")
+    few = valid.take((valid.targets != IGNORED).nonzero().flatten()[:1000])
+    if few.rows:
+        warn_if_inaccurate(spec, base.outputs(few.inputs, 1)[0], few.targets, "validation")
+    return spec
+
+
+def build_guard(
+    predictive: Predictive, likelihood: Likelihood, place: Place, train: Batches | None, valid: Rows, calibration: Rows | None, *,
+    score: str | ScoreFn, draws: int, false_alarms: float, seed: int, target: str, clip: float | str | None = "choose",
+    notes: tuple[str, ...] = (), image_spec: ImageSpec | None = None, group: Group = SINGLE_PROCESS, sharded: bool = False,
+) -> Guard:  # fmt: skip
+    """Build a guard, complete: fit its score, choose its clip, set threshold and intervals on in-distribution rows."""
+    sampler = DrawSampler(predictive, likelihood, draws, seed)
+
+    def read_train() -> list[Inputs]:
+        return [] if train is None else sample_rows(train, REFERENCE_ROWS, seed, group, sharded=sharded)
+
+    rows = ScoreData(read_train, valid.inputs, are_images(likelihood, valid), sampler, group)
+    module = SCORES[score].fit(rows).eval() if isinstance(score, str) else FunctionScore(score)
+    # clip, threshold and intervals ask for the same outputs
+    cached = replace(sampler, predictive=CachedPredictive(predictive))
+    clip = choose_clip(cached, valid, group) if clip == "choose" else check_clip(clip)
+    reference = calibration or valid
+    cached.check_targets(reference)
+
+    def predict(x: Inputs) -> dict[str, Tensor]:
+        blocks = (likelihood.predict(cached.outputs(block, clip)) for block in cached.blocks(x))
+        return {name: t for name, t in vars(merge_parts(blocks, concat_results)).items() if t is not None}
+
+    prediction = Prediction(**map_rows(predict, reference.inputs, group))
+    residuals = likelihood.residual(prediction, reference.targets)
+    rows = replace(rows, sampler=cached)
+    scores = rows.evaluate(lambda features: reduce_positions(module(features), "mean"), reference.inputs, module.reads)
+    scores = scores.to(torch.promote_types(place.dtype, torch.float32))
+    found = Calibration(scores, residuals, false_alarms, exact=calibration is not None)
+    found.warn_if_infinite(reference.rows, reference.name)
+    group.broadcast(scores, residuals, *module.buffers())  # as rank 0 has them: other machines may round otherwise
+    return Guard(
+        predictive=predictive, likelihood=likelihood, score_module=module, clip=clip, draws=draws, notes=notes,
+        calibration=found, place=place, target=target, seed=seed, image_spec=image_spec,
+    )  # fmt: skip
+
+
+def choose_clip(sampler: DrawSampler, valid: Rows, group: Group = SINGLE_PROCESS) -> float | None:
+    """Choose the clip of the paper's grid with the lowest validation NLL, the first of equals; None stands for no clip."""
+    few = replace(sampler, draws=min(sampler.draws, -(-50 // sampler.predictive.members)))  # 50 draws, of all members together
+    rows = shard_slice(group, valid.rows)
+    mine = replace(valid, inputs=take_rows(valid.inputs, rows), targets=valid.targets[rows])
+    risks = {c: float(all_gather_concat(group, few.nll(mine, c) if mine.rows else None).mean()) for c in CLIPS}
+    best = min(risks, key=lambda c: math.inf if math.isnan(risks[c]) else risks[c])
+    return None if best == math.inf else best

@@ -87,6 +87,12 @@ class DrawSampler:
             start = stop
         return torch.cat(parts)
 
+    def check_targets(self, rows: Rows) -> None:
+        """Raise unless the targets of these rows fit the outputs."""
+        base = self.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=self.seed)
+        self.likelihood.check_targets(base[0], rows.targets, rows.name)
+        check_counted(self.likelihood, rows.targets, rows.name)
+
     def features(self, rows: Inputs, reads: Reads) -> Features:
         """Compute what a score reads of one block of rows."""
         return Features(
@@ -170,7 +176,7 @@ class Guard(Detector):
 
     def check_targets(self, rows: Rows) -> None:
         """Raise unless the targets of these rows fit what the guard predicts."""
-        check_row_targets(self.sampler, rows)
+        self.sampler.check_targets(rows)
 
     def predict_at(self, rows: Rows) -> dict[str, tuple[Prediction, Tensor]]:
         """Predict labelled rows from clipped ("own") and unclipped draws ("wide"), each with its NLL (n,) at the targets."""
@@ -268,13 +274,6 @@ class Guard(Detector):
             calibration=self.calibration.to(device),
             score_module=copy.deepcopy(self.score_module).to(device),
         )
-
-
-def check_row_targets(sampler: DrawSampler, rows: Rows) -> None:
-    """Raise unless the targets of these rows fit the outputs."""
-    base = sampler.predictive.outputs(take_rows(rows.inputs, slice(0, 2)), 1, clip=0.0, seed=sampler.seed)
-    sampler.likelihood.check_targets(base[0], rows.targets, rows.name)
-    check_counted(sampler.likelihood, rows.targets, rows.name)
 
 
 def check_draws(draws: Any, *, optional: bool = False) -> int:

@@ -16,17 +16,10 @@ class Advance(Protocol):
         """Draw the bar."""
 
 
-def wanted(progress: bool | None) -> bool:
-    """Return whether to show a bar; None means on a terminal, and only in the first process of several."""
-    if progress is not None:
-        return progress
-    return sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
-
-
 @contextmanager
 def bar(title: str, total: int | None, *, show: bool | None, size: bool = False) -> Generator[Advance]:
-    """Show a bar on the terminal if `show` says so; `size`: it counts bytes."""
-    if not wanted(show):
+    """Show a bar; `show=None`: on a terminal, and only in the first process of several; `size`: it counts bytes."""
+    if show is False or (show is None and not (sys.stderr.isatty() and os.environ.get("RANK", "0") == "0")):
         yield lambda done, text="", *, total=None: None
         return
     from rich.console import Console
@@ -36,8 +29,4 @@ def bar(title: str, total: int | None, *, show: bool | None, size: bool = False)
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=Console(stderr=True)) as display:
         task = display.add_task(title, total=total, text="")
-
-        def advance(done: int, text: str = "", *, total: int | None = None) -> None:
-            display.update(task, completed=done, text=text, total=total)
-
-        yield advance
+        yield lambda done, text="", *, total=None: display.update(task, completed=done, text=text, total=total)

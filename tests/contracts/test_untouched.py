@@ -81,8 +81,8 @@ def test_a_fit_leaves_everything_as_it_was(case: Case, basis: str, loop: bool):
     made = guard.predictive
     assert isinstance(made, Stochastic)
     validation = Validation(made.model, guard.likelihood, Rows(*valid, 4, "valid"), draws=2)
-    validation = validation.clip_losses(dict([*made.q.mean.items(), *made.q.fixed.items()]))
-    assert bool((validation(made.q) <= torch.tensor(guard.history.max_risk)).all())
+    validation = validation.clip_losses(made.q)
+    assert bool((validation.evaluate(made.q).risk <= torch.tensor(guard.history.max_risk)).all())
     for name, scale in made.q.scale().items():
         assert scale.dtype == FINE[case.dtype]
         assert bool(((scale > 0) & scale.isfinite()).all()), name

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import oracles
-from offmap.maxwent.closed_form import FLOOR, unit_scale
+from offmap.maxwent.search import FLOOR, unit_scale
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
 from offmap.posterior.basis import Basis, observe

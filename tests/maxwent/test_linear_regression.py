@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from offmap.data import Rows
 from offmap.likelihoods import Likelihood, Prediction
-from offmap.maxwent import objective as objectives
+from offmap.maxwent import train as objectives
 from offmap.maxwent.train import adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.posterior.distribution import WeightDistribution, scaling, svd

@@ -126,20 +126,20 @@ def test_kept_states_do_not_follow_later_steps():
     assert q.raw_scale["w"].unique().tolist() == [1.0]
 
 
-def test_reports_are_given_the_step_and_the_history():
+def test_reports_are_given_the_step_and_the_last_check():
     q = WeightDistribution({"w": torch.zeros(1, 3)})
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, str]] = []
     monitor = RiskMonitor(
         q,
         lambda _: (torch.zeros(1), torch.zeros(1)),
         torch.ones(1),
         every=2,
         history=History(),
-        report=lambda s, h: told.append((s, len(h.step))),
+        report=lambda step, text: reports.append((step, text[:10])),
     )
     for step in range(4):
         monitor(step, torch.tensor(0.0))
-    assert told == [(2, 1), (4, 2)]
+    assert reports == [(2, "risk 0.000"), (4, "risk 0.000")]
 
 
 def test_best_validation_keeps_the_lowest_loss_of_every_member():

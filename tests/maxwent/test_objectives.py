@@ -12,7 +12,7 @@ import oracles
 import trained
 from offmap.errors import ConfigError
 from offmap.likelihoods import Gaussian
-from offmap.maxwent.objective import as_growth, maxwent
+from offmap.maxwent.train import as_growth, maxwent
 from offmap.model.forward import BatchedModel, copy_model
 from offmap.posterior.distribution import scaling, svd
 from offmap.posterior.noise import NOISES

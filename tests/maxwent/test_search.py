@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offmap.maxwent.search import Bracket, Evaluate, Factor, find_largest_factor, find_largest_factor_near, shrink_to_feasible
+from offmap.maxwent.search import Bracket, Evaluate, find_largest_factor, find_largest_factor_near, shrink_to_feasible
 
 LIMITS = st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4).map(lambda e: 10 ** torch.tensor(e, dtype=torch.float64))
 
@@ -144,14 +144,6 @@ def test_only_members_without_a_right_rough_answer_are_sought_elsewhere():
     assert found.factor.tolist() == pytest.approx([2.0, 3.0], rel=0.03)
     assert look.asked[-1] == 1
     torch.testing.assert_close(found.values[0], found.factor.square())
-
-
-def test_what_was_not_seen_is_looked_at():
-    found = Factor(torch.ones(2), (torch.tensor([1.0, math.nan]), torch.tensor([5.0, math.nan])))
-    risk, more = found.fill_values(lambda: (torch.tensor([8.0, 9.0]), torch.tensor([6.0, 7.0])))
-    assert (risk.tolist(), more.tolist()) == ([1.0, 9.0], [5.0, 7.0])
-    whole = Factor(torch.ones(1), (torch.ones(1),))
-    assert whole.fill_values(lambda: pytest.fail("nothing is missing")) is whole.values
 
 
 def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from offmap.maxwent.closed_form import unit_scale
+from offmap.maxwent.search import unit_scale
 from offmap.model.params import stack_models
 from offmap.posterior.basis import observe
 from zoo import Through

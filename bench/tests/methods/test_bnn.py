@@ -92,7 +92,7 @@ def test_a_wider_prior_gives_more_entropy() -> None:
 
 def test_frozen_large_prior_is_maxwent_with_the_log_up_to_a_constant() -> None:
     """The gradient of the KL in φ is that of −½ log φ² as σ → ∞."""
-    from offmap.maxwent.objective import GROWTHS
+    from offmap.maxwent.train import GROWTHS
     from offmap.posterior.distribution import scaling
     from offmap_bench.methods.variational import kl
 
@@ -106,7 +106,7 @@ def test_frozen_large_prior_is_maxwent_with_the_log_up_to_a_constant() -> None:
 @pytest.mark.parametrize("basis", ["svd", "identity"])
 def test_frozen_large_prior_has_the_gradient_of_maxwent(basis: str) -> None:
     """A KL weight of λ/n, beside the mean NLL, is λ/(2n) on Σ log φ²: here λ·d/n on KL/d and λ·d/(2n) on the mean."""
-    from offmap.maxwent.objective import GROWTHS, maxwent
+    from offmap.maxwent.train import GROWTHS, maxwent
     from offmap.model.forward import BatchedModel
     from offmap.posterior.distribution import scaling, svd
     from offmap_bench.methods.variational import elbo

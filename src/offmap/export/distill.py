@@ -23,7 +23,6 @@ from torch.nn.utils import skip_init
 
 from offmap import checks
 from offmap._types import Data, Inputs
-from offmap.calibration import REFERENCE_ROWS
 from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows, sample_rows
 from offmap.data.batch import rows_of, take_rows
 from offmap.detector import Calibration, Detector
@@ -38,6 +37,7 @@ from offmap.export.module import (
     with_weights,
 )
 from offmap.export.onnx import ExportInfo, check_path, export
+from offmap.fit import REFERENCE_ROWS
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.maxwent.train import adam, minimize

@@ -199,9 +199,13 @@ def train_stack(
     alive = torch.ones(stack.settings, dtype=torch.bool, device=valid.targets.device)
     with bar("Training", config.steps, show=progress) as advance:
         monitor = BestValidation(
-            stack.weights, lambda: judge(stack, likelihood, valid), every=config.check_every, ceiling=ceiling,
-            report=lambda step: advance(step, ""),
-        )  # fmt: skip
+            stack.weights, lambda: judge(stack, likelihood, valid), every=config.check_every, ceiling=ceiling
+        )
+
+        def report(step: int, loss: Tensor) -> bool:
+            if (step + 1) % config.check_every == 0:
+                advance(step + 1)
+            return False
 
         def objective(step: int, batch: Batch) -> Tensor:
             values = losses(step, batch)
@@ -214,7 +218,7 @@ def train_stack(
             return torch.where(alive, values, 0.0).sum()
 
         optimizer = adam(stack.weights.values(), lr=config.lr, epsilon=config.adam_epsilon)
-        stop_reason = minimize(objective, optimizer, data, steps=config.steps, monitors=[monitor], seed=seed)
+        stop_reason = minimize(objective, optimizer, data, steps=config.steps, monitors=[monitor, report], seed=seed)
     if stop_reason == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`.")
     elif not bool(alive.all()):

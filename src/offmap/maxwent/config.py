@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, nn
 
+from offmap import checks
 from offmap._types import Inputs
 from offmap.checks import option, validate
 from offmap.data.batch import take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import ConfigError, nearest
-from offmap.maxwent.checkpoint import Checkpoint
-from offmap.maxwent.objective import Growth, as_growth
 from offmap.maxwent.risk import RiskFn, as_risk
+from offmap.maxwent.train import Growth, as_growth
 from offmap.model.forward import MODEL_ERRORS, BatchedModel, OutputFn, call, check_rows, first_tensor, model_failed
 from offmap.model.inspect import choose_chunk
 from offmap.model.params import ParamSelection, at
 from offmap.posterior.distribution import Parameterization
 from offmap.posterior.noise import Noise, Uniform, as_noise
+
+if TYPE_CHECKING:
+    from offmap.maxwent.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,7 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
             raise ConfigError(f"Expected `chunk_size` to be 'auto' or a whole number ≥ 1, but got {self.chunk_size!r}.")
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise ConfigError(f"Expected `batch_size` to be a whole number ≥ 1, but got {self.batch_size!r}.")
+        checks.integer("batch_size", self.batch_size, 1)
 
     def model(self, net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> BatchedModel:
         """Make the batched model: its output is measured on two rows; `weights` are stacked, {name: (M, ...)}."""

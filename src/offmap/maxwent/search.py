@@ -1,9 +1,16 @@
-"""Searches on validation data: the largest factor of φ whose risk stays at or below τ, and the clip of lowest risk."""
+"""φ without gradients: c times the geometry of the training activations, with the largest c whose risk stays at or below τ.
+
+With s the amplitude of a matrix' inputs along each direction, b its fan-in, and r_j the amplitude of its pre-activation j:
+
+    φ_kj = c·r_j / (√b·a_k),  a_k = max(s_k, ε·max s)        bias: φ_j = c·r_j / √b        anything else: φ = c·rms(w̄)
+
+so that every pre-activation gets noise of c times its own size, whatever the layer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -11,30 +18,45 @@ import torch
 from torch import Tensor
 
 from offmap.maxwent.risk import Validation
+from offmap.posterior.basis import Basis
 from offmap.posterior.distribution import WeightDistribution
 
-Evaluate: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
-"""Factors, (M,), NaN for members that need not be evaluated -> (M,) each: the risk first, then anything else."""
+FLOOR = 1e-3
+"""Pre-activations and weights smaller than this share of their layer's size count as that share: dead units get no φ = 0."""
 
-CLIPS: tuple[float, ...] = (math.inf, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.0)
-"""The paper's grid of clips."""
+Evaluate: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
+"""Factors, (M,), NaN for members that need not be evaluated -> risk and uncertainty, (M,) each, and anything else."""
 
-POWER = 4.0
-"""How fast the risk rises above the base model's with the factor, before two points tell better."""
+
+def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, eps: float | Tensor) -> Callable[[str], Tensor]:
+    """Return φ at c = 1 of a parameter by name, (M, ...); `eps` is ε, one or (M,)."""
+    biases = {b.bias: b for b in bases.values() if b.bias is not None}
+
+    def unit(name: str) -> Tensor:
+        weight, basis = mean[name], bases.get(name) or biases.get(name)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        if basis is None or (name not in bases and basis.output_rms.numel() != weight.numel()):
+            rms = weight.double().flatten(1).square().mean(1).sqrt().clamp_min(FLOOR)
+            return rms.view(-1, *[1] * (weight.ndim - 1)).expand_as(weight).to(dtype)
+        typical, root = basis.output_rms.square().mean(1, keepdim=True).sqrt(), basis.view.fan_in**0.5
+        output = torch.maximum(basis.output_rms, FLOOR * torch.where(typical > 0, typical, torch.ones_like(typical)))
+        if name not in bases:
+            return (output / root).reshape(weight.shape).to(dtype)
+        s, largest = basis.input_rms, basis.input_rms.amax(-1, keepdim=True)
+        least = eps.view(-1, *[1] * (s.ndim - 1)).to(s) if isinstance(eps, Tensor) else eps
+        # a block whose inputs are all zero has no scale to go by
+        a = torch.maximum(s, least * torch.where(largest > 0, largest, torch.ones_like(largest)))
+        ratio = output.to(dtype).unsqueeze(2) / basis.view.per_row((root * a).to(dtype))  # (M, out, D)
+        return basis.view.back(ratio, weight.shape[1:])
+
+    return unit
 
 
 class Factor(NamedTuple):
-    """The factor of every member, (M,), and what was evaluated there, NaN for members for which it was not."""
+    """The factor of every member, (M,), and risk and uncertainty there, NaN for members that were not evaluated there."""
 
     factor: Tensor
     values: tuple[Tensor, ...]
-
-    def fill_values(self, evaluate: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return the values, evaluating now for members that the search did not evaluate at their factor."""
-        missing = self.values[0].isnan()
-        if not bool(missing.any()):
-            return self.values
-        return tuple(torch.where(missing, now, then) for now, then in zip(evaluate(), self.values, strict=True))
 
 
 @dataclass
@@ -58,31 +80,20 @@ class Bracket:
         return self.above - self.below > 1
 
     def next(self) -> int:
-        """Return the point to evaluate."""
-        guess = self._crossing()
+        """Return the point to evaluate: where the line reaches the target, or the middle."""
+        guess, near = math.nan, sorted(self.points, key=lambda p: abs(self.points[p] - self.target))[:2]
+        if near and not math.isnan(self.target):
+            slope = self.slope if len(near) == 1 else (self.points[near[0]] - self.points[near[1]]) / (near[0] - near[1])
+            guess = near[0] + (self.target - self.points[near[0]]) / slope if slope > 0 else math.nan
         # lines may be poor: every third evaluation halves what is left
         if math.isnan(guess) or (self.evaluations and self.evaluations % 3 == 0):
             return (self.below + self.above) // 2
         return min(max(math.floor(min(max(guess, self.below), self.above)), self.below + 1), self.above - 1)
 
-    def update(self, point: int, excess: float, *, passed: bool) -> None:
-        """Narrow the bracket by an evaluation: risk − base, and whether it is at most τ − base."""
-        self.evaluations += 1
-        self.below, self.above = (point, self.above) if passed else (self.below, point)
-        self.add_point(point, excess)
-
     def add_point(self, point: int, excess: float) -> None:
-        """Let lines go through a point."""
+        """Let lines go through a point: risk − base."""
         if 0 < excess < math.inf:
             self.points[point] = math.log(excess)
-
-    def _crossing(self) -> float:
-        """Return where the line reaches the target."""
-        near = sorted(self.points, key=lambda p: abs(self.points[p] - self.target))[:2]
-        if not near or math.isnan(self.target):
-            return math.nan
-        slope = self.slope if len(near) == 1 else (self.points[near[0]] - self.points[near[1]]) / (near[0] - near[1])
-        return near[0] + (self.target - self.points[near[0]]) / slope if slope > 0 else math.nan
 
 
 def find_largest_factor(
@@ -91,14 +102,14 @@ def find_largest_factor(
 ) -> Factor:  # fmt: skip
     """Find the largest factor c per member with risk(c) ≤ τ, on the grid from `halvings` of log [low, high]; `low` if none is.
 
-    `base_risk` is the risk at c = 0, (M,), `start` the results at `low`, if they are known; members that are not `among` those to
+    `base_risk` is the risk at c = 0, (M,), `start` the values at `low`, if they are known; members that are not `among` those to
     search for, (M,) bool, get any number.
 
     >>> result = find_largest_factor(lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24)
     >>> result.factor, result.values
     (tensor([2.0000]), (tensor([4.0000]),))
     """
-    slope = POWER * math.log(high / low) / 2**halvings
+    slope = 4 * math.log(high / low) / 2**halvings  # the risk rises with about the fourth power of the factor
     ends = [2**halvings if sought else 1 for sought in (torch.ones_like(max_risk) if among is None else among).tolist()]
     targets = [math.log(s) if 0 < s < math.inf else math.nan for s in (max_risk - base_risk).tolist()]
     brackets = [Bracket(0, end, slope, target) for end, target in zip(ends, targets, strict=True)]
@@ -109,11 +120,13 @@ def find_largest_factor(
     while any(b.open for b in brackets):
         points = [b.next() if b.open else b.below for b in brackets]
         active = torch.tensor([b.open for b in brackets], device=max_risk.device)
-        now = evaluate(_grid_point(points, max_risk, low, high, halvings).masked_fill(~active, math.nan))
+        now = evaluate(_grid_point(points, max_risk, low, high, halvings).masked_fill(~active, math.nan))[:2]
         passed = active & (now[0] <= max_risk)
         for bracket, point, excess, fits in zip(brackets, points, (now[0] - base_risk).tolist(), passed.tolist(), strict=True):
             if bracket.open:
-                bracket.update(point, excess, passed=fits)
+                bracket.evaluations += 1
+                bracket.below, bracket.above = (point, bracket.above) if fits else (bracket.below, point)
+                bracket.add_point(point, excess)
         before = values or tuple(torch.full_like(value, math.nan) for value in now)
         values = tuple(torch.where(passed, new, old) for new, old in zip(now, before, strict=True))
     return Factor(_grid_point([b.below for b in brackets], max_risk, low, high, halvings), values or ())
@@ -150,8 +163,8 @@ def find_largest_factor_near(
     return Factor(torch.where(inside, guess * ratio, wide.factor), tuple(torch.where(inside, near, far) for near, far in both))
 
 
-def shrink_to_feasible(q: WeightDistribution, validation: Validation, max_risk: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Shrink the members whose risk is above τ until it is not; if there are none, return risk and uncertainty, (M,) each."""
+def shrink_to_feasible(q: WeightDistribution, validation: Validation, max_risk: Tensor) -> Sequence[Tensor] | None:
+    """Shrink the members whose risk is above τ until it is not; if there are none, return what was evaluated."""
     values = validation.evaluate(q)
     passed = values[0] <= max_risk
     if bool(passed.all()):
@@ -159,12 +172,3 @@ def shrink_to_feasible(q: WeightDistribution, validation: Validation, max_risk: 
     result = find_largest_factor(validation.evaluator(q), max_risk, validation.base_risk(q), among=~passed, low=1e-6, high=1.0)
     q.scale_by(torch.where(passed, torch.ones_like(max_risk), result.factor))
     return None
-
-
-def find_lowest(risks: Mapping[float, float]) -> float:
-    """Return the candidate of lowest risk, the first of equals; NaN never wins.
-
-    >>> find_lowest({3.0: 9.0, 1.0: 1.0, -1.0: 1.0})
-    1.0
-    """
-    return min(risks, key=lambda candidate: math.inf if math.isnan(risks[candidate]) else risks[candidate])

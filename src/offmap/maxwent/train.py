@@ -1,4 +1,4 @@
-"""The only training loop of the library, and its monitors: RiskMonitor keeps the last state below τ, BestValidation the best."""
+"""The objective, the only training loop of the library, and its monitors: RiskMonitor keeps the last state below τ."""
 
 from __future__ import annotations
 
@@ -9,15 +9,66 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from offmap import checks
 from offmap.data import Batch, Batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError
-from offmap.maxwent.objective import Objective
-from offmap.posterior.distribution import WeightDistribution
+from offmap.likelihoods import Likelihood
+from offmap.model.forward import BatchedModel
+from offmap.posterior.distribution import WeightDistribution, sum_per_member
 from offmap.posterior.predictive import History
+
+Objective: TypeAlias = Callable[[int, Batch], Tensor]
+"""(step, batch) -> a scalar, summed over members so that stacked models do not disturb each other."""
+
+Growth: TypeAlias = Callable[[Tensor], Tensor]
+"""A growing function g of φ (eq. 14 of the paper writes it of φ²)."""
+
+GROWTHS: dict[str, Growth] = {"abs": lambda scale: scale, "log": lambda scale: 2 * scale.log()}
+"""g(φ²) = √φ² = |φ|, the paper's proxy, and g(φ²) = log φ², the entropy itself up to constants."""
 
 Monitor: TypeAlias = Callable[[int, Tensor], bool]
 """Called after every step with (step, loss); returns True to stop."""
+
+
+def as_growth(growth: str | Growth) -> Growth:
+    """Return the growth of that name; a function of the user's is g of φ²."""
+    if callable(growth):
+        checks.function("regularizer", growth, ["φ²"])
+        return lambda scale: growth(scale.square())
+    return GROWTHS[checks.one_of("regularizer", growth, GROWTHS, " or a function of φ²")]
+
+
+def maxwent(
+    q: WeightDistribution, model: BatchedModel, likelihood: Likelihood, *, entropy_weight: float, growth: Growth = GROWTHS["abs"],
+    draws: int = 1, seed: int = 0,
+) -> Objective:  # fmt: skip
+    """Return the objective of algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step.
+
+    For a user's own ω the entropy itself, sampled with the same draws, takes the place of Σ g.
+    """
+
+    def objective(step: int, batch: Batch) -> Tensor:
+        index = range(step * draws, (step + 1) * draws)
+        scale = q.scale()
+        risk = expected_nll(q, model, likelihood, batch, index, scale, seed)
+        if q.parameterization is not None:
+            entropy = q.sampled_entropy(index, seed=seed, stream="fit")
+        else:
+            entropy = sum_per_member({name: growth(s) for name, s in scale.items()})
+        return (risk - entropy_weight / q.dimension * entropy).sum()
+
+    return objective
+
+
+def expected_nll(
+    q: WeightDistribution, model: BatchedModel, likelihood: Likelihood, batch: Batch, index: range, scale: Mapping[str, Tensor],
+    seed: int,
+) -> Tensor:  # fmt: skip
+    """Return E_q[NLL] per member, (M,), over the draws in `index`."""
+    x, y = batch
+    outputs = model(q.draw(index, seed=seed, stream="fit", scale=scale), x)
+    return likelihood.nll(outputs, y).mean(1).unflatten(0, (q.members, len(index))).mean(1)
 
 
 @torch.enable_grad()
@@ -114,8 +165,8 @@ class RiskMonitor:
     """
 
     def __init__(
-        self, q: WeightDistribution, evaluate: Callable[[WeightDistribution], tuple[Tensor, Tensor]], max_risk: Tensor, *,
-        every: int, history: History, patience: int | None = None, report: Callable[[int, History], None] | None = None,
+        self, q: WeightDistribution, evaluate: Callable[[WeightDistribution], Sequence[Tensor]], max_risk: Tensor, *,
+        every: int, history: History, patience: int | None = None, report: Callable[[int, str], None] | None = None,
     ) -> None:  # fmt: skip
         self.q, self.evaluate, self.max_risk, self.every, self.patience = q, evaluate, max_risk, every, patience
         self.failures = [0] * q.members
@@ -143,19 +194,18 @@ class RiskMonitor:
         """Whether every member is done."""
         return all(self.done)
 
-    def check(self, step: int, loss: float, values: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    @torch.no_grad()
+    def check(self, step: int, loss: float, values: Sequence[Tensor] | None = None) -> Tensor:
         """Evaluate the members, unless their `values` are given, keep those that pass, and return which did, (M,)."""
-        risk, uncertainty = self.evaluate(self.q) if values is None else values
-        with torch.no_grad():
-            entropy = self.q.mean_log_square()
-            done = torch.tensor(self.done, device=risk.device)
-            passed = (risk <= self.max_risk.to(risk)) & entropy.isfinite() & ~done
-            for tensor, best in zip(self.state, self.best, strict=True):
-                best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
+        risk, uncertainty, *_ = self.evaluate(self.q) if values is None else values
+        entropy = self.q.mean_log_square()
+        passed = (risk <= self.max_risk.to(risk)) & entropy.isfinite() & ~torch.tensor(self.done, device=risk.device)
+        for tensor, best in zip(self.state, self.best, strict=True):
+            best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
         self.history.add(step, loss, risk, entropy, uncertainty)
         self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
         if self.report is not None:
-            self.report(step, self.history)
+            self.report(step, self.history.describe())
         return passed
 
     @torch.no_grad()
@@ -166,23 +216,19 @@ class RiskMonitor:
 
 
 class BestValidation:
-    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far."""
+    """Every `every` steps, each member keeps its weights if its validation loss is the lowest so far, or at most `ceiling`."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, ceiling: Tensor | None = None,
-        report: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
-        self.weights, self.loss, self.every, self.report = dict(weights), loss, every, report
+        self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, ceiling: Tensor | None = None
+    ) -> None:
+        self.weights, self.loss, self.every, self.ceiling = dict(weights), loss, every, ceiling
         self.lowest: Tensor | None = None
-        self.ceiling = ceiling
         self.best = {name: w.detach().clone() for name, w in weights.items()}
 
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Check now and then; never stop the loop."""
         if (step + 1) % self.every == 0:
             self.check()
-            if self.report is not None:
-                self.report(step + 1)
         return False
 
     @torch.no_grad()

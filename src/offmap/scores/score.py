@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from offmap._types import Inputs, ScoreFn
+from offmap.data.batch import rows_of, take_rows
+from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
 from offmap.errors import ShapeError
 from offmap.likelihoods import Likelihood
 from offmap.scores.distance import FittedModule, KNNDistance
@@ -73,14 +75,14 @@ class ScoreData:
         valid: Validation inputs, which the models have not been trained on.
         images: Whether the models classify images, (B, channels, height, width).
         sampler: Computes features of blocks of rows.
-        share: Divides a function of rows among the processes of a group: each is called with its part, all get the result.
+        group: Processes, each of which evaluates some of the rows.
     """
 
     read_train: Callable[[], Sequence[Inputs]]
     valid: Inputs
     images: bool
     sampler: DrawSampler
-    share: Callable[[Callable[[Inputs], Tensor]], Callable[[Inputs], Tensor]]
+    group: Group = SINGLE_PROCESS
 
     @cached_property
     def train(self) -> Sequence[Inputs]:
@@ -89,8 +91,9 @@ class ScoreData:
 
     def evaluate(self, measure: Callable[[Features], Tensor], x: Inputs, reads: Reads) -> Tensor:
         """Evaluate a function of features on all rows, (B, ...)."""
-        sampler = self.sampler
-        return self.share(lambda x: torch.cat([measure(sampler.features(rows, reads)) for rows in sampler.blocks(x)]))(x)
+        mine = take_rows(x, shard_slice(self.group, rows_of(x)))
+        parts = [measure(self.sampler.features(rows, reads)) for rows in self.sampler.blocks(mine)]
+        return all_gather_concat(self.group, torch.cat(parts) if parts else None)
 
 
 class Score(FittedModule, ABC):

@@ -25,9 +25,8 @@ from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, Training
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import search
-from offmap.maxwent.objective import Objective, expected_nll
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
-from offmap.maxwent.train import RiskMonitor, adam, minimize
+from offmap.maxwent.train import Objective, RiskMonitor, adam, expected_nll, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.params import ParamSelection, StackedModel, choose, stack_models
 from offmap.posterior.basis import Observed, observe
@@ -159,7 +158,7 @@ def _fit_bnn(nets: Nets, problem: Problem, config: BNNConfig) -> Stochastic:
     with bar("BNN", config.steps, show=runtime.progress) as advance:
         monitor = RiskMonitor(
             q, validation.evaluate, max_risk, every=config.check_every, history=history, patience=config.patience,
-            report=lambda step, h: advance(step, h.describe()),
+            report=advance,
         )  # fmt: skip
         monitor.check(0, float("nan"), start)
         objective = elbo(

@@ -51,44 +51,18 @@ LOOKS, ROWS = 100, 500  # measurements of detection in one fit, at the most, and
 POINTS = {1: 300, 2: 64}  # per axis of a view, by the number of inputs
 
 
-@dataclass(frozen=True)
-class WatchedValidation(Validation):
-    """Validation that shows the distribution to a function whenever the fit measures its risk."""
-
-    watch: Callable[[WeightDistribution], None] = field(default=lambda q: None, compare=False)
-
-    def evaluate(self, q: WeightDistribution) -> tuple[Tensor, Tensor]:
-        """The risk and the uncertainty."""
-        self.watch(q)
-        return super().evaluate(q)
-
-
 def course(
     nets: Sequence[nn.Module], task: Task, config: Config, seed: int, look: Callable[[Stochastic], Seen], *, batch_size: int = 128
 ) -> tuple[Stochastic, list[tuple[int, Seen]]]:
     """Fit as `maxwent.fit` does, with one λ, and call `look` at every check and at the start: [(step, what was seen)]."""
     train, valid, likelihood = prepare(nets, task, batch_size)
-    at = choose(stack_models(nets), valid.inputs, config.params, SILENT.output_fn)
-    model = SILENT.model(at.module, at.mean | at.fixed, valid.inputs)
-    inputs = maxwent.observe_inputs(at, train, config, SILENT)
     observed: list[Seen] = []
     looking = torch.no_grad()(look)
-    validation = WatchedValidation(
-        model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed,
-        watch=lambda q: observed.append(looking(Stochastic(model, q))),
+    fitted = maxwent.fit(
+        nets, train, valid, likelihood=likelihood, config=config, seed=seed, runtime=SILENT,
+        watch=lambda predictive: observed.append(looking(predictive)),
     )  # fmt: skip
-    if config.clip_loss and config.max_risk is None:
-        validation = validation.clip_losses(at.mean | at.fixed)
-    (one,) = maxwent.as_floats(config.entropy_weight)
-    config = replace(config, entropy_weight=one)
-    q, history = maxwent.SOLVERS[config.solver](
-        maxwent.Task(at, model, train, likelihood, config, validation, inputs, seed, SILENT)
-    )
-    q.requires_grad_(False)
-    if not observed:  # a closed form is searched by parts of it
-        validation.evaluate(q)
-    # the start may have been looked at several times, every check once
-    return Stochastic(model, q, history), list(zip(history.step, observed[-len(history.step) :], strict=True))
+    return fitted, list(zip(fitted.history.step, observed, strict=True))
 
 
 def watch(

@@ -17,8 +17,7 @@ import offmap
 from offmap.data import Rows
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
-from offmap.maxwent.objective import maxwent
-from offmap.maxwent.train import adam, minimize
+from offmap.maxwent.train import adam, maxwent, minimize
 from offmap.model.params import StackedModel, stack_models
 from offmap.posterior.basis import observe
 from offmap.posterior.distribution import scaling, svd

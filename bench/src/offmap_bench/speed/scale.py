@@ -28,7 +28,7 @@ from offmap.data import Rows, Shard
 from offmap.distributed.group import Group, ProcessGroup, join_group
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
-from offmap.maxwent import objective as objectives
+from offmap.maxwent import train as objectives
 from offmap.maxwent.risk import Validation
 from offmap.maxwent.solve import feed_inputs, shard_feed
 from offmap.maxwent.train import Cycle, adam, minimize
