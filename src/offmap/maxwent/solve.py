@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.data import Batches, Rows, Shard
-from offmap.data.batch import rows_of
 from offmap.distributed.group import Group
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.checkpoint import Descent, observe_once
@@ -24,7 +22,7 @@ from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.search import find_largest_factor, find_largest_factor_near, shrink_to_feasible, unit_scale
 from offmap.maxwent.train import Cycle, RiskMonitor, adam, as_growth, maxwent, minimize
 from offmap.model.params import StackedModel, choose, find_last_layer, stack_models
-from offmap.posterior.basis import Basis, Feed, Observed, ShardedFeed, observe
+from offmap.posterior.basis import Basis, Feed, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import as_noise
 from offmap.posterior.predictive import History, Stochastic
@@ -119,7 +117,8 @@ def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime
         return Observed()
     look = partial(
         observe, models, feed_inputs(train), rotated=config.basis == "svd" and config.parameterization is None,
-        output_fn=runtime.output_fn, limit=config.fan_in_limit, shards=shard_feed(train, runtime.group, sharded=runtime.sharded),
+        output_fn=runtime.output_fn, limit=config.fan_in_limit, group=runtime.group,
+        shard=shard_feed(train, runtime.group, sharded=runtime.sharded),
     )  # fmt: skip
     return look() if runtime.checkpoint is None else observe_once(runtime.checkpoint, train, models.device, look)
 
@@ -129,17 +128,9 @@ def feed_inputs(train: Batches) -> Feed:
     return lambda rows: (x for x, _ in _resize(train, rows))
 
 
-def shard_feed(train: Batches, group: Group, *, sharded: bool) -> ShardedFeed | None:
+def shard_feed(train: Batches, group: Group, *, sharded: bool) -> Feed:
     """Return every process's own batches: each N-th of them, or all if its rows are its own, `sharded`."""
-    if group.size == 1:
-        return None
-
-    def feed(rows: int) -> Iterator[tuple[Any, int]]:
-        data = _resize(train, rows) if sharded else replace(_resize(train, rows), shard=Shard(group, "batches"))
-        for turn, (x, _) in enumerate(data):
-            yield x, 0 if sharded else (data.usual_rows or rows_of(x)) * (turn * (group.size - 1) + group.rank)
-
-    return ShardedFeed(group, feed)
+    return feed_inputs(train if sharded or group.size == 1 else replace(train, shard=Shard(group, "batches")))
 
 
 def _resize(train: Batches, rows: int) -> Batches:
