@@ -199,11 +199,9 @@ class CombinedScore(Score):
         images = image_terms(data) if data.images else None
         if images is not None:
             return cls(images, soft=True)
-        sampler, total = data.sampler, sum(map(rows_of, data.train))
-        measure_rows = data.share(
-            lambda x: torch.cat([Disagreement.measure(sampler.features(rows, Reads())) for rows in sampler.blocks(x)])
-        )
-        values = [measure_rows(thin_out(part, total)) for part in data.train] if total >= LEAST_ROWS else []
+        total, values = sum(map(rows_of, data.train)), list[Tensor]()
+        if total >= LEAST_ROWS:
+            values = [data.evaluate(Disagreement.measure, thin_out(part, total), Disagreement.reads) for part in data.train]
         if not values or any(v.ndim > 1 for v in values):  # too few rows, or several positions each
             return PaperScore()
         terms: dict[str, Score] = {"disagreement": Disagreement(ZScore.fit(torch.cat(values)))}

@@ -8,7 +8,6 @@ import io
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,9 +24,6 @@ from offmap.likelihoods import Likelihood, Prediction
 from offmap.likelihoods.classification import predictive_entropy
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
-from offmap.maxwent.risk import Validation, as_risk
-from offmap.model.params import choose, stack_models
-from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import Member, Stochastic
 from offmap_bench.runner.base_models import SILENT, likelihood_of, prepare
 from offmap_bench.runner.cell import build_guard, single_thread
