@@ -18,8 +18,8 @@ from offmap.data.tables import csv as text
 from offmap.data.tables import npz as npz_format
 from offmap.data.tables.table import open_table
 from offmap.errors import ConfigError, DataError, FileError
-from offmap_bench.tasks import columns, tabular
-from offmap_bench.tasks.columns import read
+from offmap_bench.tasks import tabular
+from offmap_bench.tasks.tabular import read
 from offmap_bench.tasks.uci import read as read_uci
 
 MEGABYTE = 1 << 20
@@ -50,7 +50,7 @@ def test_an_archive_of_zeros_is_refused_before_it_is_unpacked(tmp_path: Path) ->
 
 
 def test_a_large_archive_may_grow_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_UNPACKED", {"text": 100, "arrays": 100})
+    monkeypatch.setattr(tabular, "MAX_UNPACKED", {"text": 100, "arrays": 100})
     noise = np.random.RandomState(0).rand(500)
     np.savez_compressed(tmp_path / "t.npz", x=noise, y=noise)
     assert np.array_equal(read(tmp_path / "t.npz")["x"], noise)
@@ -58,7 +58,7 @@ def test_a_large_archive_may_grow_by_its_ratio(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("reader", [read, lambda path: read_uci("small", path.parent)])
 def test_text_that_grows_is_cut_off(tmp_path: Path, reader: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MAX_UNPACKED", {"text": 10_000, "arrays": 100})
+    monkeypatch.setattr(tabular, "MAX_UNPACKED", {"text": 10_000, "arrays": 100})
     path = tmp_path / "small.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 100_000))
     with pytest.raises(DataError, match="bytes in .*small.csv.gz when unpacked, but there are more. Pack it less tightly"):
@@ -110,7 +110,7 @@ def test_an_archive_of_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_too_many_columns_or_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npz_format, "MAX_COLUMNS", 10)
-    monkeypatch.setattr(columns, "MAX_WORDS", 10)
+    monkeypatch.setattr(tabular, "MAX_WORDS", 10)
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 11)))
     with pytest.raises(DataError, match="Expected at most 10 columns and .* bytes in a row of .*t.npz, but 'x' has more"):
         read(tmp_path / "t.npz")

@@ -29,9 +29,9 @@ from offmap.maxwent.checkpoint import Checkpoint, Part
 from offmap.serve.parsing import InputSpec, RequestError, parse_inputs
 from offmap_bench.runner.plan import digest, parse, read_packaged
 from offmap_bench.runner.store import Record, parse_record, to_line
-from offmap_bench.tasks.citycam_frames import Damaged, frame
-from offmap_bench.tasks.columns import read as read_columns
+from offmap_bench.tasks.citycam import Damaged, read_frame
 from offmap_bench.tasks.features import open_image, read_features
+from offmap_bench.tasks.tabular import read as read_columns
 from trained import quick, regression, regressor
 
 REFUSALS = (OffmapError, Damaged, RequestError)
@@ -210,7 +210,7 @@ def _annotations(folder: Path) -> list[bytes]:
 
 def _frame(data: bytes, folder: Path) -> None:
     _file(folder, "000001.xml", data)
-    assert frame(folder / "000001.jpg", "928").vehicles >= 0
+    assert read_frame(folder / "000001.jpg", "928").vehicles >= 0
 
 
 def _plan(data: bytes, folder: Path) -> None:

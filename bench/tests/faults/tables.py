@@ -10,7 +10,7 @@ import numpy as np
 
 from faults.making import WRONG, Maker
 from offmap_bench.tasks import tabular
-from offmap_bench.tasks.columns import read
+from offmap_bench.tasks.tabular import read
 
 COLUMNS: dict[str, Any] = {
     "numbers": lambda n: np.linspace(-1, 2, n).tolist(),

@@ -114,3 +114,47 @@ def cifar_resnet(depth: int = 20, classes: int = 10, *, width: int = 16, seed: i
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight)
     return net
+
+
+class Bottleneck(nn.Module):
+    """1 × 1, 3 × 3 and 1 × 1 convolutions and a way around them, named as in torchvision."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        changes = stride != 1 or inputs != outputs
+        around = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.downsample = around if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, h, w) -> (B, 4·width, h / stride, w / stride)."""
+        h = F.relu(self.bn1(self.conv1(x)))
+        h = F.relu(self.bn2(self.conv2(h)))
+        h = self.bn3(self.conv3(h))
+        return F.relu(h + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet50(nn.Module):
+    """Four stages of bottlenecks, then the mean over all positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64)
+        inputs = 64
+        for stage, blocks in enumerate((3, 4, 6, 3)):
+            width = 64 << stage
+            layers: list[nn.Module] = []
+            for block in range(blocks):
+                layers.append(Bottleneck(inputs, width, 2 if stage > 0 and block == 0 else 1))
+                inputs = 4 * width
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 3, h, w) -> (B, 2048)."""
+        h = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, padding=1)
+        for stage in range(4):
+            h = self.get_submodule(f"layer{stage + 1}")(h)
+        return h.mean((2, 3))

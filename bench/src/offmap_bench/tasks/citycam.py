@@ -1,10 +1,17 @@
-"""CityCam: vehicles counted on webcam images, with cameras, large vehicles or weather that the net has not seen."""
+"""CityCam: vehicles counted on webcam images, with cameras, large vehicles or weather that the net has not seen.
+
+On disk a frame is `<camera>/<sequence>/NNNNNN.jpg`, and beside it is its annotation, `NNNNNN.xml`.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +22,71 @@ from torch import Tensor, nn
 from offmap.atomic import cache_folder
 from offmap.errors import ConfigError, DataError, nearest
 from offmap.progress import bar
-from offmap_bench.tasks.citycam_frames import BUSES, Damaged, Frame, Run, frames, judge, runs
 from offmap_bench.tasks.download import data_folder
 from offmap_bench.tasks.features import Extractor, standard
 from offmap_bench.tasks.pretrained import resnet50
-from offmap_bench.tasks.task import Pair, Task, tensor
-from offmap_bench.tasks.uci import moments, split
+from offmap_bench.tasks.task import Pair, Task, moments, split, tensor
 
-SITE = "https://www.citycam-cmu.com"
+logger = logging.getLogger("offmap")
 
 CAMERAS = ("928", "846", "691", "551", "511", "495", "410", "403", "398", "253")
 """For the camera shift: half of them are in-distribution."""
 
 BUS_CAMERAS = ("398", "403", "410", "495")
 WEATHER_CAMERAS = ("164", "166", "572")
-DAY, HOUR = date(2016, 2, 23), 14
-"""Of the weather shift: what was seen before this hour is in-distribution, what was seen later is OOD."""
+BUSES = "bigbus"
+"""The folder of frames that a large vehicle hides; sequences named like it in a camera's folder belong to it too."""
 
-LEAST = 10
-"""In-distribution frames."""
+
+class Damaged(Exception):
+    """A file that cannot be used, and why."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image and what its annotation says; `time` is None where that is not a time."""
+
+    image: Path
+    camera: str
+    time: datetime | None
+    weather: str
+    flow: str
+    vehicles: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A sequence: the images of one folder, in the order of their names; `buses` if a large vehicle hides them."""
+
+    folder: Path
+    camera: str
+    images: tuple[str, ...]
+    buses: bool
+
 
 Rule = Callable[[Run, Frame], bool | None]
 """Whether a frame is OOD; None: it is no part of the shift."""
+
+
+def camera_rule(seed: int) -> tuple[Sequence[str], Rule]:
+    """Five cameras are in-distribution; the choice is that of the authors' code."""
+    in_distribution = set(np.random.RandomState(seed).choice(CAMERAS, len(CAMERAS) // 2, replace=False).tolist())
+    return CAMERAS, lambda run, frame: None if run.buses else frame.camera not in in_distribution
+
+
+def is_later(run: Run, frame: Frame) -> bool | None:
+    """Whether a frame of one day was seen from 14 h on."""
+    if frame.time is None:
+        raise Damaged("its <time> cannot be read")
+    return None if run.buses or frame.time.date() != date(2016, 2, 23) else frame.time.hour >= 14
+
+
+SHIFTS: dict[str, Callable[[int], tuple[Sequence[str], Rule]]] = {
+    "camera": camera_rule,
+    "bigbus": lambda seed: ((*BUS_CAMERAS, BUSES), lambda run, frame: run.buses),
+    "weather": lambda seed: (WEATHER_CAMERAS, is_later),
+}
+"""The cameras of a shift and its rule, by seed."""
 
 
 @dataclass(frozen=True)
@@ -84,37 +134,8 @@ def load(
     damaged: list[str] = []
     parts = [part for run in sequences if (part := select_frames(run, rule, damaged))]
     rows, x = extract_features(parts, extract, damaged, show)
-    judge(damaged, sum(len(run.images) for run in sequences), root)
+    report_damage(damaged, sum(len(run.images) for run in sequences), root)
     return split_shift(shift, rows, x, seed, root)
-
-
-def camera_rule(seed: int) -> tuple[Sequence[str], Rule]:
-    """Five cameras are in-distribution; the choice is that of the authors' code."""
-    in_distribution = set(np.random.RandomState(seed).choice(CAMERAS, len(CAMERAS) // 2, replace=False).tolist())
-    return CAMERAS, lambda run, frame: None if run.buses else frame.camera not in in_distribution
-
-
-def bigbus_rule(seed: int) -> tuple[Sequence[str], Rule]:
-    """Sequences of large vehicles are OOD."""
-    return (*BUS_CAMERAS, BUSES), lambda run, frame: run.buses
-
-
-def weather_rule(seed: int) -> tuple[Sequence[str], Rule]:
-    """One day, OOD from an hour on."""
-
-    def is_ood(run: Run, frame: Frame) -> bool | None:
-        if frame.time is None:
-            raise Damaged("its <time> cannot be read")
-        return None if run.buses or frame.time.date() != DAY else frame.time.hour >= HOUR
-
-    return WEATHER_CAMERAS, is_ood
-
-
-SHIFTS: dict[str, Callable[[int], tuple[Sequence[str], Rule]]] = {
-    "camera": camera_rule,
-    "bigbus": bigbus_rule,
-    "weather": weather_rule,
-}
 
 
 def find_runs(root: Path, cameras: Sequence[str]) -> list[Run]:
@@ -126,36 +147,99 @@ def find_runs(root: Path, cameras: Sequence[str]) -> list[Run]:
     if lost:
         raise DataError(
             f"Expected frames of CityCam at {root}/<camera>/<sequence>/000001.jpg, each with an .xml, but there are none for "
-            f"{', '.join(lost)}. Get the data set from {SITE} and unpack it there, or set OFFMAP_DATA to the folder that has it "
-            "in its folder `citycam`."
+            f"{', '.join(lost)}. Get the data set from https://www.citycam-cmu.com and unpack it there, or set OFFMAP_DATA to "
+            "the folder that has it in its folder `citycam`."
         )
     seen: set[str] = set()
     return [run for run in sequences if not run.buses or not (run.folder.name in seen or seen.add(run.folder.name))]
 
 
+def runs(root: Path, camera: str) -> list[Run]:
+    """The sequences of a camera, those of large vehicles included, in the order of their names; none if it has no folder."""
+    found: list[Run] = []
+    for folder, inner, files in os.walk(root / camera):
+        inner.sort()
+        images = tuple(sorted(name for name in files if re.fullmatch(r"\d{6}\.jpg", name, re.IGNORECASE)))
+        if images:
+            name = Path(folder).name.lower().replace("_", "")
+            found.append(Run(Path(folder), camera, images, camera == BUSES or BUSES in name))
+    return found
+
+
 def select_frames(run: Run, rule: Rule, damaged: list[str]) -> list[tuple[Frame, bool]]:
-    """The frames of a sequence that are part of the shift, and whether they are OOD."""
+    """The frames of a sequence that are part of the shift, and whether they are OOD; unusable files are added to `damaged`."""
     part: list[tuple[Frame, bool]] = []
-    for frame in frames(run, damaged):
+    for image in (run.folder / name for name in run.images):
         try:
+            frame = read_frame(image, run.camera)
             ood = rule(run, frame)
         except Damaged as error:
-            damaged.append(f"{frame.image.with_suffix('.xml')}: {error}")
+            damaged.append(f"{image.with_suffix('.xml')}: {error}")
             continue
         if ood is not None:
             part.append((frame, ood))
     return part
 
 
+def read_frame(image: Path, camera: str) -> Frame:
+    """One image with its annotation; the number of vehicles is that of its `<vehicle>` elements."""
+    root = read_annotation(image.with_suffix(".xml"))
+    time, weather, flow = ((root.findtext(tag) or "").strip() for tag in ("time", "weather", "flow"))
+    return Frame(image, camera, parse_time(time), weather, flow, sum(1 for _ in root.iter("vehicle")))
+
+
+def read_annotation(path: Path) -> ET.Element:
+    """The XML of one file. An `&` that begins no character reference stands for itself, as in some files of the data set.
+
+    Document types, and so entities, are refused: they are the way to make a small file grow without bound.
+    """
+    try:
+        if path.stat().st_size > 4_000_000:  # real ones have a few thousand
+            raise Damaged("larger than 4000000 bytes")
+        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    except FileNotFoundError:
+        raise Damaged("there is no such file") from None
+    except OSError as error:
+        raise Damaged(f"cannot be read ({error.strerror})") from error
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise Damaged("declares a document type or entities, which are refused")
+    try:
+        return ET.fromstring(re.sub(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)", "&amp;", text))
+    except (ET.ParseError, ValueError) as error:
+        raise Damaged(f"is no XML ({error})") from error
+
+
+def parse_time(text: str) -> datetime | None:
+    """A time such as "2016/02/23 09:00:01", whatever separates its numbers.
+
+    >>> parse_time("2016/02/23 14:05:09"), parse_time("noon")
+    (datetime.datetime(2016, 2, 23, 14, 5, 9), None)
+    """
+    found = re.fullmatch(r"\s*(\d{4})\D(\d{1,2})\D(\d{1,2})\D+(\d{1,2})\D(\d{1,2})(?:\D(\d{1,2}))?\s*", text)
+    try:
+        return datetime.fromisoformat("{:0>4}-{:0>2}-{:0>2} {:0>2}:{:0>2}:{:0>2}".format(*found.groups("0"))) if found else None
+    except ValueError:
+        return None
+
+
+def report_damage(damaged: Sequence[str], total: int, root: Path) -> None:
+    """Name the damaged files, one line each; too many of them are an error."""
+    if len(damaged) > 0.1 * total:  # then the folder is not the data set
+        raise DataError(
+            f"Expected frames of CityCam below {root}, but {len(damaged)} of {total} are damaged, the first of them {damaged[0]}."
+        )
+    for line in damaged[:10]:
+        logger.warning("A frame of CityCam is left out: %s.", line)
+    if len(damaged) > 10:
+        logger.warning("%d more frames of CityCam are left out.", len(damaged) - 10)
+
+
 def extract_features(
     parts: Sequence[list[tuple[Frame, bool]]], extract: Extractor, damaged: list[str], show: bool | None
 ) -> tuple[list[tuple[Frame, bool]], Tensor]:
     """The frames whose images can be read, and their features, (n, D): one file of the cache for each sequence."""
-    rows: list[tuple[Frame, bool]] = []
-    blocks: list[Tensor] = []
-    total = sum(map(len, parts))
-    with bar("CityCam", total, show=show) as advance:
-        done = 0
+    rows, blocks, done = list[tuple[Frame, bool]](), list[Tensor](), 0
+    with bar("CityCam", sum(map(len, parts)), show=show) as advance:
         for part in parts:
             images = [frame.image for frame, _ in part]
             block, failures = extract(images, f"{part[0][0].camera}-{images[0].parent.name}")
@@ -171,9 +255,9 @@ def split_shift(shift: str, rows: Sequence[tuple[Frame, bool]], x: Tensor, seed:
     """The task: in-distribution rows in three parts, OOD rows in the order of their files."""
     ood = np.array([side for _, side in rows], dtype=bool)
     count, ood_count = int((~ood).sum()), int(ood.sum())
-    if count < LEAST or not ood_count:
+    if count < 10 or not ood_count:
         raise DataError(
-            f"Expected {LEAST} in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but "
+            f"Expected 10 in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but "
             f"got {count} and {ood_count}."
         )
     train, valid, test = split(np.flatnonzero(~ood), seed)

@@ -18,12 +18,8 @@ from offmap.atomic import cache_folder
 from offmap.errors import ConfigError, DataError
 from offmap.progress import bar
 
-BLOCK = 1 << 13
 LARGEST = 1 << 30
 """Bytes of a file that is downloaded; the largest that offmap knows has a tenth of it."""
-
-RETRIED = (408, 416, 425, 429, 500, 502, 503, 504)
-"""Status codes that another attempt may improve."""
 
 
 def data_folder() -> Path:
@@ -110,7 +106,7 @@ class Downloader:
             except requests.HTTPError as error:
                 code = 0 if error.response is None else error.response.status_code
                 reason = f"the server answered {code} ({error})"
-                if code not in RETRIED:
+                if code not in (408, 416, 425, 429, 500, 502, 503, 504):  # another attempt may improve these
                     raise self.remote.missing(self.path, reason) from None
                 if code == 416:  # nothing lies beyond what is there
                     self.discard()
@@ -122,7 +118,14 @@ class Downloader:
             time.sleep(self.pause)
         else:
             raise self.remote.missing(self.path, reason)
-        self.verify()
+        with self.part.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not digest.startswith(self.remote.sha256 or ""):
+            self.discard()
+            raise DataError(
+                f"Expected a file with SHA-256 {self.remote.sha256} at {self.remote.url}, but got {digest}. It was removed; the "
+                "file on the server has changed or was damaged on its way."
+            )
         os.replace(self.part, output)
         self.discard()
 
@@ -144,7 +147,7 @@ class Downloader:
                 version_file.write_text(etag if etag.startswith('"') else response.headers.get("Last-Modified", ""), "latin-1")
             total = have + int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
             with bar(self.path.name, total, show=self.show, size=True) as advance, self.part.open("ab") as file:
-                for block in response.iter_content(BLOCK):
+                for block in response.iter_content(1 << 13):
                     file.write(block)
                     have += len(block)
                     advance(have)
@@ -153,17 +156,6 @@ class Downloader:
         if have > LARGEST:
             self.discard()
             raise DataError(f"Expected a file of at most {LARGEST} bytes at {self.remote.url}, but it is longer. It was removed.")
-
-    def verify(self) -> None:
-        """Check the digest of the part, which is removed when it is wrong."""
-        with self.part.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if not digest.startswith(self.remote.sha256 or ""):
-            self.discard()
-            raise DataError(
-                f"Expected a file with SHA-256 {self.remote.sha256} at {self.remote.url}, but got {digest}. It was removed; the "
-                "file on the server has changed or was damaged on its way."
-            )
 
     def size(self) -> int:
         """Bytes that are there."""

@@ -20,24 +20,15 @@ from torch import Tensor, nn
 from offmap.atomic import seal, unseal, write_whole
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
+from offmap_bench.nets.resnet import MEAN, STD
 
 logger = logging.getLogger("offmap")
-
-FORMAT = 1
-"""Raised whenever the same files and backbone come to give other features."""
-
-MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's colours, from 0 to 1."""
-
-SIDE = 224
-PIXELS = 50_000_000
-"""An image that claims more is not one of a webcam."""
 
 
 def standard(image: Any) -> Tensor:
     """A colour image as nets trained on ImageNet expect it: 224 × 224, each channel centred and scaled, (3, 224, 224)."""
-    small = image.resize((SIDE, SIDE), require("PIL.Image", "images").Resampling.LANCZOS)
-    values = (np.asarray(small, dtype=np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(SPREAD, np.float32)
+    small = image.resize((224, 224), require("PIL.Image", "images").Resampling.LANCZOS)
+    values = (np.asarray(small, dtype=np.float32) / 255 - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
     return torch.from_numpy(values.transpose(2, 0, 1).copy())
 
 
@@ -66,7 +57,7 @@ class Extractor:
     def key(self, images: Sequence[Path]) -> str:
         """Twenty hexadecimal digits that tell these images, this backbone and this preprocessing apart from others."""
         files = [(path.name, stat.st_size, stat.st_mtime_ns) for path in images for stat in [path.stat()]]
-        return hashlib.sha256(json.dumps([FORMAT, self.digest, files]).encode()).hexdigest()[:20]
+        return hashlib.sha256(json.dumps([1, self.digest, files]).encode()).hexdigest()[:20]
 
     @cached_property
     def digest(self) -> str:
@@ -132,7 +123,7 @@ def open_image(path: Path) -> Any:
     image = require("PIL.Image", "images")
     try:
         with warnings.catch_warnings(action="ignore"), image.open(path, formats=("JPEG", "PNG")) as file:
-            if file.width * file.height > PIXELS:
+            if file.width * file.height > 50_000_000:  # not one of a webcam
                 return f"claims {file.width} × {file.height} pixels"
             return file.convert("RGB")
     except Exception as error:  # decoders raise all kinds of errors on damaged files

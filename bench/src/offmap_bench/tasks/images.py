@@ -7,7 +7,7 @@ antialiased), grey ones repeated in every channel, coloured ones weighed into on
 
 from __future__ import annotations
 
-import os
+import tomllib
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,9 +23,12 @@ from torch import Tensor
 
 from offmap.data.tables.images import resize_images
 from offmap.errors import ConfigError, DataError, nearest
-from offmap_bench.tasks.columns import check_size
 from offmap_bench.tasks.features import open_image
-from offmap_bench.tasks.task import Pair, Task
+from offmap_bench.tasks.tabular import check_size
+from offmap_bench.tasks.task import Pair, Task, data_root
+
+_TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("images.toml").read_text(encoding="utf-8"))
+SOURCES, OPENOOD = _TABLES["sources"], _TABLES["openood"]
 
 
 @dataclass(frozen=True)
@@ -46,35 +49,7 @@ class Setting:
     known: int = 6
 
 
-FAR = {"mnist": "mnist", "svhn": "svhn", "textures": "dtd", "places365": "places365"}
-
-SETTINGS = {
-    "mnist": Setting(
-        (1, 28, 28), "mnist train", "mnist",
-        {"notmnist": "notmnist", "fashion": "fashion"},
-        {"cifar10": "cifar10", "tinyimagenet": "tinyimagenet", "textures": "textures", "scenes": "scenes"},
-        5_000, "train",
-    ),
-    "cifar10": Setting(
-        (3, 32, 32), "cifar10 train", "cifar10",
-        {"tinyimagenet": "tinyimagenet apart"},
-        {"mnist": "mnist", "textures": "textures", "scenes": "scenes"},
-        2_000, "test",
-    ),
-    "openood-mnist": Setting(
-        (1, 28, 28), "mnist train", "mnist",
-        {"notmnist": "notmnist", "fashion": "fashion"},
-        {"cifar10": "cifar10", "tin": "tin", "textures": "dtd", "places365": "places365"},
-        5_000, "train",
-    ),
-    "openood-cifar10": Setting((3, 32, 32), "cifar10 all", "cifar10", {"cifar100": "cifar100", "tin": "tin"}, FAR, 1_000, "test"),
-    "openood-cifar100": Setting(
-        (3, 32, 32), "cifar100 train", "cifar100", {"cifar10": "cifar10", "tin": "tin"}, FAR, 1_000, "test", 100, 50
-    ),
-    "openood-tin": Setting((3, 64, 64), "tin train", "tin", {}, {}, 1_000, "test", 200, 20),
-}  # fmt: skip
-"""Tasks by name; those of OpenOOD need files that a user puts there, and the last is an open-set task only."""
-
+SETTINGS = {name: Setting(**fields | {"form": tuple(fields["form"])}) for name, fields in _TABLES["settings"].items()}
 FEW = {"train": 5_000, "valid": 500, "test": 500, "OOD": 500}
 """Images of each part of a small task."""
 
@@ -87,24 +62,15 @@ def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: 
     """
     setting = setting_of(name)
     train, test = (read_pair(source, setting.form, folder, rows) for source in (setting.train, setting.test))
-    source, cut = (train, setting.valid) if setting.valid_from == "train" else (test, setting.valid)
-    if len(source[1]) <= cut:
-        cut = len(source[1]) // 4
-    order = torch.arange(len(source[1]))
-    if setting.valid_from == "train":
-        order = torch.from_numpy(np.random.RandomState(seed).permutation(len(order)))
-    valid, rest = (tuple(t[part] for t in source) for part in (order[:cut], order[cut:].sort().values))
+    from_train = setting.valid_from == "train"
+    x, y = train if from_train else test
+    cut = setting.valid if len(y) > setting.valid else len(y) // 4
+    order = torch.from_numpy(np.random.RandomState(seed).permutation(len(y))) if from_train else torch.arange(len(y))
+    valid, rest = ((x[part], y[part]) for part in (order[:cut], order[cut:].sort().values))
     others = setting.near | setting.far if ood else {}
     sets = {label: read_pair(source, setting.form, folder, rows)[0] for label, source in others.items()}
-    return Task(
-        name=f"images/{name}",
-        train=rest if setting.valid_from == "train" else train,  # pyright: ignore[reportArgumentType]
-        valid=valid,  # pyright: ignore[reportArgumentType]
-        test=rest if setting.valid_from == "test" else test,  # pyright: ignore[reportArgumentType]
-        ood=sets,
-        likelihood="categorical",
-        outputs=setting.classes,
-    )
+    train, test = (rest, test) if from_train else (train, rest)
+    return Task(f"images/{name}", train, valid, test, sets, likelihood="categorical", outputs=setting.classes)
 
 
 def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None) -> Task:
@@ -116,19 +82,13 @@ def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows
     number = torch.full((setting.classes,), -1)
     number[torch.from_numpy(known)] = torch.arange(setting.known)
 
-    def shown(part: Pair) -> Pair:
+    def renumber(part: Pair) -> Pair:
         x, y = part[0], number[part[1]]
         return x[y >= 0], y[y >= 0]
 
-    return Task(
-        name=f"images/{name}/open",
-        train=shown(whole.train),
-        valid=shown(whole.valid),
-        test=shown(whole.test),
-        ood={"unknown classes": whole.test[0][number[whole.test[1]] < 0]},
-        likelihood="categorical",
-        outputs=setting.known,
-    )
+    train, valid, test = (renumber(part) for part in (whole.train, whole.valid, whole.test))
+    ood = {"unknown classes": whole.test[0][number[whole.test[1]] < 0]}
+    return Task(f"images/{name}/open", train, valid, test, ood, likelihood="categorical", outputs=setting.known)
 
 
 def few(whole: Callable[[int], Task], seed: int = 0) -> Task:
@@ -138,12 +98,9 @@ def few(whole: Callable[[int], Task], seed: int = 0) -> Task:
     def some(part: str, x: Tensor) -> Tensor:
         return x[torch.arange(min(FEW[part], len(x))) * len(x) // min(FEW[part], len(x))]
 
-    def both(part: str, rows: Pair) -> Pair:
-        return some(part, rows[0]), some(part, rows[1])
-
-    parts = {part: both(part, rows) for part, rows in (("train", task.train), ("valid", task.valid), ("test", task.test))}
+    train, valid, test = ((some(p, getattr(task, p)[0]), some(p, getattr(task, p)[1])) for p in ("train", "valid", "test"))
     ood = {label: some("OOD", x) for label, x in task.ood.items()}
-    return replace(task, name=f"{task.name}/few", ood=ood, **parts)
+    return replace(task, name=f"{task.name}/few", train=train, valid=valid, test=test, ood=ood)
 
 
 def rename_task(whole: Callable[[int], Task], name: str, seed: int = 0) -> Task:
@@ -160,61 +117,22 @@ def setting_of(name: str) -> Setting:
 
 # ------------------------------------------------------------------------------------------------ files
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where images are: a file, the names of its arrays, and one, if any, that marks classes to leave out."""
-
-    file: str
-    x: str = "x"
-    y: str = "y"
-    without: str | None = None
-
-
-SOURCES = {
-    "mnist train": Source("mnist", "x_train", "y_train"),
-    "mnist": Source("mnist", "x_test", "y_test"),
-    "fashion": Source("fashion_mnist", "x_test", "y_test"),
-    "notmnist": Source("notmnist_test"),
-    "omniglot": Source("omniglot_small_28"),
-    "cifar10 train": Source("cifar10_train20k"),
-    "cifar10": Source("cifar10_test"),
-    "tinyimagenet": Source("tinyimagenet_val5k_32"),
-    "tinyimagenet apart": Source("tinyimagenet_val5k_32", without="cifar10_overlap"),
-    "textures": Source("dtd10_32"),
-    "scenes": Source("scenes_intel_test_32"),
-}
-
-OPENOOD = {
-    "cifar10 all": Source("cifar10_train"),
-    "cifar100 train": Source("cifar100_train"),
-    "cifar100": Source("cifar100_test"),
-    "svhn": Source("svhn_test"),
-    "places365": Source("places365_test"),
-    "dtd": Source("dtd"),
-    "tin train": Source("tinyimagenet_train"),
-    "tin": Source("tinyimagenet_test"),
-}
-"""What the whole of OpenOOD needs beside the others, from a user's folder."""
-
 
 def read_pair(source: str, form: tuple[int, int, int], folder: str | Path | None = None, rows: int | None = None) -> Pair:
     """Images of a source in the form (channels, height, width), and their classes."""
-    at = (SOURCES | OPENOOD)[source]
-    images = image_folder(folder) / at.file
-    if images.is_dir():
-        return read_folder(images, form, rows)
-    path = images.with_name(f"{at.file}.npz")
-    x, y = array(path, at.x, rows), array(path, at.y, rows)
+    at: dict[str, str] = {"x": "x", "y": "y"} | (SOURCES | OPENOOD)[source]
+    root = Path(folder) if folder is not None else data_root("images/<file>.npz") / "images"
+    if (root / at["file"]).is_dir():
+        return read_folder(root / at["file"], form, rows)
+    path = root / f"{at['file']}.npz"
+    x, y = array(path, at["x"], rows), array(path, at["y"], rows)
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] != 3) or y.shape != x.shape[:1]:
         raise DataError(
-            f"Expected images (N, H, W) or (N, H, W, 3) of dtype uint8 and N classes at {path}, but `{at.x}` is {x.shape} of "
-            f"dtype {x.dtype} and `{at.y}` is {y.shape}."
+            f"Expected images (N, H, W) or (N, H, W, 3) of dtype uint8 and N classes at {path}, but `{at['x']}` is {x.shape} of "
+            f"dtype {x.dtype} and `{at['y']}` is {y.shape}."
         )
-    if at.without is not None:
-        shown = ~array(path, at.without)[y]
+    if "without" in at:
+        shown = ~array(path, at["without"])[y]
         x, y = x[shown], y[shown]
     return resize_images(torch.from_numpy(x), form), torch.from_numpy(y.astype(np.int64))
 
@@ -226,7 +144,7 @@ def read_folder(folder: Path, form: tuple[int, int, int], rows: int | None = Non
     """
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     files = [(path, number) for number, name in enumerate(classes)
-             for path in sorted((folder / name).rglob("*")) if path.suffix.lower() in SUFFIXES]  # fmt: skip
+             for path in sorted((folder / name).rglob("*")) if path.suffix.lower() in (".png", ".jpg", ".jpeg")]  # fmt: skip
     if not files:
         raise DataError(f"Expected images at {folder}/<class>/<name>.png or .jpg, but there are none.")
     if rows is not None and len(files) > rows:
@@ -246,19 +164,11 @@ def read_image(path: Path, form: tuple[int, int, int]) -> Tensor:
 
 
 def array(path: Path, name: str, rows: int | None = None) -> NDArray[Any]:
-    """One array of an npz file, or its first rows: the rest is not even unpacked."""
+    """One array of an npz file, or its first rows."""
     try:
         with zipfile.ZipFile(path) as file, file.open(f"{name}.npy") as stream:
-            if rows is None:
-                check_size(path, file.getinfo(f"{name}.npy").file_size)
-                return np.lib.format.read_array(stream, allow_pickle=False)
-            version = np.lib.format.read_magic(stream)
-            head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, columns, dtype = head(stream)
-            if columns or dtype.hasobject:
-                raise ValueError(f"`{name}` is not a plain array in rows")
-            shape = (min(rows, shape[0]), *shape[1:])
-            return np.frombuffer(stream.read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape).copy()
+            check_size(path, file.getinfo(f"{name}.npy").file_size)
+            return np.lib.format.read_array(stream, allow_pickle=False)[:rows]
     except FileNotFoundError as error:
         raise DataError(
             f"Expected images at {path}, but there is no such file. Put it there, or set OFFMAP_DATA to the folder that has it "
@@ -268,19 +178,3 @@ def array(path: Path, name: str, rows: int | None = None) -> NDArray[Any]:
         raise DataError(f"Expected an array `{name}` at {path}, but it has none.") from error
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, LZMAError, ZlibError) as error:
         raise DataError(f"Expected an npz file with an array `{name}` at {path}, but it cannot be read: {error}.") from error
-
-
-def image_folder(folder: str | Path | None) -> Path:
-    """The given folder, or `images` below OFFMAP_DATA."""
-    return Path(folder) if folder is not None else data_root("images/<file>.npz") / "images"
-
-
-def data_root(holds: str) -> Path:
-    """The folder that OFFMAP_DATA names."""
-    root = os.environ.get("OFFMAP_DATA")
-    if not root:
-        raise DataError(
-            f"Expected OFFMAP_DATA to name the folder of downloaded data sets, but it is not set. Set it to a folder that holds "
-            f"`{holds}`, or pass `folder=`."
-        )
-    return Path(root)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from offmap.errors import ConfigError, DataError, FileError, nearest
+from offmap_bench.nets.resnet import ResNet50
 from offmap_bench.tasks.download import Remote, data_folder, fetch
-from offmap_bench.tasks.images import data_root
+from offmap_bench.tasks.task import data_root
 
 WEIGHTS = {f"cifar10_resnet{depth}": depth for depth in (20, 32, 56)}
 """Files of given nets, and the depth of the `nets.resnet.cifar_resnet` that they fit."""
@@ -42,57 +42,8 @@ def load_tensors(path: Path, expected: str, error: type[Exception]) -> Any:
         raise error(f"Expected {expected}, but it cannot be read: {words}") from reason
 
 
-# ------------------------------------------------------------------------------------------------ ResNet-50
-
 RESNET50 = Remote("https://download.pytorch.org/models/resnet50-0676ba61.pth", sha256="0676ba61")
-"""Trained on ImageNet; files of this kind carry the beginning of their digest in their name."""
-
-BLOCKS = (3, 4, 6, 3)
-WIDENING = 4
-
-
-class Bottleneck(nn.Module):
-    """1 × 1, 3 × 3 and 1 × 1 convolutions and a way around them, named as in torchvision."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = WIDENING * width
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-        changes = stride != 1 or inputs != outputs
-        around = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        self.downsample = around if changes else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, h, w) -> (B, 4·width, h / stride, w / stride)."""
-        h = F.relu(self.bn1(self.conv1(x)))
-        h = F.relu(self.bn2(self.conv2(h)))
-        h = self.bn3(self.conv3(h))
-        return F.relu(h + (x if self.downsample is None else self.downsample(x)))
-
-
-class ResNet50(nn.Module):
-    """Four stages of bottlenecks, then the mean over all positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64)
-        inputs = 64
-        for stage, blocks in enumerate(BLOCKS):
-            width = 64 << stage
-            layers: list[nn.Module] = []
-            for block in range(blocks):
-                layers.append(Bottleneck(inputs, width, 2 if stage > 0 and block == 0 else 1))
-                inputs = WIDENING * width
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, h, w) -> (B, 2048)."""
-        h = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, padding=1)
-        for stage in range(len(BLOCKS)):
-            h = self.get_submodule(f"layer{stage + 1}")(h)
-        return h.mean((2, 3))
+"""ResNet-50, trained on ImageNet; files of this kind carry the beginning of their digest in their name."""
 
 
 def resnet50(path: str | Path | None = None) -> ResNet50:

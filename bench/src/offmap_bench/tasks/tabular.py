@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,27 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap import checks
-from offmap.data.tables.schema import Column
+from offmap.data.tables.schema import Column, parse_column
+from offmap.data.tables.table import open_table
 from offmap.errors import ConfigError, DataError, nearest
-from offmap_bench.tasks.columns import Code, Columns, Index, read
-from offmap_bench.tasks.task import Task, pair, tensor
-from offmap_bench.tasks.uci import MODES, halves, moments, split
+from offmap_bench.tasks.task import Array, Index, Task, moments, pair, split, tensor
 
-CLASSES = 20
-"""A target of whole numbers with at most so many values is a class; with more it is a quantity."""
-
-LEAST = 20
-"""In-distribution rows."""
+MODES = ("extrapolation", "interpolation")
+PREFIX = "file:"
+Columns = dict[str, Column]
 
 LARGEST = 1e30
 """Numbers beyond it do not survive being squared in single precision."""
 
-GAP = "(missing)"
-"""The word for a word that is missing."""
-
-KINDS = ("regression", "classification")
-RULES = ("refuse", "impute")
-PREFIX = "file:"
+REMEDY = 'Mend them, or pass missing="impute".'
 
 
 @dataclass(frozen=True)
@@ -60,12 +53,13 @@ class Own:
     shares: tuple[float, float] = (0.2, 0.2)
 
     def __post_init__(self) -> None:
-        checks.one_of("kind", KINDS[0] if self.kind is None else self.kind, KINDS)
-        checks.one_of("missing", self.missing, RULES)
+        checks.one_of("kind", "regression" if self.kind is None else self.kind, ("regression", "classification"))
+        checks.one_of("missing", self.missing, ("refuse", "impute"))
         for name, names in (("target", [self.target]), ("drop", self.drop), ("words", self.words)):
             if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
                 raise ConfigError(f"Expected `{name}` to name columns, but got {names if name != 'target' else self.target!r}.")
-        if not _are_shares(self.shares):
+        shares = self.shares if isinstance(self.shares, list | tuple) else ()
+        if len(shares) != 2 or not all(isinstance(v, int | float) and 0 < v < 1 for v in shares):
             raise ConfigError(f"Expected `shares` to be two numbers between 0 and 1, but got {self.shares!r}.")
         if not isinstance(self.ood, str | Path | Mapping | None) or not isinstance(self.held, Mapping | None):
             raise ConfigError(
@@ -84,11 +78,9 @@ class Own:
 
     def others(self) -> dict[str, Path]:
         """Files of OOD rows, by name."""
-        if self.ood is None or self.ood in MODES:
-            return {}
         if isinstance(self.ood, Mapping):
             return {name: Path(path) for name, path in self.ood.items()}
-        return {Path(self.ood).name: Path(self.ood)}
+        return {} if self.ood is None or self.ood in MODES else {Path(self.ood).name: Path(self.ood)}
 
     def task(self, seed: int = 0) -> Task:
         """The task; `seed` splits the in-distribution rows."""
@@ -96,15 +88,15 @@ class Own:
         inputs = {name: column for name, column in columns.items() if name not in (self.held or {})}
         if not inputs:
             raise DataError(f"Expected inputs in {self.path}, but no column is left.")
-        rest, ood_rows = self.apart(columns, len(target)) if len(target) else (np.arange(0), {})
-        if len(rest) < LEAST:
-            raise DataError(f"Expected {LEAST} in-distribution rows or more in {self.path}, but got {len(rest)}.")
+        rest, ood_rows = self.find_ood(columns, len(target)) if len(target) else (np.arange(0), {})
+        if len(rest) < 20:
+            raise DataError(f"Expected 20 in-distribution rows or more in {self.path}, but got {len(rest)}.")
         parts = split(rest, seed, self.shares)
         code = Code.of(inputs, parts[0])
-        y, likelihood, outputs = self.answers(target, rest, parts[0])
+        y, likelihood, outputs = self.encode_target(target, rest, parts[0])
         x = code.rows(inputs)
         ood = {name: x[rows] for name, rows in ood_rows.items()}
-        ood |= {name: code.rows(self.alike(path, inputs)) for name, path in self.others().items()}
+        ood |= {name: code.rows(self.read_other(path, inputs)) for name, path in self.others().items()}
         train, valid, test = (pair(x[part], y[part]) for part in parts)
         name = f"file/{Path(self.path).name}"
         return Task(name, train, valid, test, {key: tensor(rows) for key, rows in ood.items()}, likelihood, outputs)
@@ -119,55 +111,38 @@ class Own:
                     valid = nearest(name, columns)
                     raise ConfigError(f"Expected `{option}` to name a column of {self.path}, {valid}, but got {name!r}.")
         target = columns[self.target]
-        known = np.array([word is not None for word in target] if isinstance(target, list) else ~np.isnan(target))
-        if not known.all() and self.missing == "refuse":
-            raise DataError(f"Expected a target in each row of {self.path}, but {int((~known).sum())} have none. {REMEDY}")
+        present = ~gaps(target)
+        if not present.all() and self.missing == "refuse":
+            raise DataError(f"Expected a target in each row of {self.path}, but {int((~present).sum())} have none. {REMEDY}")
         dropped = {self.target, *self.drop}
-        inputs = {name: column for name, column in columns.items() if not {name, name.partition("[")[0]} & dropped}
-        return self.fill_gaps({name: select_rows(column, known) for name, column in inputs.items()}, self.path), select_rows(
-            target, known
-        )
+        inputs = {n: select(c, present) for n, c in columns.items() if not {n, n.partition("[")[0]} & dropped}
+        return self.fill_gaps(inputs, self.path), select(target, present)
 
     def fill_gaps(self, columns: Columns, path: str | Path) -> Columns:
         """Inputs without what is missing or infinite: refused, or for words a word of its own; numbers wait for the median."""
         for name, column in columns.items():
             if not isinstance(column, list) and (np.abs(column) > LARGEST).any():
                 raise DataError(f"Expected numbers in column {name!r} of {path}, but some are infinite or beyond {LARGEST:g}.")
-        gaps = {name: count_gaps(column) for name, column in columns.items() if count_gaps(column)}
-        if gaps and self.missing == "refuse":
-            counts = ", ".join(f"{name!r} ({count})" for name, count in gaps.items())
+        counts = ", ".join(f"{name!r} ({n})" for name, column in columns.items() if (n := int(gaps(column).sum())))
+        if counts and self.missing == "refuse":
             raise DataError(f"Expected a value in each row of {path}, but some are missing in {counts}. {REMEDY}")
-        return {n: [word or GAP for word in c] if isinstance(c, list) else c for n, c in columns.items()}
+        return {n: [word or "(missing)" for word in c] if isinstance(c, list) else c for n, c in columns.items()}
 
-    def apart(self, columns: Columns, count: int) -> tuple[Index, dict[str, Index]]:
+    def find_ood(self, columns: Columns, count: int) -> tuple[Index, dict[str, Index]]:
         """In-distribution rows of the file, and OOD ones by the name of their set."""
-        all_params = np.arange(count)
+        all_rows = np.arange(count)
         if self.others():
-            return all_params, {}
+            return all_rows, {}
         if self.held is None:
             mode = str(self.ood or MODES[0])
-            internal, external = halves(Code.of(columns, all_params).rows(columns))
+            internal, external = halves(Code.of(columns, all_rows).rows(columns))
             return (internal, {mode: external}) if mode == MODES[0] else (external, {mode: internal})
         ood_rows = {
-            f"{name} {', '.join(map(str, values))}": self.rows_with(columns[name], name, values)
-            for name, values in self.held.items()
+            f"{name} {', '.join(map(str, values))}": rows_with(columns[name], name, values) for name, values in self.held.items()
         }
-        return np.setdiff1d(all_params, np.concatenate(list(ood_rows.values()))), ood_rows
+        return np.setdiff1d(all_rows, np.concatenate(list(ood_rows.values()))), ood_rows
 
-    def rows_with(self, column: Column, name: str, values: Sequence[object]) -> Index:
-        """The rows that have one of these values; each must be found."""
-        try:
-            wanted = [str(value) if isinstance(column, list) else float(str(value)) for value in values]
-        except ValueError as error:
-            raise ConfigError(f"Expected numbers in `held` for column {name!r}, but got {list(values)!r}.") from error
-        present = set(column) if isinstance(column, list) else set(column.tolist())
-        lost = [value for value in wanted if value not in present]
-        if lost or not wanted:
-            some = sorted(map(str, present))[:10]
-            raise ConfigError(f"Expected `held` to have values of column {name!r}, such as {some}, but got {list(values)!r}.")
-        return np.flatnonzero(np.isin(np.array(column), np.array(wanted)))
-
-    def answers(self, target: Column, rest: Index, train: Index) -> tuple[NDArray[Any], str, int]:
+    def encode_target(self, target: Column, rest: Index, train: Index) -> tuple[NDArray[Any], str, int]:
         """Targets, the name of their likelihood, and how many numbers a net for it gives."""
         if isinstance(target, list):
             if self.kind == "regression":
@@ -177,8 +152,7 @@ class Own:
             if (np.abs(target) > LARGEST).any():
                 raise DataError(f"Expected numbers in the target {self.target!r}, but some are infinite or beyond {LARGEST:g}.")
             integral = bool((target == target.round()).all())
-            few = len(np.unique(target[rest])) <= CLASSES
-            if self.kind == "regression" or (self.kind is None and not (integral and few)):
+            if self.kind == "regression" or (self.kind is None and not (integral and len(np.unique(target[rest])) <= 20)):
                 middle, unit = moments(target[train])
                 return (target - middle) / unit, "gaussian", 2
             if not integral:
@@ -192,7 +166,7 @@ class Own:
             )
         return np.searchsorted(levels, values), "categorical", len(levels)
 
-    def alike(self, path: Path, inputs: Columns) -> Columns:
+    def read_other(self, path: Path, inputs: Columns) -> Columns:
         """The inputs of another file, which must have the same columns of the same kind."""
         columns = read(path, [*self.words, *(name for name, column in inputs.items() if isinstance(column, list))])
         lost = [name for name in inputs if name not in columns]
@@ -204,25 +178,32 @@ class Own:
         return self.fill_gaps({name: columns[name] for name in inputs}, path)
 
 
-def _are_shares(values: Any) -> bool:
-    return isinstance(values, list | tuple) and len(values) == 2 and all(isinstance(v, int | float) and 0 < v < 1 for v in values)
-
-
-REMEDY = 'Mend them, or pass missing="impute".'
-
-
 def task(path: str | Path, target: str, *, seed: int = 0, **options: Any) -> Task:
     """A table of your own as a task; `Own` says what the options are."""
     return Own(path, target, **options).task(seed)
 
 
+def held_of(text: str) -> dict[str, Sequence[object]]:
+    """A column and its values: "region:north,west"."""
+    column, mark, values = text.partition(":")
+    if not mark:
+        raise ValueError(f"there is no colon in {text!r}")
+    return {column: values.split(",")}
+
+
+WORDS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("target", "ood", "kind", "missing"), str),
+    **dict.fromkeys(("drop", "words"), lambda text: text.split(",")),
+    "held": held_of,
+    "shares": lambda text: tuple(float(share) for share in text.split(",")),
+}
+"""How options are read in the name of a table."""
+
+
 def parse_name(name: str) -> Own:
     """A table by a name such as "file:cars.csv#target=price&held=region:north,west&missing=impute", for plans."""
     path, mark, text = name.removeprefix(PREFIX).rpartition("#")
-    options: dict[str, str] = {}
-    for part in text.split("&") if mark else []:
-        key, _, value = part.partition("=")
-        options[key] = value
+    options = {key: value for key, _, value in (part.partition("=") for part in (text.split("&") if mark else []))}
     for key in options:
         if key not in WORDS:
             raise ConfigError(f"Expected an option of {name!r} to be {nearest(key, WORDS)}, but got {key!r}.")
@@ -236,36 +217,136 @@ def parse_name(name: str) -> Own:
         raise ConfigError(str(error)) from error
 
 
-def listed(text: str) -> list[str]:
-    """Words between commas."""
-    return text.split(",")
+# ------------------------------------------------------------------------------------------------ columns
 
 
-def held_of(text: str) -> dict[str, Sequence[object]]:
-    """A column and its values: "region:north,west"."""
-    column, mark, values = text.partition(":")
-    if not mark:
-        raise ValueError(f"there is no colon in {text!r}")
-    return {column: listed(values)}
-
-
-WORDS: dict[str, Callable[[str], Any]] = {
-    "target": str,
-    "ood": str,
-    "held": held_of,
-    "kind": str,
-    "missing": str,
-    "drop": listed,
-    "words": listed,
-    "shares": lambda text: tuple(float(share) for share in listed(text)),
-}
-
-
-def select_rows(column: Column, rows: NDArray[np.bool_]) -> Column:
+def select(column: Column, rows: NDArray[np.bool_]) -> Column:
     """Some rows of a column."""
     return [word for word, keep in zip(column, rows, strict=True) if keep] if isinstance(column, list) else column[rows]
 
 
-def count_gaps(column: Column) -> int:
-    """How many values are missing."""
-    return sum(word is None for word in column) if isinstance(column, list) else int(np.isnan(column).sum())
+def gaps(column: Column) -> NDArray[np.bool_]:
+    """Which values are missing."""
+    return np.array([word is None for word in column], bool) if isinstance(column, list) else np.isnan(column)
+
+
+def rows_with(column: Column, name: str, values: Sequence[object]) -> Index:
+    """The rows that have one of these values; each must be found."""
+    try:
+        wanted = [str(value) if isinstance(column, list) else float(str(value)) for value in values]
+    except ValueError as error:
+        raise ConfigError(f"Expected numbers in `held` for column {name!r}, but got {list(values)!r}.") from error
+    present = set(column) if isinstance(column, list) else set(column.tolist())
+    if not wanted or any(value not in present for value in wanted):
+        some = sorted(map(str, present))[:10]
+        raise ConfigError(f"Expected `held` to have values of column {name!r}, such as {some}, but got {list(values)!r}.")
+    return np.flatnonzero(np.isin(np.array(column), np.array(wanted)))
+
+
+def halves(x: Array) -> tuple[Index, Index]:
+    """Rows of the middle half along the first principal component, and the others: (n, D) -> (n/2,), (n/2,).
+
+    >>> halves(np.array([[5.0, 9.0], [1.0, 9.0], [3.0, 9.0], [2.0, 9.0]]))
+    (array([3, 2]), array([1, 0]))
+    """
+    shift, scale = moments(x)
+    z = (x - shift) / scale
+    first = np.linalg.eigh(z.T @ z)[1][:, -1]
+    first = first * np.sign(first[np.abs(first).round(9).argmax()])  # eigenvectors come with either sign
+    order = np.argsort((z @ first).round(9), kind="stable")  # rows that differ by rounding alone keep the order of the file
+    low, high = len(x) // 4, 3 * len(x) // 4
+    return order[low:high], np.concatenate([order[:low], order[high:]])
+
+
+@dataclass(frozen=True)
+class Code:
+    """Numbers become (value − mean) / standard deviation, the median where they are missing; words one 0/1 for each level.
+
+    A word that is no level gives zeros. `numbers` holds (median, mean, standard deviation), `levels` the words, by column.
+    """
+
+    numbers: Mapping[str, tuple[float, float, float]]
+    levels: Mapping[str, list[str]]
+
+    @staticmethod
+    def of(columns: Columns, rows: Index) -> Code:
+        """The code of these rows."""
+        numbers: dict[str, tuple[float, float, float]] = {}
+        levels: dict[str, list[str]] = {}
+        for name, column in columns.items():
+            if isinstance(column, list):
+                levels[name] = texts = sorted({str(column[i]) for i in rows.tolist()})
+                if len(texts) > 100:  # these are names, which tell a net nothing
+                    raise DataError(
+                        f"Expected at most 100 different words in column {name!r}, but got {len(texts)}, such as {texts[0]!r}. "
+                        "Leave it out with `drop`."
+                    )
+                continue
+            values = column[rows]
+            if np.isnan(values).all():
+                raise DataError(
+                    f"Expected numbers in column {name!r}, but all are missing in training. Leave it out with `drop`."
+                )
+            median = float(np.nanmedian(values))
+            mean, spread = moments(np.where(np.isnan(values), median, values))
+            numbers[name] = median, float(mean), float(spread)
+        return Code(numbers, levels)
+
+    def rows(self, columns: Columns) -> Array:
+        """(n, D): columns in the order of the training table, numbers before words."""
+        parts: list[Array] = []
+        for name, (median, mean, spread) in self.numbers.items():
+            values = np.asarray(columns[name], dtype=np.float64)
+            parts.append(((np.where(np.isnan(values), median, values) - mean) / spread)[:, None])
+        for name, levels in self.levels.items():
+            words = np.array([str(word) for word in columns[name]])
+            parts.append((words[:, None] == np.array(levels)[None]).astype(np.float64))
+        return np.concatenate(parts, axis=1)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+MAX_UNPACKED = {"text": 1 << 24, "arrays": 1 << 26}
+"""Bytes that a file may have when unpacked, whatever its size; larger ones may have 20 times it, as numbers grow ten times."""
+
+MAX_WORDS = 1 << 22
+"""Words of one column, in a file of fewer bytes: each takes a hundred bytes in memory."""
+
+
+def read(path: str | Path, words: Sequence[str] = ()) -> Columns:
+    """Read all columns of a table; those named in `words` are words even where they look like numbers."""
+    path, size = Path(path), 0
+    with open_table(path) as table:
+        if table.typed:
+            check_size(path, 8 * (table.rows(0) or 0) * len(table.names))
+        values: dict[str, list[Any]] = {name: [] for name in table.names}
+        for block in table.blocks((), table.names):
+            for name, column in block.raw.items():
+                values[name].extend(column)
+                if isinstance(column[0], bool | str):
+                    size += sum(len(str(value)) for value in column)
+                    if table.typed and len(values[name]) > max(MAX_WORDS, path.stat().st_size):
+                        raise DataError(
+                            f"Expected at most {MAX_WORDS} words or truth values in {path}, or numbers, but {name!r} has more."
+                        )
+            check_size(path, size, "text")
+        if not any(values.values()):
+            raise DataError(f"Expected rows in {path}, but there are none.")
+        return {
+            name: parse_column(table, name, column, words=bool({name, name.partition("[")[0]} & {*words}))
+            for name, column in values.items()
+        }
+
+
+def read_gzip(path: Path) -> bytes:
+    """Read what a gzip file holds; refuse it as soon as it is more than any table would be."""
+    with gzip.open(path) as file:
+        content = file.read(max(MAX_UNPACKED["text"], 20 * path.stat().st_size) + 1)
+    check_size(path, len(content), "text")
+    return content
+
+
+def check_size(path: Path, size: int, kind: str = "arrays") -> None:
+    """Refuse a file that would fill the memory when unpacked."""
+    if size > (most := max(MAX_UNPACKED[kind], 20 * path.stat().st_size)):
+        raise DataError(f"Expected at most {most} bytes in {path} when unpacked, but there are more. Pack it less tightly.")

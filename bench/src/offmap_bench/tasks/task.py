@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from offmap.errors import DataError
 
 Pair: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and targets."""
+
+Array: TypeAlias = NDArray[np.float64]
+Index: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no equality: a task is itself
@@ -48,3 +57,35 @@ def tensor(values: object) -> Tensor:
     """One array as a float32 or int64 tensor of its own."""
     array = np.asarray(values)
     return torch.tensor(array, dtype=torch.float32 if array.dtype.kind == "f" else torch.int64)
+
+
+def moments(values: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of each column; 1 for columns that do not vary."""
+    mean, spread = values.mean(0), values.std(0)
+    # the mean of equal numbers is rounded, so that their deviation may be a few last digits instead of 0
+    return mean, np.where(spread > 1e-12 * np.maximum(np.abs(mean), 1e-300), spread, 1.0)
+
+
+def split(rows: Index, seed: int, shares: tuple[float, float] = (0.1, 0.05)) -> tuple[Index, Index, Index]:
+    """Training, validation and test rows: a tenth is for testing, a twentieth of the rest for validation, rounded up.
+
+    `shares` are others, of all rows and of the rest.
+
+    >>> [len(part) for part in split(np.arange(154), 0)]
+    [131, 7, 16]
+    """
+    mixed = np.random.RandomState(seed).permutation(rows)
+    test = math.ceil(shares[0] * len(mixed))
+    valid = math.ceil(shares[1] * (len(mixed) - test))
+    return mixed[test + valid :], mixed[test : test + valid], mixed[:test]
+
+
+def data_root(holds: str) -> Path:
+    """The folder that OFFMAP_DATA names."""
+    root = os.environ.get("OFFMAP_DATA")
+    if not root:
+        raise DataError(
+            f"Expected OFFMAP_DATA to name the folder of downloaded data sets, but it is not set. Set it to a folder that holds "
+            f"`{holds}`, or pass `folder=`."
+        )
+    return Path(root)

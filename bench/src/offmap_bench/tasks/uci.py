@@ -6,8 +6,7 @@ import gzip
 import hashlib
 import io
 import logging
-import math
-import os
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -15,24 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offmap.atomic import write_whole
 from offmap.errors import ConfigError, DataError, nearest
-from offmap_bench.tasks.columns import moments, read_gzip
 from offmap_bench.tasks.download import Remote, data_folder, fetch, offline
-from offmap_bench.tasks.task import Pair, Task, pair, tensor
-
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
+from offmap_bench.tasks.tabular import MODES, halves, read_gzip
+from offmap_bench.tasks.task import Array, Index, Pair, Task, data_root, moments, pair, split, tensor
 
 logger = logging.getLogger("offmap")
 
 SETS = ("yacht", "energy", "concrete", "wine", "power", "naval", "protein", "kin8nm")
-MODES = ("extrapolation", "interpolation")
-TEST_SHARE, VALID_SHARE = 0.1, 0.05
-DIGITS = 9
-"""Decimals of the projection that decide the order: rows that differ by rounding alone keep that of the file."""
 
 
 def uci(name: str, mode: str, seed: int = 0, folder: str | Path | None = None) -> Task:
@@ -67,8 +58,13 @@ def cut(name: str, x: Array, y: Array, mode: str, seed: int) -> Task:
 
 
 def read(name: str, folder: str | Path | None = None) -> Array:
-    """The table as it is in the file, (n, columns)."""
-    path = find_file(name, folder)
+    """The table as it is in the file, (n, columns); downloaded if it is missing below OFFMAP_DATA and can be had."""
+    path = (data_folder() / "uci" if folder is None else Path(folder)) / f"{name}.csv.gz"
+    if folder is None and not path.exists():
+        if name in ORIGINALS and not offline():
+            download(name, path)
+        else:
+            data_root("uci/<name>.csv.gz")
     try:
         values = np.loadtxt(io.StringIO(read_gzip(path).decode("utf-8")), delimiter=",", skiprows=1, ndmin=2)
     except FileNotFoundError as error:
@@ -83,54 +79,7 @@ def read(name: str, folder: str | Path | None = None) -> Array:
     return values
 
 
-def find_file(name: str, folder: str | Path | None) -> Path:
-    """The file of a set in the given folder, else below OFFMAP_DATA; downloaded to there if it is missing and can be had."""
-    path = (data_folder() / "uci" if folder is None else Path(folder)) / f"{name}.csv.gz"
-    if folder is not None or path.exists():
-        return path
-    if name in ORIGINALS and not offline():
-        download(name, path)
-    elif not os.environ.get("OFFMAP_DATA"):
-        raise DataError(
-            "Expected OFFMAP_DATA to name the folder of downloaded data sets, but it is not set. Set it to a folder that holds "
-            "`uci/<name>.csv.gz`, or pass `folder=`."
-        )
-    return path
-
-
-def halves(x: Array) -> tuple[Index, Index]:
-    """Rows of the middle half along the first principal component, and the others: (n, D) -> (n/2,), (n/2,).
-
-    >>> halves(np.array([[5.0, 9.0], [1.0, 9.0], [3.0, 9.0], [2.0, 9.0]]))
-    (array([3, 2]), array([1, 0]))
-    """
-    shift, scale = moments(x)
-    z = (x - shift) / scale
-    _, vectors = np.linalg.eigh(z.T @ z)
-    first = vectors[:, -1]
-    first = first * np.sign(first[np.abs(first).round(DIGITS).argmax()])  # eigenvectors come with either sign
-    order = np.argsort((z @ first).round(DIGITS), kind="stable")
-    low, high = len(x) // 4, 3 * len(x) // 4
-    return order[low:high], np.concatenate([order[:low], order[high:]])
-
-
-def split(rows: Index, seed: int, shares: tuple[float, float] = (TEST_SHARE, VALID_SHARE)) -> tuple[Index, Index, Index]:
-    """Training, validation and test rows: a tenth is for testing, a twentieth of the rest for validation, rounded up.
-
-    `shares` are others, of all rows and of the rest.
-
-    >>> [len(part) for part in split(np.arange(154), 0)]
-    [131, 7, 16]
-    """
-    mixed = np.random.RandomState(seed).permutation(rows)
-    test = math.ceil(shares[0] * len(mixed))
-    valid = math.ceil(shares[1] * (len(mixed) - test))
-    return mixed[test + valid :], mixed[test : test + valid], mixed[:test]
-
-
 # ------------------------------------------------------------------------------------------------ the archive
-
-ARCHIVE = "https://archive.ics.uci.edu/static/public/"
 
 MAX_TEXT = 100_000_000
 """Bytes of a text file; what claims more is no table of the archive."""
@@ -138,11 +87,7 @@ MAX_TEXT = 100_000_000
 
 @dataclass(frozen=True)
 class Original:
-    """A zip of the archive: the text file in it, how that is read, and which of its columns make the table, the target last.
-
-    The archive publishes no checksums. So `rows` and `order`, digests of the table that the records of offmap were made from,
-    stand in for one: of its rows in any order, and as they come.
-    """
+    """A zip of the archive; `uci.toml` says what its fields are."""
 
     url: str
     member: str
@@ -154,23 +99,9 @@ class Original:
 
 
 ORIGINALS = {
-    "yacht": Original(
-        ARCHIVE + "243/yacht+hydrodynamics.zip", "yacht_hydrodynamics.data", range(7), "1bd3364bf0c3ed03", "ec08588637fd9358"
-    ),
-    "wine": Original(
-        ARCHIVE + "186/wine+quality.zip", "winequality-red.csv", range(12), "38163c20a38e90b6", "d4f6a6d672e0ee31",
-        delimiter=";", skip=1,
-    ),
-    "naval": Original(
-        ARCHIVE + "316/condition+based+maintenance+of+naval+propulsion+plants.zip", "data.txt", [*range(16), 17],
-        "e1d461b910286c6f", "79ef6f0669e7d0c3",
-    ),
-    "protein": Original(
-        ARCHIVE + "265/physicochemical+properties+of+protein+tertiary+structure.zip", "CASP.csv", [*range(1, 10), 0],
-        "af0581c414e994d6", "19667c545027b658", delimiter=",", skip=1,
-    ),
-}  # fmt: skip
-"""The other four are spreadsheets (energy, concrete, power) or not in the archive (kin8nm)."""
+    name: Original(**fields)
+    for name, fields in tomllib.loads(Path(__file__).with_name("uci.toml").read_text(encoding="utf-8")).items()
+}
 
 
 def download(name: str, path: Path, original: Original | None = None, *, show: bool | None = None) -> None:
@@ -183,7 +114,7 @@ def download(name: str, path: Path, original: Original | None = None, *, show: b
         raise DataError(f"Expected {original.member} in the zip at {original.url}, but it cannot be read: {error}.") from error
     finally:
         archive.unlink()
-    if digest(sort_rows(values)) != original.rows:
+    if digest(values[np.lexsort(values.T[::-1])]) != original.rows:
         raise DataError(
             f"Expected the table of {name!r} at {original.url}, but its numbers are not those that offmap knows. "
             f"Put a table that you trust at {path}."
@@ -206,11 +137,6 @@ def table(path: Path, original: Original) -> Array:
         text = archive.read(members[0]).decode("utf-8")
     values = np.loadtxt(io.StringIO(text), delimiter=original.delimiter, skiprows=original.skip, ndmin=2)
     return values[:, list(original.columns)]
-
-
-def sort_rows(values: Array) -> Array:
-    """Rows in the order of their numbers, first column first."""
-    return values[np.lexsort(values.T[::-1])]
 
 
 def digest(values: Array) -> str:
