@@ -20,10 +20,10 @@ from faults import damaged_record, damaged_scores, killed_fit
 from faults.disks import WAYS, mount_small
 from faults.places import shared_folder
 from faults.zygote import zygote
+from offmap.atomic import unseal
 from offmap.cli.scoring import NOTES
 from offmap.errors import OffmapError
 from offmap.export.checksum import verify_checksum
-from offmap.maxwent.checkpoint import _parse
 from offmap_bench.checks.trust import Check
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import read_records
@@ -60,7 +60,7 @@ def _export(disk: Path) -> None:
 def _whole(path: Path) -> Any:
     """What a file says, but for what differs from run to run; raises unless it is whole."""
     if path.name == killed_fit.STATE:
-        return bool(_parse(path, path.read_bytes()))
+        return bool(unseal(path.read_bytes()))
     if path.suffix == ".onnx":
         return verify_checksum(path.read_bytes(), path)
     if path.suffix == ".jsonl":

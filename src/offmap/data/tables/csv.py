@@ -7,34 +7,54 @@ import csv
 import gzip
 import io
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO
-
-from numpy.typing import NDArray
+from typing import Any, BinaryIO
 
 from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
 from offmap.errors import ConfigError, DataError
 
 logger = logging.getLogger("offmap")
 
-SEPARATORS = ",;\t|"
 MAX_LINE_LETTERS = 1 << 24
 MAX_BLOCK_LETTERS = 1 << 25
 """Fewer rows are read at a time where they are long."""
 
 
 class CsvTable(Table):
-    """An open CSV file; `file` is the file on disk, whose position tells how much is left, `text` its unpacked text."""
+    """An open CSV file; the position of `file` tells how much is left. `count` letters were read."""
 
     kind, typed = "a table as CSV in UTF-8", False
 
-    def __init__(self, path: Path, names: list[str], separator: str, file: IO[bytes], text: IO[str]) -> None:
-        super().__init__(path, names)
-        self.file, self.text, self.count = file, text, 0
-        self.records = csv.reader(self._lines(), delimiter=separator, strict=True)
+    def __init__(self, path: Path, file: BinaryIO, separator: str | None) -> None:
+        self.file, self.count = file, 0
+        compressed = path.name.lower().endswith(".gz")
+        unpacked: Any = gzip.GzipFile(fileobj=file) if compressed else file
+        self.text, lines = io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline=""), self._lines()
+        header = next(lines, "")
+        if not header.strip():
+            raise DataError(f"Expected a header row in {path}, but the file is empty.")
+        separator = separator or max(",;\t|", key=header.count)
+        super().__init__(path, [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True))])
+        if len(self.names) == 1:
+            raise DataError(
+                f"Expected several columns in {path}, but its header has one, {self.names[0][:60]!r}. If the separator is none "
+                "of comma, semicolon, tab and |, pass it."
+            )
+        self.records = csv.reader(lines, delimiter=separator, strict=True)
+        if not compressed:
+            with path.open("rb") as end:
+                end.seek(-1, io.SEEK_END)
+                if end.read(1) not in b"\r\n":
+                    logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
+
+    def _lines(self) -> Iterator[str]:
+        while line := self.text.readline(MAX_LINE_LETTERS):
+            if len(line) == MAX_LINE_LETTERS and line[-1] not in "\r\n":
+                raise ValueError(f"a line has more than {MAX_LINE_LETTERS} letters")
+            self.count += len(line)
+            yield line
 
     def rows(self, done: int) -> int | None:
         """Estimate the number of rows from the share of the bytes that were read."""
@@ -43,38 +63,22 @@ class CsvTable(Table):
 
     def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
         """Yield words by column; blank lines are skipped."""
-        positions = {name: self.names.index(name) for name in columns}
-        done = 0
-        while records := list(self._next_records()):
-            rows = [record for record in records if record]
-            for number, row in enumerate(rows, done + 1):
-                if len(row) != len(self.names):
-                    raise DataError(
-                        f"Expected {len(self.names)} values in each row of {self.path}, but row {number} has {len(row)}. Is the "
-                        "file cut, or its separator another?"
-                    )
-            yield {name: [row[i] for row in rows] for name, i in positions.items()}
-            done += len(rows)
+        done, rows, start = 0, list[list[str]](), self.count
+        most = rows_per_block(len(self.names))
+        for record in self.records:
+            if record and len(record) != len(self.names):
+                raise DataError(
+                    f"Expected {len(self.names)} values in each row of {self.path}, but row {done + len(rows) + 1} has "
+                    f"{len(record)}. Is the file cut, or its separator another?"
+                )
+            rows += [record] if record else []
+            if len(rows) == most or self.count - start > MAX_BLOCK_LETTERS:
+                yield self._by_column(rows, columns)
+                done, rows, start = done + len(rows), [], self.count
+        yield self._by_column(rows, columns)
 
-    def _next_records(self) -> Iterator[list[str]]:
-        start = self.count
-        for record in islice(self.records, rows_per_block(len(self.names))):
-            yield record
-            if self.count - start > MAX_BLOCK_LETTERS:
-                return
-
-    def _lines(self) -> Iterator[str]:
-        while line := read_line(self.text):
-            self.count += len(line)
-            yield line
-
-
-def read_line(text: IO[str]) -> str:
-    """Read a line, or raise where there is no end in sight."""
-    line = text.readline(MAX_LINE_LETTERS)
-    if len(line) == MAX_LINE_LETTERS and line[-1] not in "\r\n":
-        raise ValueError(f"a line has more than {MAX_LINE_LETTERS} letters")
-    return line
+    def _by_column(self, rows: list[list[str]], columns: Sequence[str]) -> dict[str, list[str]]:
+        return {name: [row[i] for row in rows] for name in columns for i in [self.names.index(name)]}
 
 
 @contextmanager
@@ -82,46 +86,28 @@ def open_csv(path: Path, separator: str | None) -> Generator[Table]:
     """Open a CSV file; the default separator is whichever of `,` `;` tab `|` the header has most of."""
     if separator is not None and len(separator) != 1:
         raise ConfigError(f"Expected the separator to be one character, but got {separator!r}.")
-    with readable(path, CsvTable.kind):
-        file = path.open("rb")
-    with file:
-        compressed = path.name.lower().endswith(".gz")
-        text = io.TextIOWrapper(gzip.GzipFile(fileobj=file) if compressed else file, encoding="utf-8-sig", newline="")
+    with contextlib.ExitStack() as stack:
         with readable(path, CsvTable.kind):
-            header = read_line(text)
-            separator = separator or max(SEPARATORS, key=header.count)
-            names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True), [])]
-        if not header.strip():
-            raise DataError(f"Expected a header row in {path}, but the file is empty.")
-        if len(names) == 1:
-            raise DataError(
-                f"Expected several columns in {path}, but its header has one, {names[0][:60]!r}. If the separator is none of "
-                "comma, semicolon, tab and |, pass it."
-            )
-        if not compressed and not _ends_with_line_break(path):
-            logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
-        yield CsvTable(path, names, separator, file, text)
+            table = CsvTable(path, stack.enter_context(path.open("rb")), separator)
+        yield table
 
 
-def _ends_with_line_break(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, io.SEEK_END)
-        return file.read(1) in b"\r\n"
+WORDS: dict[str, Callable[[Any], str]] = {"b": lambda value: "true" if value else "false", "f": lambda value: f"{value:.9g}"}
+"""How truth values and numbers are written, by the kind of their dtype."""
 
 
 @contextmanager
 def write_csv(file: BinaryIO, path: Path) -> Generator[Write]:
     """Write UTF-8; numbers with nine digits, as many as float32 has."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(text, lineterminator="\n")
-    started = False
+    writer, started = csv.writer(text, lineterminator="\n"), list[bool]()
 
     def write(columns: Columns) -> None:
-        nonlocal started
         if not started:
             writer.writerow(columns)
-            started = True
-        writer.writerows(zip(*map(_format_column, columns.values()), strict=True))
+            started.append(True)
+        words = [map(WORDS.get(values.dtype.kind, lambda value: value), values.tolist()) for values in columns.values()]
+        writer.writerows(zip(*words, strict=True))
 
     try:
         yield write
@@ -129,18 +115,6 @@ def write_csv(file: BinaryIO, path: Path) -> Generator[Write]:
     finally:
         with contextlib.suppress(OSError, ValueError):
             text.detach()
-
-
-def _format_column(values: NDArray[Any]) -> list[Any]:
-    """Format the values of a column for CSV.
-
-    >>> import numpy as np
-    >>> _format_column(np.array([0.1, np.inf], dtype=np.float32)), _format_column(np.array([True]))
-    (['0.100000001', 'inf'], ['true'])
-    """
-    if values.dtype.kind == "b":
-        return ["true" if value else "false" for value in values.tolist()]
-    return [f"{value:.9g}" for value in values.tolist()] if values.dtype.kind == "f" else values.tolist()
 
 
 FORMATS[".csv"] = Format(open_csv, write_csv)

@@ -19,11 +19,9 @@ from offmap.errors import ConfigError, DataError
 from offmap.extras import require
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
+IMAGE, FILE = "image", "file"
 MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 """Pillow's modes of eight bits, and whether they are read as grey or colour; transparency is dropped."""
-
-IMAGE, FILE = "image", "file"
-GREY = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def resize_images(x: Tensor, shape: tuple[int, int, int], step: int = 1024) -> T
         part = x[start : start + step].float() / 255
         part = part.unsqueeze(1) if part.ndim == 3 else part.movedim(3, 1)
         if part.shape[1] == 3 and shape[0] == 1:
-            part = (part * torch.tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
+            part = (part * torch.tensor((0.299, 0.587, 0.114)).view(1, 3, 1, 1)).sum(1, keepdim=True)
         if part.shape[2:] != shape[1:]:
             part = F.interpolate(part, shape[1:], mode="bilinear", antialias=True)
         images[start : start + step] = part.expand(-1, *shape)

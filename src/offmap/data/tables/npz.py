@@ -6,10 +6,9 @@ import tempfile
 import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -18,14 +17,12 @@ from numpy.typing import NDArray
 from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
 from offmap.errors import DataError
 
-KIND = "arrays of numbers or words"
 MAX_COLUMNS = 1 << 20
 MAX_BYTES = 1 << 26
 """Of one block, and of one row."""
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """An array (n, ...) of the archive, whose values begin at byte `start`; (n, D) is D columns, any other is one."""
 
     name: str
@@ -34,51 +31,69 @@ class Member:
     dtype: np.dtype[Any]
     start: int
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of its columns: `x[0]`, `x[1]`, … or `x`."""
-        return [f"{self.name}[{i}]" for i in range(self.shape[1])] if len(self.shape) == 2 else [self.name]
-
-    def open(self, archive: zipfile.ZipFile, position: int | None) -> IO[bytes]:
-        """Open the values of all columns together, or in Fortran order those of the column at `position`."""
-        file = archive.open(f"{self.name}.npy")
-        skip = self.start + (position or 0) * self.shape[0] * self.dtype.itemsize
-        while skip and (skipped := len(file.read(min(skip, 1 << 20)))):
-            skip -= skipped
-        return file
-
 
 class NpzTable(Table):
-    """An open NPZ file."""
+    """An open NPZ file. The columns of an array are read together, unless it is in Fortran order."""
 
-    kind = KIND
+    kind = "arrays of numbers or words"
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile, members: Sequence[Member]) -> None:
-        super().__init__(path, [column for member in members for column in member.columns])
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        members = [self._read_header(archive, info, path) for info in archive.infolist()]
+        lengths = {member.name: member.shape[0] for member in members}
+        if not lengths:
+            raise DataError(f"Expected {self.kind} in {path}, but there are none.")
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"Expected arrays of one length in {path}, but got {lengths}.")
         self.archive, self.count = archive, members[0].shape[0]
-        self.members = {column: member for member in members for column in member.columns}
+        self.columns = {
+            f"{member.name}[{i}]" if len(member.shape) == 2 else member.name: (member, i)
+            for member in members
+            for i in range(member.shape[1] if len(member.shape) == 2 else 1)
+        }
+        super().__init__(path, list(self.columns))
+
+    def _read_header(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Member:
+        """Read the header of an array; believe it only if it fits the bytes that follow."""
+        name = info.filename.removesuffix(".npy")
+        with archive.open(info) as content:
+            read = npy.read_array_header_1_0 if npy.read_magic(content) == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read(content)
+            start = content.tell()
+        if not shape or dtype.kind not in "biufU" or any(size < 0 for size in shape):
+            raise DataError(f"Expected {self.kind}, (n, ...), in {path}, but {name!r} has shape {shape} and type {dtype}.")
+        if prod(shape) * dtype.itemsize != info.file_size - start:
+            raise DataError(
+                f"Expected {self.kind} in {path}, but {name!r} has more or fewer values than it says. Is the file damaged?"
+            )
+        if (len(shape) == 2 and shape[1] > MAX_COLUMNS) or prod(shape[1:]) * dtype.itemsize > MAX_BYTES:
+            raise DataError(
+                f"Expected at most {MAX_COLUMNS} columns and {MAX_BYTES} bytes in a row of {path}, but {name!r} has more."
+            )
+        return Member(name, shape, fortran and len(shape) > 1, dtype, start)
 
     def rows(self, done: int) -> int | None:
         """Return the number of rows, as the headers have it."""
         return self.count
 
     def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield arrays by column. The columns of an array are read together, unless it is in Fortran order."""
-        positions = {name: self.members[name].columns.index(name) for name in columns}
-        keys: dict[str, tuple[str, int | None]] = {}
-        streams: dict[tuple[str, int | None], tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]] = {}
-        for name, position in positions.items():
-            member = self.members[name]
-            key = keys[name] = (member.name, position if member.fortran else None)
+        """Yield arrays by column, from one stream for each array, or for each column in Fortran order."""
+        streams: dict[tuple[str, int], tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]] = {}
+        keys = {name: (member.name, i if member.fortran else 0) for name in columns for member, i in [self.columns[name]]}
+        for name, key in keys.items():
+            member, i = self.columns[name]
             if member.fortran and len(member.shape) > 2:
                 raise DataError(f"Expected arrays with more than two axes in C order in {self.path}, but {name!r} is not.")
             if key not in streams:
-                streams[key] = member.open(self.archive, key[1]), () if member.fortran else member.shape[1:], member.dtype
+                file = self.archive.open(f"{member.name}.npy")
+                skip = member.start + (i * self.count * member.dtype.itemsize if member.fortran else 0)
+                while skip and (skipped := len(file.read(min(skip, 1 << 20)))):
+                    skip -= skipped
+                streams[key] = file, () if member.fortran else member.shape[1:], member.dtype
         size = sum(prod(shape) * dtype.itemsize for _, shape, dtype in streams.values())
         step = min(rows_per_block(sum(prod(shape) for _, shape, _ in streams.values())), max(1, MAX_BYTES // max(1, size)))
         for done in range(0, self.count, step):
             arrays = {key: _read_rows(min(step, self.count - done), *stream) for key, stream in streams.items()}
-            yield {name: a[:, positions[name]] if (a := arrays[keys[name]]).ndim == 2 else a for name in columns}
+            yield {name: a[:, self.columns[name][1]] if (a := arrays[keys[name]]).ndim == 2 else a for name in columns}
 
 
 def _read_rows(rows: int, file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -92,33 +107,9 @@ def _read_rows(rows: int, file: IO[bytes], shape: tuple[int, ...], dtype: np.dty
 def open_npz(path: Path, separator: str | None) -> Generator[Table]:
     """Open an NPZ file; read and compare the headers of all arrays."""
     with ExitStack() as stack:
-        with readable(path, KIND):
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            members = [_read_header(archive, info.filename, path) for info in archive.infolist()]
-        lengths = {member.name: member.shape[0] for member in members}
-        if not lengths:
-            raise DataError(f"Expected {KIND} in {path}, but there are none.")
-        if len(set(lengths.values())) > 1:
-            raise DataError(f"Expected arrays of one length in {path}, but got {lengths}.")
-        yield NpzTable(path, archive, members)
-
-
-def _read_header(archive: zipfile.ZipFile, file: str, path: Path) -> Member:
-    """Read the header of an array; believe it only if it fits the bytes that follow."""
-    name = file.removesuffix(".npy")
-    with archive.open(file) as content:
-        read = npy.read_array_header_1_0 if npy.read_magic(content) == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(content)
-        start = content.tell()
-    if not shape or dtype.kind not in "biufU" or any(size < 0 for size in shape):
-        raise DataError(f"Expected {KIND}, (n, ...), in {path}, but {name!r} has shape {shape} and type {dtype}.")
-    if prod(shape) * dtype.itemsize != archive.getinfo(file).file_size - start:
-        raise DataError(f"Expected {KIND} in {path}, but {name!r} has more or fewer values than it says. Is the file damaged?")
-    if (len(shape) == 2 and shape[1] > MAX_COLUMNS) or prod(shape[1:]) * dtype.itemsize > MAX_BYTES:
-        raise DataError(
-            f"Expected at most {MAX_COLUMNS} columns and {MAX_BYTES} bytes in a row of {path}, but {name!r} has more."
-        )
-    return Member(name, shape, fortran and len(shape) > 1, dtype, start)
+        with readable(path, NpzTable.kind):
+            table = NpzTable(path, stack.enter_context(zipfile.ZipFile(path)))
+        yield table
 
 
 @contextmanager
@@ -138,17 +129,12 @@ def write_npz(file: BinaryIO, path: Path) -> Generator[Write]:
         with zipfile.ZipFile(file, "w") as archive:
             for name, (part, blocks) in parts.items():
                 part.seek(0)
+                dtype = np.result_type(*{kind for _, kind in blocks})  # words of different lengths have different types
+                header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (sum(n for n, _ in blocks),)}
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    _concat_blocks(member, part, blocks)
-
-
-def _concat_blocks(member: IO[bytes], part: IO[bytes], blocks: list[tuple[int, np.dtype[Any]]]) -> None:
-    """Write one array from blocks whose types may differ, as those of words of different lengths do."""
-    dtype = np.result_type(*{dtype for _, dtype in blocks})
-    shape = (sum(rows for rows, _ in blocks),)
-    npy.write_array_header_2_0(member, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
-    for rows, block_dtype in blocks:
-        member.write(np.frombuffer(part.read(rows * block_dtype.itemsize), block_dtype).astype(dtype).tobytes())
+                    npy.write_array_header_2_0(member, header)
+                    for rows, kind in blocks:
+                        member.write(np.frombuffer(part.read(rows * kind.itemsize), kind).astype(dtype).tobytes())
 
 
 FORMATS[".npz"] = Format(open_npz, write_npz)

@@ -37,8 +37,8 @@ class ParquetTable(Table):
     def to_numbers(self, name: str, values: Any, done: int) -> NDArray[Any]:
         """Convert integers, floats, truth values and decimals."""
         arrow = require("pyarrow", "parquet")
-        kind, types = values.type, arrow.types
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)):
+        numeric = (arrow.types.is_integer, arrow.types.is_floating, arrow.types.is_boolean, arrow.types.is_decimal)
+        if not any(is_kind(values.type) for is_kind in numeric):
             first = next((i for i, value in enumerate(values) if value.is_valid), 0)
             raise self.not_a_number(name, done + first, values[first].as_py())
         return values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -58,27 +58,19 @@ def open_parquet(path: Path, separator: str | None) -> Generator[Table]:
 def write_parquet(file: BinaryIO, path: Path) -> Generator[Write]:
     """Write one row group for each block; columns keep the type of their first block."""
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    writer: Any = None
+    with contextlib.ExitStack() as stack:
+        writers: list[Any] = []
 
-    def write(columns: Columns) -> None:
-        nonlocal writer
-        table = arrow.table({name: arrow.array(values) for name, values in columns.items()})
-        if writer is None:
-            writer = parquet.ParquetWriter(file, table.schema)
-        try:
-            table = table.cast(writer.schema)
-        except arrow.ArrowInvalid as error:
-            raise DataError(f"Expected columns of one kind from the first row to the last, but {error}.") from error
-        writer.write_table(table)
+        def write(columns: Columns) -> None:
+            table = arrow.table({name: arrow.array(values) for name, values in columns.items()})
+            if not writers:
+                writers.append(stack.enter_context(parquet.ParquetWriter(file, table.schema)))
+            try:
+                writers[0].write_table(table.cast(writers[0].schema))
+            except arrow.ArrowInvalid as error:
+                raise DataError(f"Expected columns of one kind from the first row to the last, but {error}.") from error
 
-    try:
         yield write
-    except BaseException:
-        with contextlib.suppress(Exception):  # closing writes a footer, which fails on a full disk
-            writer.close()
-        raise
-    if writer is not None:
-        writer.close()
 
 
 FORMATS[".parquet"] = Format(open_parquet, write_parquet)

@@ -18,9 +18,6 @@ Array = NDArray[Any]
 Column = NDArray[np.float64] | list[str | None]
 """Numbers, NaN where one is missing, or words, None where one is missing."""
 
-MOSTLY = 0.5
-"""A column with more numbers than this share of its values, but not only numbers, is a mistake rather than a list of words."""
-
 
 class ColumnError(ConfigError):
     """An option names a column that is not there."""
@@ -78,7 +75,15 @@ class Schema:
             if not blocks:
                 raise DataError(f"Expected rows in {path}, but there are none.")
             values = {name: [value for block in blocks for value in block.raw[name]] for name in names}
-            columns = {name: _parse_target(table, name, values[name]) for name in names}
+            columns = {name: parse_column(table, name, values[name]) for name in names}
+        for name, column in columns.items():
+            missing = [i for i, value in enumerate(column) if value is None or value != value]
+            if missing:
+                raise DataError(
+                    f"Expected a target in each row of {path}, but row {missing[0] + 1} has no value in column {name!r}."
+                )
+            if not isinstance(column, list) and not np.isfinite(column).all():
+                raise DataError(f"Expected finite targets in column {name!r} of {path}, but some are infinite.")
         return np.concatenate([block.x.astype(np.float32) for block in blocks]), columns
 
     def encode_targets(self, columns: Mapping[str, Column], path: Path, *, numeric: bool) -> Array:
@@ -139,21 +144,9 @@ def parse_column(table: Table, name: str, values: Sequence[Any], *, words: bool 
     if not wrong:
         return np.array([math.nan if number is None else number for number in numbers], dtype=np.float64)
     count = sum(text is not None for text in cleaned)
-    if count - len(wrong) > MOSTLY * count:
+    if count - len(wrong) > count / 2:  # a mistake rather than a list of words
         raise DataError(
             f"Expected numbers in column {name!r} of {table.path}, but row {wrong[0] + 1} has {cleaned[wrong[0]]!r} "
             f"({len(wrong)} such values). Mend them, or name the column in `words` if it holds names."
         )
     return cleaned
-
-
-def _parse_target(table: Table, name: str, values: Sequence[Any]) -> Column:
-    column = parse_column(table, name, values)
-    missing = [i for i, value in enumerate(column) if value is None or value != value]
-    if missing:
-        raise DataError(
-            f"Expected a target in each row of {table.path}, but row {missing[0] + 1} has no value in column {name!r}."
-        )
-    if not isinstance(column, list) and not np.isfinite(column).all():
-        raise DataError(f"Expected finite targets in column {name!r} of {table.path}, but some are infinite.")
-    return column

@@ -19,14 +19,8 @@ from numpy.typing import NDArray
 from offmap.atomic import whole_file
 from offmap.errors import ConfigError, DataError, OffmapError, first_line
 
-BLOCK_NUMBERS = 1 << 20
-"""Numbers in one block, 8 MB, unless they are more than BLOCK_ROWS rows."""
-
+BLOCK_NUMBERS = 1 << 20  # 8 MB
 BLOCK_ROWS = 1 << 16
-
-LARGEST = 3e38
-"""Numbers beyond it are infinite in single precision."""
-
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 """Words that stand for a missing value, in any case."""
 
@@ -47,11 +41,8 @@ class Block:
 class Table(ABC):
     """An open table with columns `names`. A subclass reads one file format: it yields the values of columns in chunks."""
 
-    kind: ClassVar[str]
-    """What such a file holds, for error messages."""
-
-    typed: ClassVar[bool] = True
-    """Whether the file tells numbers from words. If not (CSV), a column is numeric if all of its words are numbers."""
+    kind: ClassVar[str]  # what such a file holds, for error messages
+    typed: ClassVar[bool] = True  # the file tells numbers from words; else (CSV) a column is numeric if all its words are numbers
 
     def __init__(self, path: Path, names: list[str]) -> None:
         self.path, self.names = path, names
@@ -108,21 +99,19 @@ class Table(ABC):
                     f"Expected one array of numbers with more than two axes as the inputs in {self.path}, but got {list(names)}. "
                     "Leave the others out."
                 )
-            return self._check_finite(columns[0].astype(np.float32, copy=False), names, done)
-        x = np.empty((len(next(iter(chunk.values()))), len(names)))
-        for i, column in enumerate(columns):
-            x[:, i] = column
-        return self._check_finite(x, names, done)
-
-    def _check_finite(self, x: NDArray[Any], names: Sequence[str], done: int) -> NDArray[Any]:
-        fine = np.abs(x) <= LARGEST
+            x = columns[0].astype(np.float32, copy=False)
+        else:
+            x = np.empty((len(next(iter(chunk.values()))), len(names)))
+            for i, column in enumerate(columns):
+                x[:, i] = column
+        fine = np.abs(x) <= 3e38  # numbers beyond are infinite in single precision
         if not fine.all():
             row, column = np.argwhere(~fine.reshape(len(x), len(names), -1).all(2))[0].tolist()
-            value = x.reshape(len(x), len(names), -1)[row, column]
-            problem = "no value" if np.isnan(value).any() else "an infinite or too large one"
+            missing = np.isnan(x.reshape(len(x), len(names), -1)[row, column]).any()
             raise DataError(
-                f"Expected a finite number in each row of {self.path}, but row {done + row + 1} has {problem} in column "
-                f"{names[column]!r}. Fill or drop such rows."
+                f"Expected a finite number in each row of {self.path}, but row {done + row + 1} has "
+                f"{'no value' if missing else 'an infinite or too large one'} in column {names[column]!r}. Fill or drop such "
+                "rows."
             )
         return x
 
