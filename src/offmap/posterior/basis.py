@@ -55,17 +55,12 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Basis:
-    """Where a parameter's noise lives: columns of `matrix` (M, G, pieces, d, d) span the fan-in of each block, or None for the
-    parameter's own axes.
-
-    `input_rms` (M, G, D) is s, the root mean square of the inputs along each direction; `output_rms` (M, out) that of what
-    each row of the parameter makes of them, √(w̄_jᵀ E[h hᵀ] w̄_j), pieces taken as uncorrelated.
-    """
+    """Where a parameter's noise lives."""
 
     view: MatrixView
-    input_rms: Tensor
-    output_rms: Tensor
-    matrix: Tensor | None = None
+    input_rms: Tensor  # (M, G, D), s: the root mean square of the inputs along each direction
+    output_rms: Tensor  # (M, out), √(w̄_jᵀ E[h hᵀ] w̄_j): of what each row makes of them, pieces taken as uncorrelated
+    matrix: Tensor | None = None  # (M, G, pieces, d, d), whose columns span the fan-in of each block; None for the axes
     bias: str | None = None
 
 
@@ -95,15 +90,9 @@ def observe(
 ) -> Observed:
     """Pass the data through every member: how large each parameter's inputs are, and along which directions.
 
-    Args:
-        models: The members.
-        feed: The data; gone through once per group of parameters whose moments are held at a time, mostly once.
-        rotated: Directions are the eigenvectors of the second moments; else those of `along`, else the parameter's axes.
-        along: Given directions (M, G, N, d, d), by name.
-        output_fn: Picks the tensor that matters of what a model returns.
-        limit: A larger fan-in gets several smaller bases.
-        group: Processes that go through the data together; all see the same in the end.
-        shard: This process's part of the data.
+    `feed` is gone through once per group of parameters whose moments are held at a time, mostly once. Directions are the
+    eigenvectors of the second moments if `rotated`, else those given by name in `along` (M, G, N, d, d), else the axes. Several
+    processes of a `group` each go through their `shard`, and all see the same in the end.
     """
     members = [models.weights(m) for m in range(models.members)]
     observed = Observed()
@@ -210,11 +199,9 @@ class Moment:
 
 
 def _sample_rows(h: LayerInput, name: str, before: int) -> Tensor | None:
-    """Choose the rows to count after `before` others, None for all of them.
-
-    Beyond the exact ones, their products cost about a thirtieth of what the forward pass itself spends on this parameter.
-    """
+    """Choose the rows to count after `before` others, None for all of them."""
     fan_in = h.view.fan_in
+    # beyond the exact ones, their products cost about a thirtieth of what the forward pass itself spends on this parameter
     exact = max(EXACT_ROWS, 2 * fan_in, EXACT_PRODUCTS // fan_in**2) - before
     size = max(16, exact, h.count * (h.stop - h.start) // h.groups // (64 * fan_in))
     return None if size >= h.count else sample(h.count, size, "rows", name, before)
@@ -234,7 +221,7 @@ def second_moments(
 ) -> list[dict[str, Moment]]:
     """Run the members over the data once; return per member the second moment of every parameter's layer inputs.
 
-    `names` are counted, None for all; of those `among` which are random, None for all, copies stand for them.
+    `names` are counted; `among` are random, so that copies stand for them. None is all.
     """
     moments: list[dict[str, Moment]] = [{} for _ in members]
     for x in inputs:
@@ -306,10 +293,7 @@ def eigenbasis(moment: Tensor) -> tuple[Tensor, Tensor]:
 def build_bases(
     moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], *, rotated: bool, along: Mapping[str, Tensor] | None = None
 ) -> tuple[dict[str, Basis], dict[str, str]]:
-    """Build the bases of all members, stacked, for every parameter with inputs along known axes; for the others say why not.
-
-    Moments that are used are taken out, for they are large.
-    """
+    """Build the bases of all members, stacked, of parameters with inputs along known axes; say why not for the others."""
     bases: dict[str, Basis] = {}
     why: dict[str, str] = {}
     for name, weight in mean.items():
@@ -324,7 +308,7 @@ def build_bases(
                 bases[name] = _table_basis(counts, weight)
             continue
         bias = uses[0].bias
-        values = [m.pop(name).value(consume=True) for m in moments]  # (G, N, d, d) each
+        values = [m.pop(name).value(consume=True) for m in moments]  # (G, N, d, d) each; taken out, for they are large
         stacked = torch.stack(values) if len(values) > 1 else values[0].unsqueeze(0)
         del uses, values
         given = (along or {}).get(name)
@@ -358,10 +342,8 @@ def _directions(moment: Tensor, fan_in: int, dtype: torch.dtype, given: Tensor |
 
 
 def _table_basis(counts: list[Tensor], weight: Tensor) -> Basis:
-    """The basis of a table looked up by index: its inputs are one-hot, so V = I, and s² is how often each row is asked for.
-
-    Every row counts half a time more than it was asked for: one that never was is rare, not impossible.
-    """
+    """The basis of a table looked up by index: its inputs are one-hot, so V = I, and s² is how often each row is asked for."""
+    # half a time more than it was asked for: a row that never was is rare, not impossible
     totals = torch.stack([F.pad(c, (0, weight.shape[1] - len(c))) for c in counts]).double() + 0.5
     shares = totals / totals.sum(1, keepdim=True)  # (M, rows)
     output_rms = torch.einsum("mk,mkj->mj", shares, weight.double().square().flatten(2)).sqrt()

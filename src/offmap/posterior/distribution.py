@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from offmap._torch_private import child_table, tensor_tables
 from offmap._types import Weights
 from offmap.errors import ConfigError
-from offmap.model.forward import CACHE_NUMBERS, LRUCache, version_key
+from offmap.model.forward import CACHE_NUMBERS, LRUCache
 from offmap.model.matrix_view import rotate
 from offmap.model.params import ParamSelection, count, stack_models
 from offmap.posterior.basis import LIMIT, Rotation, observe
@@ -22,6 +22,9 @@ from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
 
 Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
 """φ at the start: one number for all, or tensors (M, ...) by name."""
+
+Models: TypeAlias = nn.Module | Sequence[nn.Module]
+"""One model, or several of one architecture."""
 
 
 class NamedTensors(nn.Module, Mapping[str, Tensor]):
@@ -134,10 +137,6 @@ class WeightDistribution(nn.Module):
         self.dimension = count(mean) // self.members  # d, the number of random weights of one member
         self._cache = LRUCache()
 
-    def version(self) -> tuple[int, ...]:
-        """Return numbers that change whenever someone writes to the mean or to φ."""
-        return version_key([*self.mean.parameters(), *self.mean.buffers(), *self.raw_scale.parameters()])
-
     def scale(self) -> Weights:
         """Return φ = softplus(u) > 0, {name: (M, ...)}."""
         return {name: F.softplus(raw) for name, raw in self.raw_scale.items()}
@@ -181,8 +180,8 @@ class WeightDistribution(nn.Module):
         fixed = {n: _repeat(t, len(draws)) for n, t in self.fixed.items()}
         if clip == 0:
             return {n: _repeat(m, len(draws)) for n, m in self.mean.items()} | fixed
-        if self.parameterization is None and not _needs_gradient(*self.parameters(), *(scale or {}).values()):
-            return self._draw_in_place(draws, seed, stream, clip, scale, factor) | fixed
+        if self.parameterization is None and scale is None and not _needs_gradient(*self.parameters()):
+            return self._draw_in_place(draws, seed, stream, clip, factor) | fixed
         phi = dict(self.scale() if scale is None else scale)
         phi = phi if factor is None else {n: s * _per_member(factor, s) for n, s in phi.items()}
         z = draw_noise(phi, draws, seed=seed, stream=stream, noise=self.noise)
@@ -196,29 +195,25 @@ class WeightDistribution(nn.Module):
         return weights | fixed
 
     @torch.no_grad()
-    def _draw_in_place(
-        self, draws: list[int], seed: int, stream: Stream, clip: float | None, scale: Mapping[str, Tensor] | None,
-        factor: Tensor | None,
-    ) -> Weights:  # fmt: skip
+    def _draw_in_place(self, draws: list[int], seed: int, stream: Stream, clip: Any, factor: Tensor | None) -> Weights:
         """Do as `draw` without gradients, to the bit, one parameter at a time and writing where nobody else reads."""
         # noise that is small and will be asked for again is cached
         cached = stream != "fit" and self.dimension * self.members * len(draws) <= CACHE_NUMBERS
-        raw = next(iter(self.raw_scale.values()))
-        key = (tuple(draws), seed, stream, raw.device, raw.dtype)
+        like = next(iter(self.raw_scale.values()))
+        key = (tuple(draws), seed, stream, like.device, like.dtype)
         noise = self._cache.get(key) if cached else {}
         if noise is None:
             noise = self._cache.put(key, draw_noise(self.raw_scale, draws, seed=seed, stream=stream, noise=self.noise))
         weights: Weights = {}
         for name, mean in self.mean.items():
-            phi = F.softplus(self.raw_scale[name]) if scale is None else scale[name]
-            if factor is not None:
-                phi = phi.mul_(_per_member(factor, phi)) if scale is None else phi * _per_member(factor, phi)
+            phi = F.softplus(self.raw_scale[name])
+            phi = (phi if factor is None else phi.mul_(_per_member(factor, phi))).unsqueeze(1)
             if cached:
-                delta = phi.unsqueeze(1) * noise[name]
+                delta = phi * noise[name]
             else:
-                z = draw_noise({name: phi}, draws, seed=seed, stream=stream, noise=self.noise)[name]
-                delta = z.mul_(phi.unsqueeze(1))
-                del z
+                delta = draw_noise({name: self.raw_scale[name]}, draws, seed=seed, stream=stream, noise=self.noise)[name].mul_(
+                    phi
+                )
             del phi
             delta = delta if clip is None else delta.clamp_(-clip, clip)
             delta = rotate(delta, self.rotation[name], self.views[name]) if name in self.rotation else delta
@@ -233,9 +228,7 @@ class WeightDistribution(nn.Module):
 
     @torch.no_grad()
     def rescale_draws(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
-        """Of unclipped draws, {name: (M·P, ...)}, return the p in `span` of the k members in `which`, with φ multiplied by
-        `factor` (k,), up to rounding: w̄ + c·(w − w̄), (k·p, ...).
-        """
+        """Return unclipped draws in `span` of k members in `which` with φ times `factor` (k,), up to rounding, (k·p, ...)."""
         result: Weights = {}
         for name, stacked in drawn.items():
             w = stacked.unflatten(0, (self.members, -1))[:, span.start : span.stop]
@@ -249,12 +242,9 @@ class WeightDistribution(nn.Module):
         """Return H(q) per member in nats, (M,), without clip: Σ log φ + d·H(z), or −E[log q] for a user's own ω."""
         if self.parameterization is not None:
             return self.sampled_entropy(range(draws), seed=seed, stream="infer")
-        entropy = self.noise.entropy()
+        entropy, kind = self.noise.entropy(), type(self.noise).__name__
         if entropy is None:
-            raise ConfigError(
-                f"{type(self.noise).__name__} noise has no density, so its weight entropy is not defined; "
-                "use 'uniform' or 'normal'."
-            )
+            raise ConfigError(f"{kind} noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'.")
         return self._log_scale() + self.dimension * entropy  # a rotation has unit determinant, so V drops out
 
     def sampled_entropy(self, draws: Iterable[int], *, seed: int, stream: Stream) -> Tensor:
@@ -281,10 +271,9 @@ class WeightDistribution(nn.Module):
     def clipped_entropy(self, clip: float | None) -> ClippedEntropy:
         """Return the entropy of the draws as they are with this clip; without one there are no points.
 
-        A component y = clip(φ·z, c) of noise with density f lies inside with probability p = P(|z| < t), t = c/φ, and at −c and
-        c with m = (1 − p)/2 each. Its entropy, with respect to length inside and to counting at the ends, has two parts:
+        A component clip(φ·z, ±c) lies inside with probability p = P(|z| < t), t = c/φ, and at each end with m = (1 − p)/2:
 
-            continuous   −∫_{|y|<c} f_y log f_y dy = p·log φ − ∫_{|z|<t} f log f dz        points   −2·m·log m
+            continuous   p·log φ − ∫_{|z|<t} f log f dz        points   −2·m·log m
 
         Components are independent and V has unit determinant, so the parts of a member are sums over its weights.
 
@@ -297,35 +286,22 @@ class WeightDistribution(nn.Module):
                 "Expected noise with a `truncated_entropy`, such as uniform or normal, for the entropy of clipped draws, with "
                 f"the library's own w = w̄ + Vφz, but got {type(self.parameterization or self.noise).__name__}."
             )
-        if clip == 0:  # both ends are one point
-            none = torch.zeros(self.members, device=next(iter(self.mean.values())).device)
-            return ClippedEntropy(none, none, none + 1)
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        parts: list[tuple[Tensor, ...]] = []
         for scale in self.scale().values():
             phi = scale.double().flatten(1)
             truncated = self.noise.truncated_entropy((math.inf if clip is None else clip) / phi)
             assert truncated is not None
             p, inside = truncated
-            m = (1 - p) / 2
+            m = (1 - p) / (1 if clip == 0 else 2)  # without room between them, both ends are one point
             parts.append(((p * phi.log() + inside).sum(1), -2 * torch.xlogy(m, m).sum(1), (1 - p).sum(1)))
         continuous, points, outside = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
         return ClippedEntropy(continuous.float(), points.float(), (outside / self.dimension).float())
 
 
 def scaling(
-    nets: nn.Module | Sequence[nn.Module],
-    *,
-    params: ParamSelection = None,
-    noise: str | Noise = "uniform",
-    initial_scale: float = 1e-3,
+    nets: Models, *, params: ParamSelection = None, noise: str | Noise = "uniform", initial_scale: float = 1e-3
 ) -> WeightDistribution:
-    """Make a distribution with V = I: every weight has its own scale.
-
-    Args:
-        nets: One model or several of one architecture; they are not touched.
-        params: Which parameters are random.
-        noise: The law of z, by name or as an object.
-        initial_scale: φ at the start.
+    """Make a distribution with V = I around models, which are not touched: every weight has its own scale.
 
     >>> scaling(nn.Linear(3, 2)).dimension
     8
@@ -335,7 +311,7 @@ def scaling(
 
 
 def svd(
-    nets: nn.Module | Sequence[nn.Module],
+    nets: Models,
     inputs: Iterable[Any],
     *,
     params: ParamSelection = None,
@@ -343,15 +319,7 @@ def svd(
     initial_scale: float = 1e-3,
     limit: int = LIMIT,
 ) -> WeightDistribution:
-    """Make a distribution with V from the second moments of the layer inputs.
-
-    Args:
-        nets: One model or several of one architecture; they are not touched.
-        inputs: Batches of inputs.
-        params: Which parameters are random.
-        noise: The law of z, by name or as an object.
-        initial_scale: φ at the start.
-        limit: A larger fan-in gets several smaller bases.
+    """Make a distribution with V from the second moments of the layer inputs, over batches of `inputs`.
 
     >>> svd(nn.Linear(3, 2), [torch.eye(3)]).rotation["weight"].shape
     torch.Size([1, 1, 1, 3, 3])

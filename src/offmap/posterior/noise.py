@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ Stream: TypeAlias = Literal["fit", "valid", "infer", "order", "split", "init"]
 
 
 class Noise(ABC):
-    """The law of one component of z: zero-mean, symmetric, the same for all weights."""
+    """The law of one component of z: zero-mean, symmetric, the same for all weights. A dataclass, to be saved with its fields."""
 
     @abstractmethod
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -41,19 +41,13 @@ class Noise(ABC):
         """Return P(|z| < t) and −∫_{|z|<t} f log f dz, in the shape of t, for clipped draws; None if they are not known."""
         return None
 
-    def state(self) -> dict[str, float]:
-        """Return the numbers that a file keeps: the fields of a dataclass."""
-        return asdict(self)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, float]) -> Self:
-        """Build the law that `state()` describes."""
-        return cls(**state)
+# torch's default dtype and device may be others: the numbers must depend on the address alone
 
 
 @dataclass(frozen=True)
 class Uniform(Noise):
-    """U(−h, h); h = √3 has unit variance. Entropy log 2h.
+    """U(−h, h); h = √3 has unit variance.
 
     >>> round(Uniform().entropy(), 4)
     1.2425
@@ -67,7 +61,8 @@ class Uniform(Noise):
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw from −h to h."""
-        return _empty(shape).uniform_(-self.half_width, self.half_width, generator=generator)
+        empty = torch.empty(shape, dtype=torch.float32, device="cpu")
+        return empty.uniform_(-self.half_width, self.half_width, generator=generator)
 
     def variance(self) -> float:
         """Return h²/3."""
@@ -85,11 +80,11 @@ class Uniform(Noise):
 
 @dataclass(frozen=True)
 class Normal(Noise):
-    """N(0, 1). Entropy ½ log 2πe."""
+    """N(0, 1)."""
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw standard normal numbers."""
-        return _empty(shape).normal_(generator=generator)
+        return torch.empty(shape, dtype=torch.float32, device="cpu").normal_(generator=generator)
 
     def variance(self) -> float:
         """Return 1."""
@@ -112,16 +107,11 @@ class Rademacher(Noise):
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw signs."""
-        return _empty(shape).bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
+        return torch.empty(shape, dtype=torch.float32, device="cpu").bernoulli_(0.5, generator=generator).mul_(2.0).sub_(1.0)
 
     def variance(self) -> float:
         """Return 1."""
         return 1.0
-
-
-def _empty(shape: tuple[int, ...]) -> Tensor:
-    # whatever torch's default dtype and device are: the numbers must depend on the address alone
-    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 NOISES: dict[str, Noise] = {"uniform": Uniform(), "normal": Normal(), "rademacher": Rademacher()}
@@ -130,15 +120,15 @@ NOISES: dict[str, Noise] = {"uniform": Uniform(), "normal": Normal(), "rademache
 
 def as_noise(noise: str | Noise) -> Noise:
     """Return the noise of that name, or the object itself."""
-    if isinstance(noise, str):
-        if noise not in NOISES:
-            raise ConfigError(f"Expected `noise` to be {nearest(noise, NOISES)}, but got {noise!r}.")
-        return NOISES[noise]
-    if not isinstance(noise, Noise):
+    if isinstance(noise, Noise):
+        return noise
+    if not isinstance(noise, str):
         raise ConfigError(
             f"Expected `noise` to be a name or a `Noise`, but got {noise!r}. Subclass `offmap.posterior.noise.Noise`."
         )
-    return noise
+    if noise not in NOISES:
+        raise ConfigError(f"Expected `noise` to be {nearest(noise, NOISES)}, but got {noise!r}.")
+    return NOISES[noise]
 
 
 def noise_state(noise: Noise) -> dict[str, Any]:
@@ -147,29 +137,22 @@ def noise_state(noise: Noise) -> dict[str, Any]:
     >>> noise_state(Uniform(1.0))
     {'name': 'uniform', 'state': {'half_width': 1.0}}
     """
-    for name, registered in NOISES.items():
-        if type(registered) is type(noise):
-            return {"name": name, "state": noise.state()}
-    raise ConfigError(
-        "A guard with noise of your own cannot be saved: a file holds no code. Register it by name, `offmap.posterior.noise."
-        f"NOISES['{type(noise).__name__.lower()}'] = {type(noise).__name__}()`, here and wherever the file is loaded."
-    )
+    name = next((name for name, registered in NOISES.items() if type(registered) is type(noise)), None)
+    if name is None:
+        raise ConfigError(
+            "A guard with noise of your own cannot be saved: a file holds no code. Register it by name, `offmap.posterior.noise."
+            f"NOISES['{type(noise).__name__.lower()}'] = {type(noise).__name__}()`, here and wherever the file is loaded."
+        )
+    return {"name": name, "state": asdict(noise)}  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def noise_from_state(state: Mapping[str, Any]) -> Noise:
     """Build the noise that `noise_state` describes."""
-    return type(as_noise(state["name"])).from_state(state["state"])
+    return type(as_noise(state["name"]))(**state["state"])
 
 
 def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise) -> Weights:
     """Draw noise for the draws in `index` of every member, in the tensors' dtype: {name: (M, ...)} -> {name: (M, P, ...)}.
-
-    Args:
-        like: Tensors whose names and shapes the noise has.
-        index: Numbers of the draws; a draw does not depend on the others.
-        seed: First part of the address.
-        stream: What the noise is for.
-        noise: The law of z.
 
     >>> z = draw_noise({"w": torch.zeros(1, 2)}, [7], seed=0, stream="infer", noise=Uniform())
     >>> again = draw_noise({"w": torch.zeros(1, 2)}, range(5, 8), seed=0, stream="infer", noise=Uniform())
@@ -181,6 +164,7 @@ def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, s
     for name, tensor in like.items():
         members, shape = tensor.shape[0], tuple(tensor.shape[1:])
         rows = [noise.sample(shape, generator(seed, stream, m, draw, name)) for m in range(members) for draw in draws]
-        z = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows) if rows else _empty((0, *shape))
+        # large models draw one at a time: no copy
+        z = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows) if rows else torch.empty(0, *shape)
         result[name] = z.unflatten(0, (members, len(draws))).to(tensor)
     return result

@@ -1,8 +1,4 @@
-"""What a guard asks of a random model: `Predictive`, and its kinds.
-
-`Stochastic` draws from a WeightDistribution, `Sampled` from any function that gives weights; `Member` is one member of another,
-`CachedPredictive` runs another once for the same question. `as_predictive` completes a class that gives outputs and nothing else.
-"""
+"""What a guard asks of a random model, `Predictive`, and its kinds: around a WeightDistribution, a function, or another one."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
 from offmap.errors import ConfigError
-from offmap.model.forward import CACHE_NUMBERS, BatchedModel, LRUCache, content_key, copy_model
+from offmap.model.forward import CACHE_NUMBERS, BatchedModel, LRUCache, content_key, copy_model, version_key
 from offmap.model.params import at
 from offmap.posterior.distribution import WeightDistribution
 
@@ -31,21 +27,16 @@ class Scorer(Protocol):
 
 @dataclass
 class History:
-    """How a fit went, one entry per check: lists over members inside.
-
-    `entropy` is the paper's (1/d) Σ log φ², `uncertainty` the mean score of the validation inputs, which are in-distribution.
-    `kept` is the step whose state each member ended with (0: the start); `final_risk` and `final_entropy` are of the states
-    that the fit returned.
-    """
+    """How a fit went, one entry per check: lists over members inside."""
 
     max_risk: list[float] = field(default_factory=list)
     step: list[int] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
     risk: list[list[float]] = field(default_factory=list)
-    entropy: list[list[float]] = field(default_factory=list)
-    uncertainty: list[list[float]] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    final_risk: list[float] = field(default_factory=list)
+    entropy: list[list[float]] = field(default_factory=list)  # the paper's (1/d) Σ log φ²
+    uncertainty: list[list[float]] = field(default_factory=list)  # the mean score of the validation inputs
+    kept: list[int] = field(default_factory=list)  # the step whose state each member ended with (0: the start)
+    final_risk: list[float] = field(default_factory=list)  # of the states that the fit returned
     final_entropy: list[float] = field(default_factory=list)
     stop_reason: str = ""
     chosen: dict[str, Any] = field(default_factory=dict)
@@ -54,9 +45,8 @@ class History:
         """Note one check, (M,) each."""
         self.step.append(step)
         self.loss.append(loss)
-        self.risk.append(risk.tolist())
-        self.entropy.append(entropy.tolist())
-        self.uncertainty.append(uncertainty.tolist())
+        for values, new in ((self.risk, risk), (self.entropy, entropy), (self.uncertainty, uncertainty)):
+            values.append(new.tolist())
 
     def describe(self) -> str:
         """Put the last check in words: mean over members."""
@@ -173,7 +163,8 @@ class Stochastic:
             return self.model.outputs(lambda span: q.draw(span, clip=0), 1, x, members=members).repeat_interleave(draws, 0)
         if draws * members * q.dimension > CACHE_NUMBERS:
             return self.model.outputs(lambda span: q.draw(span, seed=seed, clip=clip), draws, x, members=members)
-        key = (draws, seed, clip, q.version())  # for a few rows, drawing is most of the work
+        # for a few rows, drawing is most of the work
+        key = (draws, seed, clip, version_key([*q.mean.parameters(), *q.mean.buffers(), *q.raw_scale.parameters()]))
         drawn = self._draws.get(key)
         if drawn is None:
             stacked = q.draw(range(draws), seed=seed, clip=clip)
@@ -217,10 +208,10 @@ class Sampled:
 
     def nets(self) -> list[nn.Module]:
         """Return the trained members as plain modules."""
-        result = [copy_model(self.model.module) for _ in range(self.members)]
-        for member, net in enumerate(result):
+        nets = [copy_model(self.model.module) for _ in range(self.members)]
+        for member, net in enumerate(nets):
             net.load_state_dict(at(self.weights, member), strict=False)
-        return result
+        return nets
 
 
 @dataclass(frozen=True)
