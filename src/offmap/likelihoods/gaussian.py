@@ -14,10 +14,7 @@ from offmap.likelihoods.likelihood import Likelihood, Prediction, align_targets,
 
 
 def epistemic_variance(means: Tensor) -> Tensor:
-    """Return the variance of the means over the draws (divided by P, not P − 1): (P, ...) -> (...).
-
-    A spread of 0.25 at a mean of 1e6 survives in float32. Means that overflowed give an infinite variance, not NaN: no input
-    can be further off.
+    """Return the variance of the means over the draws (divided by P, not P − 1), infinite if they overflow: (P, ...) -> (...).
 
     >>> epistemic_variance(torch.tensor([[[1.0]], [[3.0]]]))
     tensor([[1.]])
@@ -95,9 +92,7 @@ class Gaussian(Likelihood):
         return Prediction(mean=self._reshape(mean), std=self._reshape(variance.sqrt()))
 
     def mixture_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the mixture over P, what the draws call noise plus how far they lie apart.
-
-        (P, B, ...) -> (B, *positions, K) each.
+        """Return mean and variance of the mixture, noise plus how far draws lie apart: (P, B, ...) -> (B, *positions, K) each.
 
         >>> Gaussian(noise=torch.tensor([0.5])).mixture_moments(torch.tensor([[[1.0]], [[3.0]]]))
         (tensor([[2.]]), tensor([[1.5000]]))

@@ -82,10 +82,7 @@ class Likelihood(ABC):
         return None
 
     def residual(self, prediction: Prediction, y: Tensor) -> Tensor:
-        """Return the nonconformity of predictions, (n,) or (n, K): |y − mean|/std, or 1 − p(y).
-
-        Rows with several positions give the value at a random one; rows whose targets are all −100 are left out.
-        """
+        """Return |y − mean|/std or 1 − p(y), (n,) or (n, K), of rows that have a target; at a random one of several positions."""
         if prediction.mean is not None and prediction.std is not None:
             values = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).abs() / prediction.std
             return sample_position(values, torch.ones_like(values, dtype=torch.bool)) if values.ndim > 2 else values
@@ -110,17 +107,7 @@ class Likelihood(ABC):
         return True
 
     def check_targets(self, output: Tensor, y: Tensor, name: str) -> None:
-        """Raise unless targets (n, ...) fit a model's outputs (b, ...).
-
-        Args:
-            output: Outputs of the model for some rows.
-            y: Targets, of the same or other rows.
-            name: The argument that holds the targets, for the message.
-
-        Raises:
-            ShapeError: The form of the targets does not fit.
-            DataError: Their values do not.
-        """
+        """Raise a ShapeError or a DataError, which call the targets `name`, unless they (n, ...) fit outputs (b, ...)."""
         if not self.fits(output, y):
             raise misfit(type(self), output, y)
 
@@ -149,16 +136,11 @@ def misfit(kind: type[Likelihood], output: Tensor, y: Tensor) -> ShapeError:
 
 
 def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
-    """Return the likelihood for one batch: by name, or by the rule of types and shapes.
+    """Return the likelihood for one batch of outputs (B, ...) and targets: by name, or by the rule of types and shapes.
 
     Float targets are regressed. Whole ones are classes, or yes and no where the class axis has size 1. The class axis is the one
     that the targets lack: 1, or the last; where both would do, as for (B, 5, 5) and (B, 5), it is 1. Pass
     `Categorical(axis=-1)` to say otherwise, and "bernoulli" for targets of the outputs' own shape, such as several labels.
-
-    Args:
-        output: Outputs of the model, (B, ...).
-        y: Targets of the same rows.
-        name: A key of `LIKELIHOODS`, or None for the rule.
 
     >>> infer(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))
     Categorical(axis=1)
@@ -184,12 +166,9 @@ def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
 
 
 def resolve(likelihood: str | Likelihood | None, outputs: Tensor, y: Tensor) -> Likelihood:
-    """Return the likelihood that `fit` uses, its noise estimated on validation data unless it is the user's own object.
+    """Return the likelihood that `fit` uses: the user's own object, or one by name or rule whose noise is estimated.
 
-    Args:
-        likelihood: A name, an object, or None for the rule.
-        outputs: Outputs of the base models on validation data, (M, n, ...).
-        y: Validation targets, (n, ...).
+    Outputs of the base models on validation data are (M, n, ...), their targets (n, ...).
     """
     if likelihood is None or isinstance(likelihood, str):
         chosen = infer(outputs[0], y, likelihood)
@@ -242,9 +221,7 @@ def align_targets(y: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def mean_over_positions(values: Tensor, y: Tensor) -> Tensor:
-    """Return the mean over the positions that count; 0 for a row whose targets are all −100.
-
-    Shapes: `values` (..., B, *positions), `y` (B, *positions) -> (..., B).
+    """Return the mean over the positions that count, 0 if none does: (..., B, *positions), (B, *positions) -> (..., B).
 
     >>> mean_over_positions(torch.tensor([[1.0, 3.0, 9.0], [5.0, 5.0, 5.0]]), torch.tensor([[0, 1, -100], [-100, -100, -100]]))
     tensor([2., 0.])

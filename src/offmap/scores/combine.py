@@ -39,17 +39,10 @@ from offmap.random import generator
 from offmap.scores.distance import LEAST_ROWS, KNNDistance, ZScore
 from offmap.scores.score import SCORES, Features, PaperScore, Reads, Score, ScoreData, register_score
 
-SCALE_ROWS = 1000
-"""Rows that set the scale of the disagreement: each takes all draws."""
-
-WIDEST = 4096
-"""Inputs of more numbers than this are not compared: their layers are."""
-
-NARROW = 256
-"""Numbers per row that distances in layers are found with, at most."""
-
-TABLE_LAYERS, IMAGE_LAYERS = 3, 6
-"""Layers to compare in, spread over the depth: hidden ones, the last among them; of image classifiers, beside the last."""
+SCALE_ROWS = 1000  # that set the scale of the disagreement: each takes all draws
+WIDEST = 4096  # inputs of more numbers than this are not compared: their layers are
+NARROW = 256  # numbers per row that distances in layers are found with, at most
+TABLE_LAYERS, IMAGE_LAYERS = 3, 6  # to compare in, spread over the depth; of image classifiers, beside the last
 
 
 class ScaledTerm(Score):
@@ -104,6 +97,14 @@ class DistanceTerm(Score):
 
     reads = Reads(draws=False)
 
+    @classmethod
+    def fit(cls, data: ScoreData) -> Score:
+        """Fit the default score, of which this is a term; a ConfigError if it has none of this kind."""
+        term = next((m for m in CombinedScore.fit(data).modules() if type(m) is cls), None)
+        if term is None:
+            raise nothing_to_compare(cls.name)
+        return term
+
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
         return torch.stack([space(vectors) for space, vectors in self.compared(features)]).mean(0)
@@ -116,15 +117,6 @@ class InputDistance(DistanceTerm):
     def __init__(self, space: KNNDistance | None = None) -> None:
         super().__init__()
         self.space = space or KNNDistance()
-
-    @classmethod
-    def fit(cls, data: ScoreData) -> Self:
-        """Keep training rows as vectors."""
-        vectors = concat_rows([flatten_inputs(part) for part in data.train])
-        space = None if vectors is None else KNNDistance.fit(vectors, standardized=True)
-        if space is None:
-            raise nothing_to_compare(cls.name)
-        return cls(space)
 
     def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
         """Return the inputs as vectors."""
@@ -155,14 +147,6 @@ class LayerDistance(DistanceTerm):
         self.spaces = nn.ModuleList(spaces or [KNNDistance() for _ in widths])
         for place, width in enumerate(widths.values()):
             self.register_buffer(f"directions{place}", directions(width), persistent=False)
-
-    @classmethod
-    def fit(cls, data: ScoreData) -> Score:
-        """Keep what training rows give in some layers spread over the depth."""
-        term = fit_layers(data, None)
-        if term is None:
-            raise nothing_to_compare(cls.name)
-        return term
 
     def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
         """Return the inputs of every layer."""
@@ -274,20 +258,20 @@ def image_terms(data: ScoreData) -> dict[str, Score] | None:
     if not convolutions:
         return None
     # the first convolution gets the image itself, whose colours tell little
-    names = [name for name in names if name != convolutions[0]] or convolutions
-    names = [*spread_out(names[:-1], IMAGE_LAYERS), names[-1]]
+    *inner, last = [name for name in names if name != convolutions[0]] or convolutions
+    names = [*spread_out(inner, IMAGE_LAYERS), last]
     known, new = (read_layers(data, part, names, images=True) for part in (data.train, [thin_out(data.valid)]))
     spaces: dict[str, KNNDistance] = {}
     for name, rows in known.items():
-        project_rows = directions(rows.shape[1])
-        space = KNNDistance.fit(project(rows, project_rows), standardized=False, uniform=name == names[-1])
+        narrow = directions(rows.shape[1])
+        space = KNNDistance.fit(project(rows, narrow), standardized=False, uniform=name == last)
         if space is not None:
-            spaces[name] = space.rescaled(project(new[name], project_rows))
-    if names[-1] not in spaces:
+            spaces[name] = space.rescaled(project(new[name], narrow))
+    if last not in spaces:
         return None
-    terms: dict[str, Score] = {"disagreement": Disagreement.fit(data), "logits": Energy.fit(data)}
     widths = {name: known[name].shape[1] for name in spaces}
-    terms["last layer"] = LayerDistance({names[-1]: widths.pop(names[-1])}, True, [spaces.pop(names[-1])])
+    terms: dict[str, Score] = {"disagreement": Disagreement.fit(data), "logits": Energy.fit(data)}
+    terms["last layer"] = LayerDistance({last: widths.pop(last)}, True, [spaces.pop(last)])
     return terms | ({"layers": LayerDistance(widths, True, list(spaces.values()))} if spaces else {})
 
 

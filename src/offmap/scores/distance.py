@@ -9,6 +9,7 @@ distance of row i to its own k nearest, and f = 0.1 mean_i s_i:
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Self
 
 import torch
@@ -26,21 +27,13 @@ BLOCK_NUMBERS = 1 << 19
 LEAST_ROWS = 3
 """Fewer rows have no spacing to speak of."""
 
-LEAST_ZSCORE = -1.0
-"""Below this many standard deviations a term counts as this: no term alone can call an example in-distribution."""
-
 
 def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
     """Find the k nearest rows: their distances (B, k) in float64, and their numbers (B, k).
 
     A matrix product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for a
-    difference of two numbers is rounded by its own size, not by theirs.
-
-    Args:
-        rows: (N, D). At most N − 1 of them are taken: as many as a row itself can see.
-        x: (B, D).
-        itself: (B,), a row that each x is not compared with.
-        k: How many.
+    difference of two numbers is rounded by its own size, not by theirs. Of N rows at most N − 1 are taken, as many as a row
+    itself can see; `itself` (B,) are rows that each x is not compared with.
 
     >>> nearest(torch.tensor([[0.0], [3.0], [10.0]]), torch.tensor([[2.0]]), k=2)[1]
     tensor([[1, 0]])
@@ -69,12 +62,7 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
 
 
 def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
-    """Return log ratio(x), (B,); NaN becomes ∞.
-
-    Args:
-        distances: (B, k), to the nearest rows.
-        numbers: (B, k), which rows these are.
-        spacings: (N,), the mean distance of every row to its own nearest.
+    """Return log ratio(x), (B,), from distances (B, k) to rows of these numbers (B, k) and spacings (N,); NaN becomes ∞.
 
     >>> relative(torch.tensor([[5.0]]), torch.tensor([[2]]), torch.tensor([1.0, 1.0, 2.0])).exp()
     tensor([2.3500])
@@ -108,8 +96,8 @@ class ZScore(FittedModule):
 
     def __init__(self, mean: Tensor | None = None, std: Tensor | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros((), device="cpu") if mean is None else mean)
-        self.register_buffer("std", torch.ones((), device="cpu") if std is None else std)
+        self.register_buffer("mean", torch.tensor(0.0, device="cpu") if mean is None else mean)
+        self.register_buffer("std", torch.tensor(1.0, device="cpu") if std is None else std)
 
     @classmethod
     def fit(cls, values: Tensor) -> Self:
@@ -126,19 +114,14 @@ class ZScore(FittedModule):
     def forward(self, values: Tensor) -> Tensor:
         """(B,) -> (B,)."""
         constant = self.std < 1e-6 * (1 + self.mean.abs())
-        scaled = ((values - self.mean) / torch.where(constant, 1.0, self.std)).clamp_min(LEAST_ZSCORE)
+        scaled = ((values - self.mean) / torch.where(constant, 1.0, self.std)).clamp_min(-1.0)
         return torch.where(constant & values.isfinite(), 0.0, torch.where(constant, values, scaled))
 
 
 class KNNDistance(FittedModule):
-    """The z-score of log ratio(x) among in-distribution rows.
+    """The z-score of log ratio(x) among in-distribution rows (N, D), kept around `centre` (D,) in units of `unit` (D,).
 
-    Args:
-        rows: (N, D), around `centre` (D,) in units of `unit` (D,).
-        centre: (D,), in float64.
-        unit: (D,), in float64.
-        spacings: (N,), the mean distance of every row to its nearest.
-        zscore: Scale of the rows' own log ratios, each compared with the others only.
+    `spacings` (N,) are the mean distances of every row to its nearest, `zscore` is the scale of the rows' own log ratios.
     """
 
     rows: Tensor
@@ -146,16 +129,9 @@ class KNNDistance(FittedModule):
     unit: Tensor
     spacings: Tensor
 
-    def __init__(
-        self,
-        rows: Tensor | None = None,
-        centre: Tensor | None = None,
-        unit: Tensor | None = None,
-        spacings: Tensor | None = None,
-        zscore: ZScore | None = None,
-    ) -> None:
+    def __init__(self, *tensors: Tensor, zscore: ZScore | None = None) -> None:
         super().__init__()
-        for name, tensor in {"rows": rows, "centre": centre, "unit": unit, "spacings": spacings}.items():
+        for name, tensor in zip_longest(("rows", "centre", "unit", "spacings"), tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
         self.zscore = zscore or ZScore()
 
@@ -163,10 +139,8 @@ class KNNDistance(FittedModule):
     def fit(cls, rows: Tensor, *, standardized: bool, uniform: bool = False) -> Self | None:
         """Fit the finite ones of these rows (N, D); None if they are too few or all the same.
 
-        Args:
-            rows: (N, D).
-            standardized: Divide columns by their standard deviation, unless that is 0.
-            uniform: Count all rows as equally far apart, so that the plain distance remains.
+        `standardized`: divide columns by their standard deviation, unless that is 0. `uniform`: count all rows as equally far
+        apart, so that the plain distance remains.
         """
         finite = rows[rows.isfinite().all(1)].double()
         if len(finite) < LEAST_ROWS or torch.equal(finite, finite[:1].expand_as(finite)):
@@ -180,11 +154,11 @@ class KNNDistance(FittedModule):
         spacings = distances.mean(1)
         if uniform:
             spacings = spacings.mean().expand(len(spacings)).contiguous()
-        return cls(scaled, centre, unit, spacings, ZScore.fit(relative(distances, numbers, spacings)))
+        return cls(scaled, centre, unit, spacings, zscore=ZScore.fit(relative(distances, numbers, spacings)))
 
     def rescaled(self, x: Tensor) -> Self:
         """Return the same rows with the z-score of other in-distribution rows (B, D)."""
-        return type(self)(self.rows, self.centre, self.unit, self.spacings, ZScore.fit(self.log_ratio(x)))
+        return type(self)(self.rows, self.centre, self.unit, self.spacings, zscore=ZScore.fit(self.log_ratio(x)))
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that belong to N rows of D numbers."""

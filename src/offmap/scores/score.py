@@ -1,7 +1,6 @@
 """`Score`: what is OOD, as a module. The guard calls it, the guard file stores its buffers, the export traces it.
 
-A score of your own is one file: a subclass with `fit` and `forward`, registered by name. Then `offmap.fit(..., score="name")`
-fits it, and guards with it can be saved, loaded and exported.
+A score of your own is one file: a subclass with `fit` and `forward`, registered by name.
 """
 
 from __future__ import annotations
@@ -99,10 +98,8 @@ class ScoreData:
 class Score(FittedModule, ABC):
     """Base of all scores."""
 
-    name: ClassVar[str] = ""
-    """Under which it is registered."""
-    reads: Reads = Reads()
-    """What of `Features` it reads."""
+    name: ClassVar[str] = ""  # under which it is registered
+    reads: Reads = Reads()  # what of `Features` it reads
 
     @classmethod
     @abstractmethod
@@ -236,12 +233,11 @@ class FunctionScore(OutputScore):
 def unpadded(inputs: Inputs, scores: Tensor) -> Tensor | None:
     """Tell which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one.
 
-    A map one shorter than the mask holds predictions of the next tokens: the mask's last columns belong to it.
-
     >>> unpadded({"attention_mask": torch.tensor([[1, 1, 0]])}, torch.zeros(1, 2))
     tensor([[ True, False]])
     """
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     if mask is None or mask.ndim != 2 or scores.ndim != 2 or mask.shape[1] - scores.shape[1] not in (0, 1):
         return None
+    # a map one shorter holds predictions of the next tokens: the mask's last columns belong to it
     return mask[:, mask.shape[1] - scores.shape[1] :] != 0
