@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offmap.errors import ConfigError
 from offmap.model.forward import call, copy_model, first_tensor
-from offmap.model.params import choose, chooser, floating, last_layer, stack_models
+from offmap.model.params import choose, floating, last_layer, select_params, stack_models
 from zoo import ZOO, Case, Through
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -151,7 +151,7 @@ def test_the_last_layer_takes_a_forward_pass():
     with pytest.raises(
         ConfigError, match="Expected names, but 'last-layer' takes a forward pass to tell. Use `offmap.fit`, or pass a"
     ):
-        chooser("last-layer")
+        select_params(nn.Linear(3, 2), "last-layer")
 
 
 def test_what_no_input_reaches_stays_fixed():

@@ -10,7 +10,7 @@ from torch import nn
 
 from offmap.errors import ConfigError, ModelError
 from offmap.model.forward import copy_model, forward
-from offmap.model.params import at, count, remainder, same_architecture, select_params, stack, stack_models
+from offmap.model.params import all_params, select_params, stack_models
 from zoo import ZOO
 
 
@@ -62,17 +62,13 @@ def test_whole_number_parameters_are_never_random():
     assert list(select_params(net)) == ["weight", "bias"]
 
 
-def test_remainder_holds_other_parameters_and_all_buffers():
-    net = ZOO["buffers"].build()
-    rest = remainder(net, select_params(net, "a.*"))
-    assert sorted(rest) == ["b.bias", "b.weight", "centre", "offset", "spread"]
-
-
-def test_stack_and_at_are_inverse_and_count_counts_one_host():
-    sets = [select_params(ZOO["mlp"].build(m)) for m in range(3)]
-    stacked = stack(sets)
-    assert all(torch.equal(at(stacked, m)[n], sets[m][n]) for m in range(3) for n in stacked)
-    assert count(sets[0]) == sum(p.numel() for p in ZOO["mlp"].build().parameters()) == 3 * 8 + 8 + 64 + 16 + 2
+def test_what_is_not_random_is_fixed_in_the_stack_and_members_are_read_from_it():
+    nets = [ZOO["buffers"].build(m) for m in range(3)]
+    held = stack_models(nets, "a.*")
+    assert sorted(held.mean) == ["a.bias", "a.weight"]
+    assert sorted(held.fixed) == ["b.bias", "b.weight", "centre", "offset", "spread"]
+    for m, net in enumerate(nets):
+        assert all(torch.equal(held.weights(m)[n], t) for n, t in all_params(net).items())
 
 
 def test_a_private_copy_is_in_evaluation_mode_and_out_of_reach():
@@ -148,7 +144,7 @@ def test_a_host_that_cannot_be_copied_is_refused_with_the_reason():
 )
 def test_members_of_two_architectures_are_refused_with_the_first_difference(other: nn.Module, message: str):
     with pytest.raises(ModelError, match="Expected members of one architecture, but " + message):
-        same_architecture([nn.Sequential(nn.Linear(2, 3)), other])
+        stack_models([nn.Sequential(nn.Linear(2, 3)), other])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +160,7 @@ def test_members_of_two_architectures_are_refused_with_the_first_difference(othe
 )
 def test_members_of_two_dtypes_or_devices_are_refused(other: nn.Module, message: str):
     with pytest.raises(ModelError, match="Expected members of " + message):
-        same_architecture([nn.Linear(3, 2), nn.Linear(3, 2), other])
+        stack_models([nn.Linear(3, 2), nn.Linear(3, 2), other])
 
 
 def test_buffers_outside_the_state_dict_are_compared_too():
@@ -172,7 +168,7 @@ def test_buffers_outside_the_state_dict_are_compared_too():
     for size, net in enumerate(nets):
         net.register_buffer("table", torch.zeros(size), persistent=False)
     with pytest.raises(ModelError, match=r"one architecture, but `table` is \(0,\) in member 0 and \(1,\) in member 1"):
-        same_architecture(nets)
+        stack_models(nets)
 
 
 @pytest.mark.parametrize("name", ["buffers", "batchnorm", "tied"])

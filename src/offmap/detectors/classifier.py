@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from offmap._types import Inputs
 from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, nearest
-from offmap.model.capture import LayerInput, capture, run_and_capture
+from offmap.model.capture import LayerInput, capture
 from offmap.model.forward import (
     MODEL_ERRORS,
     LRUCache,
@@ -149,7 +149,7 @@ class Classifier:
             vectors = layer.find(records)
             assert vectors is not None
             return widen(vectors), widen(logits)
-        uses = capture(self.model, {}, inputs, [layer.weight], output_fn=self.output_fn, last=True)
+        _, uses = capture(self.model, {}, inputs, [layer.weight], output_fn=self.output_fn, last=True)
         vectors = uses[layer.weight].per_example(rows)
         assert vectors is not None
         features = widen(vectors)
@@ -171,7 +171,7 @@ def find_features(
     probe = take_rows(x, slice(0, 8))
     probe = take_rows(probe, [0, 0]) if rows_of(probe) == 1 else probe
     classifier = Classifier(copy_model(model), output_fn or first_tensor, None, "", batch_size, cache)
-    logits, uses = run_and_capture(classifier.model, {}, probe, output_fn=classifier.output_fn, last=True)
+    logits, uses = capture(classifier.model, {}, probe, output_fn=classifier.output_fn, last=True)
     check_rows(classifier.model, logits, probe)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ModelError(

@@ -20,8 +20,8 @@ from offmap.errors import ConfigError, ModelError
 from offmap.export.onnx import ExportInfo, ExportTask, check_path, export
 from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood
-from offmap.model.capture import CONVOLUTIONS, hook_inputs, pool_map
-from offmap.model.forward import BatchedModel, apply_last_layer, call, copy_model, plan_layers, run_layers, widen
+from offmap.model.capture import CONVOLUTIONS, pool_map
+from offmap.model.forward import BatchedModel, apply_last_layer, call, copy_model, hook_inputs, plan_layers, run_layers, widen
 from offmap.model.params import all_params, at
 from offmap.posterior.distribution import NamedTensors
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic

@@ -29,7 +29,7 @@ from offmap.errors import ConfigError, FileError, OffmapError, first_line
 from offmap.guard import MOST_DRAWS, Guard, check_clip
 from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import BatchedModel, OutputFn, first_tensor
-from offmap.model.inspect import forgotten, restore_state
+from offmap.model.inspect import restore_state, restored_names
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import as_models, stack_models
 from offmap.posterior.basis import Rotation
@@ -126,7 +126,7 @@ def save(guard: Guard, path: str | Path) -> None:
         modules=_modules(model.module),
         views=dict(q.views),
         why=q.why,
-        restore_state=forgotten(model.module),
+        restore_state=restored_names(model.module),
         noise=noise_state(q.noise),
         likelihood=Registered(kind, {n: v for n, v in state.items() if not isinstance(v, Tensor)}),
         score=Registered(score.name, score.config()),

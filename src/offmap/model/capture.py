@@ -9,27 +9,28 @@ cost. `capture` uses hooks where it can, and the operators for the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap._torch_private import TorchDispatchMode, tensor_tables
+from offmap._torch_private import TorchDispatchMode
 from offmap._types import Inputs
 from offmap.data.batch import rows_of, take_rows
-from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed, no_fast_path, replica
-from offmap.model.matrix_view import BLOCK, AliasTable, MatrixView, ParamView, Windows
+from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, hook_inputs, model_failed, no_fast_path, replica
+from offmap.model.matrix_view import AliasTable, MatrixView, ParamView
 
 aten = torch.ops.aten
 
-Rows: TypeAlias = Callable[[Tensor | None], Iterable[Tensor]]
-"""All rows, or those of the given numbers, in blocks (groups, n, D)."""
-
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+BLOCK = 1 << 20
+"""Numbers per block of gathered rows: what bounds the memory of a convolution's layer inputs."""
 
 PARTLY = "read in parts of its fan-in"
 TWICE = "read along two different axes"
@@ -40,7 +41,8 @@ LOOKUP = "looked up by index: its inputs already lie along its axes"
 class LayerInput:
     """Inputs of output rows `start` to `stop` of a parameter in its matrix view: `count` rows in each of `groups` equal blocks.
 
-    `rows` gathers them when asked; `map` is the whole input (B, C, *space) of a convolution.
+    `rows` gathers all of them, or those of the given numbers, in blocks (groups, n, D); `map` is the whole input (B, C, *space)
+    of a convolution.
     """
 
     view: MatrixView
@@ -48,7 +50,7 @@ class LayerInput:
     stop: int
     groups: int
     count: int
-    rows: Rows
+    rows: Callable[[Tensor | None], Iterable[Tensor]]
     map: Tensor | None = None
 
     def per_example(self, batch: int) -> Tensor | None:
@@ -81,8 +83,8 @@ def capture(
     *,
     output_fn: OutputFn = first_tensor,
     last: bool = False,
-) -> dict[str, LayerInput]:
-    """Run the model once and return the layer input of each parameter, in order of execution; threads may share the model.
+) -> tuple[Tensor, dict[str, LayerInput]]:
+    """Run the model once and return its output, and each parameter's layer input in order of execution; threads may share it.
 
     Args:
         model: A model in evaluation mode; it is not touched.
@@ -93,38 +95,25 @@ def capture(
         last: Return the last use of each parameter instead of the first.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> {name: tuple(h.per_example(4).shape) for name, h in capture(net, {}, torch.ones(4, 2)).items()}
+    >>> {name: tuple(h.per_example(4).shape) for name, h in capture(net, {}, torch.ones(4, 2))[1].items()}
     {'0.weight': (4, 2), '2.weight': (4, 3)}
     """
-    return run_and_capture(model, weights, inputs, names, output_fn=output_fn, last=last)[1]
-
-
-def run_and_capture(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    inputs: Inputs,
-    names: Collection[str] | None = None,
-    *,
-    output_fn: OutputFn = first_tensor,
-    last: bool = False,
-) -> tuple[Tensor, dict[str, LayerInput]]:
-    """Do as `capture`, and return the model's output as well."""
-    layers = {} if names is None else {n: path for n, path in _hookable(model).items() if n in names}
+    layers = {} if names is None else _hookable(model, names)
     uses: dict[str, LayerInput] = {}
 
     def visit(use: ParamUse) -> None:
         if use.input is not None and (last or use.name not in uses):
             uses[use.name] = use.input
 
-    watched = {n: weights.get(n, p.detach()) for n, p in model.named_parameters() if p.is_floating_point() and n not in layers}
-    watched = watched if names is None else {n: w for n, w in watched.items() if n in names}
+    own = {n: weights.get(n, p.detach()) for n, p in model.named_parameters() if p.is_floating_point()}
+    watched = {n: w for n, w in own.items() if names is None or (n in names and n not in layers)}
     # in inference mode products are not taken apart, and nobody sees what they read
     with torch.inference_mode(False), torch.no_grad(), no_fast_path, replica(model) as twin:
         try:
             with hook_inputs(twin, layers, last=last) as hooked, CaptureMode(watched, visit) if watched else nullcontext():
                 output = call(twin, weights, inputs, output_fn)
-            if uncalled := [n for n in layers if n not in hooked]:  # layers whose weight other code reads
-                with CaptureMode({n: weights.get(n, model.get_parameter(n).detach()) for n in uncalled}, visit):
+            if uncalled := {n: own[n] for n in layers if n not in hooked}:  # layers whose weight other code reads
+                with CaptureMode(uncalled, visit):
                     call(twin, weights, inputs, output_fn)
         except MODEL_ERRORS as error:
             raise model_failed(model, inputs, error) from error
@@ -132,73 +121,35 @@ def run_and_capture(
     return output, uses if names is None else {n: uses[n] for n in names if n in uses}
 
 
-@contextmanager
-def hook_inputs(net: nn.Module, layers: Mapping[str, str], *, last: bool = False) -> Generator[dict[str, Tensor]]:
-    """While active, file what modules are given at their first (or last) call: {key: path of a module} -> {key: input}.
-
-    The net must belong to this thread alone: `replica` lends one.
-    """
-    inputs: dict[str, Tensor] = {}
-
-    def keep(key: str) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            if args and (last or key not in inputs):
-                inputs[key] = args[0]
-
-        return hook
-
-    handles = [net.get_submodule(path).register_forward_pre_hook(keep(key)) for key, path in layers.items()]
-    try:
-        yield inputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-_HOOKABLE: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
-
-
-def _hookable(net: nn.Module) -> dict[str, str]:
-    """Parameters whose layer input is the input of a module that owns them alone: {name: path}."""
-    if net not in _HOOKABLE:
-        owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
-        for path, module in net.named_modules():
-            for leaf, p in tensor_tables(module)[0].items():
-                owners.setdefault(id(p), []).append((path, module, leaf))
-        _HOOKABLE[net] = {
-            f"{path}.{leaf}" if path else leaf: path
-            for [(path, module, leaf), *others] in owners.values()
-            if not others and leaf == "weight" and _shows_its_input(module)
-        }
-    return _HOOKABLE[net]
-
-
-def _shows_its_input(module: nn.Module) -> bool:
-    if isinstance(module, CONVOLUTIONS):
-        return type(module) in CONVOLUTIONS and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return type(module) is nn.Linear
+def _hookable(model: nn.Module, names: Collection[str]) -> dict[str, str]:
+    """Those parameters whose layer input is the input of the module that alone owns them: {name: path}."""
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    result: dict[str, str] = {}
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        shown = type(module) is nn.Linear
+        if isinstance(module, CONVOLUTIONS) and type(module) in CONVOLUTIONS:  # not a subclass, which may do anything
+            shown = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        if shown and leaf == "weight" and owners[id(module.weight)] == 1:
+            result[name] = path
+    return result
 
 
 def _as_layer_input(module: nn.Module, x: Tensor) -> LayerInput:
     """Describe what a Linear or convolution module was given as the layer input of its weight."""
-    if isinstance(module, nn.Linear):
+    shape: tuple[int, ...] = tuple(module.get_parameter("weight").shape)
+    if not isinstance(module, CONVOLUTIONS):
         rows = x.reshape(1, -1, x.shape[-1])
-        view = MatrixView(tuple(module.weight.shape), (0,), (1,))
-        return LayerInput(
-            view, 0, module.out_features, 1, rows.shape[1], lambda chosen: (rows if chosen is None else rows[:, chosen],)
-        )
-    assert isinstance(module, CONVOLUTIONS)
-    space = len(module.kernel_size)
-    x = x if x.ndim == space + 2 else x.unsqueeze(0)
-    sides = zip(
-        x.shape[2:], module.kernel_size, module.stride, module.padding, module.dilation, module.output_padding, strict=True
-    )
+        return LayerInput(MatrixView(shape, (0,), (1,)), 0, shape[0], 1, rows.shape[1], _gather(rows))
+    x = x if x.ndim == len(shape) else x.unsqueeze(0)
+    stride, padding, dilation = module.stride, [int(p) for p in module.padding], module.dilation
+    sides = zip(x.shape[2:], shape[2:], stride, padding, dilation, module.output_padding, strict=True)
     places = [
-        (n - 1) * s - 2 * int(p) + d * (k - 1) + o + 1 if module.transposed else (n + 2 * int(p) - d * (k - 1) - 1) // s + 1
+        (n - 1) * s - 2 * p + d * (k - 1) + o + 1 if module.transposed else (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d, o in sides
     ]
-    how = list(module.stride), [int(p) for p in module.padding], list(module.dilation), module.transposed, module.groups
-    return _convolution_input(x, tuple(module.weight.shape), tuple(places), *how)
+    return convolution_input(shape, x, places, stride, padding, dilation, module.transposed, module.groups)
 
 
 def pool_map(x: Tensor) -> Tensor:
@@ -213,7 +164,7 @@ def pool_map(x: Tensor) -> Tensor:
 
 
 def features(
-    net: nn.Module,
+    model: nn.Module,
     weights: Mapping[str, Tensor],
     x: Inputs,
     output_fn: OutputFn = first_tensor,
@@ -230,22 +181,22 @@ def features(
     >>> {name: tuple(h.shape) for name, h in features(net, {}, torch.ones(4, 2)).items()}
     {'0.weight': (4, 2), '2.weight': (4, 3)}
     """
-    batch = rows_of(x)
-    pair = (
-        take_rows(x, [0, 0]) if batch == 1 else x
-    )  # of one row, some operators make a vector, and every count looks like the batch
-    result: dict[str, Tensor] = {}
-    for name, layer_input in run_and_capture(net, weights, pair, names, output_fn=output_fn)[1].items():
-        map_ = layer_input.map
-        rows = (
-            pool_map(map_) if maps and map_ is not None and len(map_) == rows_of(pair) else layer_input.per_example(rows_of(pair))
-        )
-        if rows is not None:
-            result[name] = rows[:batch]
-    return result
+    # of one row, some operators make a vector, and every count looks like the batch
+    batch, pair = rows_of(x), take_rows(x, [0, 0]) if rows_of(x) == 1 else x
+    result: dict[str, Tensor | None] = {}
+    for name, layer_input in capture(model, weights, pair, names, output_fn=output_fn)[1].items():
+        if maps and layer_input.map is not None and len(layer_input.map) == rows_of(pair):
+            result[name] = pool_map(layer_input.map)
+        else:
+            result[name] = layer_input.per_example(rows_of(pair))
+    return {name: rows[:batch] for name, rows in result.items() if rows is not None}
 
 
 # ---------------------------------------------------------------------------------------------------- the operators
+
+
+Operand: TypeAlias = tuple[Tensor, Tensor | None, Callable[[tuple[int, ...], ParamView], LayerInput | None]]
+"""An operand that may be a parameter, its bias, and what the operator reads it with, given where it lies in the parameter."""
 
 
 class CaptureMode(TorchDispatchMode):
@@ -256,11 +207,12 @@ class CaptureMode(TorchDispatchMode):
         self.aliases = AliasTable(weights)
         self.visit = visit
         self.widest = 0  # numbers in the largest result
+        self.result: Any = None  # of the operator that is being visited
         self.last: tuple[str, Tensor] | None = None  # the latest product without a bias: its parameter and result
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, then report what it used."""
-        result = func(*args, **(kwargs or {}))
+        self.result = result = func(*args, **(kwargs or {}))
         packet = func.overloadpacket
         if isinstance(result, Tensor):
             self.widest = max(self.widest, result.numel())
@@ -268,20 +220,36 @@ class CaptureMode(TorchDispatchMode):
             self._follow(args, result)
         elif packet in SUMS and self.last is not None:
             self._join_bias(*self.last, args)
-        elif (reader := READERS.get(packet)) is not None:
-            for use in reader(self.aliases, result, *args):
-                self.last = (use.name, result) if use.input and use.bias is None else None
-                self.visit(use)
+        elif packet in LOOKUPS and (name := self.aliases.owner(args[0])) is not None:
+            view = self.aliases.locate(args[0])
+            self.last = None
+            self.visit(ParamUse(name, index=args[1] if view is not None and view.complete else None, why=LOOKUP))
+        for alternatives in READERS[packet](result, *args) if packet in READERS else ():
+            self._report_first(alternatives)
         return result
+
+    def _report_first(self, operands: Iterable[Operand]) -> None:
+        """Visit the use of the first of these operands that is a parameter."""
+        for operand, bias, describe in operands:
+            if (name := self.aliases.owner(operand)) is not None:
+                view = self.aliases.locate(operand)
+                layer_input = view and describe(self.aliases.shapes[name], view)
+                use = (
+                    ParamUse(name, self.aliases.owner(bias), layer_input)
+                    if layer_input
+                    else ParamUse(name, why=PARTLY, final=True)
+                )
+                self.last = (name, self.result) if layer_input and use.bias is None and isinstance(self.result, Tensor) else None
+                return self.visit(use)
 
     def _join_bias(self, name: str, product: Tensor, args: Any) -> None:
         """A vector that is added to a product is its bias: torch's Linear does so for inputs that are not contiguous."""
         here = product.untyped_storage().data_ptr()
         for x, vector in (args[:2], args[1::-1]):
             if isinstance(x, Tensor) and isinstance(vector, Tensor) and x.untyped_storage().data_ptr() == here:
+                self.last = None
                 if vector.shape == x.shape[-1:] and (bias := self.aliases.owner(vector)) is not None:
                     self.visit(ParamUse(name, bias))
-                self.last = None
                 return
 
     def _follow(self, args: Any, result: Any) -> None:
@@ -295,25 +263,11 @@ class CaptureMode(TorchDispatchMode):
                 return
 
 
-COPIES = (aten.clone, aten._to_copy, aten.contiguous, aten.div, aten.mul, aten._weight_norm_interface)
-"""Operators whose result has the rows of an operand, up to scale."""
+def product_input(shape: tuple[int, ...], place: ParamView, rows: Tensor, fan_in: int) -> LayerInput | None:
+    """Describe a product of `rows` (batch, n, D) with an operand (batch, ·, ·) at `place`, along whose dimension `fan_in` D runs.
 
-SUMS = (aten.add, aten.add_)
-"""Operators by which a bias may join."""
-
-
-def _product(aliases: AliasTable, rows: Tensor, operand: Tensor, fan_in: int, bias: Tensor | None = None) -> Iterator[ParamUse]:
-    """The use of `operand` (batch, ·, ·) by `rows` (batch, n, D), where D runs along its dimension `fan_in`."""
-    name = aliases.owner(operand)
-    if name is None:
-        return
-    view = aliases.locate(operand)
-    layer_input = view and _product_input(aliases.shapes[name], view, fan_in, rows)
-    yield ParamUse(name, aliases.owner(bias), layer_input) if layer_input else ParamUse(name, why=PARTLY, final=True)
-
-
-def _product_input(shape: tuple[int, ...], place: ParamView, fan_in: int, rows: Tensor) -> LayerInput | None:
-    """Batch axes first, then the other outputs; the one axis that is cut comes first of all."""
+    Batch axes come first, then the other outputs; the one axis that is cut comes first of all.
+    """
     batch, axes, outs = place.dims[0], place.dims[fan_in], place.dims[3 - fan_in]
     if place.repeats[fan_in] > 1 or place.repeats[3 - fan_in] > 1:
         return None
@@ -330,68 +284,48 @@ def _product_input(shape: tuple[int, ...], place: ParamView, fan_in: int, rows: 
     axes, order = (tuple(rest[-1:]), (*rest[:-1], *order)) if not axes else (axes, (*order, *rest))
     view = MatrixView(shape, tuple(order), axes)
     inner = view.outputs // (shape[place.part[0]] if place.part else 1)
-    span = (start * inner, stop * inner) if place.part else (0, view.outputs)
     times = place.repeats[0]
     several = times > 1 or groups > 1
     grouped = rows.unflatten(0, (times, groups)).transpose(0, 1).flatten(1, 2) if several else rows.flatten(0, 1)[None]
-    return LayerInput(view, *span, groups, grouped.shape[1], lambda chosen: (grouped if chosen is None else grouped[:, chosen],))
+    return LayerInput(view, start * inner, stop * inner, groups, grouped.shape[1], _gather(grouped))
 
 
-def _bmm(aliases: AliasTable, result: Tensor, a: Tensor, b: Tensor, *_: Any, bias: Tensor | None = None) -> Iterator[ParamUse]:
-    yield from _product(aliases, a, b, 1, bias)
-    if aliases.owner(b) is None:  # of two parameters the first is the input: one that was learned, or a factor of the second
-        yield from _product(aliases, b.mT, a, 2, bias)
+def _gather(rows: Tensor) -> Callable[[Tensor | None], Iterable[Tensor]]:
+    return lambda chosen: (rows if chosen is None else rows[:, chosen],)
 
 
-def _baddbmm(aliases: AliasTable, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
-    yield from _bmm(aliases, result, a, b, bias=bias)
-
-
-def _mm(aliases: AliasTable, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
-    yield from _bmm(aliases, result, a[None], b[None])
-
-
-def _addmm(aliases: AliasTable, result: Tensor, bias: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
-    yield from _bmm(aliases, result, a[None], b[None], bias=bias)
-
-
-def _mv(aliases: AliasTable, result: Tensor, a: Tensor, b: Tensor, *_: Any) -> Iterator[ParamUse]:
-    yield from _product(aliases, a[None], b[None, :, None], 1)
-
-
-def _convolution(
-    aliases: AliasTable, result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int],
-    dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
-) -> Iterator[ParamUse]:  # fmt: skip
-    name = aliases.owner(weight)
-    if name is None:
-        return
-    place = aliases.locate(weight)
-    if place is None or not place.complete:
-        yield ParamUse(name, why=PARTLY, final=True)
-        return
-    places = tuple(result.shape[2:])
-    layer_input = _convolution_input(x, tuple(weight.shape), places, stride, padding, dilation, transposed, groups)
-    yield ParamUse(name, aliases.owner(bias), layer_input)
-
-
-def _convolution_input(
-    x: Tensor, shape: tuple[int, ...], places: tuple[int, ...], stride: list[int], padding: list[int], dilation: list[int],
-    transposed: bool, groups: int,
+def convolution_input(
+    shape: tuple[int, ...], x: Tensor, places: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, groups: int,
 ) -> LayerInput:  # fmt: skip
-    taps = range(2, len(shape))
+    """Describe a convolution of x (B, C, *space) with a weight of that shape: one row for each of B · prod(places) windows."""
+    taps, kernel, count = range(2, len(shape)), shape[2:], len(x) * math.prod(places)
     view = MatrixView(shape, (0,), (1, *taps))
     if transposed:  # (in, out/g, *kernel)
         view = MatrixView((groups, shape[0] // groups, *shape[1:]), (0, 2), (1, *(t + 1 for t in taps)))
-    windows = Windows(x, shape[2:], places, stride, padding, dilation, transposed)
-    return LayerInput(view, 0, view.outputs, groups, windows.count, lambda chosen: windows.rows(groups, chosen), x)
+
+    def rows(chosen: Tensor | None) -> Iterator[Tensor]:
+        source, steps, pads = x, stride, [(p, p) for p in padding]
+        if transposed:  # a plain convolution, taps counted backwards, over the input with zeros between its numbers
+            source = x.new_zeros(*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)))
+            source[(..., *(slice(None, None, s) for s in stride))] = x
+            sides = zip(dilation, kernel, padding, places, source.shape[2:], strict=True)
+            steps, pads = [1] * len(kernel), [(d * (k - 1) - p, place + p - n) for d, k, p, place, n in sides]
+        padded = F.pad(source, [p for pair in reversed(pads) for p in pair])
+        batch, channel, *apart = padded.stride()
+        across, within = ([a * n for a, n in zip(apart, by, strict=True)] for by in (steps, dilation))
+        windows = padded.as_strided((len(x), *places, x.shape[1], *kernel), (batch, *across, channel, *within))
+        numbers = torch.arange(count, device=x.device) if chosen is None else chosen.to(x.device)
+        for few in numbers.split(max(1, BLOCK // (x.shape[1] * math.prod(kernel)))):
+            block = windows[torch.unravel_index(few, (len(x), *places))]
+            block = block.flip([*taps]) if transposed else block
+            yield block.reshape(len(few), groups, -1).transpose(0, 1)
+
+    return LayerInput(view, 0, view.outputs, groups, count, rows, x)
 
 
-def _trilinear(aliases: AliasTable, result: Tensor, left: Tensor, weight: Tensor, right: Tensor, *_: Any) -> Iterator[ParamUse]:
-    """nn.Bilinear: the input of each output row is the outer product of two vectors."""
-    name = aliases.owner(weight)
-    if name is None:
-        return
+def outer_input(shape: tuple[int, ...], left: Tensor, right: Tensor) -> LayerInput:
+    """Describe an nn.Bilinear: the input of each output row is the outer product of two vectors."""
 
     def rows(chosen: Tensor | None) -> Iterator[Tensor]:
         a, b = (left, right) if chosen is None else (left[chosen], right[chosen])
@@ -399,42 +333,52 @@ def _trilinear(aliases: AliasTable, result: Tensor, left: Tensor, weight: Tensor
         pairs = zip(a.split(step), b.split(step), strict=True)
         return ((p.unsqueeze(2) * q.unsqueeze(1)).flatten(1)[None] for p, q in pairs)
 
-    place = aliases.locate(weight)
-    if place is None or not place.complete:
-        yield ParamUse(name, why=PARTLY, final=True)
-    else:
-        view = MatrixView(tuple(weight.shape), (0,), (1, 2))
-        yield ParamUse(name, None, LayerInput(view, 0, view.outputs, 1, left.shape[0], rows))
+    return LayerInput(MatrixView(shape, (0,), (1, 2)), 0, shape[0], 1, left.shape[0], rows)
+
+
+COPIES = (aten.clone, aten._to_copy, aten.contiguous, aten.div, aten.mul, aten._weight_norm_interface)
+"""Operators whose result has the rows of an operand, up to scale."""
+
+SUMS = (aten.add, aten.add_)
+"""Operators by which a bias may join."""
+
+LOOKUPS = (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only)
+"""Operators that take rows of their first operand by the index in their second."""
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> list[list[Operand]]:
+    """Read a @ b, (batch, ·, ·) each; of two parameters the first is the input: one that was learned, or a factor."""
+    right = b, bias, lambda shape, place: product_input(shape, place, a, 1)
+    return [[right, (a, bias, lambda shape, place: product_input(shape, place, b.mT, 2))]]
+
+
+def _convolution(
+    y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, _: list[int], groups: int,
+) -> list[list[Operand]]:  # fmt: skip
+    how = y.shape[2:], stride, padding, dilation, transposed, groups
+    return [[(weight, bias, lambda shape, place: convolution_input(shape, x, *how) if place.complete else None)]]
 
 
 def _rnn_layer(
-    aliases: AliasTable, result: Any, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor, c0: Tensor,
-    reverse: bool, *_: Any,
-) -> Iterator[ParamUse]:  # fmt: skip
+    y: Any, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor, c0: Tensor, reverse: bool, *_: Any
+) -> list[list[Operand]]:
     """One fused layer of an LSTM: the input of the recurrent weight is the layer's output one step earlier."""
-    outputs: Tensor = result[0]
-    before = torch.cat([outputs[1:], h0[None]]) if reverse else torch.cat([h0[None], outputs[:-1]])
-    yield from _product(aliases, x.flatten(0, 1)[None], w_ih.mT[None], 1, b_ih)
-    yield from _product(aliases, before.flatten(0, 1)[None], w_hh.mT[None], 1, b_hh)
+    before = torch.cat([y[0][1:], h0[None]]) if reverse else torch.cat([h0[None], y[0][:-1]])
+    products = (x, w_ih, b_ih), (before, w_hh, b_hh)
+    return [_product(rows.flatten(0, 1)[None], w.mT[None], bias)[0][:1] for rows, w, bias in products]
 
 
-def _lookup(aliases: AliasTable, result: Any, weight: Tensor, index: Tensor, *_: Any) -> Iterator[ParamUse]:
-    name = aliases.owner(weight)
-    if name is not None:
-        place = aliases.locate(weight)
-        yield ParamUse(name, index=index if place is not None and place.complete else None, why=LOOKUP)
-
-
-READERS: dict[Any, Callable[..., Iterator[ParamUse]]] = {
-    aten.mm: _mm,
-    aten.addmm: _addmm,
-    aten.bmm: _bmm,
-    aten.baddbmm: _baddbmm,
-    aten.mv: _mv,
+READERS: dict[Any, Callable[..., list[list[Operand]]]] = {
+    aten.mm: lambda y, a, b, *_: _product(a[None], b[None]),
+    aten.addmm: lambda y, bias, a, b, *_: _product(a[None], b[None], bias),
+    aten.bmm: lambda y, a, b, *_: _product(a, b),
+    aten.baddbmm: lambda y, bias, a, b, *_: _product(a, b, bias),
+    aten.mv: lambda y, a, b, *_: [_product(a[None], b[None, :, None])[0][:1]],
     aten.convolution: _convolution,
-    aten._trilinear: _trilinear,
+    aten._trilinear: lambda y, a, weight, b, *_: [
+        [(weight, None, lambda shape, place: outer_input(shape, a, b) if place.complete else None)]
+    ],
     aten.mkldnn_rnn_layer: _rnn_layer,
-    aten.embedding: _lookup,
-    aten._embedding_bag: _lookup,
-    aten._embedding_bag_forward_only: _lookup,
 }
+"""The operands of each operator that may be parameters: of each group of alternatives, the first that is one."""

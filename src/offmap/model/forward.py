@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -30,9 +31,6 @@ from offmap.errors import ModelError
 
 T = TypeVar("T")
 
-CACHE_NUMBERS = 1 << 23
-"""Numbers that a cache holds unless told otherwise (32 MB in float32)."""
-
 OutputFn: TypeAlias = Callable[[Any], Tensor]
 """From what a model returns to the tensor that matters."""
 
@@ -45,14 +43,14 @@ Plan: TypeAlias = list[tuple[str, nn.Module]]
 MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
 """What a model may raise on inputs of a form that it does not know."""
 
+CACHE_NUMBERS = 1 << 23
+"""Numbers that a cache holds unless told otherwise (32 MB in float32)."""
+
 OUTPUT_NUMBERS = 1 << 24
 """Numbers in the stacked outputs of one block of rows (64 MB in float32)."""
 
 LOOP_NUMBERS = 1 << 21
 """Weights drawn at once for a model that is looped over (8 MB in float32): many draws at once are cheaper than one by one."""
-
-CACHED_INPUTS = 1 << 22
-"""Numbers of cached inputs of a last layer (16 MB in float32): a prediction and a score of the same inputs share a pass."""
 
 TILE = 1 << 18
 """Activations in flight in batched products: few enough to stay in a core's cache."""
@@ -80,19 +78,19 @@ def first_tensor(output: Any) -> Tensor:
     )
 
 
-def call(net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn = first_tensor) -> Tensor:
+def call(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn = first_tensor) -> Tensor:
     """Call a model that this thread alone uses, with some of its weights replaced. A tuple is `*args`, a dict `**kwargs`."""
     args, kwargs = arguments(inputs)
-    with swap_weights(net, weights):
-        return output_fn(net(*args, **kwargs))
+    with swap_weights(model, weights):
+        return output_fn(model(*args, **kwargs))
 
 
 @contextmanager
-def swap_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> Generator[None]:
+def swap_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Generator[None]:
     """Put other weights into the model for a while, a tied one in all of its places, whichever of its names it is given under."""
     slots: list[tuple[dict[str, Any], str, str]] = []
     given: dict[int, Tensor] = {}
-    for path, module in net.named_modules():
+    for path, module in model.named_modules():
         for table in tensor_tables(module):
             for leaf, tensor in table.items():
                 name = f"{path}.{leaf}" if path else leaf
@@ -109,31 +107,77 @@ def swap_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> Generator[Non
             table[leaf] = original
 
 
-def copy_model(net: nn.Module, *, share: bool = False) -> nn.Module:
+@contextmanager
+def hook_inputs(model: nn.Module, layers: Mapping[str, str], *, last: bool = False) -> Generator[dict[str, Tensor]]:
+    """While active, file what modules are given at their first (or last) call: {key: path of a module} -> {key: input}.
+
+    The model must belong to this thread alone: `replica` lends one.
+    """
+    inputs: dict[str, Tensor] = {}
+
+    def keep(module: nn.Module, args: Any, *, key: str) -> None:
+        if args and (last or key not in inputs):
+            inputs[key] = args[0]
+
+    hooks = [model.get_submodule(path).register_forward_pre_hook(partial(keep, key=key)) for key, path in layers.items()]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def model_failed(model: nn.Module, inputs: Inputs, error: Exception) -> ModelError:
+    """Make the error for a model that cannot be called with these inputs at all."""
+    shapes = tree_map(lambda t: tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__, inputs)
+    return ModelError(
+        f"{type(model).__name__} failed on inputs of shape {shapes}: {_first_line(error)}. "
+        "Check that the data have the form the model was trained on."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
+
+
+def check_rows(model: nn.Module, output: object, inputs: Inputs) -> None:
+    """Raise a ModelError unless the output is a tensor with one row per input row."""
+    if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != rows_of(inputs):
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ModelError(
+            f"Expected one output row per input row, but {type(model).__name__} made {got} of {rows_of(inputs)} rows. "
+            "Give the inputs a batch axis in front, or pass `output_fn=` to pick the right tensor."
+        )
+
+
+def widen(outputs: Tensor) -> Tensor:
+    """Convert half-precision outputs to float32."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+# -------------------------------------------------------------------------------------------------- threads and caches
+
+
+def copy_model(model: nn.Module, *, share: bool = False) -> nn.Module:
     """Copy the model in evaluation mode, without gradients: what is done to the model later cannot reach the copy.
 
     With `share` the copy reads the model's own parameters, and only buffers and attributes are its own: no memory to speak of.
     """
-    return _copy(net, share=share).eval().requires_grad_(False)
+    return _deepcopy(model, share=share).eval().requires_grad_(False)
 
 
-def share_model(net: nn.Module) -> nn.Module:
-    """Copy a model as it is, mode and hooks included, with parameters that share the model's memory."""
-    return _copy(net, share=True)
-
-
-def _copy(net: nn.Module, *, share: bool) -> nn.Module:
+def _deepcopy(model: nn.Module, *, share: bool) -> nn.Module:
     # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
-    leftovers = [t for m in net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
+    leftovers = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in leftovers}
-    for p in net.parameters():
+    for p in model.parameters():
         if share or p.is_inference():  # which deepcopy would keep from gradients for good
             memo[id(p)] = nn.Parameter(p.detach() if share else p.detach().clone(), requires_grad=False)
     try:
-        return copy.deepcopy(net, memo)
+        return copy.deepcopy(model, memo)
     except Exception as error:
         raise ModelError(
-            f"Expected a model that `copy.deepcopy` can copy, but {type(net).__name__} raised: {error}. "
+            f"Expected a model that `copy.deepcopy` can copy, but {type(model).__name__} raised: {error}. "
             "Detach what the module keeps from its last call, or give it a `__deepcopy__`."
         ) from error
 
@@ -142,24 +186,19 @@ _IDLE: WeakKeyDictionary[nn.Module, tuple[Hashable, list[nn.Module]]] = WeakKeyD
 
 
 @contextmanager
-def replica(net: nn.Module) -> Generator[nn.Module]:
-    """Lend a copy of `net` that no other thread has. Copies serve again until `net` changes: there is one per concurrent call."""
-    state = _state_key(net)
-    entry = _IDLE.get(net)
+def replica(model: nn.Module) -> Generator[nn.Module]:
+    """Lend a copy of a model, mode and hooks included, that no other thread has; copies serve again until the model changes."""
+    modules = [(m.training, *map(tuple, hook_tables(m))) for m in model.modules()]
+    state = (*modules, *(p.data_ptr() for p in model.parameters()), version_key(model.buffers()))
+    entry = _IDLE.get(model)
     if entry is None or entry[0] != state:
-        entry = _IDLE[net] = state, []
+        entry = _IDLE[model] = state, []
     try:
         twin = entry[1].pop()
     except IndexError:
-        twin = share_model(net)
+        twin = _deepcopy(model, share=True)
     yield twin
     entry[1].append(twin)  # not after an error, which may have left anything in it
-
-
-def _state_key(net: nn.Module) -> Hashable:
-    """What a copy of `net` depends on: modes, hooks and buffers, and which memory its parameters have."""
-    modules = [(m.training, *map(tuple, hook_tables(m))) for m in net.modules()]
-    return (*modules, *(p.data_ptr() for p in net.parameters()), version_key(net.buffers()))
 
 
 class _Switch:
@@ -182,51 +221,22 @@ class _Switch:
                 self.turned.__exit__(None, None, None)
 
 
-@contextmanager
-def _fast_path_off() -> Generator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
+def _turn_fast_path_off() -> ExitStack:
+    stack = ExitStack()
+    stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    return stack
 
 
-no_fast_path = _Switch(_fast_path_off)
+no_fast_path = _Switch(_turn_fast_path_off)
 """While active, attention layers call their sub-modules; their fast path computes a whole layer where nobody sees its inputs."""
 
 no_fused_attention = _Switch(lambda: sdpa_kernel(SDPBackend.MATH))
 """While active, attention is a few products: `vmap` can neither batch nor differentiate fused kernels."""
 
 
-def model_failed(net: nn.Module, inputs: Inputs, error: Exception) -> ModelError:
-    """Make the error for a model that cannot be called with these inputs at all."""
-    shapes = tree_map(lambda t: tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__, inputs)
-    return ModelError(
-        f"{type(net).__name__} failed on inputs of shape {shapes}: {_first_line(error)}. "
-        "Check that the data have the form the model was trained on."
-    )
-
-
-def check_rows(net: nn.Module, output: object, inputs: Inputs) -> None:
-    """Raise a ModelError unless the output is a tensor with one row per input row."""
-    if not isinstance(output, Tensor) or output.ndim == 0 or output.shape[0] != rows_of(inputs):
-        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ModelError(
-            f"Expected one output row per input row, but {type(net).__name__} made {got} of {rows_of(inputs)} rows. "
-            "Give the inputs a batch axis in front, or pass `output_fn=` to pick the right tensor."
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
-
-
-# -------------------------------------------------------------------------------------------------------------- cache
-
-
 def content_key(inputs: Any) -> bytes:
-    """Digest what `inputs` hold: equal inputs have equal keys, wherever they lie in memory.
+    """Digest dtype, shape and bytes of `inputs`: equal ones have equal keys wherever they lie; an in-place change is another key.
 
     >>> x = torch.zeros(2)
     >>> content_key(x) == content_key(x.clone()), content_key(x) == content_key(x.double())
@@ -244,7 +254,7 @@ def content_key(inputs: Any) -> bytes:
 
 
 def version_key(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-    """Return numbers that change whenever someone writes to one of these tensors, or puts another in its place."""
+    """Return numbers that change when one of these tensors, which the caller keeps alive, is written to or replaced."""
     return tuple(number for t in tensors for number in (t.data_ptr(), 0 if t.is_inference() else change_count(t)))
 
 
@@ -292,7 +302,7 @@ class LRUCache:
 
 
 def forward(
-    net: nn.Module,
+    model: nn.Module,
     weights: Weights,
     inputs: Inputs,
     *,
@@ -302,45 +312,45 @@ def forward(
     """Run every weight set of a stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...).
 
     Args:
-        net: The model; it is not touched.
+        model: The model; it is not touched.
         weights: S weight sets by name; parameters that are missing are the model's.
         inputs: A tensor, a tuple or a dict of them.
         output_fn: Picks the tensor that matters of what the model returns.
         loop: Run the sets one after another instead of under `vmap`.
     """
     size = next(iter(weights.values())).shape[0]
-    if loop or size == 1:
+
+    def run(sets: range) -> list[Tensor]:
         try:
-            with replica(net) as twin:
-                return torch.stack([call(twin, {n: w[i] for n, w in weights.items()}, inputs, output_fn) for i in range(size)])
+            with replica(model) as twin:
+                return [call(twin, {n: w[i] for n, w in weights.items()}, inputs, output_fn) for i in sets]
         except MODEL_ERRORS as error:
-            raise model_failed(net, inputs, error) from error
+            raise model_failed(model, inputs, error) from error
+
+    if loop or size == 1:
+        return torch.stack(run(range(size)))
     # plain strides, whatever the model's layout: convolutions under `vmap` mind others, even for axes of size one
     contiguous = {n: w.reshape(-1).view(w.shape) for n, w in weights.items()}
     try:
-        with replica(net) as twin, no_fast_path, no_fused_attention, strict_vmap():
+        with replica(model) as twin, no_fast_path, no_fused_attention, strict_vmap():
             return vmap(lambda w: call(twin, w, inputs, output_fn))(contiguous)
     except MODEL_ERRORS as error:
-        try:
-            with replica(net) as twin:
-                call(twin, {n: w[0] for n, w in weights.items()}, inputs, output_fn)
-        except Exception as other:
-            raise model_failed(net, inputs, other) from other
+        run(range(1))  # which raises if the inputs are at fault
         raise ModelError(
-            f"`vmap` cannot run {type(net).__name__} ({_first_line(error)}). Pass `chunk_size=1` to loop over draws."
+            f"`vmap` cannot run {type(model).__name__} ({_first_line(error)}). Pass `chunk_size=1` to loop over draws."
         ) from error
 
 
-def plan_layers(net: nn.Module, prefix: str = "") -> Plan | None:
+def plan_layers(model: nn.Module, prefix: str = "") -> Plan | None:
     """List the layers by name if the model is nothing but nested Sequentials of Linear and elementwise modules, else None."""
-    tied = not prefix and len(list(net.parameters())) < len(list(net.named_parameters(remove_duplicate=False)))
-    if any(hook_tables(net)) or tied:
+    tied = not prefix and len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
+    if any(hook_tables(model)) or tied:
         return None
-    if isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward:
-        parts = [plan_layers(child, f"{prefix}{name}.") for name, child in child_table(net).items()]
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+        parts = [plan_layers(child, f"{prefix}{name}.") for name, child in child_table(model).items()]
         return None if any(p is None for p in parts) else [layer for p in parts if p for layer in p]
-    simple = type(net) is nn.Linear or type(net) in ELEMENTWISE
-    return [(prefix, net)] if simple and not net.training else None
+    simple = type(model) is nn.Linear or type(model) in ELEMENTWISE
+    return [(prefix, model)] if simple and not model.training else None
 
 
 def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -349,34 +359,44 @@ def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor) -> Tensor
     `vmap` gives the same numbers; here the bias rides in the product and activations work in place, which for small models is
     most of the time. Without gradients, weight sets and rows are cut into tiles.
     """
-    size = next(iter(weights.values())).shape[0]
-    if torch.is_grad_enabled():
-        return _run_tile(layers, weights, x, size)
-    linear = [layer for _, layer in layers if isinstance(layer, nn.Linear)]
-    widest = max(layer.out_features for layer in linear)
-    sets = min(size, max(5, TILE // (widest * max(1, x.shape[0]))))
-    rows = max(32, TILE // (widest * sets))
-    result = x.new_empty(size, x.shape[0], linear[-1].out_features)
-    for i in range(0, size, sets):
-        part = {name: w[i : i + sets] for name, w in weights.items()}
-        for row in range(0, x.shape[0], rows):
-            result[i : i + sets, row : row + rows] = _run_tile(layers, part, x[row : row + rows], min(sets, size - i))
+    gradients, result, cuts = torch.is_grad_enabled(), None, [(slice(None), slice(None))]
+    if not gradients:
+        size, rows = next(iter(weights.values())).shape[0], x.shape[0]
+        linear = [layer for _, layer in layers if isinstance(layer, nn.Linear)]
+        widest = max(layer.out_features for layer in linear)
+        sets = min(size, max(5, TILE // (widest * max(1, rows))))
+        tile = max(32, TILE // (widest * sets))
+        cuts = [(slice(i, i + sets), slice(row, row + tile)) for i in range(0, size, sets) for row in range(0, rows, tile)]
+        result = x.new_empty(size, rows, linear[-1].out_features) if len(cuts) > 1 else None
+    for cut in cuts:
+        h, part = (x, weights) if result is None else (x[cut[1]], {name: w[cut[0]] for name, w in weights.items()})
+        size, writable = next(iter(part.values())).shape[0], False  # until the first product, h is the user's memory
+        h = h.expand(size, *h.shape)
+        for prefix, layer in layers:
+            if isinstance(layer, nn.Linear):
+                weight, bias = part.get(f"{prefix}weight", layer.weight), part.get(f"{prefix}bias", layer.bias)
+                matrix = weight.expand(size, *weight.shape[-2:]).mT  # one weight for every set where it is not random
+                bias = bias if bias is None else bias.expand(size, bias.shape[-1]).unsqueeze(1)
+                h = torch.bmm(h, matrix) if bias is None else torch.baddbmm(bias, h, matrix)
+                writable = not gradients
+            elif isinstance(layer, nn.ReLU):
+                h = h.relu_() if writable else h.relu()
+            else:
+                h = layer(h)
+        if result is None:
+            return h
+        result[cut] = h
+    assert result is not None
     return result
 
 
-def _run_tile(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, size: int) -> Tensor:
-    h, writable = x.expand(size, *x.shape), False  # until the first product, h is the user's memory
-    for prefix, layer in layers:
-        if isinstance(layer, nn.Linear):
-            weight, bias = weights.get(f"{prefix}weight", layer.weight), weights.get(f"{prefix}bias", layer.bias)
-            matrix = weight.expand(size, *weight.shape[-2:]).mT  # one weight for every set where it is not random
-            h = torch.bmm(h, matrix) if bias is None else torch.baddbmm(bias.expand(size, bias.shape[-1]).unsqueeze(1), h, matrix)
-            writable = not torch.is_grad_enabled()
-        elif isinstance(layer, nn.ReLU):
-            h = h.relu_() if writable else h.relu()
-        else:
-            h = layer(h)
-    return h
+def apply_last_layer(layer: str, inputs: Sequence[Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+    """Apply drawn last layers, {name: (M·p, ...)}, to what each member gives them, M × (B, D) -> (M·p, B, C)."""
+    prefix, members = f"{layer}." if layer else "", len(inputs)
+    matrices, bias = weights[f"{prefix}weight"].unflatten(0, (members, -1)), weights.get(f"{prefix}bias")
+    biases = [None] * members if bias is None else bias.unflatten(0, (members, -1)).flatten(1)
+    products = [F.linear(h, w.flatten(0, 1), b) for h, w, b in zip(inputs, matrices, biases, strict=True)]  # (B, p·C)
+    return torch.cat([product.unflatten(1, matrices.shape[1:3]).transpose(0, 1) for product in products])
 
 
 @dataclass(frozen=True)
@@ -400,7 +420,8 @@ class BatchedModel:
     output_numbers: int = 1
     output_axes: int | None = None
     last_layer: str | None = None
-    _inputs: LRUCache = field(default_factory=lambda: LRUCache(CACHED_INPUTS), init=False, repr=False, compare=False)
+    # inputs of the last layer, 16 MB in float32: a prediction and a score of the same inputs share a pass
+    _inputs: LRUCache = field(default_factory=lambda: LRUCache(1 << 22), init=False, repr=False, compare=False)
 
     def __call__(self, weights: Weights, inputs: Inputs) -> Tensor:
         """Run a stack of weights, {name: (S, ...)} -> (S, B, ...), in float32 at least; gradients flow."""
@@ -452,61 +473,21 @@ class BatchedModel:
 
     def _last_layer_outputs(self, layer: str, draw: Draw, draws: int, inputs: Inputs, members: int) -> Tensor:
         """Run draws that differ in the last layer alone: one pass per member, then one product per member."""
-        first = draw(range(1))
-        key = content_key(inputs)
-        layer_inputs = self._inputs.get(key) or self._inputs.put(key, self._read_last_layer(layer, first, inputs, members))
+        first, key = draw(range(1)), content_key(inputs)
+        layer_inputs = self._inputs.get(key)
+        if layer_inputs is None:
+            parts: list[Tensor] = []
+            try:
+                with replica(self.module) as twin, hook_inputs(twin, {"": layer}, last=True) as hooked:
+                    for m, row in product(range(members), range(0, rows_of(inputs), self.batch_size)):
+                        block = take_rows(inputs, slice(row, row + self.batch_size))
+                        call(twin, {n: w[m] for n, w in first.items()}, block, self.output_fn)
+                        parts.append(hooked[""])
+            except MODEL_ERRORS as error:
+                raise model_failed(self.module, inputs, error) from error
+            layer_inputs = self._inputs.put(key, torch.cat(parts).chunk(members))
         check_rows(self.module, layer_inputs[0], inputs)
         chunk = max(1, LOOP_NUMBERS // sum(w.numel() for w in first.values()))
-        parts: list[Tensor] = []
-        for start in range(0, draws, chunk):
-            weights = draw(range(start, min(start + chunk, draws)))
-            parts.append(widen(apply_last_layer(layer, layer_inputs, weights)).unflatten(0, (members, -1)))
+        spans = (range(start, min(start + chunk, draws)) for start in range(0, draws, chunk))
+        parts = [widen(apply_last_layer(layer, layer_inputs, draw(span))).unflatten(0, (members, -1)) for span in spans]
         return torch.cat(parts, 1).flatten(0, 1)
-
-    def _read_last_layer(self, layer: str, weights: Weights, inputs: Inputs, members: int) -> tuple[Tensor, ...]:
-        """What the last layer is given in every member, (B, D) each."""
-        blocks = [take_rows(inputs, slice(i, i + self.batch_size)) for i in range(0, rows_of(inputs), self.batch_size)]
-        try:
-            with replica(self.module) as twin:
-                return tuple(
-                    torch.cat(
-                        [
-                            read_module_input(twin, layer, {n: w[m] for n, w in weights.items()}, block, self.output_fn)[0]
-                            for block in blocks
-                        ]
-                    )
-                    for m in range(members)
-                )
-        except MODEL_ERRORS as error:
-            raise model_failed(self.module, inputs, error) from error
-
-
-def widen(outputs: Tensor) -> Tensor:
-    """Convert half-precision outputs to float32."""
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-
-
-@torch.no_grad()
-def read_module_input(
-    net: nn.Module, layer: str, weights: Mapping[str, Tensor], x: Inputs, output_fn: OutputFn
-) -> tuple[Tensor, Tensor]:
-    """Call a model that this thread alone uses; return what a module of it is given, at its last call, and the model's output."""
-    inputs: list[Tensor] = []
-    handle = net.get_submodule(layer).register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
-    try:
-        output = call(net, weights, x, output_fn)
-    finally:
-        handle.remove()
-    return inputs[-1], output
-
-
-def apply_last_layer(layer: str, inputs: tuple[Tensor, ...], weights: Mapping[str, Tensor]) -> Tensor:
-    """Apply drawn last layers, {name: (M·p, ...)}, to what each member gives them, M × (B, D) -> (M·p, B, C)."""
-    prefix = f"{layer}." if layer else ""
-    stacked = {n: w.unflatten(0, (len(inputs), -1)) for n, w in weights.items() if n in (f"{prefix}weight", f"{prefix}bias")}
-    outputs: list[Tensor] = []
-    for member, h in enumerate(inputs):
-        w = stacked[f"{prefix}weight"][member]  # (p, C, D)
-        bias = stacked[f"{prefix}bias"][member].flatten() if f"{prefix}bias" in stacked else None
-        outputs.append(F.linear(h, w.flatten(0, 1), bias).unflatten(1, w.shape[:2]).transpose(0, 1))
-    return torch.cat(outputs)

@@ -298,7 +298,7 @@ def build_bases(
     why: dict[str, str] = {}
     for name, weight in mean.items():
         uses = [m[name] for m in moments if name in m]
-        views = {m.view.cut(m.blocks()) if m.view else None for m in uses}
+        views = {replace(m.view, blocks=m.blocks()) if m.view else None for m in uses}
         view = views.pop() if len(views) == 1 and len(uses) == len(moments) else None
         if view is None:
             unread = "a vector: nothing to rotate" if weight.ndim == 2 else "no product with an input"

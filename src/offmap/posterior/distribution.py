@@ -16,7 +16,7 @@ from offmap._types import Weights
 from offmap.errors import ConfigError
 from offmap.model.forward import CACHE_NUMBERS, LRUCache
 from offmap.model.matrix_view import rotate
-from offmap.model.params import ParamSelection, count, stack_models
+from offmap.model.params import ParamSelection, stack_models
 from offmap.posterior.basis import LIMIT, Rotation, observe
 from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
 
@@ -134,7 +134,7 @@ class WeightDistribution(nn.Module):
         self.parameterization = parameterization
         self.trainable_mean = trainable_mean
         self.members = next(iter(mean.values())).shape[0]  # M, the number of models the distribution is centred on
-        self.dimension = count(mean) // self.members  # d, the number of random weights of one member
+        self.dimension = sum(w[0].numel() for w in mean.values())  # d, the number of random weights of one member
         self._cache = LRUCache()
 
     def scale(self) -> Weights:
