@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offmap_bench.speed import commands, measure
+from offmap_bench.speed import measure, processes
 
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'offmap[parquet]'")
 
@@ -18,7 +18,7 @@ def test_the_record_of_five_million_rows_keeps_its_claims():
 
 @pytest.mark.slow
 def test_five_million_rows_are_scored_in_less_than_a_gigabyte(tmp_path):
-    commands.prepare_small(tmp_path)
-    found = commands.score_large(tmp_path, *commands.CASES[1])
+    processes.prepare_small(tmp_path)
+    found = processes.score_large(tmp_path, *processes.CASES[1])
     assert found.size > 400
-    assert found.peak < commands.LIMIT
+    assert found.peak < processes.LIMIT

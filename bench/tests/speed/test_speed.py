@@ -19,10 +19,10 @@ from offmap.maxwent.config import Runtime
 from offmap.model.params import stack_models
 from offmap.posterior.basis import observe
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.speed import growth, measure, page
+from offmap_bench.speed import measure, page, scoring
 from offmap_bench.speed.measure import Claim, Measurement, Record, Timing, count_flops
 
-RECORDS = {theme: record for theme in page.THEMES if (record := measure.read(theme)) is not None}
+RECORDS = {theme: record for theme in measure.THEMES if (record := measure.read(theme)) is not None}
 
 
 def test_the_page_is_that_of_the_records():
@@ -30,7 +30,7 @@ def test_the_page_is_that_of_the_records():
 
 
 def test_the_figure_shows_the_exponents_on_record():
-    shown = re.findall(r">([a-z]+), ([0-9.]+)<", growth.FIGURE.read_text(encoding="utf-8"))
+    shown = re.findall(r">([a-z]+), ([0-9.]+)<", scoring.FIGURE.read_text(encoding="utf-8"))
     claims = RECORDS["exponents"].claims
     assert [name for name, _ in shown] == [claim.what.split(", ")[-1] for claim in claims]
     # records have four digits, the figure two: what lies between two numbers may be rounded to either
@@ -58,10 +58,10 @@ def test_what_was_not_measured_has_a_dash():
 
 def test_exponents_are_the_slopes_of_what_was_measured():
     kept = RECORDS["exponents"]
-    slopes = {f"exponent, {name}": growth.slope(seconds) for name, seconds in growth.series_of(kept).items()}
+    slopes = {f"exponent, {name}": scoring.slope(seconds) for name, seconds in scoring.series_of(kept).items()}
     assert slopes == pytest.approx({claim.what: claim.value for claim in kept.claims}, abs=1e-3)
-    assert all(len(seconds) == 4 for seconds in growth.series_of(kept).values())
-    assert {name.partition(", ")[2] for name in growth.series_of(kept)} == {"rows", "draws", "weights", "members"}
+    assert all(len(seconds) == 4 for seconds in scoring.series_of(kept).values())
+    assert {name.partition(", ")[2] for name in scoring.series_of(kept)} == {"rows", "draws", "weights", "members"}
 
 
 WIDTHS = (3, 5, 7, 2)
@@ -81,7 +81,7 @@ def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def small_guard(score: str) -> offmap.Guard:
     guard = offmap.fit(small(), rows(60), rows(30), solver="closed-form", score=score, draws=4, progress=False)
     guard = replace(guard, clip=1.0)
-    guard(rows(1)[0])  # from now on the draws are remembered, and nothing is turned by a basis
+    guard(rows(1)[0])  # from now on the draws are cached, and nothing is turned by a basis
     return guard
 
 
@@ -131,6 +131,6 @@ def test_the_least_time_is_in_proportion_to_the_flops():
     assert measure.least_time(Timing([1.0, 3.0], [2.0, 4.0]), turn / 2) == Timing([0.5, 1.5], [1.0, 2.0])
 
 
-@pytest.mark.parametrize("name", page.THEMES)
+@pytest.mark.parametrize("name", measure.THEMES)
 def test_a_theme_is_a_function_of_its_module(name: str):
-    assert callable(getattr(import_module(f"offmap_bench.speed.{page.THEMES[name]['module']}"), name))
+    assert callable(getattr(import_module(f"offmap_bench.speed.{measure.THEMES[name]['module']}"), name))

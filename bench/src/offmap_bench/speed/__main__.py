@@ -1,30 +1,25 @@
 """`python -m offmap_bench.speed [THEME ...]` measures themes, all by default; `... table` writes the page from records."""
 
-from __future__ import annotations
-
 import argparse
 from importlib import import_module
 
 import torch
+from rich.console import Console
+from rich.markdown import Markdown
 
-from offmap_bench.speed import growth, page
-from offmap_bench.speed.measure import read
+from offmap_bench.speed import page, scoring
+from offmap_bench.speed.measure import THEMES, read
 
-
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.speed", description=__doc__)
-    parser.add_argument("themes", nargs="*", default="all", choices=["all", *page.THEMES, "table"], help="table: measure nothing")
+    parser.add_argument("themes", nargs="*", default="all", choices=["all", *THEMES, "table"], help="table: measure nothing")
     asked = parser.parse_args().themes
     torch.set_num_threads(1)
-    for name, theme in page.THEMES.items():
+    for name, theme in THEMES.items():
         if name in asked or "all" in asked:
             record = getattr(import_module(f"offmap_bench.speed.{theme['module']}"), name)()
             record.write()
-            page.show(record)
+            Console().print(Markdown(page.section(record)))
     if (record := read("exponents")) is not None:
-        growth.draw(record)
+        scoring.draw_exponents(record)
     print(f"The page is {page.write()}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import offmap
-from offmap.data import Rows
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import adam, maxwent, minimize
@@ -23,7 +21,6 @@ from offmap.posterior.basis import observe
 from offmap.posterior.distribution import scaling, svd
 from offmap_bench.methods import anchored, negative_correlation
 from offmap_bench.runner.base_models import models
-from offmap_bench.speed import peers
 from offmap_bench.speed import subjects as on
 from offmap_bench.speed.measure import GEMM, Claim, Record, Timing, Work, count_flops, measurements, race, record
 from offmap_bench.tasks.catalog import task
@@ -32,7 +29,7 @@ from offmap_bench.tasks.task import Task
 
 def fitting(rounds: int = 7) -> Record:
     """Complete fits against the gradient steps of the authors' package."""
-    steps, theirs = peers.maxwent_steps(epochs=7)
+    steps, theirs = on.maxwent_steps(epochs=7)
     closed, paper = 'offmap, solver="closed-form"', 'offmap, solver="closed-form", score="paper"'
     refined, extrapolated = 'offmap, solver="refine", 500 steps (the default)', "maxwent, 20,000 steps (extrapolated)"
     works: dict[str, Work] = {
@@ -48,32 +45,29 @@ def fitting(rounds: int = 7) -> Record:
     return replace(result, values={"timed": steps, **values})
 
 
-TASKS = ("uci/concrete/extrapolation", "uci/power/extrapolation", "uci/protein/extrapolation")
-STEPS, FEW, MORE = 50_000, 100, 500
-
-
 def paper_steps(rounds: int = 3) -> Record:
     """Fits of five nets on data of three sizes against the paper's settings, extrapolated from two short fits."""
     result, best = Record("paper_steps", rounds, []), dict[str, dict[str, float]]()
-    for name in TASKS:
-        data, nets = task(name, 0), models(task(name, 0))
+    for name in ("concrete", "power", "protein"):
+        data = task(f"uci/{name}/extrapolation", 0)
+        nets = models(data)
 
         def fit(data: Task = data, nets: Sequence[nn.Module] = nets, **settings: Any) -> Work:
             return lambda: offmap.fit(nets, data.train, data.valid, progress=False, **settings)
 
         works = {
             "closed form": fit(solver="closed-form"), "closed form, paper's score": fit(solver="closed-form", score="paper"),
-            "default": fit(), "few": fit(config="paper", steps=FEW), "more": fit(config="paper", steps=MORE),
+            "default": fit(), "few": fit(config="paper", steps=100), "more": fit(config="paper", steps=500),
         }  # fmt: skip
         timings = race(works, rounds=rounds, at_most=dict.fromkeys(("default", "few", "more"), 2))
         few, more = timings.pop("few"), timings.pop("more")
         # the best turns compared, and the worst: turns side by side would favour slow short ones
         pairs = (zip(sorted(f), sorted(m), strict=True) for f, m in ((few.cpu, more.cpu), (few.wall, more.wall)))
-        timings["paper"] = Timing(*([b - a for a, b in turns] for turns in pairs)).times(STEPS / (MORE - FEW))
-        words = f"{name.split('/')[1]}, {len(data.train[1]):,} + {len(data.valid[1]):,} rows"
+        timings["paper"] = Timing(*([b - a for a, b in turns] for turns in pairs)).times(50_000 / (500 - 100))
+        words = f"{name}, {len(data.train[1]):,} + {len(data.valid[1]):,} rows"
         shown = {"default": "default solver", "paper": "paper's settings (extrapolated)"}
         result.measurements.extend(measurements({f"{words}: {shown.get(n, n)}": t for n, t in timings.items()}))
-        best[name.split("/")[1]] = {n: t.cpu[0] if n == "paper" else t.best for n, t in timings.items()}
+        best[name] = {n: t.cpu[0] if n == "paper" else t.best for n, t in timings.items()}
     best["sum"] = {solver: sum(each[solver] for each in best.values()) for solver in next(iter(best.values()))}
     for solver, target in {"default": 50.0, "closed form": 300.0, "closed form, paper's score": 300.0}.items():
         what = f"times faster than the paper's settings, {solver}"
@@ -83,8 +77,7 @@ def paper_steps(rounds: int = 3) -> Record:
 
 def descent(members: int, basis: str = "svd", steps: int = 100) -> Callable[[], str]:
     """A hundred steps of the MaxWEnt objective for so many nets."""
-    nets = [on.trained_net(seed) for seed in range(members)]
-    rows = Rows(*on.table()["train"], on.BATCH, "train")
+    nets, rows = on.members()[:members], on.rows("train")
     at = stack_models(nets)
     model = Runtime().model(at.module, at.mean | at.fixed, rows.inputs)
     q = svd(nets, (x for x, _ in rows)) if basis == "svd" else scaling(nets)
@@ -104,7 +97,7 @@ def steps(rounds: int = 15) -> Record:
 
 def stacking(rounds: int = 15) -> Record:
     """One net, five stacked nets, and five of the authors' package in turn."""
-    taken, theirs = peers.maxwent_steps(epochs=4)
+    taken, theirs = on.maxwent_steps(epochs=4)
     five, peer = "five nets, stacked", "maxwent, five nets in turn"
     works: dict[str, Work] = {"one net": descent(1), five: descent(5), peer: theirs}
     timings = race(works, rounds=rounds, gemm={f"{GEMM}, five nets": works[five]})
@@ -118,11 +111,10 @@ CORRELATED = [negative_correlation.Config(steps=50, tradeoff=10.0**-k) for k in 
 
 def grids(rounds: int = 3) -> Record:
     """Five members and a grid of six settings, stacked and in turn."""
-    nets = [on.trained_net(seed) for seed in range(5)]
+    nets, options = on.members(), {"likelihood": Gaussian(), "runtime": Runtime(progress=False)}
 
     def fit(method: Any, nets: Sequence[nn.Module], configs: Sequence[Any]) -> object:
-        train, valid = (Rows(*on.table()[part], on.BATCH, part) for part in ("train", "valid"))
-        return method.fit_grid(nets, train, valid, likelihood=Gaussian(), configs=configs, runtime=Runtime(progress=False))
+        return method.fit_grid(nets, on.rows("train"), on.rows("valid"), configs=configs, **options)
 
     anchor, correlated, turn = "anchored networks", "negative correlation", "six ensembles of five, one after another"
     thirty, stacked = f"{anchor}: thirty nets, one after another", f"{anchor}: all stacked"
@@ -137,45 +129,34 @@ def grids(rounds: int = 3) -> Record:
     return record("grids", rounds, timings, "ms", per=50)
 
 
-SUBJECTS = [
-    replace(s, rows=rows) for s, rows in ((on.MLP, 102_400), (on.CONV1D, 20_480), (on.RESNET, 4_096), (on.TRANSFORMER, 8_192))
-]
-"""As many rows as data sets have: the first few thousand cost more, as all of their inputs are counted."""
-
-
 def basis(rounds: int = 3) -> Record:
     """The pass that finds the basis, with `eigh` apart, against a forward pass and the authors' package, model by model."""
     passes: dict[str, Timing] = {}
-    for subject in SUBJECTS:
-        net, x = subject.net(), subject.inputs(subject.rows)
-        at, eigh = stack_models(net), Timing()
+    # as many rows as data sets have: the first few thousand cost more, as all of their inputs are counted
+    for subject, rows in ((on.MLP, 102_400), (on.CONV1D, 20_480), (on.RESNET, 4_096), (on.TRANSFORMER, 8_192)):
+        net, x = subject.net(), subject.inputs(rows)
+        at, turns = stack_models(net), list[Timing]()
 
-        def find_basis(at: StackedModel = at, x: Tensor = x, eigh: Timing = eigh) -> None:
-            eigh.cpu.append(0.0)
-            eigh.wall.append(0.0)
-            with mock.patch.object(torch.linalg, "eigh", partial(_clock, torch.linalg.eigh, eigh)):
-                observe(at, lambda rows: iter(x.split(max(on.BATCH, rows))), rotated=True)
+        def find_basis(at: StackedModel = at, x: Tensor = x, turns: list[Timing] = turns) -> None:
+            turns.append(Timing())
+            with mock.patch.object(torch.linalg, "eigh", partial(timed, turns[-1], torch.linalg.eigh)):
+                observe(at, lambda size: iter(x.split(max(on.BATCH, size))), rotated=True)
 
         works: dict[str, Work] = {"plain pass": lambda net=net, x=x: on.run_passes(net, x, on.BATCH), "both": find_basis}
         if subject.name == on.MLP.name:
-            works["maxwent, `fit_svd`"] = lambda net=net, x=x: peers.maxwent(net).fit_svd(x.numpy(), batch_size=on.BATCH)
+            works["maxwent, `fit_svd`"] = lambda net=net, x=x: on.maxwent(net).fit_svd(x.numpy(), batch_size=on.BATCH)
         timings = race(works, rounds=rounds, gemm={GEMM: find_basis})
-        both, apart = (
-            timings.pop("both"),
-            Timing(eigh.cpu[1 : rounds + 1], eigh.wall[1 : rounds + 1]),
-        )  # the first is not measured
+        measured = turns[1 : rounds + 1]  # the first is not measured
+        both, apart = timings.pop("both"), Timing([sum(t.cpu) for t in measured], [sum(t.wall) for t in measured])
         rest = Timing(*([a - b for a, b in zip(*pair, strict=True)] for pair in ((both.cpu, apart.cpu), (both.wall, apart.wall))))
         shown = {"plain pass": timings.pop("plain pass"), "basis pass": rest, "`eigh`": apart, "basis pass and `eigh`": both}
         shown |= {GEMM: timings.pop(GEMM), **timings}
-        passes |= {f"{subject.name}, {subject.rows:,} rows: {name}": timing for name, timing in shown.items()}
+        passes |= {f"{subject.name}, {rows:,} rows: {name}": timing for name, timing in shown.items()}
     return record("basis", rounds, passes, "ms")
 
 
-def _clock(function: Callable[..., Any], timing: Timing, *args: Any, **options: Any) -> Any:
-    """Call a function, and add its time to the last turn."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    try:
-        return function(*args, **options)
-    finally:
-        timing.cpu[-1] += time.process_time() - cpu
-        timing.wall[-1] += time.perf_counter() - wall
+def timed(timing: Timing, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function as one more turn."""
+    results: list[Any] = []
+    timing.run(lambda: results.append(function(*args, **options)))
+    return results[0]

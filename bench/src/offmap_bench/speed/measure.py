@@ -9,11 +9,11 @@ import platform
 import statistics
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -27,8 +27,6 @@ SIDE, PRODUCTS = 1024, 10
 """The bare GEMM: ten float32 products of 1024 × 1024 × 1024."""
 
 Work = Callable[[], object]
-Unit = Literal["s", "ms", "MB", "rows/s"]
-Sense = Literal["at least", "at most"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,13 @@ class Timing:
 
     def times(self, factor: float) -> Timing:
         return Timing([factor * seconds for seconds in self.cpu], [factor * seconds for seconds in self.wall])
+
+    def run(self, work: Work) -> None:
+        """Take one more turn."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        work()
+        self.cpu.append(time.process_time() - cpu)
+        self.wall.append(time.perf_counter() - wall)
 
 
 def race(
@@ -70,10 +75,7 @@ def race(
     for turn in range(rounds):
         for name, run in contestants.items():
             if turn < limits[name]:
-                cpu, wall = time.process_time(), time.perf_counter()
-                run()
-                timings[name].cpu.append(time.process_time() - cpu)
-                timings[name].wall.append(time.perf_counter() - wall)
+                timings[name].run(run)
     product = timings.pop("gemm", Timing())
     return timings | {label: least_time(product, count_flops(work)) for label, work in (gemm or {}).items()}
 
@@ -125,16 +127,16 @@ def peak_memory(process: int | str = "self", *, reset: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Best and median of several turns; `wall` is the best on the wall clock."""
+    """Best and median of several turns, in s, ms, MB or rows/s; `wall` is the best on the wall clock."""
 
     what: str
-    unit: Unit
+    unit: str
     best: float
     median: float
     wall: float | None = None
 
 
-def measurements(timings: Mapping[str, Timing], unit: Unit = "s", per: float = 1.0) -> list[Measurement]:
+def measurements(timings: Mapping[str, Timing], unit: str = "s", per: float = 1.0) -> list[Measurement]:
     """Best, median and wall time of each, divided by the `per` equal parts that a turn consists of."""
     factor = (1.0 if unit == "s" else 1e3) / per
     return [
@@ -143,7 +145,7 @@ def measurements(timings: Mapping[str, Timing], unit: Unit = "s", per: float = 1
     ]
 
 
-def once(what: str, unit: Unit, value: float, wall: float | None = None) -> Measurement:
+def once(what: str, unit: str, value: float, wall: float | None = None) -> Measurement:
     return Measurement(what, unit, value, value, wall)
 
 
@@ -151,12 +153,17 @@ def once(what: str, unit: Unit, value: float, wall: float | None = None) -> Meas
 class Claim:
     what: str
     value: float
-    sense: Sense
+    sense: str  # "at least" or "at most"
     target: float
 
     @property
     def met(self) -> bool:
         return self.value >= self.target if self.sense == "at least" else self.value <= self.target
+
+
+def at_most(claims: Iterable[tuple[str, float, float]]) -> list[Claim]:
+    """Claims that values are at most their targets: (what, value, target)."""
+    return [Claim(what, value, "at most", target) for what, value, target in claims]
 
 
 def describe_machine() -> dict[str, Any]:
@@ -184,7 +191,7 @@ class Record:
         (RECORDS / f"{self.theme}.json").write_text(text, encoding="utf-8")
 
 
-def record(theme: str, rounds: int, timings: Mapping[str, Timing], unit: Unit = "s", per: float = 1.0) -> Record:
+def record(theme: str, rounds: int, timings: Mapping[str, Timing], unit: str = "s", per: float = 1.0) -> Record:
     """Measurements of a race, with the claims that `themes.toml` makes of their ratios."""
     claims = [
         Claim(what, timings[longer].best / timings[less].best, sense, target)

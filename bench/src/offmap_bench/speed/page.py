@@ -6,9 +6,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markdown import Markdown
-
 from offmap_bench.paths import DOCS
 from offmap_bench.speed.measure import THEMES, Record, read
 from offmap_bench.studies.study import fill, markdown
@@ -19,10 +16,6 @@ RATIOS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name
 
 PEERS = ("maxwent", "laplace-torch", "bayesian-torch", "MC-dropout", "deep ensemble")
 LIMITS = ("a bare GEMM", "plain")
-
-
-def show(record: Record) -> None:
-    Console().print(Markdown(section(record)))
 
 
 def write() -> Path:
@@ -47,9 +40,8 @@ def section(record: Record) -> str:
     tables = [markdown(["measured", "best", "median", "best on the wall"], rows) + "\n"]
     tables += [markdown(["claimed", "value", "target", "met"], claims) + "\n"] if claims else []
     versions = ", ".join(f"{name} {machine[name]}" for name in ("offmap", "torch", "maxwent", "python"))
-    foot = f"Turns: {record.rounds}; threads: {{threads}}; {{processor}}, {{processors}} processors; {versions}.".format(
-        **machine
-    )
+    threads, processor, count = (machine[key] for key in ("threads", "processor", "processors"))
+    foot = f"Turns: {record.rounds}; threads: {threads}; {processor}, {count} processors; {versions}."
     how = theme["text"].strip().format(**record.values)
     return "\n".join([f"## {theme['title']}", "", how, "", *tables, foot, ""])
 

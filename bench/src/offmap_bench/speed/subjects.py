@@ -1,33 +1,41 @@
-"""The models and the data that themes measure: one trained MLP on a synthetic table, and untrained models of other kinds."""
+"""What themes measure: an MLP on a synthetic table, the same work by other libraries, and untrained models of other kinds."""
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import offmap
+from offmap.data import Rows
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
+from offmap.maxwent import solve
+from offmap.maxwent.config import Runtime
+from offmap.posterior.predictive import Sampled, Stochastic
 from offmap.random import generator
+from offmap_bench.methods import deep_ensemble
 from offmap_bench.nets.resnet import resnet
+from offmap_bench.speed.measure import Work
 
 FEATURES, OUTPUTS, HIDDEN = 8, 2, (100, 100, 100)
-DRAWS, ROWS, BATCH = 50, 10_000, 128
+DRAWS, BATCH, STEPS = 50, 128, 500
 NAMES = [f"x{i}" for i in range(FEATURES)]
-
-Pair = tuple[Tensor, Tensor]
+STACKED = "offmap, deep ensemble"
 
 
 @cache
-def table() -> dict[str, Pair]:
+def table() -> dict[str, tuple[Tensor, Tensor]]:
     """3,600 rows to train on, 400 to validate, 10,000 to score; the target is smooth with noise 0.1."""
-    sizes = {"train": 3_600, "valid": 400, "score": ROWS}
+    sizes = {"train": 3_600, "valid": 400, "score": 10_000}
     source = generator("benchmarks", "table")
     x = torch.randn(sum(sizes.values()), FEATURES, generator=source)
     y = x[:, 0].sin() + x[:, 1] * x[:, 2] / 2 + 0.1 * torch.randn(len(x), generator=source)
@@ -35,13 +43,17 @@ def table() -> dict[str, Pair]:
     return dict(zip(sizes, parts, strict=True))
 
 
+def rows(part: str) -> Rows:
+    return Rows(*table()[part], BATCH, part)
+
+
 def descend(net: nn.Module, steps: int, source: torch.Generator, penalty: Callable[[], Any] = lambda: 0.0) -> nn.Module:
     """Train with Adam on the Gaussian negative log-likelihood plus a penalty."""
     x, y = table()["train"]
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for _ in range(steps):
-        rows = torch.randint(len(x), (BATCH,), generator=source)
-        loss = Gaussian().nll(net(x[rows]).unsqueeze(0), y[rows]).mean() + penalty()
+        index = torch.randint(len(x), (BATCH,), generator=source)
+        loss = Gaussian().nll(net(x[index]).unsqueeze(0), y[index]).mean() + penalty()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -56,6 +68,10 @@ def trained_net(seed: int = 0) -> nn.Sequential:
     return net.eval()
 
 
+def members() -> list[nn.Sequential]:
+    return [trained_net(seed) for seed in range(5)]
+
+
 def fit_guard(solver: Literal["closed-form", "refine"] = "closed-form", *, score: str = "default") -> offmap.Guard:
     data = table()
     return offmap.fit(trained_net(), data["train"], data["valid"], solver=solver, score=score, draws=DRAWS, progress=False)
@@ -67,6 +83,126 @@ _seeds = itertools.count(1)
 def reseed(guard: offmap.Guard, **changes: Any) -> offmap.Guard:
     """The guard with a seed it never had, so that nothing drawn is cached."""
     return replace(guard, seed=next(_seeds), **changes)
+
+
+# ------------------------------------------------------------------------------------------------ other libraries
+
+
+def fits() -> dict[str, Work]:
+    data = table()
+    return {
+        "offmap, default": lambda: offmap.fit(trained_net(), data["train"], data["valid"], draws=DRAWS, progress=False),
+        "offmap, closed form": lambda: fit_guard(score="paper"),
+        "offmap, default, φ alone": lambda: fit_distribution("refine"),
+        "offmap, closed form, φ alone": lambda: fit_distribution("closed-form"),
+        "laplace-torch": lambda: laplace(),
+        "bayesian-torch": lambda: train_variational(),
+        "deep ensemble": lambda: [descend(copy.deepcopy(n), STEPS, torch.Generator().manual_seed(0)) for n in members()],
+        STACKED: lambda: train_stacked(),
+    }
+
+
+def scorers(x: Tensor) -> dict[str, Work]:
+    """Variances of the predictions for these rows."""
+    guard, joint = fit_guard(score="paper"), offmap.guard(train_stacked(), table()["valid"], score="paper")
+    bayes, dropped, curved = variational(), dropout(), laplace()
+    return {
+        "offmap": lambda: reseed(guard).score(x),
+        "bayesian-torch": lambda: mixture_variance(bayes(x) for _ in range(DRAWS)),
+        "MC-dropout": lambda: mixture_variance(dropped(x) for _ in range(DRAWS)),
+        "laplace-torch": lambda: curved.predictive_samples(x, pred_type="nn", n_samples=DRAWS).var(0),
+        "deep ensemble": lambda: mixture_variance(net(x) for net in members()),
+        STACKED: lambda: joint.score(x),
+    }
+
+
+@torch.no_grad()
+def mixture_variance(passes: Iterable[Tensor]) -> Tensor:
+    """The variance of a mixture of outputs with a mean and a log-variance, (B,)."""
+    outputs = torch.stack(list(passes))
+    return outputs[..., 0].var(0) + outputs[..., 1].exp().mean(0)
+
+
+def fit_distribution(solver: Literal["closed-form", "refine"]) -> Stochastic:
+    """Fit the weight distribution, and calibrate nothing."""
+    config, runtime = replace(solve.CONFIGS["default"], solver=solver), Runtime(progress=False)
+    return solve.fit(trained_net(), rows("train"), rows("valid"), likelihood=Gaussian(), config=config, runtime=runtime)
+
+
+def train_stacked() -> Sampled:
+    """Train the same ensemble in one stack, on complete batches only, as `descend` does."""
+    x, y = table()["train"]
+    complete = slice(len(x) // BATCH * BATCH)
+    train, config = Rows(x[complete], y[complete], BATCH, "train"), deep_ensemble.Config(steps=STEPS, lr=1e-3, adam_epsilon=1e-8)
+    runtime = Runtime(progress=False)
+    return deep_ensemble.fit(members(), train, rows("valid"), likelihood=Gaussian(), config=config, runtime=runtime)
+
+
+def maxwent(net: nn.Module | None = None) -> Any:
+    """The authors' package around the trained net, its SVD basis ready; around another net without a basis."""
+    from maxwent.tch import MaxWEnt, set_maxwent_model
+
+    if net is not None:
+        return MaxWEnt(set_maxwent_model(net), lambda_=10.0)
+    model = MaxWEnt(set_maxwent_model(trained_net()), lambda_=10.0)
+    model.fit_svd(table()["train"][0].numpy(), batch_size=BATCH)
+    random = [p for p in model.network.parameters() if p.requires_grad]
+    model.compile(torch.optim.Adam(random, lr=1e-3), lambda out, y: Gaussian().nll(out.unsqueeze(0), y).mean(), metrics=[])
+    return model
+
+
+def maxwent_steps(epochs: int) -> tuple[int, Work]:
+    """The gradient steps of so many epochs of the authors' package, and a contestant that takes them."""
+    model, (x, y) = maxwent(), table()["train"]
+    steps = epochs * -(-len(x) // BATCH)
+    return steps, lambda: model.fit(x.numpy(), y.numpy(), epochs=epochs, batch_size=BATCH, verbose=0)
+
+
+def variational() -> nn.Module:
+    """The net as bayesian-torch converts it, with means at its weights."""
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn
+
+    net = copy.deepcopy(trained_net())
+    settings = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
+    dnn_to_bnn(net, {**settings, "type": "Reparameterization", "moped_enable": True, "moped_delta": 0.1})
+    return net
+
+
+def train_variational() -> nn.Module:
+    from bayesian_torch.models.dnn_to_bnn import get_kl_loss
+
+    net, count = variational(), len(table()["train"][0])
+    return descend(net, STEPS, torch.Generator().manual_seed(0), lambda: get_kl_loss(net) / count)
+
+
+def dropout() -> nn.Module:
+    """The net with a tenth of its features dropped."""
+    layers = [[layer, nn.Dropout(0.1)] if isinstance(layer, nn.ReLU) else [layer] for layer in copy.deepcopy(trained_net())]
+    return nn.Sequential(*itertools.chain(*layers)).train()
+
+
+def mean_head(net: nn.Module) -> nn.Sequential:
+    """The model without its log-variance: all layers, and the row of the last that gives the mean."""
+    *body, last = copy.deepcopy(net).children()
+    assert isinstance(last, nn.Linear)
+    head = nn.Linear(last.in_features, 1)
+    head.load_state_dict({"weight": last.weight[:1].detach(), "bias": last.bias[:1].detach()})
+    return nn.Sequential(*body, head)
+
+
+def laplace() -> Any:
+    """A Kronecker-factored Laplace of the mean head, its prior by marginal likelihood."""
+    from laplace import Laplace
+
+    x, y = table()["train"]
+    with warnings.catch_warnings(action="ignore"):
+        model = Laplace(mean_head(trained_net()), "regression", subset_of_weights="all", hessian_structure="kron")
+        model.fit(DataLoader(TensorDataset(x, y[:, None]), batch_size=BATCH))
+        model.optimize_prior_precision(method="marglik")
+    return model
+
+
+# ------------------------------------------------------------------------------------------------ other models
 
 
 class Encoder(nn.Module):

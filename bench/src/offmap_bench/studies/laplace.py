@@ -22,7 +22,7 @@ import offmap
 from offmap.evaluation import measure_separation
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
-from offmap_bench.speed.peers import mean_head
+from offmap_bench.speed.subjects import mean_head
 from offmap_bench.studies.study import Runs, Study, markdown, mean_over, per_cent, signed, significant
 from offmap_bench.tasks.catalog import task as named
 from offmap_bench.tasks.task import Task
