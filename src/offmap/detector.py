@@ -17,20 +17,9 @@ from torch.utils.data import DataLoader
 from offmap import checks, conformal
 from offmap._torch_private import tree_map
 from offmap._types import Data, Inputs
-from offmap.data import (
-    Place,
-    Rows,
-    as_batches,
-    check_finite,
-    check_inputs,
-    concat_padded,
-    drop_targets,
-    fork_rng,
-    is_mapping,
-    iter_batches,
-    load_rows,
-)
-from offmap.data.batch import mark_shared, rows_of, take_rows
+from offmap.data import Place, Rows, as_batches, check_finite, fork_rng, load_rows
+from offmap.data.batch import check_inputs, concat_padded, drop_targets, is_mapping, mark_shared, rows_of, take_rows
+from offmap.data.batches import iter_batches
 from offmap.data.image_spec import ImageSpec
 from offmap.errors import ConfigError, DataError, NotFittedError
 from offmap.likelihoods import Prediction

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from offmap import checks, metrics
 from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
-from offmap.data import Place, Rows, as_batches, drop_targets, fork_rng, iter_batches, load_rows
-from offmap.data.batch import is_table, rows_of, take_rows
+from offmap.data import Place, Rows, as_batches, fork_rng, load_rows
+from offmap.data.batch import drop_targets, is_table, rows_of, take_rows
+from offmap.data.batches import iter_batches
 from offmap.detector import Detector
 from offmap.errors import ConfigError, DataError
 from offmap.likelihoods import Prediction, align_targets

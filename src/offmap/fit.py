@@ -15,21 +15,9 @@ from torch import Tensor, nn
 
 from offmap import checks
 from offmap._types import IGNORED, Data, Inputs, ScoreFn
-from offmap.data import (
-    Batches,
-    Place,
-    Rows,
-    Stream,
-    all_gather_rows,
-    as_batches,
-    fork_rng,
-    is_sharded,
-    load_rows,
-    load_train_valid,
-    map_rows,
-    sample_rows,
-)
+from offmap.data import Batches, Place, Rows, as_batches, fork_rng, load_rows
 from offmap.data.batch import take_rows
+from offmap.data.batches import Stream, all_gather_rows, is_sharded, load_train_valid, map_rows, sample_rows
 from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
 from offmap.detector import Calibration, concat_results, merge_parts, reduce_positions
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, join_group, shard_slice

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Data, Inputs
-from offmap.data import Place, Rows, concat_padded
-from offmap.data.batch import is_table, rows_of, take_rows
+from offmap.data import Place, Rows
+from offmap.data.batch import concat_padded, is_table, rows_of, take_rows
 from offmap.detector import Detector, concat_results, merge_parts, reduce_positions
 from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Likelihood, Prediction, check_counted

@@ -47,23 +47,18 @@ class Shard:
 
 @dataclass(frozen=True)
 class Rows:
-    """Data held in memory."""
+    """Data held in memory; `shard` is this rank's part of every pass."""
 
     inputs: Inputs
     targets: Tensor
     batch_size: int
     name: str
-    shard: Shard | None = None  # this rank's part of every pass
+    shard: Shard | None = None
 
     @property
     def rows(self) -> int:
         """The number of examples."""
         return self.targets.shape[0]
-
-    @property
-    def usual_rows(self) -> int:
-        """The number of rows of every batch but the last."""
-        return self.batch_size
 
     def __iter__(self) -> Iterator[Batch]:
         slices = (slice(start, start + self.batch_size) for start in range(0, self.rows, self.batch_size))
@@ -72,7 +67,7 @@ class Rows:
 
     def shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
         """Yield the examples in an order that depends on (seed, epoch) alone."""
-        return iter(self.take(permutation(self.rows, seed, "order", epoch).to(self.targets.device)))
+        return iter(self.take(permutation(self.rows, seed, "order", epoch)))
 
     def generators(self) -> list[torch.Generator]:
         """Return the generators that decide the order: none."""
@@ -80,12 +75,13 @@ class Rows:
 
     def take(self, rows: Tensor) -> Rows:
         """Return some of the rows."""
+        rows = rows.to(self.targets.device)
         return replace(self, inputs=take_rows(self.inputs, rows), targets=self.targets[rows])
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Data from a DataLoader or a Dataset, checked batch by batch."""
+    """Data from a DataLoader or a Dataset, checked batch by batch; `shard` is this rank's part of every pass."""
 
     source: DataLoader[Any]
     place: Place
@@ -93,7 +89,7 @@ class Stream:
     name: str
     indexed: bool
     check: Callable[[Tensor], None] | None = None
-    shard: Shard | None = None  # this rank's part of every pass
+    shard: Shard | None = None
 
     @property
     def rows(self) -> int:
@@ -101,7 +97,7 @@ class Stream:
         return len(cast(Sized, self.source.dataset))
 
     @property
-    def usual_rows(self) -> int:
+    def batch_size(self) -> int:
         """The number of rows of every batch but the last; 0 if the user's own sampler decides."""
         return self.source.batch_size or 0
 
@@ -151,22 +147,17 @@ def _cut_batch(batch: Batch, rows: slice) -> Batch:
 
 def iter_batches(source: Iterable[Any], name: str) -> Iterator[Any]:
     """Yield the batches of a loader; an error of the user's data set is raised as a DataError with the number of the batch."""
-    position, iterator = 0, None
-    while True:
-        try:
-            iterator = iter(source) if iterator is None else iterator
-            batch = next(iterator)
-        except StopIteration:
-            return
-        except OffmapError:
-            raise
-        except Exception as error:
-            reason = (str(error).strip().splitlines() or [""])[-1][:300]
-            raise DataError(
-                f"Expected batches from {name}, but reading batch {position} failed: {type(error).__name__}: {reason}."
-            ) from error
-        yield batch
-        position += 1
+    position = -1
+    try:
+        for position, batch in enumerate(source):  # noqa: B007
+            yield batch
+    except OffmapError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[-1][:300]
+        raise DataError(
+            f"Expected batches from {name}, but reading batch {position + 1} failed: {type(error).__name__}: {reason}."
+        ) from error
 
 
 @contextmanager
@@ -234,23 +225,21 @@ def load_train_valid(
 def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:
     """Set a random fraction of the training data aside: (train, valid)."""
     train = as_batches(data, place, name="train", batch_size=batch_size, target=target)
-    if isinstance(train, Stream) and isinstance(train.source.dataset, IterableDataset):
-        raise DataError("Expected `valid=` beside an iterable data set: it cannot be split.")
-    if isinstance(train, Stream) and train.source.batch_sampler is None:
-        raise DataError("Expected `valid=` beside a DataLoader with `batch_size=None`: its rows cannot be told apart.")
     try:
+        if isinstance(train, Stream) and isinstance(train.source.dataset, IterableDataset):
+            raise TypeError("an iterable data set cannot be split")
+        if isinstance(train, Stream) and train.source.batch_sampler is None:
+            raise TypeError("rows of a DataLoader with `batch_size=None` cannot be told apart")
         rows = train.rows
     except TypeError as error:
-        raise DataError(f"Expected `valid=` beside a data set that does not know its length ({error}).") from error
+        raise DataError(f"Expected `valid=` beside a data set that does not know its rows ({error}).") from error
     order = permutation(rows, seed, "split")
     cut = max(2, round(fraction * rows))
     if rows - cut < 1:
         raise DataError(f"Expected at least 3 rows to set 2 aside for validation, but `train` has {rows}. Pass `valid=`.")
     if isinstance(train, Rows):
-        order = order.to(train.targets.device)
-        return replace(train.take(order[cut:]), name="train"), replace(train.take(order[:cut]), name="valid")
-    size = train.source.batch_size or batch_size
-    kept, held = (train.take(part.sort().values, size) for part in (order[cut:], order[:cut]))
+        return train.take(order[cut:]), replace(train.take(order[:cut]), name="valid")
+    kept, held = (train.take(part.sort().values, train.batch_size or batch_size) for part in (order[cut:], order[:cut]))
     # the user's order is lost in the split, so the library may shuffle
     return replace(kept, indexed=True), replace(held, name="valid", indexed=True)
 
@@ -288,7 +277,7 @@ def _draw_keys(count: int, source: torch.Generator) -> Tensor:
 def reservoir_sample(data: Batches, size: int, source: torch.Generator, shard: Shard | None = None) -> list[Keyed]:
     """Return the rows with the lowest keys, one by one; other ranks read the batches between those of a `shard`."""
     heap: list[Keyed] = []  # the highest key on top
-    start, bound, usual = 0, torch.inf, data.usual_rows
+    start, bound, usual = 0, torch.inf, data.batch_size
     for turn, (inputs, targets) in enumerate(data):
         usual = usual or targets.shape[0]
         if shard is not None:  # the keys of rows that other ranks read before

@@ -14,9 +14,6 @@ from offmap.errors import DataError, ShapeError
 
 logger = logging.getLogger("offmap")
 
-MAX_OUTSIDE = 10.0
-"""Warn about values farther outside the training range than so many times its width (0 to 255 is 254 outside of 0 to 1)."""
-
 
 @dataclass(frozen=True)
 class ImageSpec:
@@ -53,9 +50,16 @@ class ImageSpec:
         if self.shape is None:
             return
         if not is_image(x) or tuple(x.shape[1:]) != self.shape:
+            remedy = "Resize them, for example with `torch.nn.functional.interpolate`."
+            if not is_image(x):
+                remedy = "Pass a batch of images, (B, channels, height, width)."
+            elif tuple(x.movedim(3, 1).shape[1:]) == self.shape:
+                remedy = "Channels come first: `x.movedim(3, 1)`."
+            elif x.shape[1] != self.shape[0]:
+                remedy = f"Bring them to {self.shape[0]} channels: repeat grey ones, or weigh colours into one."
             raise ShapeError(
                 f"Expected images of shape {self.shape}, (channels, height, width), as in training, but {name} have "
-                f"{tuple(x.shape[1:]) if isinstance(x, Tensor) else type(x).__name__}. {self._remedy(x)}"
+                f"{tuple(x.shape[1:]) if isinstance(x, Tensor) else type(x).__name__}. {remedy}"
             )
         if not x.is_floating_point():
             raise DataError(
@@ -69,22 +73,12 @@ class ImageSpec:
         if self.shape is None:
             return
         low, high, _ = _value_range(x)
-        outside = max(high - self.high, self.low - low)
-        if outside > MAX_OUTSIDE * self.span or (len(x) > 1 and MAX_OUTSIDE**2 * (high - low) < self.span and high > low):
+        outside = max(high - self.high, self.low - low)  # bytes, 0 to 255, are 254 outside of 0 to 1
+        if outside > 10 * self.span or (len(x) > 1 and 0 < 100 * (high - low) < self.span):
             logger.warning(
                 "%s range from %.3g to %.3g, training inputs from %.3g to %.3g: were they scaled alike? Else scores mean little.",
                 name[:1].upper() + name[1:], low, high, self.low, self.high,
             )  # fmt: skip
-
-    def _remedy(self, x: Inputs) -> str:
-        assert self.shape is not None
-        if not isinstance(x, Tensor) or x.ndim != 4:
-            return "Pass a batch of images, (B, channels, height, width)."
-        if tuple(x.movedim(3, 1).shape[1:]) == self.shape:
-            return "Channels come first: `x.movedim(3, 1)`."
-        if x.shape[1] != self.shape[0]:
-            return f"Bring them to {self.shape[0]} channels: repeat grey ones, or weigh colours into one."
-        return "Resize them, for example with `torch.nn.functional.interpolate`."
 
 
 def is_image(x: Inputs) -> bool:

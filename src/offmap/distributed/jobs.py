@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 from offmap.errors import ConfigError, OffmapError, nearest
 
-ENGINES = ("local", "ray")
-
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a module and its arguments. It is called with what all jobs share, its arguments, and `report`, a function of
 anything that Python can send to a process."""
@@ -37,8 +35,9 @@ class Pool:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise ConfigError(f"Expected the engine to be {nearest(self.engine, ENGINES)}, but got {self.engine!r}.")
+        engines = ("local", "ray")
+        if self.engine not in engines:
+            raise ConfigError(f"Expected the engine to be {nearest(self.engine, engines)}, but got {self.engine!r}.")
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"Expected an address only with the engine 'ray', but got {self.address!r} with {self.engine!r}.")
 
@@ -61,7 +60,7 @@ class Pool:
 def _run_in_processes(jobs: Sequence[Job], workers: int, report: Report, shared: tuple[Any, ...]) -> list[Any]:
     context = get_context("spawn")  # a forked torch may hang
     queue = context.SimpleQueue()
-    listener = Thread(target=_listen, args=(queue, report), daemon=True)
+    listener = Thread(target=lambda: [report(*message) for message in iter(queue.get, None)], daemon=True)
     listener.start()
     try:
         with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(queue, shared)) as pool:
@@ -76,11 +75,6 @@ def _run_in_processes(jobs: Sequence[Job], workers: int, report: Report, shared:
     finally:
         queue.put(None)
         listener.join()
-
-
-def _listen(queue: Any, report: Report) -> None:
-    while (message := queue.get()) is not None:
-        report(*message)
 
 
 def _start_worker(queue: Any, shared: tuple[Any, ...]) -> None:

@@ -23,14 +23,6 @@ logger = logging.getLogger("offmap")
 MAX_DEATHS = 3
 """So many workers may die of one job until the run ends."""
 
-POLL_SECONDS = 0.05
-REACH_SECONDS = 10
-
-OWN_RAY: dict[str, Any] = {"include_dashboard": False, "_system_config": {"worker_niceness": 0}}
-"""Workers of a Ray of our own have the priority of `--engine local` (Ray's default is 15 less)."""
-
-QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-
 
 def run_on_ray(
     jobs: Sequence[Job], *, workers: int, report: Report, shared: tuple[Any, ...] = (), address: str | None = None
@@ -51,7 +43,7 @@ def run_on_ray(
                 while waiting and len(running) < workers:
                     number = waiting.popleft()
                     running[task.remote(number, [ray.put(jobs[number])], *setup)] = number
-                finished, _ = ray.wait(list(running), timeout=POLL_SECONDS)
+                finished, _ = ray.wait(list(running), timeout=0.05)
                 for number, kind, item in reports.get_nowait_batch(reports.qsize()):
                     if kind == "report":
                         report(number, item)
@@ -106,19 +98,28 @@ def connect(ray: Any, workers: int, address: str | None) -> Generator[None]:
     if ray.is_initialized():
         yield
         return
-    if address is not None:
-        _check_reachable(address)
-    handler = signal.getsignal(signal.SIGTERM)
+    # workers of a Ray of our own have the priority of `--engine local` (Ray's default is 15 less)
+    own = {"num_cpus": workers, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+    handler, host, port = signal.getsignal(signal.SIGTERM), *(address or "").rpartition(":")[::2]
     # Ray also writes to the environment how it was started
     before = {name: os.environ.get(name) for name in ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE")}
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with redirect_stdout(sys.stderr):
         try:
-            ray.init(address=address or "local", **({} if address else {"num_cpus": workers, **OWN_RAY}), **QUIET)
+            if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+            ray.init(address=address or "local", **({} if address else own), **quiet)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray sets its own
         except Exception as error:  # of many types, Exception itself among them
-            raise _unreachable(address, error) from error
+            if address is None:
+                raise ConfigError(f"Cannot start Ray on this machine: {first_line(error)}.") from error
+            raise ConfigError(
+                f"Cannot join Ray at {address!r}: {type(error).__name__}: {first_line(error)}. Expected HOST:PORT as "
+                "`ray start --head` tells it, or 'auto' on a machine of the cluster; without an address, offmap starts a Ray of "
+                "its own."
+            ) from error
         else:
             try:
                 yield
@@ -128,22 +129,3 @@ def connect(ray: Any, workers: int, address: str | None) -> Generator[None]:
             for name, value in before.items():
                 os.environ.pop(name, None)
                 os.environ.update({} if value is None else {name: value})
-
-
-def _check_reachable(address: str) -> None:
-    """Try to connect to HOST:PORT: Ray itself would try for minutes."""
-    host, mark, port = address.rpartition(":")
-    if mark and port.isdecimal() and "/" not in host:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            raise _unreachable(address, error) from error
-
-
-def _unreachable(address: str | None, error: Exception) -> ConfigError:
-    if address is None:
-        return ConfigError(f"Cannot start Ray on this machine: {first_line(error)}.")
-    return ConfigError(
-        f"Cannot join Ray at {address!r}: {type(error).__name__}: {first_line(error)}. Expected HOST:PORT as "
-        "`ray start --head` tells it, or 'auto' on a machine of the cluster; without an address, offmap starts a Ray of its own."
-    )

@@ -23,8 +23,9 @@ from torch.nn.utils import skip_init
 
 from offmap import checks
 from offmap._types import Data, Inputs
-from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows, sample_rows
+from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows
 from offmap.data.batch import rows_of, take_rows
+from offmap.data.batches import sample_rows
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
 from offmap.export.module import (

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap.data import Batch, Place, as_batches, check_finite, check_inputs
+from offmap.data import Batch, Place, as_batches, check_finite
+from offmap.data.batch import check_inputs
 from offmap.detectors.msp import msp
 from offmap.errors import ModelError
 from offmap.likelihoods import Prediction
