@@ -7,9 +7,6 @@ from typing import Any
 
 from offmap.errors import ConfigError
 
-PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "laplace": "laplace-torch"}
-"""Names of packages whose modules are called otherwise."""
-
 
 def require(module: str, extra: str, *, package: str = "offmap", no_deps: str = "") -> Any:
     """Import an optional module, or raise a ConfigError that says what to install.
@@ -27,4 +24,5 @@ def require(module: str, extra: str, *, package: str = "offmap", no_deps: str = 
         if (error.name or "").partition(".")[0] != root:
             raise
         command = f"pip install '{package}[{extra}]'" + (f" && pip install --no-deps {no_deps}" if no_deps else "")
-        raise ConfigError(f"{PACKAGES.get(root, root)} is needed here and is not installed: {command}") from error
+        packages = {"sklearn": "scikit-learn", "PIL": "pillow", "laplace": "laplace-torch"}  # modules called otherwise
+        raise ConfigError(f"{packages.get(root, root)} is needed here and is not installed: {command}") from error

@@ -35,8 +35,6 @@ class Table:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) >= 10 or 0 < abs(value) < 1e-3 else f"{value:.4f}"
-    return str(value)
+    return "" if value is None else str(value)

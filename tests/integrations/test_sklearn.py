@@ -165,7 +165,7 @@ def test_a_ready_net_is_guarded_and_left_as_it_is():
         ({"validation": 1.5}, "Expected `validation` strictly between 0 and 1, such as 0.2, but got 1.5."),
         ({"false_alarms": 0}, "Expected `false_alarms` strictly between 0 and 1, such as 0.05, but got 0."),
         ({"members": 0}, "Expected `members` to be a whole number above 0, but got 0."),
-        ({"steps": 2.5}, "Expected `steps` to be a whole number above 0, but got 2.5."),
+        ({"steps": 2.5}, "Expected `steps` to be a whole number above 0 or None, but got 2.5."),
         ({"solver": "magic"}, "Expected `solver` to be one of"),
         ({"score_with": "magic"}, "Expected `score` to be one of"),
     ],

@@ -15,6 +15,7 @@ from offmap.errors import ConfigError
 from offmap.integrations.nets import Stack, Training, maximum_likelihood, member_nll, mlp, train_stack
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
+from offmap.model.params import stack_models
 from offmap_bench.methods.competitor import check_settings, ensemble_nll, per_setting, shared
 
 LAW = Gaussian()
@@ -176,11 +177,10 @@ def test_one_field_of_every_setting_becomes_a_tensor() -> None:
 
 
 def test_without_a_word_there_is_one_setting() -> None:
-    made = stack(settings=3)
-    mean = made.trained_weights()[0]
-    once = Stack.of(made.model, mean, {})
+    members = stack_models([mlp(3, 2, hidden=[8], seed=seed) for seed in range(3)])
+    once = Stack.build(members, VALID.inputs, Runtime(progress=False))
     assert (once.settings, once.members) == (1, 3)
-    assert all(torch.equal(once.weights[n], w) and once.weights[n] is not w for n, w in mean.items())
+    assert all(torch.equal(once.weights[n], w) and once.weights[n] is not w for n, w in members.mean.items())
 
 
 def test_plain_nets_are_trained_as_in_the_paper() -> None:

@@ -22,7 +22,7 @@ from offmap.likelihoods import Gaussian, Likelihood
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import BestValidation, adam, minimize
 from offmap.model.forward import BatchedModel
-from offmap.model.params import stack_models
+from offmap.model.params import StackedModel, stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.progress import bar
 from offmap.random import generator
@@ -59,24 +59,19 @@ def mlp(
 class Standardize(nn.Module):
     """(x − mean) / std for every column; a constant column becomes 0.
 
-    >>> Standardize.of(torch.tensor([[1.0, 7.0], [3.0, 7.0]]))(torch.tensor([[4.0, 7.0]]))
+    >>> Standardize(torch.tensor([[1.0, 7.0], [3.0, 7.0]]))(torch.tensor([[4.0, 7.0]]))
     tensor([[2., 0.]])
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
+    def __init__(self, rows: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
-
-    @staticmethod
-    def of(rows: Tensor) -> Standardize:
-        """Measure the columns of these rows, (N, D)."""
         # the mean of equal numbers is not always that number, so a standard deviation of 0 does not show constant columns
         varies = rows.amax(0) > rows.amin(0)
-        return Standardize(torch.where(varies, rows.mean(0), rows[0]), torch.where(varies, rows.std(0, correction=0), 1.0))
+        self.register_buffer("mean", torch.where(varies, rows.mean(0), rows[0]))
+        self.register_buffer("std", torch.where(varies, rows.std(0, correction=0), 1.0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Standardise rows, (B, D) -> (B, D)."""
@@ -119,17 +114,15 @@ class Stack:
     members: int
 
     @staticmethod
-    def of(model: BatchedModel, mean: Weights, fixed: Weights, *, settings: int = 1) -> Stack:
-        """Start every setting from the members `mean`, {name: (M, ...)}; `fixed` holds what else differs between members."""
-        copies, others = ({n: w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in t.items()} for t in (mean, fixed))
-        return Stack(model, {n: w.requires_grad_() for n, w in copies.items()}, others, len(next(iter(mean.values()))))
-
-    @staticmethod
-    def build(nets: nn.Module | Sequence[nn.Module], inputs: Inputs, runtime: Runtime, *, settings: int = 1) -> Stack:
+    def build(
+        nets: nn.Module | Sequence[nn.Module] | StackedModel, inputs: Inputs, runtime: Runtime, *, settings: int = 1
+    ) -> Stack:
         """Copy the members once for every setting of a grid, ready to be trained together."""
-        stacked = stack_models(nets)
-        model = runtime.model(stacked.module, stacked.mean | stacked.fixed, inputs)
-        return Stack.of(model, stacked.mean, stacked.fixed, settings=settings)
+        members = nets if isinstance(nets, StackedModel) else stack_models(nets)
+        model = runtime.model(members.module, members.mean | members.fixed, inputs)
+        parts = (members.mean, members.fixed)
+        weights, fixed = ({n: w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in part.items()} for part in parts)
+        return Stack(model, {n: w.requires_grad_() for n, w in weights.items()}, fixed, members.members)
 
     @property
     def settings(self) -> int:
@@ -154,11 +147,10 @@ class Stack:
         return [Sampled(self.model, weights) for weights in self.trained_weights()]
 
 
+# (step, batch) -> the loss of every setting, (G,), summed over its members
 Losses: TypeAlias = Callable[[int, Batch], Tensor]
-"""(step, batch) -> the loss of every setting, (G,), summed over its members."""
-
+# the validation loss by which every member keeps its best state, (G·M,), such as `member_nll`
 Judge: TypeAlias = Callable[[Stack, Likelihood, Rows], Tensor]
-"""The validation loss by which every member keeps its best state, (G·M,), such as `member_nll`."""
 
 
 def member_risks(stack: Stack, likelihood: Likelihood, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -238,7 +230,7 @@ def train_mlps(
 
     Without `steps`, they train for a hundred epochs, at least 200 and at most 5,000 steps.
     """
-    scaling = Standardize.of(train[0])
+    scaling = Standardize(train[0])
     nets = [mlp(train[0].shape[1], outputs, hidden=hidden, seed=seed + member).to(train[0]) for member in range(members)]
     rows, valid_rows = (
         as_batches((scaling(x), y), Place.of(nets[0]), name=name, batch_size=batch_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Self, TypeAlias, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from offmap import checks
 from offmap._types import ScoreFn
+from offmap.checks import option
 from offmap.errors import ConfigError
 from offmap.extras import require
 from offmap.fit import fit
@@ -39,37 +41,32 @@ MIN_ROWS = 4
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Guarded(BaseEstimator):
-    """Share parameters, the fit of a guard and its scores among the three estimators.
+    """Share parameters, the fit of a guard and its scores among the three estimators."""
 
-    Args:
-        hidden: Widths of the hidden layers of the nets trained here.
-        members: How many nets; several detect better, and cost as many times more.
-        steps: Gradient steps of their training; None: a hundred epochs, from 200 to 5,000 steps.
-        lr: Adam's learning rate.
-        batch_size: Rows per step.
-        validation: Share of the rows held out for early stopping and for the threshold; at least 20 rows, at most half.
-        solver: "refine", "closed-form" or "sgd" as in `offmap.fit`; None: the closed form below 500 rows, "refine" above.
-        basis: "svd" or "identity".
-        score_with: The score: "default", "distance", "epistemic", "paper" or a function, as `score` in `offmap.fit`.
-        draws: Sampled nets per member.
-        false_alarms: Share of in-distribution rows that may be flagged.
-        net: A trained net (or a list of them) to guard instead of training some. It gets rows without preprocessing.
-        random_state: Seed of initial weights, split, order of rows, and draws.
-    """
-
-    hidden: Sequence[int] = (64, 64)
-    members: int = 1
-    steps: int | None = None
-    lr: float = 0.01
-    batch_size: int = 128
-    validation: float = 0.2
-    solver: Literal["refine", "closed-form", "sgd"] | None = None
-    basis: Literal["svd", "identity"] = "svd"
-    score_with: str | ScoreFn = "default"
-    draws: int = 50
-    false_alarms: float = 0.05
-    net: nn.Module | list[nn.Module] | None = None
-    random_state: Any = None
+    hidden: Sequence[int] = option((64, 64), "Widths of the hidden layers of the nets trained here.")
+    members: int = option(1, "How many nets; several detect better, and cost as many times more.", above=0)
+    steps: int | None = option(
+        None, "Gradient steps of their training; None: a hundred epochs, 200 to 5,000 steps.", above=0
+    )
+    lr: float = option(0.01, "Adam's learning rate.", above=0)
+    batch_size: int = option(128, "Rows per step.", above=0)
+    validation: float = option(
+        0.2, "Share of the rows held out for early stopping and for the threshold; at least 20 rows, at most half.",
+        check=partial(checks.fraction, "validation", example=0.2),
+    )  # fmt: skip
+    solver: Literal["refine", "closed-form", "sgd"] | None = option(
+        None, 'As in `offmap.fit`; None: the closed form below 500 rows, "refine" above.'
+    )
+    basis: Literal["svd", "identity"] = option("svd", "As in `offmap.fit`.")
+    score_with: str | ScoreFn = option("default", "As `score` in `offmap.fit`; scikit-learn has a method `score` already.")
+    draws: int = option(50, "Sampled nets per member.")
+    false_alarms: float = option(
+        0.05, "Share of in-distribution rows that may be flagged.", check=partial(checks.fraction, "false_alarms", example=0.05)
+    )
+    net: nn.Module | list[nn.Module] | None = option(
+        None, "A trained net (or a list of them) to guard instead of training some. It gets rows without preprocessing."
+    )
+    random_state: Any = option(None, "Seed of initial weights, split, order of rows, and draws.")
     guard_: Guard = field(init=False)
 
     def score_samples(self, X: Any) -> Array:
@@ -97,11 +94,7 @@ class Guarded(BaseEstimator):
         scaled: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Guard the ready net, or nets that learn `scaled` targets with the likelihood `training`; the guard has `likelihood`."""
-        checks.fraction("validation", self.validation, example=0.2)
-        checks.fraction("false_alarms", self.false_alarms, example=0.05)
-        sizes = {"members": self.members, "batch_size": self.batch_size, "steps": 1 if self.steps is None else self.steps}
-        for name, value in sizes.items():
-            checks.integer(name, value, above=0)
+        checks.validate(self)
         random = check_random_state(self.random_state)
         seed, order = int(random.randint(2**31 - 1)), torch.from_numpy(random.permutation(len(x)))
         # 19 rows are needed for a threshold with 5 % of false alarms
@@ -137,7 +130,7 @@ class OffmapRegressor(RegressorMixin, Guarded):
         rows, y = validate_data(self, X, y, dtype="float64", multi_output=True, y_numeric=True, ensure_min_samples=MIN_ROWS)
         x, targets = torch.tensor(rows), torch.tensor(np.asarray(y, dtype="float64"))
         columns = targets.reshape(len(x), -1)
-        scaling, count, flat = Standardize.of(columns), columns.shape[1], targets.ndim == 1
+        scaling, count, flat = Standardize(columns), columns.shape[1], targets.ndim == 1
         in_units = ScaledGaussian(count, flat, units=scaling.std.square(), scale=scaling.std, shift=scaling.mean)
         self._fit(
             x, targets, outputs=2 * count, training=Gaussian(count, flat), scaled=scaling(columns).reshape(targets.shape),
@@ -207,7 +200,7 @@ class OffmapDetector(OutlierMixin, Guarded):
         if self.net is None:
             count = x.shape[1]
             training = Gaussian(count, flat=False, noise=x.new_ones(count))
-            self._fit(x, Standardize.of(x)(x), outputs=count, training=training, likelihood="gaussian")
+            self._fit(x, Standardize(x)(x), outputs=count, training=training, likelihood="gaussian")
         else:
             self._fit(x, torch.tensor(np.asarray(y)), outputs=0, training=Gaussian(), likelihood=None)
         self.offset_ = -self.guard_.threshold

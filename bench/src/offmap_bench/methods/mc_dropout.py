@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -109,8 +109,8 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
     valid, likelihood = problem.valid, problem.likelihood
     at = stack_models([replace_dropout(net) for net in ([nets] if isinstance(nets, nn.Module) else nets)])
     shapes = mask_shapes(at.module, valid.inputs)
-    fixed = {n: t for n, t in at.fixed.items() if n not in shapes}
-    stack = Stack.of(problem.runtime.model(at.module, at.mean | fixed, valid.inputs), at.mean, fixed, settings=len(configs))
+    at = replace(at, fixed={n: t for n, t in at.fixed.items() if n not in shapes})
+    stack = Stack.build(at, valid.inputs, problem.runtime, settings=len(configs))
     like = next(iter(at.mean.values()))
     masks = [
         Masks({n: (own if c.dropout is None else c.dropout, shape) for n, (own, shape) in shapes.items()}, at.members, like)
