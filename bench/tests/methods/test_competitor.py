@@ -12,11 +12,12 @@ from torch import Tensor, nn
 import trained
 from offmap.data import Batch, Rows
 from offmap.errors import ConfigError
-from offmap.integrations.nets import Stack, Training, maximum_likelihood, member_nll, mlp, train_stack
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.model.params import stack_models
 from offmap_bench.methods.competitor import check_settings, ensemble_nll, per_setting, shared
+from offmap_bench.methods.stack import Stack, Training, maximum_likelihood, member_nll, train_stack
 
 LAW = Gaussian()
 TRAIN, VALID = Rows(*trained.regression(60), 16, "train"), Rows(*trained.regression(30, 1), 16, "valid")

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import offmap
 from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ModelError
-from offmap.integrations.nets import mlp, row_nll
+from offmap.integrations.nets import mlp
 from offmap_bench.methods import deep_ensemble
+from offmap_bench.methods.stack import row_nll
 from trained import classes, inputs, regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import trained
 from offmap.data import Rows
 from offmap.errors import ConfigError
-from offmap.integrations.nets import Losses, Stack, maximum_likelihood, member_risks, mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import adam, minimize
@@ -29,6 +29,7 @@ from offmap_bench.methods.ensembles import (
     growth_losses,
     repulsion_losses,
 )
+from offmap_bench.methods.stack import Losses, Stack, maximum_likelihood, member_risks
 
 M = 3
 LAMBDAS = [0.7, 0.02]

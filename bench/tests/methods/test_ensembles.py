@@ -12,11 +12,12 @@ from torch import Tensor, nn
 import offmap
 from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ConfigError
-from offmap.integrations.nets import Stack, member_nll, mlp
+from offmap.integrations.nets import mlp
 from offmap.maxwent.config import Runtime
 from offmap.model.forward import copy_model
 from offmap_bench.methods import anchored, dare, deep_ensemble, mc_dropout, negative_correlation, overall_diversity, repulsive
 from offmap_bench.methods.ensembles import draw_anchors, member_max_risks
+from offmap_bench.methods.stack import Stack, member_nll
 from trained import classes, inputs, regression, regressor
 
 PLACE = Place(torch.device("cpu"), torch.float32)

@@ -45,9 +45,7 @@ class Guarded(BaseEstimator):
 
     hidden: Sequence[int] = option((64, 64), "Widths of the hidden layers of the nets trained here.")
     members: int = option(1, "How many nets; several detect better, and cost as many times more.", above=0)
-    steps: int | None = option(
-        None, "Gradient steps of their training; None: a hundred epochs, 200 to 5,000 steps.", above=0
-    )
+    steps: int | None = option(None, "Gradient steps of their training; None: a hundred epochs, 200 to 5,000 steps.", above=0)
     lr: float = option(0.01, "Adam's learning rate.", above=0)
     batch_size: int = option(128, "Rows per step.", above=0)
     validation: float = option(

@@ -14,10 +14,10 @@ from offmap import checks
 from offmap.data import Batches, Rows
 from offmap.data.batch import take_rows
 from offmap.errors import ConfigError
-from offmap.integrations.nets import Judge, Losses, Stack, Training, member_nll, train_stack
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.config import Runtime
 from offmap.posterior.predictive import Sampled
+from offmap_bench.methods.stack import Judge, Losses, Stack, Training, member_nll, train_stack
 
 Nets: TypeAlias = nn.Module | Sequence[nn.Module]
 Check: TypeAlias = Callable[[str, Any], object]
@@ -97,7 +97,7 @@ class Problem:
     runtime: Runtime = Runtime()
 
     def train_stack(self, stack: Stack, losses: Losses, config: Training, **options: Any) -> str:
-        """Train nets in one stack on these data; see `offmap.integrations.nets.train_stack`."""
+        """Train nets in one stack on these data; see `stack.train_stack`."""
         return train_stack(
             stack, losses, self.train, self.valid, likelihood=self.likelihood, config=config, seed=self.seed,
             progress=self.runtime.progress, **options,

@@ -13,13 +13,13 @@ from torch import Tensor
 from offmap._types import Inputs, Weights
 from offmap.data import Batch, Rows
 from offmap.errors import ConfigError
-from offmap.integrations.nets import Losses, Stack, Training, maximum_likelihood, member_risks, row_nll
 from offmap.likelihoods import Likelihood
 from offmap.posterior.distribution import sum_per_member
 from offmap.posterior.noise import NOISES, draw_noise
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
 from offmap_bench.methods.competitor import Competitor, Nets, Problem, ensemble_nll, one_by_one, per_setting, stacked
+from offmap_bench.methods.stack import Losses, Stack, Training, maximum_likelihood, member_risks, row_nll
 
 deep_ensemble = stacked(Training, lambda stack, problem, _: maximum_likelihood(stack, problem.likelihood))
 """Plain nets trained from different starts by maximum likelihood. One net is the plain baseline."""

@@ -14,12 +14,12 @@ from offmap._types import Inputs, Weights
 from offmap.data import Batch
 from offmap.data.batch import arguments, rows_of, take_rows
 from offmap.errors import ModelError
-from offmap.integrations.nets import Stack, Training
 from offmap.model.forward import copy_model
 from offmap.model.params import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
 from offmap_bench.methods.competitor import Competitor, Nets, Problem, shared
+from offmap_bench.methods.stack import Stack, Training
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from offmap._types import Weights
 from offmap.data import Batch, Rows
 from offmap.data.batch import take_rows
 from offmap.errors import ConfigError
-from offmap.integrations.nets import Stack, Training
 from offmap.likelihoods import Likelihood
 from offmap.maxwent import search
 from offmap.maxwent.risk import RiskFn, Validation, as_risk
@@ -35,6 +34,7 @@ from offmap.posterior.noise import Noise, Normal, Stream, as_noise, draw_noise
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 from offmap_bench.methods.competitor import POSITIVE, Competitor, Nets, Problem, check_fields, one_by_one
+from offmap_bench.methods.stack import Stack, Training
 
 logger = logging.getLogger("offmap")
 

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from offmap.atomic import cache_folder, seal, unseal, write_whole
 from offmap.data import Batches, Place, Rows, as_batches, load_rows
-from offmap.integrations.nets import Training, mlp
+from offmap.integrations.nets import mlp
 from offmap.likelihoods import Likelihood, infer
 from offmap.maxwent.config import Runtime, override
 from offmap.model.params import at, stack_models
 from offmap.posterior.predictive import Sampled
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
 from offmap_bench.methods.competitor import Competitor
+from offmap_bench.methods.stack import Training
 from offmap_bench.tasks.task import Task
 
 logger = logging.getLogger("offmap")
