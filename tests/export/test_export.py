@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.errors import ConfigError, FileError, ModelError
-from offmap.export.checksum import verify_checksum
 from offmap.export.module import freeze_draws, guard_module, with_weights
+from offmap.export.onnx import verify_checksum
 from offmap.metrics import auroc
 from offmap.model.forward import forward
 from offmap_bench.nets.lenet import lenet
@@ -32,17 +32,17 @@ def run(path: Path, *arrays: Tensor) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value) for name, value in zip(names, session.run(names, feed), strict=True)}
 
 
-def same(told: dict[str, Tensor], result: offmap.Result, score: float = 1e-4) -> None:
+def check_same(outputs: dict[str, Tensor], result: offmap.Result, score: float = 1e-4) -> None:
     """Numbers to 1e-4, and every verdict."""
     wanted = ("mean", "std", "score", "ood") if result.mean is not None else ("probs", "score", "ood")
-    assert tuple(told) == wanted
+    assert tuple(outputs) == wanted
     for name in wanted:
         near = score if name == "score" else 1e-4
-        torch.testing.assert_close(told[name], getattr(result, name), rtol=near, atol=near)
+        torch.testing.assert_close(outputs[name], getattr(result, name), rtol=near, atol=near)
 
 
 @pytest.fixture(autouse=True)
-def _same_nets() -> None:
+def _same_models() -> None:
     """A score beside the threshold may fall on either side of it in a file: which one must not depend on the day."""
     torch.manual_seed(0)
 
@@ -84,7 +84,7 @@ def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_ro
     info = guard.export(tmp_path / "g.onnx", data(6, 2)[0])
     for rows in (1, 2, 17):
         x = mixed(data(rows, 5)[0])
-        same(run(tmp_path / "g.onnx", x), guard(x))
+        check_same(run(tmp_path / "g.onnx", x), guard(x))
     assert (info.exact, info.draws, info.changed) == (True, guard.draws, 0)
     assert info.difference < 1e-4
     assert info.size == (tmp_path / "g.onnx").stat().st_size
@@ -102,10 +102,10 @@ def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_ro
 def test_the_module_answers_as_the_guard_does(score: Any, build: Any) -> None:
     guard = quick(build(), regression(40, 0, 2), regression(40, 1, 2), score=score)
     x = mixed(inputs(9, 3))
-    same(guard_module(guard, x)(x), guard(x))
+    check_same(guard_module(guard, x)(x), guard(x))
 
 
-def test_verdicts_of_strange_rows_are_the_guards_too() -> None:
+def test_verdicts_of_ood_rows_are_the_guards_too() -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
     x = mixed(inputs(9, 5))
     ood = guard_module(guard, x)(x)["ood"]
@@ -132,7 +132,7 @@ def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path:
     graph = onnx.load(tmp_path / "g.onnx").graph
     assert sum(node.op_type == "Conv" for node in graph.node) == 2  # LeNet has two
     x = mixed(x[:5])
-    same(run(tmp_path / "g.onnx", x), guard(x))
+    check_same(run(tmp_path / "g.onnx", x), guard(x))
 
 
 @pytest.mark.parametrize("score", ["default", "epistemic", "distance"])
@@ -140,10 +140,10 @@ def test_a_classifier_of_images_exports_in_one_pass_with_all_its_draws(tmp_path:
 @pytest.mark.parametrize("params", [None, "matrices"])
 def test_the_module_answers_as_a_guard_of_images_does(score: str, members: int, params: str | None) -> None:
     x, y = labelled((1, 12, 12), 40)
-    nets = [lenet(3, side=12, seed=seed) for seed in range(members)]
-    guard = quick(nets, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, params=params)
+    models = [lenet(3, side=12, seed=seed) for seed in range(members)]
+    guard = quick(models, (x, y), labelled((1, 12, 12), 40, 1), draws=3, score=score, params=params)
     x = mixed(x[:5])
-    same(guard_module(guard, x)(x), guard(x))
+    check_same(guard_module(guard, x)(x), guard(x))
 
 
 @pytest.mark.slow
@@ -154,14 +154,14 @@ def test_resnet_20_exports(options: dict[str, Any], tmp_path: Path) -> None:
     info = guard.export(tmp_path / "g.onnx", x[:3])
     assert info.draws == guard.draws
     x = mixed(x[:5])
-    same(run(tmp_path / "g.onnx", x), guard(x), 2e-3)  # of noise in an untrained net, the last digit of a pixel moves 4e-4
+    check_same(run(tmp_path / "g.onnx", x), guard(x), 2e-3)  # of noise in an untrained net, the last digit of a pixel moves 4e-4
 
 
 def test_a_pt2_file_answers_without_this_library(tmp_path: Path) -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
     info = guard.export(tmp_path / "g.pt2", inputs(6, 2))
     x = mixed(inputs(5, 3))
-    same(torch.export.load(tmp_path / "g.pt2").module()(x), guard(x))
+    check_same(torch.export.load(tmp_path / "g.pt2").module()(x), guard(x))
     assert info.milliseconds is None
 
 
@@ -189,7 +189,7 @@ def test_named_inputs_keep_their_names_and_padding_does_not_count(tmp_path: Path
     info = guard.export(tmp_path / "g.onnx", tagged(5, 2))
     assert info.inputs == ("input_ids", "attention_mask")
     x = tagged(9, 3)
-    same(run(tmp_path / "g.onnx", *x.values()), guard(x))
+    check_same(run(tmp_path / "g.onnx", *x.values()), guard(x))
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -199,7 +199,7 @@ def test_frozen_draws_are_the_draws(batched: bool) -> None:
     )
     predictive = with_weights(guard.predictive)
     frozen = freeze_draws(predictive, 3, clip=0.05, seed=guard.seed)
-    assert (frozen.stack is not None) == batched
+    assert (frozen.layers is not None) == batched
     weights = predictive.q.draw(range(3), seed=guard.seed, clip=0.05)
     x = inputs(7, 5)
     torch.testing.assert_close(frozen(x), forward(predictive.model.module, weights, x, loop=True), rtol=1e-5, atol=1e-6)
@@ -213,31 +213,31 @@ def test_other_draws_get_a_threshold_from_calibration_data(tmp_path: Path, caplo
     guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
     info = guard.export(tmp_path / "g.pt2", inputs(6, 2), draws=3, calibration=regression(200, 4))
     assert (info.exact, info.draws, caplog.records) == (True, 3, [])
-    told = torch.export.load(tmp_path / "g.pt2").module()(regression(200, 4)[0])
-    assert 5 <= int(told["ood"].sum()) <= 10  # one in twenty of what it was calibrated on
+    outputs = torch.export.load(tmp_path / "g.pt2").module()(regression(200, 4)[0])
+    assert 5 <= int(outputs["ood"].sum()) <= 10  # one in twenty of what it was calibrated on
     with caplog.at_level(logging.WARNING):
         moved = guard.export(tmp_path / "g.pt2", inputs(60, 2), draws=3)
     assert not moved.exact
     assert "threshold belongs to 8 draws, the file has 3" in caplog.text
     x = inputs(60, 2)
-    told = torch.export.load(tmp_path / "g.pt2").module()(x)
-    shift = (told["score"] - guard.score(x)).median()
+    outputs = torch.export.load(tmp_path / "g.pt2").module()(x)
+    shift = (outputs["score"] - guard.score(x)).median()
     assert moved.threshold == pytest.approx(guard.threshold + float(shift), abs=1e-5)
 
 
 def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: Path) -> None:
     digits = load_digits()
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
-    known, strange = x[y < 8], x[y >= 8]  # eights and nines are off the map
+    id_rows, ood_rows = x[y < 8], x[y >= 8]  # eights and nines are off the map
     y = y[y < 8]
-    net = model(known[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
-    guard = quick(net, (known[:600], y[:600]), (known[600:900], y[600:900]), score="epistemic")
-    info = guard.export(tmp_path / "half.onnx", known[:30], half=True)
+    net = model(id_rows[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
+    guard = quick(net, (id_rows[:600], y[:600]), (id_rows[600:900], y[600:900]), score="epistemic")
+    info = guard.export(tmp_path / "half.onnx", id_rows[:30], half=True)
     numbers = sum(tensor.numel() for tensor in guard_module(guard, x[:2]).buffers())
     assert info.size < 0.7 * 4 * numbers  # bytes in full precision
     assert 1e-6 < info.difference < 1e-2
     areas = [
-        auroc(score(known[900:]), score(strange)) for score in (guard.score, lambda x: run(tmp_path / "half.onnx", x)["score"])
+        auroc(score(id_rows[900:]), score(ood_rows)) for score in (guard.score, lambda x: run(tmp_path / "half.onnx", x)["score"])
     ]
     assert areas[0] > 0.8
     assert abs(areas[0] - areas[1]) < 1e-3
@@ -257,21 +257,21 @@ class Unspoken(nn.Sequential):
         return super().forward(x + 0 * torch.special.bessel_j0(x))
 
 
-def test_hosts_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_models_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "g.onnx").write_text("before")
-    for kind, said in (
+    for kind, message in (
         (Branching, "torch.export cannot trace this model: .*Avoid Python branches"),
         (Unspoken, "ONNX has no words for this model: .*bessel_j0.*export to .pt2"),
     ):
         guard = quick(kind(*regressor()), regression(40, 0), regression(40, 1), score="epistemic", draws=2, chunk_size=1)
-        with pytest.raises(ModelError, match=f"(?s){said}"):
+        with pytest.raises(ModelError, match=f"(?s){message}"):
             guard.export(tmp_path / "g.onnx", inputs(6, 2))
     assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]  # nothing half-written, nothing lost
 
 
 def test_numbers_that_onnx_runtime_does_not_know_are_refused_with_the_remedy(tmp_path: Path) -> None:
     guard = quick(regressor().bfloat16(), regression(40, 0), regression(40, 1), score="epistemic", draws=2)
-    with pytest.raises(ModelError, match=r"ONNX Runtime cannot run this model: .*Convert it with `net.float\(\)`"):
+    with pytest.raises(ModelError, match=r"ONNX Runtime cannot run this model: .*Convert it with `model.float\(\)`"):
         guard.export(tmp_path / "g.onnx", inputs(6, 2))
 
 
@@ -296,7 +296,7 @@ def test_layers_that_a_graph_does_not_show_are_refused_with_the_remedy(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "error", "said"),
+    ("name", "options", "error", "message"),
     [
         ("g.tflite", {}, ConfigError, "end in .onnx or .pt2, but got 'g.tflite'"),
         ("missing/g.onnx", {}, FileError, "Check that its folder exists"),
@@ -304,9 +304,9 @@ def test_layers_that_a_graph_does_not_show_are_refused_with_the_remedy(tmp_path:
         ("g.onnx", {"draws": "3"}, ConfigError, "`draws` to be a whole number ≥ 2 or None, but got '3'"),
     ],
 )
-def test_bad_requests_are_refused_before_any_work(name: str, options: Any, error: Any, said: str, tmp_path: Path) -> None:
+def test_bad_requests_are_refused_before_any_work(name: str, options: Any, error: Any, message: str, tmp_path: Path) -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         guard.export(tmp_path / name, inputs(6, 2), **options)
     assert not list(tmp_path.iterdir())
 

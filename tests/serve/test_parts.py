@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 
 from offmap import cli
 from offmap.errors import ConfigError, FileError
-from offmap.export.checksum import add_checksum
+from offmap.export.onnx import add_checksum
 from offmap.serve.app import Limits, Monitor
 from offmap.serve.model import Batcher, Model
 from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs

@@ -23,7 +23,7 @@ from faults.zygote import zygote
 from offmap.atomic import unseal
 from offmap.cli.scoring import NOTES
 from offmap.errors import OffmapError
-from offmap.export.checksum import verify_checksum
+from offmap.export.onnx import verify_checksum
 from offmap_bench.checks.trust import Check
 from offmap_bench.runner.run import run
 from offmap_bench.runner.store import read_records

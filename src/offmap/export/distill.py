@@ -28,16 +28,8 @@ from offmap.data.batch import rows_of, take_rows
 from offmap.data.batches import sample_rows
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
-from offmap.export.module import (
-    BaseModels,
-    GuardModule,
-    calibration_facts,
-    example_rows,
-    export_task,
-    layers_of,
-    with_weights,
-)
-from offmap.export.onnx import ExportInfo, check_path, export
+from offmap.export.module import BaseModels, GuardModule, example_rows, export_module, layers_of, with_weights
+from offmap.export.onnx import ExportInfo, check_path
 from offmap.fit import REFERENCE_ROWS
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
@@ -50,23 +42,38 @@ from offmap.random import generator
 from offmap.scores.combine import TABLE_LAYERS, WIDEST, directions, project, spread_out
 from offmap.scores.score import Features, Reads, Score, ScoreData
 
-LEAST_ROWS = 20
-"""In-distribution rows that OOD ones can be made of."""
-
-SHARE = 6
-"""For so many OOD rows there is one in-distribution row to learn from, at least."""
-
 WIDTH = 64
 """Units of the head's hidden layers."""
 
-STEPS, BATCH, LR = 1500, 256, 3e-3
-"""Of the head's training with Adam; the learning rate rises over a tenth of the steps and falls like a cosine."""
+STEPS = 1500
+"""Of the head's training with Adam; the learning rate rises over a tenth of them and falls like a cosine."""
 
-EPS = 3e-2
-"""Directions in which in-distribution features vary less than this share of the most are not stretched further."""
 
-LARGEST = 30.0
-"""Of the head's output: sinh of it is what float32 can hold with ease."""
+class Head(nn.Module):
+    """Three small layers and the scale of the guard's scores: (B, D) -> (B,)."""
+
+    def __init__(self, width: int, centre: float, spread: float, seed: int = 0) -> None:
+        super().__init__()
+        layers: list[nn.Linear] = []
+        for place, (inputs, outputs) in enumerate([(width, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]):
+            # without its own start, which would draw from the global generator; small weights: what is not learned stays smooth
+            layer = skip_init(nn.Linear, inputs, outputs, device="cpu", dtype=torch.float32)
+            assert isinstance(layer, nn.Linear)
+            with torch.no_grad():
+                layer.weight.copy_(Normal().sample((outputs, inputs), generator(seed, "head", place)) * (3 * inputs) ** -0.5)
+                layer.bias.zero_()
+            layers.append(layer)
+        self.first, self.second, self.last = layers
+        self.centre, self.spread = centre, spread
+
+    def asinh_score(self, features: Tensor) -> Tensor:
+        """Return asinh of the scaled score, which the head learns, (B,)."""
+        return self.last(F.relu(self.second(F.relu(self.first(features))))).squeeze(1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the score, (B,); what is not finite is infinitely OOD."""
+        value = self.asinh_score(features.to(self.first.weight)).clamp(-30, 30)  # float32 holds sinh of that with ease
+        return (self.centre + self.spread * value.sinh()).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 class DistilledScore(Score):
@@ -103,38 +110,6 @@ class DistilledScore(Score):
         return self.head(self.read(features))
 
 
-class Head(nn.Module):
-    """Three small layers and the scale of the guard's scores: (B, D) -> (B,)."""
-
-    def __init__(self, width: int, centre: float, spread: float, seed: int = 0) -> None:
-        super().__init__()
-        sizes = [(width, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]
-        self.first, self.second, self.last = (
-            init_layer(inputs, outputs, generator(seed, "head", place)) for place, (inputs, outputs) in enumerate(sizes)
-        )
-        self.centre, self.spread = centre, spread
-
-    def asinh_score(self, features: Tensor) -> Tensor:
-        """Return asinh of the scaled score, which the head learns, (B,)."""
-        return self.last(F.relu(self.second(F.relu(self.first(features))))).squeeze(1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the score, (B,); what is not finite is infinitely OOD."""
-        value = self.asinh_score(features.to(self.first.weight)).clamp(-LARGEST, LARGEST)
-        return (self.centre + self.spread * value.sinh()).nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def init_layer(inputs: int, outputs: int, source: torch.Generator) -> nn.Linear:
-    """Return a layer with small random weights, so that what is not learned stays smooth, and no bias."""
-    # without its own start: it would draw from the global generator
-    layer = skip_init(nn.Linear, inputs, outputs, device="cpu", dtype=torch.float32)
-    assert isinstance(layer, nn.Linear)
-    with torch.no_grad():
-        layer.weight.copy_(Normal().sample((outputs, inputs), source) * (3 * inputs) ** -0.5)
-        layer.bias.zero_()
-    return layer
-
-
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DistilledGuard(Detector):
     """A detector that reads a guard's score off one pass of the first base model, whose prediction it gives.
@@ -154,8 +129,7 @@ class DistilledGuard(Detector):
 
     def block_rows(self) -> int:
         """As many as the model runs at once."""
-        model = with_weights(self.guard.predictive).model
-        return min(1024 if model.layers else model.batch_size, self.guard.block_rows())
+        return min(_rows_at_once(self.guard), self.guard.block_rows())
 
     @torch.no_grad()
     def _features(self, rows: Inputs) -> Features:
@@ -181,15 +155,20 @@ class DistilledGuard(Detector):
                 f"Expected a guard on the CPU for export, but it is on {self.place.device}. Start from `guard.to('cpu')`."
             )
         rows, likelihood = check_rows(example_rows(self, example)), self.guard.likelihood
-        module = GuardModule(rows, likelihood, self.score_module, self.threshold, self.base, None, None, self.precision).eval()
-        facts = {**calibration_facts(self), "exact": True, "draws": 1, "members": 1, "half": False, "score": "one pass"}
-        return export(export_task(module, rows, self(rows), facts, self.base.model[0]), path, draws=1, exact=True)
+        module = GuardModule(rows, likelihood, self.score_module, self.threshold, self.precision, self.base).eval()
+        facts = {"exact": True, "draws": 1, "members": 1, "half": False, "score": "one pass"}
+        return export_module(self, module, rows, path, self.base.model[0], facts)
 
 
 def run_base(guard: Guard, base: BaseModels, rows: Tensor) -> Features:
     """Run the first member, and return what is known after that."""
     run = base(rows)
     return Features(rows, guard.likelihood, 1, base_outputs=torch.stack(run.outputs), layer_inputs=run.layer_inputs)
+
+
+def _rows_at_once(guard: Guard) -> int:
+    model = with_weights(guard.predictive).model
+    return 1024 if model.layers else model.batch_size
 
 
 def distill(
@@ -218,24 +197,21 @@ def distill(
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with fork_rng(guard.seed):
         parts = sample_rows(data, REFERENCE_ROWS, guard.seed)
-    if len(parts) != 1 or rows_of(parts[0]) < LEAST_ROWS:
-        raise DataError(
-            f"Expected at least {LEAST_ROWS} training rows of one shape, but got {[rows_of(part) for part in parts]}."
-        )
-    known = check_rows(parts[0])
-    ood = make_ood_rows(known.flatten(1), rows, seed).unflatten(1, known.shape[1:])
-    base, score = prepare(guard, known)
-    model = with_weights(guard.predictive).model
-    step = 1024 if model.layers else model.batch_size
+    if len(parts) != 1 or rows_of(parts[0]) < 20:
+        raise DataError(f"Expected at least 20 training rows of one shape, but got {[rows_of(part) for part in parts]}.")
+    reference = check_rows(parts[0])
+    ood = make_ood_rows(reference.flatten(1), rows, seed).unflatten(1, reference.shape[1:])
+    base, score = prepare(guard, reference)
+    step = _rows_at_once(guard)
 
     def read(x: Tensor) -> Tensor:
         return torch.cat([score.read(run_base(guard, base, x[i : i + step])) for i in range(0, len(x), step)])
 
     with torch.inference_mode(False):
         with torch.no_grad():
-            far, near = read(ood), read(known)
-            far_scores, near_scores = guard.score(ood), guard.score(known)
-        times = -(-rows // SHARE // len(near))  # in-distribution rows must not be forgotten among so many OOD ones
+            far, near = read(ood), read(reference)
+            far_scores, near_scores = guard.score(ood), guard.score(reference)
+        times = -(-rows // 6 // len(near))  # in-distribution rows must not be forgotten among so many OOD ones
         features, scores = torch.cat([far, near.repeat(times, 1)]), torch.cat([far_scores, near_scores.repeat(times)])
         score.head = train_head(features, scores, near, guard.calibration.scores, seed=seed)
     with torch.no_grad():
@@ -261,44 +237,40 @@ def check_rows(inputs: Inputs) -> Tensor:
     return inputs
 
 
-def prepare(guard: Guard, known: Tensor) -> tuple[BaseModels, DistilledScore]:
+def prepare(guard: Guard, reference: Tensor) -> tuple[BaseModels, DistilledScore]:
     """Choose what is read off a pass of the first member: the inputs, and some layers spread over the depth."""
     predictive = with_weights(guard.predictive)
     model = predictive.model
-    weights, few = {**all_params(model.module), **predictive.mean_weights(0)}, take_rows(known, slice(0, 4))
+    weights, few = {**all_params(model.module), **predictive.mean_weights(0)}, take_rows(reference, slice(0, 4))
     inputs = read_features(model.module, weights, few, model.output_fn, maps=True)
-    names = [n for n, h in inputs.items() if shows_input(model.module, n) and not torch.equal(h, few.flatten(1).to(h))]
+    names = [n for n, h in inputs.items() if _shows_input(model.module, n) and not torch.equal(h, few.flatten(1).to(h))]
     names = spread_out(names, TABLE_LAYERS)
     base = BaseModels(model, [weights], names, pooled=True)
     with torch.no_grad():
         layers = base(few).layer_inputs[0]
     widths = {"": few[0].numel()} | {name: layers[name].shape[1] for name in names}
-    return base, DistilledScore(widths, guard.precision).to(known.device)
+    return base, DistilledScore(widths, guard.precision).to(reference.device)
 
 
-def shows_input(net: nn.Module, name: str) -> bool:
+def _shows_input(model: nn.Module, name: str) -> bool:
     """Whether a parameter belongs to layers that show what they are given."""
-    return all(isinstance(m, (nn.Linear, *CONVOLUTIONS)) for m in layers_of(net, name).values())
+    return all(isinstance(m, (nn.Linear, *CONVOLUTIONS)) for m in layers_of(model, name).values())
 
 
-def train_head(features: Tensor, scores: Tensor, known: Tensor, levels: Tensor, *, seed: int = 0) -> Head:
-    """Train a head for the guard's scores.
+def train_head(features: Tensor, scores: Tensor, reference: Tensor, levels: Tensor, *, seed: int = 0) -> Head:
+    """Train a head on the guard's scores (N,) of `features` (N, D), with weights and batches of that seed.
 
-    Args:
-        features: (N, D).
-        scores: (N,), the guard's.
-        known: Features of in-distribution rows, (n, D), which set the whitening.
-        levels: The guard's scores of in-distribution data, (n,): their median and the half of what 68 % span set the scale.
-        seed: Seed of the weights and the batches.
+    Features of `reference` rows, (n, D), set the whitening. The guard's scores of in-distribution data are the `levels`, (n,):
+    their median and the half of what 68 % span set the scale.
     """
     levels = levels[levels.isfinite()].double()
     levels = levels if len(levels) else levels.new_zeros(1)
     low, centre, high = levels.quantile(levels.new_tensor([0.16, 0.5, 0.84])).tolist()
     spread = (high - low) / 2 or 1.0
     head = Head(features.shape[1], centre, spread, seed).to(features.device)
-    matrix, shift = whitening(known)
+    matrix, shift = whitening(reference)
     wanted = ((scores.double() - centre) / spread).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9).asinh().float()
-    data = Rows((features.double() @ matrix + shift).float(), wanted, BATCH, "the guard's scores")
+    data = Rows((features.double() @ matrix + shift).float(), wanted, 256, "the guard's scores")
 
     def objective(step: int, batch: Batch) -> Tensor:
         x, y = batch
@@ -308,7 +280,7 @@ def train_head(features: Tensor, scores: Tensor, known: Tensor, levels: Tensor, 
     def schedule(step: int) -> float:
         return min(1.0, 10 * (step + 1) / STEPS) * (1 + math.cos(math.pi * step / STEPS)) / 2
 
-    minimize(objective, adam(head.parameters(), lr=LR), data, steps=STEPS, seed=seed, schedule=schedule)
+    minimize(objective, adam(head.parameters(), lr=3e-3), data, steps=STEPS, seed=seed, schedule=schedule)
     with torch.no_grad():  # W·(f − m) becomes part of the first layer
         weight, bias = head.first.weight, head.first.bias
         bias.copy_(bias.double() + weight.double() @ shift)
@@ -316,16 +288,16 @@ def train_head(features: Tensor, scores: Tensor, known: Tensor, levels: Tensor, 
     return head.requires_grad_(False).eval()
 
 
-def whitening(known: Tensor) -> tuple[Tensor, Tensor]:
+def whitening(reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return W (D, D) and −m·W (D,) in float64: features (n, D) times W, plus the shift, are uncorrelated and of variance 1, or
-    less where they hardly vary.
+    less where they vary by less than 3 % of the most.
     """
-    rows = known.double()
-    middle = rows.mean(0)
-    values, vectors = torch.linalg.eigh((rows - middle).mT @ (rows - middle) / len(rows))
+    rows = reference.double()
+    mean = rows.mean(0)
+    values, vectors = torch.linalg.eigh((rows - mean).mT @ (rows - mean) / len(rows))
     size = values.clamp_min(0).sqrt()
-    matrix = vectors / size.clamp_min(EPS * float(size.max()) or 1.0)
-    return matrix, -middle @ matrix
+    matrix = vectors / size.clamp_min(3e-2 * float(size.max()) or 1.0)
+    return matrix, -mean @ matrix
 
 
 def make_ood_rows(rows: Tensor, count: int, seed: int = 0) -> Tensor:

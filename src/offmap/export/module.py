@@ -12,16 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offmap._torch_private import tensor_tables, tree_flatten, tree_leaves, tree_unflatten
+from offmap._torch_private import tensor_tables, tree_flatten, tree_unflatten
 from offmap._types import Data, Inputs, Weights
 from offmap.data.batch import Shared, is_table, rows_of, take_rows
-from offmap.detector import Detector, Result, reduce_positions
+from offmap.detector import Detector, reduce_positions
 from offmap.errors import ConfigError, ModelError
 from offmap.export.onnx import ExportInfo, ExportTask, check_path, export
 from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood
 from offmap.model.capture import CONVOLUTIONS, pool_map
-from offmap.model.forward import BatchedModel, apply_last_layer, call, copy_model, hook_inputs, plan_layers, run_layers, widen
+from offmap.model.forward import (
+    BatchedModel,
+    OutputFn,
+    apply_last_layer,
+    call,
+    copy_model,
+    first_tensor,
+    hook_inputs,
+    plan_layers,
+    run_layers,
+    widen,
+)
 from offmap.model.params import all_params, at
 from offmap.posterior.distribution import NamedTensors
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic
@@ -29,16 +40,10 @@ from offmap.scores.score import EMPTY, Features, Score
 
 logger = logging.getLogger("offmap")
 
-FEW = 10
-"""Draws of a model that must be run once for each, unless told otherwise."""
-
 REMEDY = "Fit with score='epistemic', which compares no layers."
 
-WeightPredictive = Stochastic | Sampled
-"""Predictives that are a model and its weights."""
 
-
-def with_weights(predictive: Predictive) -> WeightPredictive:
+def with_weights(predictive: Predictive) -> Stochastic | Sampled:
     """Return the predictive, refused unless its weights can be written down."""
     predictive = predictive.source if isinstance(predictive, CachedPredictive) else predictive
     if isinstance(predictive, Stochastic | Sampled):
@@ -72,14 +77,15 @@ class BaseModels(nn.Module):
         # in a tuple: the model's own weights are none of this module's, all of them are replaced
         self.model = (copy_model(model.module), model.output_fn)
         self.dtypes = {name: w.dtype for name, w in members[0].items()}
-        self.members = nn.ModuleList(NamedTensors(_copied(weights, half=half)) for weights in members)
-        net, shown = self.model[0], (nn.Linear, *(CONVOLUTIONS if pooled else ()))
-        self.owners = {name: layers_of(net, name) for name in names}
+        self.members = nn.ModuleList(NamedTensors(_copy(weights, half)) for weights in members)
+        self.owners = {name: layers_of(self.model[0], name) for name in names}
         for name, owners in self.owners.items():
-            other = [type(module).__name__ for module in owners.values() if not isinstance(module, shown)]
+            other = [m for m in owners.values() if not isinstance(m, (nn.Linear, *(CONVOLUTIONS if pooled else ())))]
             if other:
-                raise ModelError(f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for "
-                                f"export, but it belongs to {other[0]}. {REMEDY}")  # fmt: skip
+                raise ModelError(
+                    f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for export, but it "
+                    f"belongs to {type(other[0]).__name__}. {REMEDY}"
+                )
         self.last_layer = model.last_layer
 
     def forward(self, inputs: Inputs) -> BasePass:
@@ -88,38 +94,40 @@ class BaseModels(nn.Module):
         return BasePass(*(list(parts) for parts in zip(*passes, strict=True)))
 
     def _run(self, weights: NamedTensors, inputs: Inputs) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        net, output_fn = self.model
-        owners = {path: module for modules in self.owners.values() for path, module in modules.items()}
+        model, output_fn = self.model
+        paths = {path: path for owners in self.owners.values() for path in owners}
         last = {} if self.last_layer is None else {"": self.last_layer}
-        with hook_inputs(net, {path: path for path in owners}) as read, hook_inputs(net, last, last=True) as ends:
-            output = call(net, {n: w.to(self.dtypes[n]) for n, w in weights.items()}, inputs, output_fn)
-        rows = {p: pool_map(x) if isinstance(owners[p], CONVOLUTIONS) else x.flatten(0, -2) for p, x in read.items()}
-        inputs_of = {name: next((x for p, x in rows.items() if p in modules), None) for name, modules in self.owners.items()}
-        for name, x in inputs_of.items():
-            if x is None:
+        with hook_inputs(model, paths) as read, hook_inputs(model, last, last=True) as ends:
+            output = call(model, {n: w.to(self.dtypes[n]) for n, w in weights.items()}, inputs, output_fn)
+        layer_inputs: dict[str, Tensor] = {}
+        for name, owners in self.owners.items():
+            path = next((path for path in read if path in owners), None)
+            if path is None:
                 raise ModelError(
                     f"Expected `{name}` to be used by its own layer, but the model reads it elsewhere, which a traced "
                     f"graph does not show. {REMEDY}"
                 )
-        return {n: x for n, x in inputs_of.items() if x is not None}, ends.get("", output), widen(output)
+            maps = isinstance(owners[path], CONVOLUTIONS)
+            layer_inputs[name] = pool_map(read[path]) if maps else read[path].flatten(0, -2)
+        return layer_inputs, ends.get("", output), widen(output)
 
 
-def layers_of(net: nn.Module, name: str) -> dict[str, nn.Module]:
+def layers_of(model: nn.Module, name: str) -> dict[str, nn.Module]:
     """Return the layers that hold this parameter, by path."""
-    parameter = dict(net.named_parameters())[name]
-    return {path: m for path, m in net.named_modules() if any(p is parameter for p in tensor_tables(m)[0].values())}
+    parameter = dict(model.named_parameters())[name]
+    return {path: m for path, m in model.named_modules() if any(p is parameter for p in tensor_tables(m)[0].values())}
 
 
-def _copied(weights: Weights, *, half: bool = False) -> Weights:
-    """Copies, in half precision if `half`: a view would be written to the file with all that it is a view of."""
+def _copy(weights: Weights, half: bool) -> Weights:
+    """Copy, in half precision if `half`: a view would be written to the file with all that it is a view of."""
     return {n: w.detach().half() if half and w.dtype == torch.float32 else w.detach().clone() for n, w in weights.items()}
 
 
 class FrozenDraws(nn.Module):
-    """A model over a fixed stack of weights: inputs of B rows -> (S, B, ...), member-major.
+    """A model over a fixed stack of weights: inputs of B rows -> (S, B, ...), member-major. Nothing random is left.
 
     Three ways: of a model whose last layer alone is random, only that is run, on its inputs in a pass of every member; a plain
-    stack of layers runs in batched products; others run once for every weight set.
+    stack of layers runs in batched products; others run once for every weight set, in a loop, which takes any number of rows.
 
     Args:
         model: The model.
@@ -129,51 +137,40 @@ class FrozenDraws(nn.Module):
         half: Keep weights in half precision, and compute in their own.
     """
 
-    def __init__(self, model: BatchedModel, drawn: Weights, fixed: Weights, members: int, *, half: bool = False) -> None:
+    def __init__(self, model: BatchedModel, drawn: Weights, fixed: Weights, members: int = 1, *, half: bool = False) -> None:
         super().__init__()
         self.model = (copy_model(model.module), model.output_fn)
-        self.members, self.sets = members, len(next(iter(drawn.values())))
+        self.members, self.sets, self.last_layer = members, len(next(iter(drawn.values()))), model.last_layer
         self.dtypes = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
-        self.last_layer = model.last_layer
         self.layers = plan_layers(self.model[0]) if model.layers and self.last_layer is None else None
-        drawn, fixed = _copied(drawn, half=half), {} if self.last_layer is not None else _copied(fixed, half=half)
-        looped = self.last_layer is None and not self.layers
-        self.stack = None if looped else NamedTensors(drawn)
-        self.each = nn.ModuleList(NamedTensors(_copied(at(drawn, i))) for i in range(self.sets if looped else 0))
-        self.fixed = nn.ModuleList(NamedTensors(_copied(at(fixed, m))) for m in range(members))
+        self.drawn, self.fixed = NamedTensors(_copy(drawn, half)), NamedTensors({} if self.last_layer else _copy(fixed, half))
 
     def forward(self, inputs: Inputs, base: BasePass | None = None) -> Tensor:
         """Return outputs of every weight set, in float32 at least."""
-        net, output_fn = self.model
+        model, output_fn = self.model
+        drawn = {name: w.to(self.dtypes[name]) for name, w in self.drawn.items()}
+        fixed = {name: w.to(self.dtypes[name]) for name, w in self.fixed.items()}
+        times = self.sets // self.members
         if self.last_layer is not None:
             assert base is not None
-            outputs = apply_last_layer(self.last_layer, tuple(base.last_inputs), self._stacked())
-        elif self.layers is not None and is_table(inputs):
-            weights = self._stacked() | self._repeated()
+            return widen(apply_last_layer(self.last_layer, tuple(base.last_inputs), drawn))
+        if self.layers is not None and is_table(inputs):
+            weights = drawn | {name: w.repeat_interleave(times, 0) for name, w in fixed.items()}
             with torch.enable_grad():  # in one piece: tiles would fix the number of rows
-                outputs = run_layers(self.layers, weights, inputs)
-        else:
-            outputs = torch.stack([call(net, self.weights(i), inputs, output_fn) for i in range(self.sets)])
-        return widen(outputs)
-
-    def weights(self, index: int) -> Weights:
-        """Return one weight set by name."""
-        drawn = dict(self.each[index].items()) if self.stack is None else at(self._stacked(), index)  # pyright: ignore
-        fixed = dict(self.fixed[index * self.members // self.sets].items())  # pyright: ignore
-        return {name: w.to(self.dtypes[name]) for name, w in (drawn | fixed).items()}
-
-    def _stacked(self) -> Weights:
-        assert self.stack is not None
-        return {name: w.to(self.dtypes[name]) for name, w in self.stack.items()}
-
-    def _repeated(self) -> Weights:
-        """The fixed weights, once for every set."""
-        members: list[Weights] = [dict(weights.items()) for weights in self.fixed]  # pyright: ignore
-        times = self.sets // self.members
-        return {n: torch.stack([m[n].to(self.dtypes[n]) for m in members]).repeat_interleave(times, 0) for n in members[0]}
+                return widen(run_layers(self.layers, weights, inputs))
+        sets = [at(drawn, i) | at(fixed, i // times) for i in range(self.sets)]
+        return widen(torch.stack([call(model, weights, inputs, output_fn) for weights in sets]))
 
 
-def freeze_draws(predictive: WeightPredictive, draws: int, *, clip: float | None, seed: int, half: bool = False) -> FrozenDraws:
+def freeze(model: nn.Module, weights: Weights, *, output_fn: OutputFn = first_tensor) -> FrozenDraws:
+    """Return one exportable module out of a model and a stack of drawn weights, {name: (S, ...)}; the model is copied."""
+    fixed = {name: w[None] for name, w in all_params(model).items() if name not in weights}
+    return FrozenDraws(BatchedModel(copy_model(model), output_fn), weights, fixed).eval()
+
+
+def freeze_draws(
+    predictive: Stochastic | Sampled, draws: int, *, clip: float | None, seed: int, half: bool = False
+) -> FrozenDraws:
     """Freeze the draws that `predictive.outputs` runs; clip 0 and a predictive without randomness give the members."""
     members = predictive.members
     if isinstance(predictive, Sampled):
@@ -192,37 +189,34 @@ class GuardModule(nn.Module):
         likelihood: Turns outputs into predictions.
         score: The guard's own score.
         threshold: Scores above it are OOD.
+        dtype: Of the score.
         base: The members with their trained weights, if somebody reads them.
         predicting: Clipped draws; None predicts with the first member's trained weights.
         scoring: Unclipped draws, if the score reads other ones than those that predict.
-        dtype: Of the score.
     """
 
     def __init__(
-        self, example: Inputs, likelihood: Likelihood, score: Score, threshold: float, base: BaseModels | None,
-        predicting: FrozenDraws | None, scoring: FrozenDraws | None, dtype: torch.dtype,
+        self, example: Inputs, likelihood: Likelihood, score: Score, threshold: float, dtype: torch.dtype,
+        base: BaseModels | None, predicting: FrozenDraws | None = None, scoring: FrozenDraws | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        leaves, self.form = tree_flatten(example)
-        self.leaves: list[Any] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+        self.leaves, self.form = tree_flatten(example)
         self.likelihood, self.score, self.threshold, self.dtype = likelihood, score, threshold, dtype
         self.base, self.predicting, self.scoring = base, predicting, scoring
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
         """Return B rows of every output by name."""
         rest = iter(tensors)
-        leaves = [next(rest) if tensor else leaf for leaf, tensor in zip(self.leaves, self.tensors, strict=True)]
+        leaves = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         features, clipped = self.run(tree_unflatten(leaves, self.form))
         score = reduce_positions(self.score(features), "mean").to(self.dtype)
         return {**predicted(self.likelihood.predict(clipped)), "score": score, "ood": score > self.threshold}
 
     def run(self, inputs: Inputs) -> tuple[Features, Tensor]:
         """Return what the score reads, and the outputs that predict."""
-        base = None if self.base is None else self.base(inputs)
+        base, reads = None if self.base is None else self.base(inputs), self.score.reads
         members = [] if base is None else base.outputs
         clipped = members[0].unsqueeze(0) if self.predicting is None else self.predicting(inputs, base)
-        reads = self.score.reads
         features = Features(
             inputs,
             self.likelihood,
@@ -240,60 +234,39 @@ def predicted(result: Any) -> dict[str, Tensor]:
     return {name: value for name in names if (value := getattr(result, name, None)) is not None}
 
 
+def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardModule:
+    """Return the module that answers as the guard does."""
+    predictive, score = with_weights(guard.predictive), guard.score_module
+    reads, base, scoring = score.reads, None, None
+    if reads.layers or reads.base or predictive.model.last_layer is not None:
+        own = all_params(predictive.model.module)  # one member alone has its fixed weights in the model itself
+        weights = [{**own, **predictive.mean_weights(member)} for member in range(predictive.members)]
+        base = BaseModels(predictive.model, weights, reads.layers, pooled=reads.pooled, half=half)
+    predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
+    if guard.clip is not None and reads.draws:
+        scoring = freeze_draws(predictive, guard.draws, clip=None, seed=guard.seed, half=half)
+    return GuardModule(example, guard.likelihood, score, guard.threshold, guard.precision, base, predicting, scoring).eval()
+
+
 def export_guard(
     guard: Guard, path: str | Path, example: Inputs, draws: int | None, calibration: Data | None, half: bool
 ) -> ExportInfo:
     """Write the guard as .onnx or .pt2: see `Guard.export`."""
     path = check_path(path)
     guard = guard if guard.place.device.type == "cpu" else guard.to("cpu")
-    model = with_weights(guard.predictive).model
-    rows = example_rows(guard, example)
+    model, rows = with_weights(guard.predictive).model, example_rows(guard, example)
     if draws is None:  # the graph holds the model once for each draw, unless products batch them
-        draws = guard.draws if model.layers or model.last_layer is not None else min(FEW, guard.draws)
+        draws = guard.draws if model.layers or model.last_layer is not None else min(10, guard.draws)
     guard, exact = with_draws(guard, check_draws(draws, optional=True), rows, calibration)
-    module = guard_module(guard, rows, half=half)
     name = guard.score_module.name or "own"
-    facts = {**calibration_facts(guard), "exact": exact, "draws": guard.draws, "members": guard.predictive.members, "half": half,
-             "score": name}  # fmt: skip
-    return export(export_task(module, rows, guard(rows), facts, model.module), path, draws=guard.draws, exact=exact, half=half)
-
-
-def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardModule:
-    """Return the module that answers as the guard does."""
-    predictive, score = with_weights(guard.predictive), guard.score_module
-    reads, base = score.reads, None
-    if reads.layers or reads.base or predictive.model.last_layer is not None:
-        own = all_params(predictive.model.module)  # one member alone has its fixed weights in the model itself
-        weights = [{**own, **predictive.mean_weights(member)} for member in range(predictive.members)]
-        base = BaseModels(predictive.model, weights, reads.layers, pooled=reads.pooled, half=half)
-    predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
-    scoring = None
-    if guard.clip is not None and reads.draws:
-        scoring = freeze_draws(predictive, guard.draws, clip=None, seed=guard.seed, half=half)
-    return GuardModule(
-        example, guard.likelihood, score, guard.threshold, base, predicting, scoring, guard.precision
-    ).eval()  # fmt: skip
+    facts = {"exact": exact, "draws": guard.draws, "members": guard.predictive.members, "half": half, "score": name}
+    return export_module(guard, guard_module(guard, rows, half=half), rows, path, model.module, facts)
 
 
 def example_rows(detector: Detector, example: Inputs) -> Inputs:
     """Return the example's first block, two rows at least: of one, tracing makes a constant."""
     rows = next(detector.blocks(example))
     return take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows
-
-
-def export_task(module: GuardModule, rows: Inputs, result: Result, facts: dict[str, Any], net: nn.Module) -> ExportTask:
-    """Describe what is to be exported, and what it must give."""
-    tensors = [leaf for leaf in tree_leaves(rows) if isinstance(leaf, Tensor)]
-    size = rows_of(rows)
-    return ExportTask(
-        module,
-        tuple(t.as_subclass(Tensor) for t in tensors),
-        input_names(net, rows, len(tensors)),
-        tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
-        predicted(result),
-        module.score.ties(module.run(rows)[0]),
-        facts,
-    )
 
 
 def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None) -> tuple[Guard, bool]:
@@ -319,25 +292,38 @@ def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None)
     return replace(other, calibration=replace(guard.calibration, scores=guard.calibration.scores + shift)), False
 
 
-def calibration_facts(detector: Detector) -> dict[str, Any]:
-    """Return threshold and false alarms; `levels` split the scores of in-distribution data into ten equal parts."""
+def export_module(
+    detector: Detector, module: GuardModule, rows: Inputs, path: Path, model: nn.Module, facts: dict[str, Any]
+) -> ExportInfo:
+    """Write a module that answers as the detector does; `levels` split scores of in-distribution data into ten equal parts."""
     scores = detector.calibration.scores.double()
-    scores = scores[scores.isfinite()]
-    shares = torch.linspace(0.1, 0.9, 9, dtype=torch.float64, device=scores.device)
+    scores, shares = scores[scores.isfinite()], torch.arange(1, 10, dtype=torch.float64, device=scores.device) / 10
     levels = scores.quantile(shares).tolist() if len(scores) else []
-    return {
+    facts = {
         "threshold": detector.threshold,
         "false_alarms": detector.calibration.false_alarms,
         "levels": " ".join(f"{level:.6g}" for level in levels),
+        **facts,
     }
+    tensors, size = [leaf for leaf in module.leaves if isinstance(leaf, Tensor)], rows_of(rows)
+    task = ExportTask(
+        module,
+        tuple(t.as_subclass(Tensor) for t in tensors),
+        _input_names(model, rows, len(tensors)),
+        tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
+        predicted(detector(rows)),
+        module.score.ties(module.run(rows)[0]),
+        facts,
+    )
+    return export(task, path)
 
 
-def input_names(net: nn.Module, inputs: Inputs, count: int) -> tuple[str, ...]:
+def _input_names(model: nn.Module, inputs: Inputs, count: int) -> tuple[str, ...]:
     """Name the graph's inputs: a dict's keys, the model's own for a tuple, "input" for a tensor alone."""
     if isinstance(inputs, Tensor):
         return ("input",)
     if isinstance(inputs, dict):
         names = [name for name, value in inputs.items() if isinstance(value, Tensor)]
     else:
-        names = [name for name, p in inspect.signature(net.forward).parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        names = [name for name, p in inspect.signature(model.forward).parameters.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]
     return tuple(names[:count]) if len(names) >= count else tuple(f"input_{i}" for i in range(count))

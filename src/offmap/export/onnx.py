@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import os
@@ -20,19 +21,15 @@ from torch import Tensor, nn
 
 from offmap._version import __version__
 from offmap.atomic import write_whole
-from offmap.errors import ConfigError, FileError, ModelError
-from offmap.export.checksum import add_checksum
+from offmap.errors import ConfigError, FileError, ModelError, first_line
 from offmap.extras import require
 from offmap.model.forward import no_fast_path
 
 TOLERANCE = 1e-4
 """Of a number, in units of 1 plus its size: what the file may differ by from the guard, beside what rounding does to both."""
 
-TIMED = (1, 32)
-"""Batch sizes whose time is measured."""
-
-SECONDS = 0.2
-"""To measure each of them for."""
+CHECKSUM = b"\x72\x53\x0a\x0foffmap.checksum\x12\x40"
+"""One more of the `metadata_props` (field 14) of an ONNX model, as protobuf writes it, up to the 64 digits of its value."""
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], dict[str, Tensor]]
 """Tensors of the inputs, in order -> outputs by name."""
@@ -59,50 +56,37 @@ class ExportInfo:
 
 @dataclass(frozen=True)
 class ExportTask:
-    """What is to be exported.
+    """What is to be exported."""
 
-    Args:
-        module: Tensors of the inputs, in order -> outputs by name.
-        tensors: Those of the example.
-        names: Their names.
-        rows: Which of them have a row per example.
-        expected: What the detector gives for the example.
-        ties: In which rows rounding decides the score, (B,) bool.
-        facts: Kept in the file.
-    """
-
-    module: nn.Module
-    tensors: tuple[Tensor, ...]
+    module: nn.Module  # tensors of the inputs, in order -> outputs by name
+    tensors: tuple[Tensor, ...]  # those of the example
     names: tuple[str, ...]
-    rows: tuple[bool, ...]
-    expected: Mapping[str, Tensor]
-    ties: Tensor | None
-    facts: Mapping[str, Any]
+    rows: tuple[bool, ...]  # which of them have a row per example
+    expected: Mapping[str, Tensor]  # what the detector gives for the example
+    ties: Tensor | None  # in which rows rounding decides the score, (B,) bool
+    facts: Mapping[str, Any]  # kept in the file
 
     @cached_property
     def rounding(self) -> dict[str, float]:
         """How far each output moves, at most, when the last digits of the inputs do: no runtime can be nearer."""
-        nudged = [_nudged(t) if t.is_floating_point() else t for t in self.tensors]
+        nudged: list[Tensor] = []
+        for t in self.tensors:
+            signs = torch.ones(t.numel(), dtype=t.dtype, device=t.device)
+            signs[1::2] = -1
+            nudged.append(t * (1 + torch.finfo(t.dtype).eps * signs.view(t.shape)) if t.is_floating_point() else t)
         before, after = self.module(*self.tensors), self.module(*nudged)
         names = [name for name in before if name != "ood"]
         return {name: float((after[name] - before[name]).abs().nan_to_num(0.0, 0.0, 0.0).max()) for name in names}
 
     def take(self, count: int) -> list[Tensor]:
-        """The example's first rows, again and again if there are fewer."""
+        """Return the example's first rows, again and again if there are fewer."""
         size = next(len(t) for t, row in zip(self.tensors, self.rows, strict=True) if row)
         index = torch.arange(count, device="cpu") % size
         return [t[index] if row else t for t, row in zip(self.tensors, self.rows, strict=True)]
 
 
-def _nudged(t: Tensor) -> Tensor:
-    """Every other number one step up, the others one step down."""
-    steps = torch.ones(t.numel(), dtype=t.dtype, device=t.device)
-    steps[1::2] = -1
-    return t * (1 + torch.finfo(t.dtype).eps * steps.view(t.shape))
-
-
 def check_path(path: str | Path) -> Path:
-    """The path, refused unless its suffix names a format and its folder can be written to: an export takes a while."""
+    """Return the path, refused unless its suffix names a format and its folder can be written to: an export takes a while."""
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ConfigError(f"Expected `path` to end in {' or '.join(FORMATS)}, but got {path.name!r}.")
@@ -111,42 +95,37 @@ def check_path(path: str | Path) -> Path:
     return path
 
 
-def export(task: ExportTask, path: Path, *, draws: int, exact: bool, half: bool = False) -> ExportInfo:
+def export(task: ExportTask, path: Path) -> ExportInfo:
     """Trace, check on the example, write. Differences above 1e-4 are refused; in half precision they are reported."""
-    with torch.no_grad():
-        _compare(task, task.module(*task.tensors), "the module before export", refuse=not half)
-        program = _traced(task)
-        content, run = FORMATS[path.suffix](task, program)
-        outputs = run(task.tensors)
-        difference, changed = _compare(task, outputs, f"the {path.suffix} file", refuse=not half)
-        one = run(task.take(1))
-        if any(not torch.allclose(one[n], outputs[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in outputs if n != "ood"):
-            raise ModelError("Expected the same numbers for a row alone and in a batch, but the exported graph gives others. The "
-                            "model fixes its batch size while it is traced: write it without `int(x.shape[0])`.")  # fmt: skip
-        milliseconds = {n: _milliseconds(run, task.take(n)) for n in TIMED} if path.suffix == ".onnx" else None
-    write_whole(path, content, folders=False)
-    threshold = float(task.facts["threshold"])
-    return ExportInfo(
-        path, len(content), draws, task.names, tuple(outputs), threshold, exact, difference, changed, milliseconds
-    )  # fmt: skip
-
-
-def _traced(task: ExportTask) -> torch.export.ExportedProgram:
-    """The module as a graph with any number of rows."""
     rows = torch.export.Dim("rows", min=1)
     shapes = tuple({0: rows} if row else None for row in task.rows)
-    with quiet(), no_fast_path:
-        try:
-            return torch.export.export(task.module, task.tensors, dynamic_shapes=(shapes,), strict=False)
-        except Exception as error:
+    with torch.no_grad():
+        _compare(task, task.module(*task.tensors), "the module before export")
+        with quiet(), no_fast_path:
+            try:
+                program = torch.export.export(task.module, task.tensors, dynamic_shapes=(shapes,), strict=False)
+            except Exception as error:
+                raise ModelError(
+                    f"torch.export cannot trace this model: {_reason(error)}. Avoid Python branches and numbers that depend on "
+                    "the values or the number of rows (use torch.where, keep shapes symbolic), or serve the guard itself."
+                ) from error
+        content, run = FORMATS[path.suffix](task, program)
+        outputs = run(task.tensors)
+        difference, changed = _compare(task, outputs, f"the {path.suffix} file")
+        one = run(task.take(1))
+        if any(not torch.allclose(one[n], outputs[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in outputs if n != "ood"):
             raise ModelError(
-                f"torch.export cannot trace this model: {_reason(error)}. Avoid Python branches and numbers that depend on the "
-                "values or the number of rows (use torch.where, keep shapes symbolic), or serve the guard itself."
-            ) from error
+                "Expected the same numbers for a row alone and in a batch, but the exported graph gives others. The model fixes "
+                "its batch size while it is traced: write it without `int(x.shape[0])`."
+            )
+        milliseconds = {n: _milliseconds(run, task.take(n)) for n in (1, 32)} if path.suffix == ".onnx" else None
+    write_whole(path, content, folders=False)
+    draws, threshold, exact = (task.facts[name] for name in ("draws", "threshold", "exact"))
+    return ExportInfo(path, len(content), draws, task.names, tuple(outputs), threshold, exact, difference, changed, milliseconds)
 
 
-def _onnx(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
-    """ONNX bytes and how ONNX Runtime runs them."""
+def _to_onnx(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
+    """Return ONNX bytes and how ONNX Runtime runs them."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
     with quiet():
@@ -170,8 +149,8 @@ def _onnx(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[byte
         session = open_session(content)
     except Exception as error:
         raise ModelError(
-            f"ONNX Runtime cannot run this model: {str(error).strip().splitlines()[0]}. Convert it with `net.float()` before the "
-            "fit if its numbers are of a kind of their own, or export to .pt2."
+            f"ONNX Runtime cannot run this model: {first_line(error)}. Convert it with `model.float()` before the fit if its "
+            "numbers are of a kind of their own, or export to .pt2."
         ) from error
 
     def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -199,6 +178,19 @@ def _rename(graph: Any, task: ExportTask) -> None:
             value.name = name
 
 
+def _to_pt2(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
+    """Return the bytes of a torch.export archive, and how torch runs them."""
+    file = io.BytesIO()
+    with quiet():
+        torch.export.save(program, file, extra_files={"offmap": "\n".join(f"{k}={v}" for k, v in task.facts.items())})
+        loaded = torch.export.load(io.BytesIO(file.getvalue())).module()
+    return file.getvalue(), lambda tensors: loaded(*tensors)
+
+
+FORMATS = {".onnx": _to_onnx, ".pt2": _to_pt2}
+"""Suffixes, and how each is written."""
+
+
 def open_session(content: bytes | str, threads: int = 1) -> Any:
     """Open an ONNX Runtime session on the CPU."""
     runtime = require("onnxruntime", "onnx")
@@ -207,22 +199,23 @@ def open_session(content: bytes | str, threads: int = 1) -> Any:
     return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def _pt2(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[bytes, Run]:
-    """The bytes of a torch.export archive, and how torch runs them."""
-    file = io.BytesIO()
-    with quiet():
-        torch.export.save(program, file, extra_files={"offmap": "\n".join(f"{k}={v}" for k, v in task.facts.items())})
-        loaded = torch.export.load(io.BytesIO(file.getvalue())).module()
-    return file.getvalue(), lambda tensors: loaded(*tensors)
+def add_checksum(model: bytes) -> bytes:
+    """Append the SHA-256 of all bytes of a serialised ONNX model, as one more of its facts: ONNX itself has none."""
+    return model + CHECKSUM + hashlib.sha256(model).hexdigest().encode()
 
 
-FORMATS: dict[str, Callable[[ExportTask, torch.export.ExportedProgram], tuple[bytes, Run]]] = {".onnx": _onnx, ".pt2": _pt2}
-"""Suffixes, and how each is written."""
+def verify_checksum(content: bytes, path: Path) -> None:
+    """Raise a FileError unless the bytes are those that were written."""
+    if content != add_checksum(content[: -len(CHECKSUM) - 64]):
+        raise FileError(
+            f"Expected a file as `Guard.export` wrote it, but {path} is damaged, changed or another: its checksum does not fit. "
+            "Export the guard anew."
+        )
 
 
-def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str, *, refuse: bool) -> tuple[float, int]:
-    """The largest difference to the guard in units of 1 + |number|, and how many verdicts differ for more than rounding."""
-    largest = 0.0
+def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tuple[float, int]:
+    """Return the largest difference to the guard in units of 1 + |number|, and how many verdicts differ beyond rounding."""
+    largest, refuse = 0.0, not task.facts["half"]
     for name in (n for n in task.expected if n != "ood"):
         mine, other = task.expected[name].double().cpu(), outputs[name].double().cpu()
         apart = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
@@ -230,8 +223,10 @@ def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str, *, refu
             apart = apart.masked_fill(task.ties, 0.0)
         worst = float(apart.max())
         if refuse and worst > TOLERANCE + 10 * task.rounding[name]:
-            raise ModelError(f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} "
-                            "off. The model may depend on something else than its inputs and weights.")  # fmt: skip
+            raise ModelError(
+                f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} off. The model "
+                "may depend on something else than its inputs and weights."
+            )
         largest = max(largest, worst)
     score, threshold = task.expected["score"].double().cpu(), float(task.facts["threshold"])
     rounding = TOLERANCE * (1 + abs(threshold)) + 10 * task.rounding["score"]
@@ -245,10 +240,10 @@ def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str, *, refu
 
 
 def _milliseconds(run: Run, tensors: Sequence[Tensor]) -> float:
-    """Per row, the median of as many calls as fit in some time."""
+    """Measure the time per row: the median of as many calls as fit in 0.2 seconds."""
     run(tensors)
     spent: list[float] = []
-    end = time.perf_counter() + SECONDS
+    end = time.perf_counter() + 0.2
     while len(spent) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         run(tensors)
@@ -256,24 +251,21 @@ def _milliseconds(run: Run, tensors: Sequence[Tensor]) -> float:
     return 1e3 * sorted(spent)[len(spent) // 2] / max(len(t) for t in tensors)
 
 
-OPERATOR = re.compile(r"\b(aten|prims|torchvision|torch\.ops)[.:]+\w+")
-
-
 def _reason(error: BaseException) -> str:
-    """The operator that the innermost error names, if there is one, and its first line."""
+    """Return the operator that the innermost error names, if there is one, and its first line."""
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(inner)
-    named = next((found.group(0) for each in reversed(chain) if (found := OPERATOR.search(str(each)))), None)
-    line = (str(chain[-1]).strip().splitlines() or [type(chain[-1]).__name__])[0].rstrip(". ")
-    return line if named is None or named in line else f"{named} ({line})"
+    operators = [re.search(r"\b(aten|prims|torchvision|torch\.ops)[.:]+\w+", str(each)) for each in reversed(chain)]
+    named, line = next((found.group(0) for found in operators if found), ""), first_line(chain[-1])
+    return line if named in line else f"{named} ({line})"
 
 
 @contextmanager
 def quiet() -> Generator[None]:
     """Exporters warn of their own workings, and log them: nothing that a user could act on."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
-    before = [each.level for each in loggers]
+    levels = [each.level for each in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for each in loggers:
@@ -281,5 +273,5 @@ def quiet() -> Generator[None]:
         try:
             yield
         finally:
-            for each, level in zip(loggers, before, strict=True):
+            for each, level in zip(loggers, levels, strict=True):
                 each.setLevel(level)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap.errors import FileError, first_line
-from offmap.export.checksum import verify_checksum
-from offmap.export.onnx import open_session
+from offmap.export.onnx import open_session, verify_checksum
 from offmap.serve.parsing import Arrays, InputSpec, RequestError
 
 DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32}

@@ -37,13 +37,13 @@ def ranks(values: Tensor) -> Tensor:
 
 def test_it_orders_rows_as_the_guard_does(guard: offmap.Guard, one: offmap.DistilledGuard) -> None:
     x = inputs(400, 5) * torch.linspace(0.5, 3, 400).unsqueeze(1)
-    told = torch.stack([ranks(guard.score(x)), ranks(one.score(x))])
-    assert torch.corrcoef(told)[0, 1] > 0.95
-    familiar, far = inputs(300, 6), inputs(300, 7) + torch.tensor([3.0, -2.0, 0.0])
-    assert auroc(one.score(familiar), one.score(far)) > 0.97 * auroc(guard.score(familiar), guard.score(far))
+    order = torch.stack([ranks(guard.score(x)), ranks(one.score(x))])
+    assert torch.corrcoef(order)[0, 1] > 0.95
+    near, far = inputs(300, 6), inputs(300, 7) + torch.tensor([3.0, -2.0, 0.0])
+    assert auroc(one.score(near), one.score(far)) > 0.97 * auroc(guard.score(near), guard.score(far))
 
 
-def test_answers_are_the_plain_nets_with_a_verdict(one: offmap.DistilledGuard) -> None:
+def test_results_are_the_base_models_with_a_verdict(one: offmap.DistilledGuard) -> None:
     x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
     result = one(x)
     torch.testing.assert_close(result.mean, one.guard.predictive.model.module(x).squeeze(1))  # pyright: ignore
@@ -71,15 +71,15 @@ def test_the_same_seed_gives_the_same_head_and_leaves_random_numbers_alone(
     assert torch.equal(again.score(x), one.score(x))
 
 
-def test_the_host_and_the_guard_are_left_as_they_were(guard: offmap.Guard) -> None:
-    net = guard.predictive.model.module  # pyright: ignore[reportAttributeAccessIssue]
-    before, told = {n: t.clone() for n, t in all_params(net).items()}, guard.score(inputs(9, 2))
+def test_the_model_and_the_guard_are_left_as_they_were(guard: offmap.Guard) -> None:
+    model = guard.predictive.model.module  # pyright: ignore[reportAttributeAccessIssue]
+    before, scores = {n: t.clone() for n, t in all_params(model).items()}, guard.score(inputs(9, 2))
     offmap.distill(guard, TRAIN, VALID, rows=200)
-    assert all(torch.equal(t, before[n]) for n, t in all_params(net).items())
-    assert torch.equal(guard.score(inputs(9, 2)), told)
+    assert all(torch.equal(t, before[n]) for n, t in all_params(model).items())
+    assert torch.equal(guard.score(inputs(9, 2)), scores)
 
 
-def test_rows_alone_and_in_company_get_one_score(one: offmap.DistilledGuard) -> None:
+def test_rows_alone_and_in_a_batch_get_one_score(one: offmap.DistilledGuard) -> None:
     x = inputs(7, 11)
     alone = torch.cat([one.score(row.unsqueeze(0)) for row in x])
     torch.testing.assert_close(alone, one.score(x), rtol=1e-4, atol=1e-4)
@@ -144,7 +144,7 @@ def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
     torch.testing.assert_close(apart((x.double() @ turn + shift).float()), head(x), rtol=1e-3, atol=1e-3)
 
 
-def test_strange_rows_lie_near_between_and_far_and_depend_on_the_seed_alone() -> None:
+def test_ood_rows_lie_near_between_and_far_and_depend_on_the_seed_alone() -> None:
     rows = inputs(50, 1)
     made = make_ood_rows(rows, 600)
     assert made.shape == (600, 3)
