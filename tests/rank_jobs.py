@@ -23,7 +23,7 @@ import offmap
 from offmap.data import Place, as_batches
 from offmap.distributed.group import join_group
 from offmap.errors import ModelError, OffmapError
-from offmap.maxwent.solve import feed_inputs, shard_feed
+from offmap.maxwent.solve import feed_inputs
 from offmap.model.params import stack_models
 from offmap.posterior.basis import observe
 
@@ -83,7 +83,7 @@ def moments() -> Tensors:
     """Σ h hᵀ by way of its bases: s, and V·diag(s²)·Vᵀ; more rows than are all counted, in several batches."""
     at, data = stack_models(convolutions()), as_batches(loader(), Place(torch.device("cpu"), torch.float32), name="train")
     with join_group() as group:
-        dealt = shard_feed(data, group, sharded=False)
+        dealt = feed_inputs(data, group)
         seen = observe(at, feed_inputs(data), rotated=True, group=group, shard=dealt)
     found: Tensors = {}
     for name, b in seen.bases.items():

@@ -6,9 +6,9 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -154,13 +154,10 @@ class Detector(ABC):
         return None
 
     def check_targets(self, rows: Rows) -> None:  # noqa: B027 (nothing to check by default)
-        """Raise unless the targets of these rows fit the predictions; kinds that are not calibrated with targets take any."""
+        """Raise unless the targets of these rows fit the predictions; any do by default."""
 
     def predict_at(self, rows: Rows) -> dict[str, tuple[Prediction, Tensor]]:
-        """Predict labelled rows for `offmap.evaluate`, each prediction with its NLL (n,) at the targets.
-
-        They are named "own" (what `predict` returns) and "wide" (of a guard: from unclipped draws); none by default.
-        """
+        """Predict labelled rows, each with its NLL (n,): "own" is what `predict` returns, "wide" is from unclipped draws."""
         return {}
 
     def block_rows(self) -> int:
@@ -179,21 +176,13 @@ class Detector(ABC):
 
     def __call__(self, x: Inputs) -> Result:
         """Predict, score and judge every input."""
-        merged = Merger(concat_results)
-        for rows in self.blocks(x):
-            features = self._features(rows)
-            prediction, score_map = self._predict(features), self._score(features)
-            score = reduce_positions(score_map, "mean")
-            merged.add(
-                Result(
-                    **vars(prediction),
-                    score=score,
-                    ood=score > self.threshold,
-                    p_value=self.calibration.p_value(score),
-                    score_map=score_map if score_map.ndim > 1 else None,
-                )
-            )
-        return merged.result()
+        return merge_parts((self._judge(self._features(rows)) for rows in self.blocks(x)), concat_results)
+
+    def _judge(self, features: Any) -> Result:
+        prediction, score_map = self._predict(features), self._score(features)
+        score = reduce_positions(score_map, "mean")
+        verdict = {"score": score, "ood": score > self.threshold, "p_value": self.calibration.p_value(score)}
+        return Result(**vars(prediction), **verdict, score_map=score_map if score_map.ndim > 1 else None)
 
     def score(self, x: Inputs, *, reduce: str | None = "mean") -> Tensor:
         """Score every input: (B,), higher = more OOD.
@@ -204,7 +193,7 @@ class Detector(ABC):
                 `attention_mask` of the inputs calls padding are left out, and are NaN in the map. The threshold belongs to the
                 mean.
         """
-        if reduce is not None and (not isinstance(reduce, str) or reduce not in ("mean", "max")):
+        if reduce is not None and not (isinstance(reduce, str) and reduce in ("mean", "max")):
             raise ConfigError(f"Expected `reduce` to be 'mean', 'max' or None, but got {reduce!r}.")
         parts = (reduce_positions(self._score(self._features(rows)), reduce) for rows in self.blocks(x))
         return merge_parts(parts, concat_padded)
@@ -311,33 +300,15 @@ def concat_results(parts: list[Record]) -> Record:
     return type(parts[0])(**columns)  # pyright: ignore[reportArgumentType]
 
 
-@dataclass
-class Merger(Generic[Part]):
-    """Concatenates parts as they come, through a few long pieces on the way.
+def merge_parts(parts: Iterable[Part], concat: Callable[[list[Part]], Part]) -> Part:
+    """Concatenate all parts, a few dozen at a time.
 
     Many short ones, left between the large temporaries of later blocks, would keep the allocator from using freed memory again:
     a stream of a million rows then holds 100 MB more than one of ten thousand.
     """
-
-    concat: Callable[[list[Part]], Part]
-    pieces: list[tuple[int, Part]] = field(default_factory=list[tuple[int, Part]])
-
-    def add(self, part: Part) -> None:
-        """Take the next part."""
-        size = 1
-        while self.pieces and self.pieces[-1][0] <= size:
-            before, piece = self.pieces.pop()
-            size, part = size + before, self.concat([piece, part])
-        self.pieces.append((size, part))
-
-    def result(self) -> Part:
-        """Return all parts as one."""
-        return self.pieces[0][1] if len(self.pieces) == 1 else self.concat([piece for _, piece in self.pieces])
-
-
-def merge_parts(parts: Iterable[Part], concat: Callable[[list[Part]], Part]) -> Part:
-    """Concatenate all parts, as a `Merger` does."""
-    merged = Merger(concat)
+    merged: list[Part] = []
     for part in parts:
-        merged.add(part)
-    return merged.result()
+        merged.append(part)
+        if len(merged) == 64:
+            merged = [concat(merged)]
+    return merged[0] if len(merged) == 1 else concat(merged)

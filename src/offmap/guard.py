@@ -31,24 +31,12 @@ if TYPE_CHECKING:
 OUTPUT_NUMBERS = 1 << 22
 """Stacked output numbers held at once while scoring (16 MB in float32), whatever the number of rows and draws."""
 
-BLOCK_ROWS = 8192
-"""Rows held at once while scoring, at most."""
-
 MOST_DRAWS = 1_000_000
-UNBOUNDED = 1e30
-"""A clip beyond it bounds nothing, and single precision cannot hold much more."""
 
 
 @dataclass(frozen=True)
 class DrawSampler:
-    """Computes outputs and features of rows.
-
-    Args:
-        predictive: Draws outputs of the members, (M·P, B, ...).
-        likelihood: What outputs mean.
-        draws: Draws of every member, P.
-        seed: Seed of the draws.
-    """
+    """Computes outputs (M·P, B, ...) and features of blocks of rows."""
 
     predictive: Predictive
     likelihood: Likelihood
@@ -59,7 +47,7 @@ class DrawSampler:
         """So many rows that their stacked outputs stay within a fixed memory."""
         model = self.predictive.model
         numbers = (model.output_numbers if model else 1) * self.predictive.members * self.draws
-        return max(1, min(BLOCK_ROWS, OUTPUT_NUMBERS // numbers))
+        return max(1, min(8192, OUTPUT_NUMBERS // numbers))
 
     def blocks(self, x: Inputs) -> Iterator[Inputs]:
         """Cut rows into blocks that `features` can hold."""
@@ -79,13 +67,9 @@ class DrawSampler:
 
     def nll(self, rows: Rows, clip: float | None) -> Tensor:
         """Return the NLL of the prediction at the targets, (n,), nats."""
-        parts: list[Tensor] = []
-        start = 0
-        for block in self.blocks(rows.inputs):
-            stop = start + rows_of(block)
-            parts.append(self.likelihood.predictive_nll(self.outputs(block, clip), rows.targets[start:stop]))
-            start = stop
-        return torch.cat(parts)
+        targets = rows.targets.split(self.block_rows())
+        blocks = zip(self.blocks(rows.inputs), targets, strict=True)
+        return torch.cat([self.likelihood.predictive_nll(self.outputs(block, clip), y) for block, y in blocks])
 
     def check_targets(self, rows: Rows) -> None:
         """Raise unless the targets of these rows fit the outputs."""
@@ -95,14 +79,9 @@ class DrawSampler:
 
     def features(self, rows: Inputs, reads: Reads) -> Features:
         """Compute what a score reads of one block of rows."""
-        return Features(
-            rows,
-            self.likelihood,
-            self.predictive.members,
-            self.outputs(rows, None) if reads.draws else EMPTY,
-            self.outputs(rows, 0.0) if reads.base else EMPTY,
-            self._layer_inputs(rows, reads.layers, reads.pooled) if reads.layers else (),
-        )
+        outputs, base = self.outputs(rows, None) if reads.draws else EMPTY, self.outputs(rows, 0.0) if reads.base else EMPTY
+        layer_inputs = self._layer_inputs(rows, reads.layers, reads.pooled) if reads.layers else ()
+        return Features(rows, self.likelihood, self.predictive.members, outputs, base, layer_inputs)
 
     @torch.no_grad()
     def _layer_inputs(self, rows: Inputs, layers: Sequence[str], pooled: bool) -> list[dict[str, Tensor]]:
@@ -203,7 +182,9 @@ class Guard(Detector):
             clip: Another bound than the guard's; None predicts with the wide distribution.
         """
         bound = self.clip if isinstance(clip, str) and clip == "chosen" else check_clip(clip)
-        return merge_parts((self.likelihood.predict(self.outputs(rows, bound)) for rows in self.blocks(x)), concat_results)
+        return merge_parts(
+            (self.likelihood.predict(self.sampler.outputs(rows, bound)) for rows in self.blocks(x)), concat_results
+        )
 
     def samples(self, x: Inputs, draws: int = 50, *, clip: float | None = None) -> Tensor:
         """Return outputs of the drawn models themselves, (M·draws, B, ...).
@@ -213,15 +194,8 @@ class Guard(Detector):
             draws: Draws of every member.
             clip: Bound on |φ ⊙ z|; None for no bound.
         """
-        draws = checks.integer("draws", draws, 1)
-        if draws > MOST_DRAWS:
-            raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {draws}.")
-        bound, sampler = check_clip(clip), replace(self.sampler, draws=draws)
+        bound, sampler = check_clip(clip), replace(self.sampler, draws=check_draws(draws, 1))
         return concat_padded([sampler.outputs(rows, bound) for rows in self.blocks(x, sampler.block_rows())], 1)
-
-    def outputs(self, rows: Inputs, clip: float | None) -> Tensor:
-        """Return stacked outputs of one block of rows, (M·P, B, ...)."""
-        return self.sampler.outputs(rows, clip)
 
     def summary(self) -> Table:
         """Return a table of what is random and how wide."""
@@ -265,27 +239,24 @@ class Guard(Detector):
         """Return the same guard on another device."""
         if not isinstance(self.predictive, Stochastic):
             raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
-        model, q = self.predictive.model, self.predictive.q
-        model = replace(model, module=copy.deepcopy(model.module).to(device))
+        model = replace(self.predictive.model, module=copy.deepcopy(self.predictive.model.module).to(device))
+        predictive = replace(self.predictive, model=model, q=copy.deepcopy(self.predictive.q).to(device))
+        place, score_module = Place(torch.device(device), self.place.dtype), copy.deepcopy(self.score_module).to(device)
         return replace(
-            self,
-            predictive=replace(self.predictive, model=model, q=copy.deepcopy(q).to(device)),
-            place=Place(torch.device(device), self.place.dtype),
-            calibration=self.calibration.to(device),
-            score_module=copy.deepcopy(self.score_module).to(device),
+            self, predictive=predictive, place=place, calibration=self.calibration.to(device), score_module=score_module
         )
 
 
-def check_draws(draws: Any, *, optional: bool = False) -> int:
-    """Return a plain whole number of at least 2, whatever library it comes from."""
-    number = checks.integer("draws", draws, 2, optional=optional)
+def check_draws(draws: Any, at_least: int = 2, *, optional: bool = False) -> int:
+    """Return a plain whole number within bounds, whatever library it comes from."""
+    number = checks.integer("draws", draws, at_least, optional=optional)
     if number > MOST_DRAWS:
         raise ConfigError(f"Expected `draws` to be at most {MOST_DRAWS}, but got {number}.")
     return number
 
 
 def check_clip(clip: Any) -> float | None:
-    """Return a bound on |φ ⊙ z|, or None for no bound."""
+    """Return a bound on |φ ⊙ z|, or None for no bound; one beyond 1e30 bounds nothing in single precision."""
     if clip is not None and not (isinstance(clip, int | float) and clip >= 0):
         raise ConfigError(f"Expected `clip` to be a number ≥ 0 or None, but got {clip!r}.")
-    return None if clip is None else float(clip) if clip <= UNBOUNDED else math.inf
+    return None if clip is None else float(clip) if clip <= 1e30 else math.inf

@@ -29,7 +29,7 @@ def guard() -> offmap.Guard:
 
 
 def uncertain(guard: offmap.Guard, x: Any) -> Tensor:
-    return log_uncertainty(guard.likelihood, guard.outputs(x, None), guard.predictive.members)
+    return log_uncertainty(guard.likelihood, guard.sampler.outputs(x, None), guard.predictive.members)
 
 
 def distances_of(guard: offmap.Guard) -> offmap.Guard:

@@ -90,7 +90,7 @@ def test_the_score_is_the_soft_maximum_of_four_parts(guard: offmap.Guard) -> Non
     ]
     with torch.no_grad():
         energy = [-net(rows).double().logsumexp(1) for rows in (VALID[0], x)]
-    uncertain = [log_uncertainty(guard.likelihood, guard.outputs(rows, None), 1) for rows in (VALID[0], x)]
+    uncertain = [log_uncertainty(guard.likelihood, guard.sampler.outputs(rows, None), 1) for rows in (VALID[0], x)]
     parts = [z(*energy), z(*uncertain), layers[2], (layers[0] + layers[1]) / 2]
     wanted = torch.stack(parts).exp().mean(0).log()
     torch.testing.assert_close(guard.score(x), wanted.float(), rtol=1e-3, atol=1e-3)

@@ -35,7 +35,7 @@ class Config:
     """
 
     basis: Literal["svd", "identity"] = option(
-        "svd", 'Directions in which weights are random: "svd" of the layer inputs, or the weights\' own, "identity".'
+        "svd", 'Directions in which weights are random: "svd" of the layer inputs, or their own.'
     )
     solver: Literal["refine", "closed-form", "sgd"] = option(
         "refine",
@@ -62,10 +62,7 @@ class Config:
     init_fraction: float = option(0.1, 'Solver "refine": the fraction of the closed form\'s φ to start from.', above=0)
     fan_in_limit: int = option(4096, 'Basis "svd": one basis up to this fan-in, several smaller ones above it.', above=0)
     eps: float | Sequence[float] = option(
-        (1e-4, 1e-3),
-        "Amplitudes of layer inputs below this fraction of the largest count as that fraction. Of several, the one of highest "
-        "entropy below τ is kept.",
-        above=0,
+        (1e-4, 1e-3), "Smallest amplitude of layer inputs, as a fraction of the largest. Of several, the best is kept.", above=0
     )
     risk: str | RiskFn = option(
         "nll", 'The validation risk: "nll", "expected-nll", "averaged-nll", "zero-one", or your own function.', check=as_risk
@@ -97,25 +94,15 @@ CONFIGS = {"default": Config(), "paper": PAPER, "reference": REFERENCE}
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a method runs its models; nothing here changes what it computes.
+    """How a method runs its models; nothing here changes what it computes."""
 
-    Args:
-        output_fn: Picks the tensor that matters of what a model returns.
-        chunk_size: Draws that run at once under `vmap`, 1 for a loop over them; "auto" follows the rule of `choose_chunk`.
-        batch_size: Rows that run at once.
-        progress: Whether to show a progress bar; None where a person watches.
-        group: The processes that fit together.
-        sharded: Whether each of them has training rows of its own.
-        checkpoint: Where parts of the fit are kept; None: nowhere.
-    """
-
-    output_fn: OutputFn = first_tensor
-    chunk_size: int | Literal["auto"] = "auto"
-    batch_size: int = 128
-    progress: bool | None = None
-    group: Group = SINGLE_PROCESS
-    sharded: bool = False
-    checkpoint: Checkpoint | None = None
+    output_fn: OutputFn = first_tensor  # picks the tensor that matters of what a model returns
+    chunk_size: int | Literal["auto"] = "auto"  # draws that run at once; 1: a loop over them; "auto": the rule of `choose_chunk`
+    batch_size: int = 128  # rows that run at once
+    progress: bool | None = None  # whether to show a progress bar; None: on a terminal
+    group: Group = SINGLE_PROCESS  # the processes that fit together
+    sharded: bool = False  # whether each of them has training rows of its own
+    checkpoint: Checkpoint | None = None  # where parts of the fit are kept
 
     def __post_init__(self) -> None:
         if self.chunk_size != "auto" and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):

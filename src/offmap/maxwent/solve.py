@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from offmap._types import Weights
 from offmap.data import Batches, Rows, Shard
-from offmap.distributed.group import Group
+from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.likelihoods import Likelihood
 from offmap.maxwent.checkpoint import Descent, observe_once
 from offmap.maxwent.config import CONFIGS, Config, Runtime
@@ -118,23 +118,18 @@ def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime
     look = partial(
         observe, models, feed_inputs(train), rotated=config.basis == "svd" and config.parameterization is None,
         output_fn=runtime.output_fn, limit=config.fan_in_limit, group=runtime.group,
-        shard=shard_feed(train, runtime.group, sharded=runtime.sharded),
+        shard=feed_inputs(train, runtime.group, sharded=runtime.sharded),
     )  # fmt: skip
     return look() if runtime.checkpoint is None else observe_once(runtime.checkpoint, train, models.device, look)
 
 
-def feed_inputs(train: Batches) -> Feed:
-    """Return the inputs of the training data as a function of the batch size; that of a stream is its own."""
-    return lambda rows: (x for x, _ in _resize(train, rows))
+def feed_inputs(train: Batches, group: Group = SINGLE_PROCESS, *, sharded: bool = False) -> Feed:
+    """Return the inputs of the training data as a function of the batch size; that of a stream is its own.
 
-
-def shard_feed(train: Batches, group: Group, *, sharded: bool) -> Feed:
-    """Return every process's own batches: each N-th of them, or all if its rows are its own, `sharded`."""
-    return feed_inputs(train if sharded or group.size == 1 else replace(train, shard=Shard(group, "batches")))
-
-
-def _resize(train: Batches, rows: int) -> Batches:
-    return replace(train, batch_size=max(rows, train.batch_size)) if isinstance(train, Rows) else train
+    Of several processes, each has every N-th batch, or all if its rows are its own, `sharded`.
+    """
+    data = train if sharded or group.size == 1 else replace(train, shard=Shard(group, "batches"))
+    return lambda rows: (x for x, _ in (replace(data, batch_size=max(rows, data.batch_size)) if isinstance(data, Rows) else data))
 
 
 def find_shape(task: Task) -> Weights:
@@ -220,7 +215,7 @@ def descend(task: Task, history: History, entropy_weight: float) -> History:
         first = 0 if descent is None else descent.step
         if not first:
             monitor.check(0, math.nan, start)
-        history.stop_reason = "stopped" if monitor.finished else minimize(
+        history.stop_reason = "stopped" if all(monitor.done) else minimize(
             loss, optimizer, cycle, steps=config.steps, start=first, group=runtime.group,
             monitors=[monitor] if descent is None else [monitor, descent],
         )  # fmt: skip

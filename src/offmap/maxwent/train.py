@@ -73,17 +73,9 @@ def expected_nll(
 
 @torch.enable_grad()
 def minimize(
-    objective: Objective,
-    optimizer: torch.optim.Optimizer,
-    data: Batches | Cycle,
-    *,
-    steps: int,
-    monitors: Sequence[Monitor] = (),
-    seed: int = 0,
-    schedule: Callable[[int], float] | None = None,
-    start: int = 0,
-    group: Group = SINGLE_PROCESS,
-) -> str:
+    objective: Objective, optimizer: torch.optim.Optimizer, data: Batches | Cycle, *, steps: int, start: int = 0, seed: int = 0,
+    monitors: Sequence[Monitor] = (), schedule: Callable[[int], float] | None = None, group: Group = SINGLE_PROCESS,
+) -> str:  # fmt: skip
     """Take gradient steps and return the stop reason: "finished", "stopped", or "diverged" before a non-finite step.
 
     `schedule(step)` multiplies the learning rate; `start` steps were taken before. Every process of a `group` brings rows of its
@@ -93,19 +85,17 @@ def minimize(
     source = data if isinstance(data, Cycle) else Cycle(data, seed)
     for step, batch in zip(range(start, steps), source, strict=False):
         loss = objective(step, batch)
-        if group.size == 1 and not bool(loss.isfinite()):
+        if group.size > 1 or bool(loss.isfinite()):
+            optimizer.zero_grad()
+            loss.backward()
+        loss = loss.detach() if group.size == 1 else _average_gradients(loss.detach(), len(batch[1]), optimizer, group)
+        if not bool(loss.isfinite()):
             return "diverged"
-        optimizer.zero_grad()
-        loss.backward()
-        if group.size > 1:
-            loss = _average_gradients(loss.detach(), len(batch[1]), optimizer, group)
-            if not bool(loss.isfinite()):
-                return "diverged"
         if schedule is not None:
             for params, lr in zip(optimizer.param_groups, rates, strict=True):
                 params["lr"] = lr * schedule(step)
         optimizer.step()
-        verdicts = [monitor(step, loss.detach()) for monitor in monitors]  # call all, also after one says stop
+        verdicts = [monitor(step, loss) for monitor in monitors]  # call all, also after one says stop
         if any(verdicts):
             return "stopped"
     return "finished"
@@ -169,12 +159,15 @@ class RiskMonitor:
         every: int, history: History, patience: int | None = None, report: Callable[[int, str], None] | None = None,
     ) -> None:  # fmt: skip
         self.q, self.evaluate, self.max_risk, self.every, self.patience = q, evaluate, max_risk, every, patience
-        self.failures = [0] * q.members
-        self.history, self.report = history, report
+        self.failures, self.history, self.report = [0] * q.members, history, report
         self.state = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
         self.best = [tensor.detach().clone() for tensor in self.state]
-        history.max_risk = max_risk.tolist()
-        history.kept = [0] * q.members
+        history.max_risk, history.kept = max_risk.tolist(), [0] * q.members
+
+    @property
+    def done(self) -> list[bool]:
+        """Which members are done."""
+        return [self.patience is not None and failures >= self.patience for failures in self.failures]
 
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Check now and then; stop when every member is done."""
@@ -182,16 +175,6 @@ class RiskMonitor:
             return False
         passed = self.check(step + 1, float(loss)).tolist()
         self.failures = [0 if p else f + 1 for p, f in zip(passed, self.failures, strict=True)]
-        return self.finished
-
-    @property
-    def done(self) -> list[bool]:
-        """Which members are done."""
-        return [self.patience is not None and failures >= self.patience for failures in self.failures]
-
-    @property
-    def finished(self) -> bool:
-        """Whether every member is done."""
         return all(self.done)
 
     @torch.no_grad()
@@ -221,9 +204,8 @@ class BestValidation:
     def __init__(
         self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, ceiling: Tensor | None = None
     ) -> None:
-        self.weights, self.loss, self.every, self.ceiling = dict(weights), loss, every, ceiling
-        self.lowest: Tensor | None = None
-        self.best = {name: w.detach().clone() for name, w in weights.items()}
+        self.weights, self.loss, self.every, self.ceiling = list(weights.values()), loss, every, ceiling
+        self.best, self.lowest = [w.detach().clone() for w in self.weights], torch.tensor(torch.inf)
 
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Check now and then; never stop the loop."""
@@ -235,19 +217,15 @@ class BestValidation:
     def check(self, among: Tensor | None = None) -> None:
         """Evaluate the loss and keep the members, of those `among` (M,), that are better than before."""
         now = self.loss().nan_to_num(nan=torch.inf)
-        if among is not None:
-            now = torch.where(among, now, torch.inf)
-        if self.ceiling is not None:
-            better = now <= self.ceiling
-        else:
-            lowest = torch.full_like(now, torch.inf) if self.lowest is None else self.lowest
-            better, self.lowest = now < lowest, torch.minimum(now, lowest)
-        for name, w in self.weights.items():
-            self.best[name] = torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, self.best[name])
+        now = now if among is None else torch.where(among, now, torch.inf)
+        better = now < self.lowest.to(now) if self.ceiling is None else now <= self.ceiling
+        self.lowest = torch.minimum(now, self.lowest.to(now))
+        for w, best in zip(self.weights, self.best, strict=True):
+            best.copy_(torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, best))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Give every member its best weights, those after the last step among them."""
         self.check()
-        for name, w in self.weights.items():
-            w.copy_(self.best[name])
+        for w, best in zip(self.weights, self.best, strict=True):
+            w.copy_(best)

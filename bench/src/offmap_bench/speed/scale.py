@@ -30,7 +30,7 @@ from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import train as objectives
 from offmap.maxwent.risk import Validation
-from offmap.maxwent.solve import feed_inputs, shard_feed
+from offmap.maxwent.solve import feed_inputs
 from offmap.maxwent.train import Cycle, adam, minimize
 from offmap.model.forward import BatchedModel
 from offmap.model.params import stack_models
@@ -75,7 +75,7 @@ def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], obje
     mine = step if group.size == 1 else replace(step, shard=Shard(group, "rows"))
     return {
         "pass": lambda: observe(
-            at, feed_inputs(train), rotated=False, group=group, shard=shard_feed(train, group, sharded=False)
+            at, feed_inputs(train), rotated=False, group=group, shard=feed_inputs(train, group)
         ),
         "risk": lambda: validation(q),
         "step": lambda: minimize(objective, optimizer, Cycle(mine, 0), steps=STEPS, group=group),
