@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-FILLED = {"Bracket", "Cycle", "Descent", "History", "LRUCache", "Moment", "Part", "Total"}
+FILLED = {"Cycle", "Descent", "History", "LRUCache", "Moment", "Part", "Total"}
 """Sums, memories and states of a fit or a search under way."""
 
 

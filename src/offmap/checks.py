@@ -7,13 +7,13 @@ declare their documentation and bounds with `option`; `validate` checks them all
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import math
 import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -28,70 +28,51 @@ LARGEST = 3e38
 """Options beyond it are infinite in single precision."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """Documentation and bounds of one field.
+def option(default: Any, doc: str, *, check: Callable[[Any], Any] | None = None, **bounds: float) -> Any:
+    """Declare a dataclass field with its documentation, and with what `validate` asks of it beside its type.
 
     Args:
-        doc: One or two sentences for help texts and the API page.
-        above: Numbers must be larger.
-        at_least: Numbers must be at least this.
-        at_most: Numbers must be at most this.
-        one_of: The valid words; those of a `Literal` type need not be repeated.
-        check: A function that raises for a wrong value, instead of what the type of the field asks for.
-    """
+        default: The default value.
+        doc: One or two sentences for the API page.
+        check: A function that raises for a wrong value, instead of what the type asks for.
+        **bounds: `above`, `at_least` and `at_most` of numbers.
 
-    doc: str
-    above: float | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    one_of: Sequence[str] | None = None
-    check: Callable[[Any], Any] | None = None
-
-
-def option(default: Any, doc: str, **bounds: Any) -> Any:
-    """Declare a dataclass field with its documentation and its bounds, those of `Option`.
-
-    >>> @dataclass(frozen=True)
+    >>> @dataclasses.dataclass
     ... class Adam:
     ...     lr: float = option(0.02, "Learning rate.", above=0)
     >>> validate(Adam(lr=-1.0))
     Traceback (most recent call last):
     offmap.errors.ConfigError: Expected `lr` to be a number above 0, but got -1.0.
     """
-    return field(default=default, metadata={"option": Option(doc, **bounds)})
+    return dataclasses.field(default=default, metadata={"doc": doc, "check": check, "bounds": bounds})
 
 
 def validate(options: Any) -> None:
     """Raise a ConfigError for the first field of a dataclass whose value its type and its `option` do not allow."""
-    for f, kinds, words in _declared(type(options)):
-        name, value, bounds, optional = f.name, getattr(options, f.name), f.metadata["option"], NoneType in kinds
+    for f, kinds in _declared(type(options)):
+        name, value, check, optional = f.name, getattr(options, f.name), f.metadata["check"], NoneType in kinds
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
         if value is None and optional:
             continue
-        if bounds.check is not None:
-            bounds.check(value)
-        elif words and not (int in kinds and not isinstance(value, str)):
+        if check is not None:
+            check(value)
+        elif words:
             one_of(name, value, words)
         elif bool in kinds:
             if not isinstance(value, bool):
                 raise ConfigError(f"Expected `{name}` to be True or False, but got {value!r}.")
         elif int in kinds or float in kinds:
-            check = integer if float not in kinds else number
             several: Any = isinstance(value, list | tuple) and any(get_origin(kind) is Sequence for kind in kinds) and value
             for entry in several or [value]:
-                check(name, entry, bounds.at_least, bounds.at_most, above=bounds.above, optional=optional)
+                (number if float in kinds else integer)(name, entry, **f.metadata["bounds"], optional=optional)
 
 
 @cache
-def _declared(kind: type) -> list[tuple[Field[Any], tuple[Any, ...], Sequence[str]]]:
-    """Return the fields made by `option`, each with the members of its type and the words that are valid."""
-    found: list[tuple[Field[Any], tuple[Any, ...], Sequence[str]]] = []
+def _declared(kind: type) -> list[tuple[dataclasses.Field[Any], tuple[Any, ...]]]:
+    """Return the fields made by `option`, each with the members of its type."""
     hints = get_type_hints(kind)
-    for f in (f for f in fields(kind) if "option" in f.metadata):
-        kinds = get_args(hints[f.name]) if get_origin(hints[f.name]) in (Union, UnionType) else (hints[f.name],)
-        literals = [word for member in kinds if get_origin(member) is Literal for word in get_args(member)]
-        found.append((f, kinds, f.metadata["option"].one_of or literals))
-    return found
+    unions = {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in hints.items()}
+    return [(f, unions[f.name]) for f in dataclasses.fields(kind) if "bounds" in f.metadata]
 
 
 def integer(
@@ -142,22 +123,14 @@ def _bounded(
 
 
 def fraction(name: str, value: Any, *, example: float = 0.95) -> float:
-    """Return a number strictly between 0 and 1, of any library, as a plain float.
-
-    >>> fraction("level", 0.95)
-    0.95
-    """
+    """Return a number strictly between 0 and 1, of any library, as a plain float."""
     if not isinstance(value, numbers.Real) or not 0 < float(value) < 1:
         raise ConfigError(f"Expected `{name}` strictly between 0 and 1, such as {example:g}, but got {value!r}.")
     return float(value)
 
 
 def one_of(name: str, value: Any, valid: Iterable[str], also: str = "") -> str:
-    """Return `value` if it is in `valid`, else raise with a suggestion; `also` says what else is accepted.
-
-    >>> one_of("positive", "id", ("id", "ood"))
-    'id'
-    """
+    """Return `value` if it is in `valid`, else raise with a suggestion; `also` says what else is accepted."""
     words = list(valid)
     if not isinstance(value, str) or value not in words:
         raise ConfigError(f"Expected `{name}` to be {nearest(value, words)}{also}, but got {value!r}.")

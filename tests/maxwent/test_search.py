@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offmap.maxwent.search import Bracket, Evaluate, find_largest_factor, find_largest_factor_near, shrink_to_feasible
+from offmap.maxwent.search import Evaluate, find_largest_factor, find_largest_factor_near, next_point, shrink_to_feasible
 
 LIMITS = st.lists(st.floats(-4.5, 1.5), min_size=1, max_size=4).map(lambda e: 10 ** torch.tensor(e, dtype=torch.float64))
 
@@ -75,10 +75,8 @@ def test_a_risk_that_jumps_is_found_in_not_many_more_looks_than_halvings(jump: f
 
 def test_a_flat_line_that_points_nowhere_does_no_harm():
     """Two looks tell nearly the same: τ would be reached at −∞."""
-    bracket = Bracket(0, 1024, 1e-320, 0.0, evaluations=1, points={512: 1e3})
-    assert bracket.next() == 1
-    bracket = Bracket(0, 1024, 1e-320, 0.0, evaluations=1, points={512: -1e3})
-    assert bracket.next() == 1023
+    assert next_point(0, 1024, {512: 1e3}, 0.0, 1e-320, halve=False) == 1
+    assert next_point(0, 1024, {512: -1e3}, 0.0, 1e-320, halve=False) == 1023
 
 
 def test_members_that_are_done_are_not_asked_about():

@@ -114,7 +114,7 @@ def test_the_order_of_members_and_a_factor_of_their_disagreement_change_nothing(
 def test_a_classifier_that_is_sure_of_itself_far_away_is_not_trusted() -> None:
     made = quick(classifier(), classes(80, 0), classes(60, 1), draws=10)
     far = 200 * inputs(30, 6)
-    assert made.outputs(far, None).softmax(-1).amax(-1).median() > 0.999  # every draw is sure
+    assert made.sampler.outputs(far, None).softmax(-1).amax(-1).median() > 0.999  # every draw is sure
     assert made.score(far).min() > made.score(inputs(30, 5)).max()
 
 
@@ -125,7 +125,7 @@ def test_members_that_are_not_random_disagree_with_each_other() -> None:
 
 def test_an_ensemble_has_one_score_of_all_its_members() -> None:
     made = quick([regressor(s) for s in range(3)], TRAIN, VALID)
-    each = [log_uncertainty(made.likelihood, part, 1) for part in made.outputs(X, None).unflatten(0, (3, -1))]
+    each = [log_uncertainty(made.likelihood, part, 1) for part in made.sampler.outputs(X, None).unflatten(0, (3, -1))]
     torch.testing.assert_close(uncertain(made, X), torch.stack(each).mean(0))
     assert made.score(FAR).min() > made.score(X).median()
 
@@ -307,7 +307,7 @@ class Laplace(Likelihood):
 
 def test_a_likelihood_of_the_user_joins_the_logarithm_of_its_epistemic() -> None:
     made = quick(regressor(), TRAIN, VALID, likelihood=Laplace())
-    own, new = (Laplace().epistemic(made.outputs(x, None)).double().log() for x in (TRAIN[0], X))
+    own, new = (Laplace().epistemic(made.sampler.outputs(x, None)).double().log() for x in (TRAIN[0], X))
     distances = distances_of(made).terms(X).values()
     torch.testing.assert_close(made.score(X), ((z(own, new) + sum(distances)) / 3).float(), rtol=1e-4, atol=1e-4)
 

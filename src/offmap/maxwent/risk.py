@@ -133,8 +133,8 @@ class Validation:
     def clip_losses(self, q: WeightDistribution) -> Validation:
         """Return a validation in which no example costs more than a prediction without inputs pays for the worst one.
 
-        Without a bound, a row on which the model is sure and wrong decides alone how high τ is. Members that such a prediction
-        beats have no bound, nor likelihoods without `baseline_nll`.
+        Else a row on which the model is sure and wrong decides alone how high τ is. Members that such a prediction beats have no
+        bound, nor likelihoods without `baseline_nll`.
         """
         baseline = self.likelihood.baseline_nll(self.data.targets)
         if baseline is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -53,47 +52,25 @@ def unit_scale(mean: Mapping[str, Tensor], bases: Mapping[str, Basis], *, eps: f
 
 
 class Factor(NamedTuple):
-    """The factor of every member, (M,), and risk and uncertainty there, NaN for members that were not evaluated there."""
+    """The factor of every member, (M,), and what was evaluated there, NaN for members that were not."""
 
     factor: Tensor
     values: tuple[Tensor, ...]
 
 
-@dataclass
-class Bracket:
-    """One member's search: the answer is `below`, or a point between it and `above`.
+def next_point(below: int, above: int, points: Mapping[int, float], target: float, slope: float, *, halve: bool) -> int:
+    """Return the point between two others to evaluate next: the middle, or where a line through `points` reaches the target.
 
-    Bisection takes the middle. Where the base model's risk is finite, the risk above it is close to a power of the factor: a line
-    through the logarithms at two points, or through one, shows where τ is reached, mostly within a point.
+    These are log (risk − base risk) and log (τ − base risk), NaN if unknown: the risk above the base model's is close to a power
+    of the factor. `slope` is that of the line while there is but one point.
     """
-
-    below: int
-    above: int
-    slope: float  # of log (risk − base) from point to point, before two points tell better
-    target: float  # log (τ − base); NaN: unknown
-    evaluations: int = 0
-    points: dict[int, float] = field(default_factory=dict)  # log (risk − base), where it is a number
-
-    @property
-    def open(self) -> bool:
-        """Whether points are left."""
-        return self.above - self.below > 1
-
-    def next(self) -> int:
-        """Return the point to evaluate: where the line reaches the target, or the middle."""
-        guess, near = math.nan, sorted(self.points, key=lambda p: abs(self.points[p] - self.target))[:2]
-        if near and not math.isnan(self.target):
-            slope = self.slope if len(near) == 1 else (self.points[near[0]] - self.points[near[1]]) / (near[0] - near[1])
-            guess = near[0] + (self.target - self.points[near[0]]) / slope if slope > 0 else math.nan
-        # lines may be poor: every third evaluation halves what is left
-        if math.isnan(guess) or (self.evaluations and self.evaluations % 3 == 0):
-            return (self.below + self.above) // 2
-        return min(max(math.floor(min(max(guess, self.below), self.above)), self.below + 1), self.above - 1)
-
-    def add_point(self, point: int, excess: float) -> None:
-        """Let lines go through a point: risk − base."""
-        if 0 < excess < math.inf:
-            self.points[point] = math.log(excess)
+    guess, near = math.nan, sorted(points, key=lambda p: abs(points[p] - target))[:2]
+    if near and not math.isnan(target):
+        slope = slope if len(near) == 1 else (points[near[0]] - points[near[1]]) / (near[0] - near[1])
+        guess = near[0] + (target - points[near[0]]) / slope if slope > 0 else math.nan
+    if halve or math.isnan(guess):
+        return (below + above) // 2
+    return min(max(math.floor(min(max(guess, below), above)), below + 1), above - 1)
 
 
 def find_largest_factor(
@@ -102,34 +79,32 @@ def find_largest_factor(
 ) -> Factor:  # fmt: skip
     """Find the largest factor c per member with risk(c) ≤ τ, on the grid from `halvings` of log [low, high]; `low` if none is.
 
-    `base_risk` is the risk at c = 0, (M,), `start` the values at `low`, if they are known; members that are not `among` those to
-    search for, (M,) bool, get any number.
+    `base_risk` is the risk at c = 0, (M,), `start` the values at `low`, if known; members that are not `among` get any number.
 
     >>> result = find_largest_factor(lambda c: (c.square(),), torch.tensor([4.0]), torch.zeros(1), halvings=24)
     >>> result.factor, result.values
     (tensor([2.0000]), (tensor([4.0000]),))
     """
     slope = 4 * math.log(high / low) / 2**halvings  # the risk rises with about the fourth power of the factor
-    ends = [2**halvings if sought else 1 for sought in (torch.ones_like(max_risk) if among is None else among).tolist()]
     targets = [math.log(s) if 0 < s < math.inf else math.nan for s in (max_risk - base_risk).tolist()]
-    brackets = [Bracket(0, end, slope, target) for end, target in zip(ends, targets, strict=True)]
-    values = start
-    if start is not None:
-        for bracket, excess in zip(brackets, (start[0] - base_risk).tolist(), strict=True):
-            bracket.add_point(0, excess)
-    while any(b.open for b in brackets):
-        points = [b.next() if b.open else b.below for b in brackets]
-        active = torch.tensor([b.open for b in brackets], device=max_risk.device)
-        now = evaluate(_grid_point(points, max_risk, low, high, halvings).masked_fill(~active, math.nan))[:2]
-        passed = active & (now[0] <= max_risk)
-        for bracket, point, excess, fits in zip(brackets, points, (now[0] - base_risk).tolist(), passed.tolist(), strict=True):
-            if bracket.open:
-                bracket.evaluations += 1
-                bracket.below, bracket.above = (point, bracket.above) if fits else (bracket.below, point)
-                bracket.add_point(point, excess)
+    above = [2**halvings if sought else 1 for sought in (torch.ones_like(max_risk) if among is None else among).tolist()]
+    below, values, rounds = [0] * len(above), start, 0
+    excess = [math.nan] * len(above) if start is None else (start[0] - base_risk).tolist()
+    points = [{0: math.log(e)} if 0 < e < math.inf else {} for e in excess]
+    while any(active := [last - first > 1 for first, last in zip(below, above, strict=True)]):
+        halve = rounds > 0 and rounds % 3 == 0  # lines may be poor: every third evaluation halves what is left
+        brackets = zip(below, above, points, targets, active, strict=True)
+        index = [next_point(a, b, known, t, slope, halve=halve) if on else a for a, b, known, t, on in brackets]
+        searched, rounds = torch.tensor(active, device=max_risk.device), rounds + 1
+        now = evaluate(_grid_point(index, max_risk, low, high, halvings).masked_fill(~searched, math.nan))[:2]
+        passed = searched & (now[0] <= max_risk)
+        for m, (e, fits) in enumerate(zip((now[0] - base_risk).tolist(), passed.tolist(), strict=True)):
+            if active[m]:
+                (below if fits else above)[m] = index[m]
+                points[m] |= {index[m]: math.log(e)} if 0 < e < math.inf else {}
         before = values or tuple(torch.full_like(value, math.nan) for value in now)
         values = tuple(torch.where(passed, new, old) for new, old in zip(now, before, strict=True))
-    return Factor(_grid_point([b.below for b in brackets], max_risk, low, high, halvings), values or ())
+    return Factor(_grid_point(below, max_risk, low, high, halvings), values or ())
 
 
 def _grid_point(index: list[int], like: Tensor, low: float, high: float, halvings: int) -> Tensor:

@@ -33,7 +33,7 @@ logger = logging.getLogger("offmap")
 
 @dataclass(frozen=True)
 class Task:
-    """A distribution to widen, the validation risk that bounds it, and how."""
+    """A distribution to widen, the validation risk that bounds it, and what else `solve` needs."""
 
     q: WeightDistribution
     bases: Mapping[str, Basis]
@@ -46,27 +46,13 @@ class Task:
 
 
 def fit(
-    models: nn.Module | Sequence[nn.Module] | StackedModel,
-    train: Batches,
-    valid: Rows,
-    *,
-    likelihood: Likelihood,
-    config: Config = CONFIGS["default"],
-    seed: int = 0,
-    runtime: Runtime = Runtime(),
+    models: nn.Module | Sequence[nn.Module] | StackedModel, train: Batches, valid: Rows, *, likelihood: Likelihood,
+    config: Config = CONFIGS["default"], seed: int = 0, runtime: Runtime = Runtime(),
     watch: Callable[[Stochastic], None] | None = None,
-) -> Stochastic:
+) -> Stochastic:  # fmt: skip
     """Centre a distribution on trained models and widen it until the validation risk reaches τ, every member on its own.
 
-    Args:
-        models: Trained models, which are copied, or a StackedModel whose random parameters are already chosen.
-        train: Training batches, for the basis and the gradient steps.
-        valid: Validation rows, for the risk.
-        likelihood: Compares outputs with targets.
-        config: The options of MaxWEnt.
-        seed: Decides noise and order.
-        runtime: How models run.
-        watch: Called with the distribution at every check of its risk.
+    The random parameters of a StackedModel are already chosen; others are copied. `watch` sees q at every check of the risk.
     """
     if not isinstance(models, StackedModel):
         models = choose(stack_models(models), valid.inputs, config.params, runtime.output_fn)
@@ -89,7 +75,7 @@ def fit(
     weights, fits = as_floats(config.entropy_weight), list[tuple[bool, float, History, list[Tensor]]]()
     for weight in weights:
         history = solve(task, shape, weight)
-        # (1/d) Σ log φ², which Rademacher noise has too; a user's own ω has its entropy alone
+        # Rademacher noise has this figure too; a user's own ω has its entropy alone
         entropy = q.entropy() if q.parameterization is not None else q.mean_log_square()
         state = [raw.detach().clone() if len(weights) > 1 else raw for raw in q.raw_scale.values()]
         fits.append((history.stop_reason != "diverged", float(entropy.detach().mean()), history, state))
@@ -124,20 +110,13 @@ def observe_inputs(models: StackedModel, train: Batches, config: Config, runtime
 
 
 def feed_inputs(train: Batches, group: Group = SINGLE_PROCESS, *, sharded: bool = False) -> Feed:
-    """Return the inputs of the training data as a function of the batch size; that of a stream is its own.
-
-    Of several processes, each has every N-th batch, or all if its rows are its own, `sharded`.
-    """
+    """Return the inputs by batch size (a stream has its own); each of N processes has every N-th batch, or `sharded` rows."""
     data = train if sharded or group.size == 1 else replace(train, shard=Shard(group, "batches"))
     return lambda rows: (x for x, _ in (replace(data, batch_size=max(rows, data.batch_size)) if isinstance(data, Rows) else data))
 
 
 def find_shape(task: Task) -> Weights:
-    """Find the ε of highest entropy, and the largest c whose risk is at most τ: ε, c, risk and uncertainty, (M,) each.
-
-    The search is rough for every ε, and by all draws and rows for the best. One q takes one shape after another: models may be
-    large.
-    """
+    """Find the ε of highest entropy, roughly, and with it the largest c whose risk is at most τ; (M,) each."""
     q, validation, max_risk, checkpoint = task.q, task.validation, task.max_risk, task.runtime.checkpoint
     part = None if checkpoint is None else checkpoint["shape"]
     if part is not None:
@@ -145,7 +124,7 @@ def find_shape(task: Task) -> Weights:
     shape, eps_values = partial(unit_scale, dict(q.mean.items()), task.bases), as_floats(task.config.eps)
     factors, entropies = list[Tensor](), list[Tensor]()
     few, few_max_risk, few_base = validation.subsample(q, max_risk)
-    for value in eps_values:
+    for value in eps_values:  # one q takes one shape after another: models may be large
         q.set_scale(shape(eps=value))
         factors.append(find_largest_factor(few.evaluator(q), few_max_risk, few_base).factor)
         entropies.append(q.mean_log_square().detach() + 2 * factors[-1].log())  # a graph would hold φ
@@ -153,10 +132,12 @@ def find_shape(task: Task) -> Weights:
     eps, guess = torch.tensor(eps_values, device=best.device)[best[0]], torch.stack(factors).gather(0, best)[0]
     q.set_scale(shape(eps=eps))
     factor, values = find_largest_factor_near(guess, validation.evaluator(q), max_risk, validation.base_risk(q))
-    if bool(values[0].isnan().any()):  # no factor passed: none was evaluated
+    risk, uncertainty = values
+    if bool(risk.isnan().any()):  # the lowest factor, which was not evaluated
         q.scale_by(factor)
-        values = tuple(torch.where(old.isnan(), new, old) for new, old in zip(validation.evaluate(q)[:2], values, strict=True))
-    result = {"eps": eps, "factor": factor, "risk": values[0], "uncertainty": values[1]}
+        now = validation.evaluate(q)
+        risk, uncertainty = risk.where(~risk.isnan(), now.risk), uncertainty.where(~risk.isnan(), now.uncertainty)
+    result = {"eps": eps, "factor": factor, "risk": risk, "uncertainty": uncertainty}
     if checkpoint is not None:
         checkpoint.keep("shape", {}, result)
     return result
@@ -225,9 +206,8 @@ def descend(task: Task, history: History, entropy_weight: float) -> History:
     risk, uncertainty = (max_risk.new_tensor(value) for value in history.of_kept())
     if config.rescale:  # by the largest factor, up to 10, that the risk still allows
         evaluate, base_risk = validation.evaluator(q), validation.base_risk(q)
-        factor, (risk, _) = find_largest_factor(
-            evaluate, max_risk, base_risk, start=(risk, uncertainty), low=1.0, high=10.0, halvings=6
-        )
+        known = (risk, uncertainty)
+        factor, (risk, _) = find_largest_factor(evaluate, max_risk, base_risk, start=known, low=1.0, high=10.0, halvings=6)
         q.scale_by(factor)
     history.finish(risk, q.mean_log_square().detach())
     history.chosen["entropy_weight"] = entropy_weight

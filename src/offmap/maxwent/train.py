@@ -43,19 +43,15 @@ def maxwent(
     q: WeightDistribution, model: BatchedModel, likelihood: Likelihood, *, entropy_weight: float, growth: Growth = GROWTHS["abs"],
     draws: int = 1, seed: int = 0,
 ) -> Objective:  # fmt: skip
-    """Return the objective of algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step.
-
-    For a user's own ω the entropy itself, sampled with the same draws, takes the place of Σ g.
-    """
+    """Return the objective of algorithm 1: E_q[NLL] − λ·(1/d) Σ g(φ²), the expectation over `draws` draws per step."""
 
     def objective(step: int, batch: Batch) -> Tensor:
-        index = range(step * draws, (step + 1) * draws)
-        scale = q.scale()
+        index, scale = range(step * draws, (step + 1) * draws), q.scale()
         risk = expected_nll(q, model, likelihood, batch, index, scale, seed)
-        if q.parameterization is not None:
-            entropy = q.sampled_entropy(index, seed=seed, stream="fit")
-        else:
+        if q.parameterization is None:
             entropy = sum_per_member({name: growth(s) for name, s in scale.items()})
+        else:  # a user's own ω has its entropy, sampled with the same draws
+            entropy = q.sampled_entropy(index, seed=seed, stream="fit")
         return (risk - entropy_weight / q.dimension * entropy).sum()
 
     return objective
@@ -115,16 +111,13 @@ def _average_gradients(loss: Tensor, rows: int, optimizer: torch.optim.Optimizer
 
 @dataclass
 class Cycle:
-    """Batches without end, in a new order every epoch; another Cycle can continue from its position.
-
-    A DataLoader shuffles by generators of its own: their states at the begin of the epoch are in `order`.
-    """
+    """Batches without end, in a new order every epoch; another Cycle can continue from its position."""
 
     data: Batches
     seed: int
     epoch: int = 0
     taken: int = 0  # batches of this epoch
-    order: list[Tensor] = field(default_factory=list[Tensor])
+    order: list[Tensor] = field(default_factory=list[Tensor])  # states of a DataLoader's own generators when the epoch began
 
     def __iter__(self) -> Iterator[Batch]:
         skip, generators = self.taken, self.data.generators()

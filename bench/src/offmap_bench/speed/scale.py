@@ -74,9 +74,7 @@ def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], obje
     objective = objectives.maxwent(q, model, law, entropy_weight=1.0)
     mine = step if group.size == 1 else replace(step, shard=Shard(group, "rows"))
     return {
-        "pass": lambda: observe(
-            at, feed_inputs(train), rotated=False, group=group, shard=feed_inputs(train, group)
-        ),
+        "pass": lambda: observe(at, feed_inputs(train), rotated=False, group=group, shard=feed_inputs(train, group)),
         "risk": lambda: validation(q),
         "step": lambda: minimize(objective, optimizer, Cycle(mine, 0), steps=STEPS, group=group),
     }
