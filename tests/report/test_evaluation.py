@@ -19,7 +19,7 @@ from torch import Tensor
 import offmap
 from offmap.errors import FileError
 from offmap.metrics import auroc
-from offmap.report.curves import Axis, curves, risk_curve, roc, thin, to_json
+from offmap.report.curves import curves, risk_curve, roc, score_axis, thin, to_json
 from offmap.report.evaluation import as_image, embed_json, headline, percent, png, verdict, write_page
 from pages import check_page
 from trained import classes, classifier, inputs, quick, regression, regressor
@@ -206,10 +206,12 @@ def test_thinned_curves_are_short_and_keep_their_ends(along, count):
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=40),
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40),
 )
-def test_an_axis_goes_there_and_back(id_scores, ood_scores):
-    axis = Axis.of([np.array(id_scores), np.array(ood_scores)])
-    shares = np.linspace(0, 1, 11)
-    np.testing.assert_allclose(axis.place(axis.at(shares)), shares, atol=1e-6)
+def test_an_axis_rises_and_holds_nearly_all_scores(id_scores, ood_scores):
+    _, along = score_axis([np.array(id_scores), np.array(ood_scores)])
+    assert (np.diff(along) >= 0).all()
+    scores = np.array(id_scores + ood_scores)
+    inside = (scores >= along[0] - 1e-9 * abs(along[0])) & (scores <= along[-1] + 1e-9 * abs(along[-1]))
+    assert inside.sum() >= len(scores) - 4  # the ends of every set may lie outside
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from offmap.posterior.predictive import History, Member, Stochastic
 from offmap.report.diagnosis import risk_limits
 from offmap.report.page import Array
 
-BINS, CURVE, DECADES = 60, 160, 50
-"""Bins of a histogram; points of a curve; the ratio from which scores get an axis that is not linear."""
+CURVE, DECADES = 160, 50
+"""Points of a curve; the ratio from which scores get an axis that is not linear."""
 
 CLIPS: tuple[float | None, ...] = (None, 5.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
 """Clips of the frames, besides the guard's own."""
@@ -44,9 +43,8 @@ def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
     id_scores = set_scores["test"]
     own = details.threshold is not None and math.isfinite(details.threshold)
     start = details.threshold if own and details.threshold is not None else float(quantiles(id_scores, [0.95])[0])
-    axis = Axis.of(list(set_scores.values()), start)
-    thresholds = axis.at(np.linspace(0, 1, 401))  # one of them is the start
-    step = int(np.abs(axis.place(thresholds) - axis.place(np.array(start))).argmin())
+    axis, along = score_axis(list(set_scores.values()), start)
+    thresholds, step = along.copy(), min(int(np.searchsorted(along, start)), 400)
     thresholds[step] = start
     row = quality(evaluation, name)
     kind = "classification" if "accuracy" in row else "regression" if "rmse" in row else None
@@ -55,9 +53,9 @@ def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
         "name": name,
         "own": own,
         "start": step,
-        "axis": axis.kind,
+        "axis": axis,
         "thresholds": thresholds,
-        "sets": [_histogram(label, values, axis, thresholds) for label, values in set_scores.items()],
+        "sets": [_histogram(label, values, along, thresholds) for label, values in set_scores.items()],
         "roc": [_roc_curve(label, area, id_scores, set_scores[label]) for label, area in areas(evaluation, name).items()],
         "risk": None if losses is None else risk_curve(id_scores, losses, thresholds, kind),
         "reliability": details.reliability,
@@ -94,49 +92,27 @@ def to_json(value: Any, digits: int = 4) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class Axis:
-    """An axis of scores from `low` to `high`: f(x) is x ("linear"), log x ("log") or asinh((x − centre) / unit) ("asinh")."""
+def score_axis(sets: Sequence[Array], threshold: float = math.nan) -> tuple[str, Array]:
+    """Return an axis that shows all sets (in-distribution scores first) and the threshold: its kind, and 401 values along it.
 
-    kind: str
-    low: float
-    high: float
-    centre: float = 0.0
-    unit: float = 1.0
-
-    @staticmethod
-    def of(sets: Sequence[Array], threshold: float = math.nan) -> Axis:
-        """Choose an axis on which all sets (in-distribution scores first) and the threshold can be seen."""
-        finite = [values for each in sets if len(values := each[np.isfinite(each)])]
-        if not finite:
-            return Axis("linear", 0.0, 1.0)
-        # of every set, a few rows in a thousand are drawn at the ends instead of beyond them
-        ends = np.concatenate([*(np.quantile(values, (0.002, 0.998)) for values in finite), [threshold]])
-        low, high = (float(f(ends[np.isfinite(ends)])) for f in (np.min, np.max))
-        if not high > low:
-            return Axis("linear", low - 0.5, low + 0.5)
-        if low > 0 and high > DECADES * low:
-            return Axis("log", low, high)
-        inner, centre, outer = (float(v) for v in np.quantile(finite[0], (0.05, 0.5, 0.95)))
-        if high - low > DECADES * (outer - inner):
-            return Axis("asinh", low, high, centre, (outer - inner) / 2 or (high - low) / 1000)
-        return Axis("linear", low, high)
-
-    def place(self, x: Array) -> Array:
-        """Map values to shares of the axis, from 0 at its low end to 1 at its high end."""
-        low, high = self._f(np.array([self.low, self.high]))
-        return np.clip((self._f(np.asarray(x, np.float64)) - low) / (high - low), 0.0, 1.0)
-
-    def at(self, share: Array) -> Array:
-        """Map shares of the axis to values."""
-        low, high = self._f(np.array([self.low, self.high]))
-        f = low + share * (high - low)
-        return f if self.kind == "linear" else np.exp(f) if self.kind == "log" else self.centre + self.unit * np.sinh(f)
-
-    def _f(self, x: Array) -> Array:
-        if self.kind == "linear":
-            return x
-        return np.log(np.maximum(x, self.low)) if self.kind == "log" else np.arcsinh((x - self.centre) / self.unit)
+    Kinds are "linear", "log", and "asinh", which is linear among the in-distribution scores and logarithmic far from them.
+    """
+    finite = [values for each in sets if len(values := each[np.isfinite(each)])]
+    if not finite:
+        return "linear", np.linspace(0, 1, 401)
+    # of every set, a few rows in a thousand are drawn at the ends instead of beyond them
+    ends = np.concatenate([*(np.quantile(values, (0.002, 0.998)) for values in finite), [threshold]])
+    low, high = (float(f(ends[np.isfinite(ends)])) for f in (np.min, np.max))
+    inner, centre, outer = (float(v) for v in np.quantile(finite[0], (0.05, 0.5, 0.95)))
+    if not high > low:
+        return "linear", np.linspace(low - 0.5, low + 0.5, 401)
+    if low > 0 and high > DECADES * low:
+        return "log", np.geomspace(low, high, 401)
+    if high - low > DECADES * (outer - inner):
+        unit = (outer - inner) / 2 or (high - low) / 1000
+        ends = np.arcsinh((np.array([low, high]) - centre) / unit)
+        return "asinh", (centre + unit * np.sinh(np.linspace(ends[0], ends[1], 401))).clip(low, high)
+    return "linear", np.linspace(low, high, 401)
 
 
 def quantiles(values: Array, shares: Sequence[float]) -> Array:
@@ -144,13 +120,13 @@ def quantiles(values: Array, shares: Sequence[float]) -> Array:
     return np.sort(values)[[max(0, math.ceil(share * len(values) * (1 - 1e-12)) - 1) for share in shares]]
 
 
-def _histogram(label: str, values: Array, axis: Axis, thresholds: Array) -> dict[str, Any]:
-    """Count scores in bins, and above every threshold."""
-    finite = np.nan_to_num(values, nan=axis.high, posinf=axis.high, neginf=axis.low)
+def _histogram(label: str, values: Array, along: Array, thresholds: Array) -> dict[str, Any]:
+    """Count scores in 50 bins along the axis, and above every threshold."""
+    inside = np.nan_to_num(values, nan=along[-1]).clip(along[0], along[-1])
     return {
         "name": label,
         "rows": len(values),
-        "bins": np.histogram(axis.place(finite), np.linspace(0, 1, BINS + 1))[0] / len(values),
+        "bins": np.histogram(inside, along[::8])[0] / len(values),
         "over": len(values) - np.searchsorted(np.sort(values), thresholds, side="right"),
         "quantiles": quantiles(values, (0.05, 0.25, 0.5, 0.75, 0.95)),
     }
