@@ -16,7 +16,7 @@ from faults.places import shared_folder
 from offmap_bench.checks.trust import Check
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
-from offmap_bench.runner.cell import captured_warnings
+from offmap_bench.runner.run import captured_warnings
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.features import Extractor
 

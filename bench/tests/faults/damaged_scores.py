@@ -19,7 +19,7 @@ from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
 from offmap.distributed.jobs import Pool
 from offmap_bench.checks.trust import Check
-from offmap_bench.runner.cell import captured_warnings
+from offmap_bench.runner.run import captured_warnings
 from trained import inputs, quick, regression, regressor
 
 FILES = ("a.csv", "b.npz", "c.parquet")

@@ -7,8 +7,8 @@ import torch
 from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly
 from offmap_bench.runner.base_models import as_predictive, untrained
-from offmap_bench.runner.cell import average_members
-from offmap_bench.runner.context import recipe
+from offmap_bench.runner.methods import recipe
+from offmap_bench.runner.run import average_members
 from offmap_bench.tasks.catalog import task
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from offmap.errors import ConfigError
 from offmap_bench.runner.compare import Entry, Number, answers, compare_markdown, compare_table, parse_sheet, sheet
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Plan, cells, parse, read_packaged, read_plan
+from offmap_bench.runner.plan import METHODS, Plan, cells, parse, read_packaged, read_plan
 from offmap_bench.runner.store import Record, Records, settings_of
 from offmap_bench.runner.table import Results
 

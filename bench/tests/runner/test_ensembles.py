@@ -12,13 +12,12 @@ import torch
 from offmap.errors import ConfigError
 from offmap_bench.methods import anchored
 from offmap_bench.runner import base_models
-from offmap_bench.runner import cell as cells
+from offmap_bench.runner import run as cells
 from offmap_bench.runner.base_models import SILENT, Recipe, digest, prepare, trained, untrained
-from offmap_bench.runner.cell import Bench, fit_cell
-from offmap_bench.runner.context import FitContext, recipe
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, parse
+from offmap_bench.runner.methods import FitContext, recipe
+from offmap_bench.runner.plan import METHODS, Cell, parse
 from offmap_bench.runner.plan import cells as plan_cells
+from offmap_bench.runner.run import Bench, fit_cell
 from offmap_bench.runner.store import settings_of
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task

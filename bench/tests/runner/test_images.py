@@ -13,15 +13,12 @@ from torch import Tensor, nn
 import offmap
 from offmap.errors import ConfigError
 from offmap.metrics import auroc
-from offmap_bench.runner.cell import Bench
-from offmap_bench.runner.context import FitContext
 from offmap_bench.runner.images import learned, pass_over, pretrained_name, subset, train_config, untrained
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, digest, narrow_plan, parse
-from offmap_bench.runner.ranks import kind_of, ranks_markdown
-from offmap_bench.runner.run import run
+from offmap_bench.runner.methods import FitContext
+from offmap_bench.runner.plan import METHODS, Cell, cells, digest, narrow_plan, parse
+from offmap_bench.runner.run import Bench, run
 from offmap_bench.runner.store import Record, Records, read_records, settings_of
-from offmap_bench.runner.table import Results
+from offmap_bench.runner.table import Results, kind_of, ranks_markdown
 from offmap_bench.tasks.task import Task
 
 SIDE = 12
@@ -288,7 +285,7 @@ def test_each_set_is_shown_with_its_kind_and_what_is_missing_is_said() -> None:
 
 
 def test_a_run_writes_records_that_the_page_reads(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offmap_bench.runner.cell.task_of", lambda name, seed: replace(task, name=name))
+    monkeypatch.setattr("offmap_bench.runner.run.task_of", lambda name, seed: replace(task, name=name))
     text = (
         PLAN.replace('"images/cifar10/resnet20", ', "")
         .replace("[0, 1]", "[0]")

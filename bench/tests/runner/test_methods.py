@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from offmap.errors import ConfigError
-from offmap_bench.runner.context import FitContext
-from offmap_bench.runner.methods import METHODS
+from offmap_bench.runner.methods import FitContext
+from offmap_bench.runner.plan import METHODS
 from offmap_bench.runner.store import short
 from offmap_bench.tasks.task import Task
 from trained import inputs, regression

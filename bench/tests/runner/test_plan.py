@@ -9,8 +9,8 @@ import pytest
 
 from offmap.errors import ConfigError, FileError
 from offmap_bench.methods.variational import ABLATION
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, narrow_plan, parse, read_packaged, read_plan
+from offmap_bench.runner.methods import candidates
+from offmap_bench.runner.plan import METHODS, Cell, cells, narrow_plan, parse, read_packaged, read_plan
 
 NAMES = [
     "bnn-ablation", "bnn-moons", "citycam", "openood", "openood-ways", "synthetic", "tradeoff", "uci", "uci-bnn-short",
@@ -118,11 +118,11 @@ def test_several_tradeoffs_are_left_to_the_method_and_other_keys_to_the_benchmar
     )
     made = next(c for c in cells(plan(text)) if c.label == "wide")
     assert made.config["entropy_weight"] == [1, 10]
-    assert made.candidates() == [
+    assert candidates(made.grid) == [
         {"lr": 0.1, "init_fraction": 1}, {"lr": 0.1, "init_fraction": 2},
         {"lr": 0.2, "init_fraction": 1}, {"lr": 0.2, "init_fraction": 2},
     ]  # fmt: skip
-    assert cells(plan())[0].candidates() == [{}]
+    assert candidates(cells(plan())[0].grid) == [{}]
 
 
 def test_a_part_of_a_plan_has_the_hashes_of_the_whole() -> None:

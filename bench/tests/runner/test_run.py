@@ -19,11 +19,9 @@ import torch
 import offmap
 from offmap.posterior.predictive import Sampled
 from offmap_bench.runner.base_models import as_predictive
-from offmap_bench.runner.cell import Bench
-from offmap_bench.runner.context import SCORING, FitContext, without
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, cells, narrow_plan, parse
-from offmap_bench.runner.run import Event, run
+from offmap_bench.runner.methods import SCORING, FitContext, without
+from offmap_bench.runner.plan import METHODS, Cell, cells, narrow_plan, parse
+from offmap_bench.runner.run import Bench, Event, run
 from offmap_bench.runner.store import Record, Records, read_records, write_records
 from offmap_bench.tasks.catalog import task
 

@@ -15,8 +15,8 @@ import torch
 
 from citycams import FRAMES, Brightness, Copy, to_tensor, write_copy
 from offmap.errors import ConfigError, DataError
-from offmap_bench.runner.cell import Bench
 from offmap_bench.runner.plan import cells, parse
+from offmap_bench.runner.run import Bench
 from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.citycam import CAMERAS, Shift, citycam, load
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.live import Live as RichLive
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from offmap.cli.options import Address, EngineName, Jobs, Json, print_result, usage_errors
 
@@ -44,28 +44,36 @@ def bench_run(
     Examples:
       offmap bench run uci --quick --only "MaxWEnt*"
       offmap bench run uci --engine ray --jobs 8 --address 10.0.0.1:6379
-    """  # noqa: D301
+    """
     from offmap.distributed.jobs import Pool
-    from offmap_bench.report.live import Live
     from offmap_bench.runner.plan import cells, narrow_plan, read_plan
-    from offmap_bench.runner.run import run
+    from offmap_bench.runner.run import Event, run
 
     selected = read_plan(plan, quick=quick)
     wanted = cells(narrow_plan(selected, label=only, seeds=seeds, tasks=tasks))
-    path = records or FOLDER / f"{selected.name}.jsonl"
+    path, screen = records or FOLDER / f"{selected.name}.jsonl", Console(stderr=True)
     with usage_errors():
         pool = Pool(engine, jobs, address)
-    live = Live(selected.name, wanted, jobs)
-    screen = Console(stderr=True)
-    with RichLive(live, console=screen, transient=True) if screen.is_terminal else nullcontext():
-        outcome = run(wanted, path, pool=pool, report=live.hear)
+    columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}{task.fields[now]}")
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        counts = Counter(cell.label for cell in wanted)
+        bars = {label: progress.add_task(label, total=count, now="") for label, count in counts.items()}
+        failed = Counter[str]()
+
+        def report(event: Event) -> None:
+            label, begins = event.cell.label, event.kind == "begin"
+            failed[label] += event.kind == "failed"
+            now = f" on {event.cell.task}, seed {event.cell.seed}" * begins + f", {failed[label]} failed" * (failed[label] > 0)
+            progress.update(bars[label], advance=0 if begins else 1, now=now)
+
+        outcome = run(wanted, path, pool=pool, report=report)
     for why in outcome.damaged.values():
         typer.echo(f"Warning: {why}", err=True)
     for reason, count in outcome.failures.items():
         typer.echo(f"{count} failed: {reason}", err=True)
-    counts = {"done": outcome.done, "failed": outcome.failed, "before": outcome.before}
+    ends = {"done": outcome.done, "failed": outcome.failed, "before": outcome.before}
     text = f"{outcome.done} cells done, {outcome.failed} failed, {outcome.before} were there before. Records: {path}"
-    print_result(as_json, {**counts, "records": path, "failures": outcome.failures, "damaged": outcome.damaged}, text)
+    print_result(as_json, {**ends, "records": path, "failures": outcome.failures, "damaged": outcome.damaged}, text)
     if outcome.failed:
         raise typer.Exit(1)
 

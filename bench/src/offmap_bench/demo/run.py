@@ -17,7 +17,7 @@ from offmap.integrations.nets import mlp
 from offmap.posterior.predictive import Predictive, Scorer
 from offmap_bench.methods import deep_ensemble, mc_dropout
 from offmap_bench.runner.base_models import SILENT, as_predictive, prepare
-from offmap_bench.runner.cell import single_thread, warm_up
+from offmap_bench.runner.run import single_thread, warm_up
 from offmap_bench.runner.watch import View, grid, view_of
 from offmap_bench.tasks.synthetic import digits, moons, regression
 from offmap_bench.tasks.task import Task
@@ -104,28 +104,23 @@ class Bench:
         return [mlp(self.task.inputs, self.task.outputs, hidden=hidden, dropout=dropout, seed=first + m) for m in members]
 
     def trained(self, method: Any, nets: list[nn.Module]) -> Any:
-        """Train nets by a method of `offmap_bench.methods`."""
         config = method.Config(steps=self.plan.steps, lr=self.plan.lr)
         return method.fit(nets, self.train, self.valid, likelihood=self.likelihood, config=config, seed=self.seed, runtime=SILENT)
 
     def plain(self, members: range) -> list[nn.Module]:
-        """Return nets trained by maximum likelihood."""
         return self.trained(deep_ensemble, self.untrained(members)).nets()
 
     def guard(self, predictive: Predictive, **options: Any) -> Guard:
-        """Return a guard over any method."""
         draws = self.plan.draws
         return guard(predictive, self.task.valid, likelihood=self.likelihood, draws=draws, seed=self.seed, **options)
 
     def maxwent(self, nets: list[nn.Module], basis: str, **options: Any) -> Guard:
-        """Return a guard around trained nets."""
         return fit(
             nets, self.task.train, self.task.valid, likelihood=self.likelihood, basis=basis,  # pyright: ignore[reportArgumentType]
             score="paper", draws=self.plan.draws, seed=self.seed, progress=False, **self.plan.fit | options,
         )  # fmt: skip
 
     def timed(self, label: str, work: Callable[[], Value]) -> Value:
-        """Do the work, and keep its seconds."""
         self.report(label)
         start = time.perf_counter()
         result = work()
@@ -135,7 +130,6 @@ class Bench:
 
 @single_thread()
 def run(plan: Plan, seed: int, report: Report = lambda doing: None) -> Result:
-    """Run all methods on one task."""
     task = plan.task()
     bench = Bench(plan, task, seed, report)
     warm_up()

@@ -53,7 +53,6 @@ def demo(
 
 
 def write_chapter(plan: Plan, seed: int, report: Callable[[str], None]) -> tuple[Result, Section]:
-    """Run one task from its data to its part of the page."""
     result = run(plan, seed, report)
     report("Drawing")
     return result, describe(result)
@@ -78,7 +77,6 @@ def tabulate(result: Result) -> Table:
 
 
 def describe(result: Result) -> Section:
-    """Write all about one task."""
     tell = {"gaussian": describe_regression, "bernoulli": describe_moons, "categorical": describe_digits}[result.task.likelihood]
     numbers, ends = tabulate(result), {"AUROC": "max", "FPR@95": "min", "RMSE": "min", "accuracy": "max"}
     best = {c: end for c in numbers.columns for word, end in ends.items() if c.startswith(word)}
@@ -104,7 +102,6 @@ Description = tuple[str, dict[str, Any], str, str]
 
 
 def describe_regression(result: Result) -> Description:
-    """Draw bands of all methods."""
     x = grid(result.task.inputs, result.plan.grid)
     assert x is not None
     line, points = x[:, 0].numpy(), (result.task.train[0][:, 0].numpy(), result.task.train[1].numpy())
@@ -136,14 +133,12 @@ def times(value: float, base: float) -> str:
 
 
 def widths(x: Array, std: Array) -> str:
-    """Write a band in words."""
     places = {"on the data": -0.5, "in the gap": 0.15, "at the left edge": -1.4, "at the right edge": 1.4}
     at = [f"{std[int(np.abs(x - place).argmin())]:.2g} {words}" for words, place in places.items()]
     return f"Standard deviation {', '.join(at)}."
 
 
 def describe_moons(result: Result) -> Description:
-    """Draw uncertainty maps of all methods."""
     x, y = (t.numpy() for t in result.task.train)
     panels: list[Panel] = []
     for name, view in result.views.items():
@@ -161,7 +156,6 @@ def describe_moons(result: Result) -> Description:
 
 
 def describe_digits(result: Result) -> Description:
-    """Draw the most OOD and the least OOD of the unknown digits."""
     name, images = next(iter(result.task.ood.items()))
     assert result.labels is not None
     scores, methods, panels = result.evaluation.scores, (PLAIN, SVD, SVD5), list[Panel]()
@@ -180,7 +174,6 @@ def describe_digits(result: Result) -> Description:
 
 
 def shares(flags: Sequence[Tensor]) -> str:
-    """Write how many of each are set, in percent."""
     return listed([f"{100 * float(each.float().mean()):.0f} %" for each in flags])
 
 

@@ -20,9 +20,8 @@ from offmap_bench.report.paper_figures import FIGURES, Say
 from offmap_bench.runner import table as tables
 from offmap_bench.runner.compare import LEGEND, Sheet, answers, compare_markdown, compare_table, far, parse_sheet, sheet
 from offmap_bench.runner.plan import read_packaged, read_plan
-from offmap_bench.runner.ranks import ranks_markdown
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.table import Results, TableSection, complete_seeds
+from offmap_bench.runner.table import Results, TableSection, complete_seeds, ranks_markdown
 
 CAPTIONS: dict[str, dict[str, Any]] = tomllib.loads(read_packaged("templates")["figures"])
 Written = tuple[Path, list[Path]]
@@ -39,31 +38,26 @@ class Experiment:
 
     @cached_property
     def results(self) -> Results:
-        """The plan with its records."""
         plan = read_plan(self.name, quick=self.quick)
         path = self.records if self.records.suffix == ".jsonl" else self.records / f"{plan.name}.jsonl"
         return Results(plan, read_records(path))
 
     @cached_property
     def printed(self) -> Sheet | None:
-        """What the paper prints of it."""
         text = read_packaged("plans/printed").get(self.name)
         return None if text is None else parse_sheet(text)
 
     @cached_property
     def answers(self) -> Sequence[Results]:
-        """The results of all plans that answer the printed tables."""
         return [] if self.printed is None else answers(self.printed, self.records, quick=self.quick)
 
 
 def write_table(experiment: Experiment, out: Path | None, say: Say) -> Written:
-    """Write Markdown tables."""
     plan, made = experiment.results.plan, {"means": tables.markdown, "ranks": ranks_markdown}
     return _write_text(out or Path("docs") / f"{plan.name}.md", made[plan.page](experiment.results))
 
 
 def write_comparison(experiment: Experiment, out: Path | None, say: Say) -> Written:
-    """Write our numbers beside the printed ones, as Markdown."""
     name, printed = experiment.name, sheet(experiment.name)
     text = compare_markdown(f"{name}{' --quick' * experiment.quick}", printed, experiment.answers)
     return _write_text(out or Path("docs") / f"{name}{'-quick' * experiment.quick}-compare.md", text)
@@ -75,14 +69,12 @@ def _write_text(path: Path, text: str) -> Written:
 
 
 def write_figures(experiment: Experiment, out: Path | None, say: Say) -> Written:
-    """Write one SVG file for each figure."""
     folder = out or Path("docs/figures") / experiment.results.plan.name
     made = figures(experiment, say)
     return folder, [write_sheet(folder / f"{n}.svg", panels, _caption(n).get("columns", 3)) for n, panels in made.items()]
 
 
 def write_page(experiment: Experiment, out: Path | None, say: Say) -> Written:
-    """Write one self-contained page."""
     results = experiment.results
     target = check_path(out or Path(f"{results.plan.name}.html"))
     made = figures(experiment, say)

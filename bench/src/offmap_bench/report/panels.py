@@ -268,6 +268,5 @@ def render_sheet(panels: Sequence[Panel], columns: int) -> str:
 
 
 def write_sheet(path: Path, panels: Sequence[Panel], columns: int) -> Path:
-    """Write a sheet, and return its path."""
     write_whole(path, render_sheet(panels, columns).encode())
     return path

@@ -15,8 +15,7 @@ from offmap.posterior.predictive import Stochastic
 from offmap.report.diagnosis import amplitude_panels
 from offmap.report.page import Array, Panel
 from offmap_bench.report.panels import band_panel, day_panel, map_panel, steps_panel
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell
+from offmap_bench.runner.plan import METHODS, Cell
 from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import Results
 from offmap_bench.runner.watch import POINTS, View, grid, read_as, refit, trace, view_of, views, watch
@@ -40,8 +39,6 @@ Figures = dict[str, list[Panel]]
 
 @dataclass(frozen=True)
 class Drawing:
-    """The records of the plan, and the folder of cached views."""
-
     results: Results
     folder: Path
     say: Say
@@ -52,7 +49,6 @@ class Drawing:
         return next((cell, record) for cell, record in self.results.ok if (cell.label, cell.task) == (label, task))
 
     def has(self, label: str, task: str) -> bool:
-        """Whether it was run."""
         return any((cell.label, cell.task) == (label, task) for cell, _ in self.results.ok)
 
     def view(self, label: str, task: str, clip: float | None = None) -> View:

@@ -71,7 +71,6 @@ class Entry:
 
     @property
     def factor(self) -> float:
-        """From our unit to the printed one."""
         return 100.0 if self.number.show == "percent" else 1.0
 
     @property
@@ -108,13 +107,11 @@ class Comparison:
     rows: dict[tuple[str, str], list[Entry]]
 
     def section(self) -> TableSection:
-        """Return the table as text."""
         head = ["here", "in the paper", *(number.title for number in self.numbers)]
         return TableSection(self.title, head, [[*names, *map(str, entries)] for names, entries in self.rows.items()])
 
 
 def sheet(name: str) -> Sheet:
-    """Read the printed tables that a plan reproduces."""
     texts = read_packaged("plans/printed")
     if name not in texts:
         raise ConfigError(f"Expected a plan with printed numbers to compare with, {nearest(name, texts)}, but got {name!r}.")
@@ -171,7 +168,6 @@ def answers(sheet: Sheet, folder: Path, *, quick: bool = False) -> list[Results]
 
 
 def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str:
-    """Return the page that sets our numbers beside the paper's."""
     made = [compare_table(printed, several) for printed in sheet.tables]
     total = Counter(e.verdict for comparison in made for entries in comparison.rows.values() for e in entries if e.verdict)
     lead = (

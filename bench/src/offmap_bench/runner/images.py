@@ -30,7 +30,7 @@ from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, tr
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from offmap_bench.runner.base_models import SEED_STEP, digest_with, read_or_train
-from offmap_bench.runner.context import FitContext, Fitted, Method, Settings, config_of, fill_defaults, without
+from offmap_bench.runner.methods import FitContext, Fitted, Method, Settings, config_of, fill_defaults, without
 from offmap_bench.tasks.pretrained import WEIGHTS, weights
 from offmap_bench.tasks.task import Pair, Task
 
@@ -51,7 +51,6 @@ def pretrained_name(task: Task) -> str | None:
 
 
 def pretrained_net(name: str, classes: int) -> nn.Module:
-    """Return a pretrained net by its name, such as "resnet20"."""
     net = cifar_resnet(int(name.removeprefix("resnet")), classes).eval()
     net.load_state_dict(weights(f"cifar10_{name}"))
     return net
@@ -125,7 +124,6 @@ def subset(rows: Pair, most: int | None, seed: int) -> Pair:
 
 
 def net_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings of the training of nets."""
     return {key: settings[key] for key in NET_KEYS if key in settings}
 
 

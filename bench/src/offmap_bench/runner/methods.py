@@ -1,28 +1,127 @@
-"""All methods that a plan may name: how each is fitted on a task, and what its config may say."""
+"""Methods on tables: what a fit takes and gives, how each method is fitted on a task, and what its config may say."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
+from offmap.checks import one_of
 from offmap.detectors.input_distance import Mahalanobis, Nearest
+from offmap.likelihoods import Likelihood
 from offmap.maxwent import solve as maxwent
-from offmap.maxwent.config import CONFIGS, Runtime
+from offmap.maxwent.config import CONFIGS, Runtime, override
 from offmap.posterior.predictive import Predictive, Scorer, Stochastic
 from offmap_bench.detectors.gaussian_process import gaussian_process
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
 from offmap_bench.detectors.isolation_forest import isolation_forest
 from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mc_dropout, mean_field, swag
+from offmap_bench.methods.competitor import as_settings, check_fields, check_settings
 from offmap_bench.methods.laplace import Approximated
 from offmap_bench.methods.variational import ABLATION
-from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, likelihood_of, prepare, trained, untrained
-from offmap_bench.runner.context import SCORING, FitContext, Fitted, Method, Settings, config_of, fill_defaults, recipe, without
-from offmap_bench.runner.images import IMAGE_METHODS
+from offmap_bench.runner.base_models import (
+    ENSEMBLES,
+    SILENT,
+    Recipe,
+    Trained,
+    as_predictive,
+    likelihood_of,
+    prepare,
+    trained,
+    untrained,
+)
+from offmap_bench.tasks.task import Task
+
+SCORING = ("score", "draws")  # settings that say how a fit is scored
+BASE = "deep_ensemble"  # the method whose nets others start from, unless a plan names another
 
 BATCH, HIDDEN, SIZE = Recipe().batch_size, Recipe().hidden, Recipe().members
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A Predictive with its likelihood, or a Scorer; how long the fit took, and what it chose."""
+
+    predictive: Predictive | None = None
+    likelihood: Likelihood | None = None
+    scorer: Scorer | None = None
+    seconds: float = 0.0
+    thousand: float | None = None  # seconds to score so many images, where that was measured
+    steps: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class FitContext:
+    """The task and the seed of a fit, and the base models it may start from: {method, config, grid} of their training."""
+
+    task: Task
+    seed: int
+    source: Settings | None = None
+
+    def models(self) -> Trained:
+        """Return the trained members; of a grid, those that predict the validation data best."""
+        source = self.source or {}
+        how = recipe(source.get("method", BASE), source.get("config", {}), candidates(source.get("grid", {})))
+        return trained(self.task, self.seed, how)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a plan uses a method."""
+
+    fit: Callable[[FitContext, Settings], Fitted]  # fits one config
+    settings: Callable[[Settings], dict[str, Any]]  # fills in the defaults of a config, and refuses impossible ones
+    keys: frozenset[str]  # what a config may set
+    from_models: bool = False  # it starts from trained base models
+    scores_only: bool = False  # it has no members and predicts nothing
+    gives_models: bool = False  # others may start from its nets
+    stacks: frozenset[str] = frozenset()  # settings in which the candidates of `fit_grid` may differ
+    # fits a config with several candidates in one stack, and gives the fits that are left to choose among
+    fit_grid: Callable[[FitContext, Settings, Sequence[Settings]], list[Fitted]] | None = None
+
+
+def candidates(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return every choice of a grid; one empty choice without a grid.
+
+    >>> candidates({"lr": [0.1, 0.2]}), candidates({})
+    ([{'lr': 0.1}, {'lr': 0.2}], [{}])
+    """
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def without(settings: Settings, *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in keys}
+
+
+def config_of(module: Any, settings: Settings, key: str = "", presets: Mapping[str, Any] | None = None) -> Any:
+    """Build a method's config: its default or the preset that `settings[key]` names, with differences; checked."""
+    presets = presets or {"": module.Config()}
+    preset = presets[one_of(key, settings.get(key, next(iter(presets))), presets)]
+    known = {f.name for f in fields(preset)}
+    config = override(preset, {name: value for name, value in settings.items() if name in known})
+    getattr(module, "check", check_fields)(config)
+    return config
+
+
+def fill_defaults(config: Any, settings: Settings, **defaults: Any) -> dict[str, Any]:
+    """Return all fields of a config, and the settings beside them, whose defaults are given."""
+    return {**defaults, **settings, **as_settings(config)}
+
+
+def recipe(method: str, settings: Settings, choices: Sequence[Settings] = ({},)) -> Recipe:
+    """Return how base models are trained, from settings that state differences only, refused if they are impossible."""
+    check_settings(settings)
+    nets = {key: settings[key] for key in ("hidden", "batch_size", "dropout") if key in settings}
+    if "hidden" in nets:
+        nets["hidden"] = tuple(nets["hidden"])
+    training = override(ENSEMBLES[method].Config(), without(settings, *nets))
+    return replace(Recipe(), **nets, training=training, method=method, candidates=tuple(choices))
 
 
 def config_keys(config: type) -> frozenset[str]:
@@ -119,7 +218,7 @@ def scorer(make: Callable[..., Scorer], *keys: str, of_net: bool = False) -> Met
     return Method(fit, dict, frozenset(keys), from_models=of_net, scores_only=True)
 
 
-METHODS: dict[str, Method] = {
+TABLE_METHODS: dict[str, Method] = {
     **{name: ensemble(name) for name in ENSEMBLES},
     "maxwent": around_models(maxwent, "config", "batch_size", "chunk_size", presets=CONFIGS),
     "bnn": around_models(bnn, "setting", "batch_size", presets=ABLATION),
@@ -134,5 +233,4 @@ METHODS: dict[str, Method] = {
     "hidden_mahalanobis": scorer(hidden_mahalanobis, "shrinkage", "names", of_net=True),
     "gaussian_process": scorer(lambda c, x, **s: gaussian_process(x, c.task.train[1], seed=c.seed, **s), "rows"),
     "isolation_forest": scorer(lambda c, x, **s: isolation_forest(x, seed=c.seed, **s), "trees"),
-    **IMAGE_METHODS,
 }

@@ -15,11 +15,13 @@ from typing import Any
 from offmap.errors import ConfigError, FileError, nearest
 from offmap.scores.score import SCORES
 from offmap_bench.methods.competitor import check_settings
-from offmap_bench.runner.context import BASE, SCORING, candidates, without
-from offmap_bench.runner.methods import METHODS, SIZE
+from offmap_bench.runner.images import IMAGE_METHODS
+from offmap_bench.runner.methods import BASE, SCORING, SIZE, TABLE_METHODS, without
 from offmap_bench.tasks.catalog import expand
 
 Settings = dict[str, Any]
+
+METHODS = TABLE_METHODS | IMAGE_METHODS
 
 PLAN_KEYS = ("name", "note", "figures", "page", "seeds", "seeds_of", "tasks", "defaults", "method", "quick")
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid", "tasks")
@@ -58,12 +60,7 @@ class Cell:
 
     @property
     def fit_config(self) -> Settings:
-        """The config without the score."""
         return without(self.config, "score")
-
-    def candidates(self) -> list[Settings]:
-        """Return every choice of the grid; one empty choice without a grid."""
-        return candidates(self.grid)
 
 
 @dataclass(frozen=True)
@@ -93,13 +90,11 @@ class Plan:
     page: str = "means"  # how its records are tabulated
 
     def wants(self, entry: Entry, task: str, seed: int) -> bool:
-        """Whether this cell is part of the plan."""
         fewer = (seeds for pattern, seeds in self.seeds_of.items() if fnmatchcase(task, pattern))
         return (not entry.tasks or _matches(task, entry.tasks)) and all(seed in seeds for seeds in fewer)
 
     @property
     def labels(self) -> list[str]:
-        """Labels in the order of the file."""
         return [entry.label for entry in self.entries]
 
 
@@ -225,24 +220,16 @@ def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
     config = {**_chosen(defaults, name), **config, **_chosen(quick, name)}
     if name == "maxwent" and "entropy_weight" in grid:  # it chooses itself, by appendix B: the highest entropy below τ
         config, grid = config | {"entropy_weight": grid["entropy_weight"]}, without(grid, "entropy_weight")
-    _check_possible(name, "config", config)
-    for key, values in grid.items():
-        for value in values:
-            _check_possible(name, "grid", {**config, key: value})
-    tasks = _get(content, "tasks", list, [])
-    if tasks:
+    for key, changes in [("config", {}), *(("grid", {setting: v}) for setting, values in grid.items() for v in values)]:
+        try:
+            check_settings(config | changes)
+            _one_of("`score` to be", config.get("score", "default"), SCORES)
+            method.settings(config | changes)
+        except ConfigError as error:
+            raise ConfigError(f"`{key}` of {name!r}: {error}") from error
+    if content.get("tasks"):
         _read_tasks(content)
-    return Entry(name, label, members, config, grid, tasks=tuple(tasks))
-
-
-def _check_possible(name: str, key: str, config: Settings) -> None:
-    """Refuse settings that the method cannot work with."""
-    try:
-        check_settings(config)
-        _one_of("`score` to be", config.get("score", "default"), SCORES)
-        METHODS[name].settings(config)
-    except ConfigError as error:
-        raise ConfigError(f"`{key}` of {name!r}: {error}") from error
+    return Entry(name, label, members, config, grid, tasks=tuple(_get(content, "tasks", list, [])))
 
 
 def _add_source(entry: Entry, content: Settings, entries: Sequence[Entry], *layers: Settings) -> Entry:

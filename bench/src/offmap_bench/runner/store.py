@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from filelock import FileLock
 
 from offmap.atomic import write_whole
 from offmap.errors import FileError
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, digest
+from offmap_bench.runner.plan import METHODS, Cell, digest
 
 SCHEMA, STATUSES = 2, ("ok", "failed")
 
@@ -73,15 +71,15 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 
 def read_records(path: Path) -> Records:
     """Read every record of a file; an absent file holds none. Of two lines for one cell, the later counts."""
-    entries = _entries(path)
+    entries = _parse(_lines(path), path)
     records = {name: entry for name, _, entry in entries if isinstance(entry, Record)}
     return Records(records, {name: str(entry) for name, _, entry in entries if isinstance(entry, FileError)})
 
 
-def _entries(path: Path) -> list[tuple[str, bytes, Record | FileError]]:
+def _parse(lines: Sequence[bytes], path: Path) -> list[tuple[str, bytes, Record | FileError]]:
     """Return every line with its name, the hash of its cell or else its number, and its record or what is wrong with it."""
     entries: list[tuple[str, bytes, Record | FileError]] = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines, 1):
         try:
             entry = parse_record(line, f"{path}, line {number}")
         except FileError as error:
@@ -112,13 +110,10 @@ def parse_record(line: bytes, place: str) -> Record:
 def write_records(path: Path, *records: Record) -> None:
     """Put records into a file, each in the place of an older one of its cell, or else at the end."""
     new = {digest(record.cell): to_line(record) for record in records}
-    with _locked(path):
-        lines = [new.pop(_hash(line), line) for line in _lines(path)]
-        _write(path, [*lines, *new.values()])
+    _change(path, lambda lines: [*(new.pop(_hash(line), line) for line in lines), *new.values()])
 
 
 def to_line(record: Record) -> bytes:
-    """Return the line of a record."""
     content = short({"schema": record.schema, **asdict(record)})
     line = {"hash": digest(content["cell"]), **content, "checksum": digest(content)}
     return json.dumps(line, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -126,15 +121,18 @@ def to_line(record: Record) -> bytes:
 
 def set_damaged_aside(path: Path) -> dict[str, str]:
     """Move damaged lines to the end of PATH.damaged; {name: what is wrong, and where the line is now}."""
-    if not read_records(path).damaged:
-        return {}
-    aside = path.with_name(f"{path.name}.damaged")
-    with _locked(path):
-        entries = _entries(path)
-        damaged = [(name, line, entry) for name, line, entry in entries if isinstance(entry, FileError)]
-        _write(aside, [*_lines(aside), *(line for _, line, _ in damaged)])
-        _write(path, [line for _, line, entry in entries if isinstance(entry, Record)])
-    return {name: f"{error} The line is now in {aside.name}." for name, _, error in damaged}
+    aside, damaged = path.with_name(f"{path.name}.damaged"), dict[str, str]()
+
+    def change(lines: Sequence[bytes]) -> list[bytes]:
+        entries = _parse(lines, path)
+        gone = [(name, line, entry) for name, line, entry in entries if isinstance(entry, FileError)]
+        damaged.update({name: f"{error} The line is now in {aside.name}." for name, _, error in gone})
+        _write(aside, [*_lines(aside), *(line for _, line, _ in gone)])
+        return [line for _, line, entry in entries if isinstance(entry, Record)]
+
+    if read_records(path).damaged:
+        _change(path, change)
+    return damaged
 
 
 def short(value: Any) -> Any:
@@ -153,7 +151,6 @@ def short(value: Any) -> Any:
 
 
 def _hash(line: bytes) -> str:
-    """Return the hash that a line begins with; "" if it has none."""
     match = re.match(rb'\{"hash":"([0-9a-f]{16})"', line)
     return match[1].decode() if match else ""
 
@@ -166,12 +163,11 @@ def _write(path: Path, lines: Iterable[bytes]) -> None:
     write_whole(path, b"".join(line + b"\n" for line in lines))
 
 
-@contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """Let one process at a time change a file."""
+def _change(path: Path, change: Callable[[Sequence[bytes]], list[bytes]]) -> None:
+    """Change the lines of a file, one process at a time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            yield
+            _write(path, change(_lines(path)))
     except OSError as error:
         raise FileError(f"Cannot lock {path}: {error.strerror or error}. Check that the folder is writable.") from error

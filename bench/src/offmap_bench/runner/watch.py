@@ -26,10 +26,9 @@ from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
 from offmap.posterior.predictive import Member, Stochastic
 from offmap_bench.runner.base_models import SILENT, likelihood_of, prepare
-from offmap_bench.runner.cell import build_guard, single_thread
-from offmap_bench.runner.context import FitContext, Fitted, config_of
-from offmap_bench.runner.methods import METHODS
-from offmap_bench.runner.plan import Cell, digest
+from offmap_bench.runner.methods import FitContext, Fitted, config_of
+from offmap_bench.runner.plan import METHODS, Cell, digest
+from offmap_bench.runner.run import build_guard, single_thread
 from offmap_bench.runner.store import Record, settings_of
 from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.synthetic import SQUARE

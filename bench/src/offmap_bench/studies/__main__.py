@@ -17,7 +17,7 @@ def load(name: str) -> Study:
     return import_module(f"offmap_bench.{'speed' if name == 'scale' else 'studies'}.{name}").STUDY
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m offmap_bench.studies", description=__doc__)
     parser.add_argument("names", nargs="+", choices=[*STUDIES, "pages"])
     names = parser.parse_args().names
@@ -25,12 +25,9 @@ def main() -> None:
         study = load(name)
         if name in names:
             study.run()
-        print(f"The page is {study.write()}")
+        study.page.write_text(study.text(), encoding="utf-8")
+        print(f"The page is {study.page}")
     if "pages" in names:
         import_module("offmap_bench.speed.page").write()
         import_module("offmap_bench.checks.trust").write_page()
     import_module("offmap_bench.studies.blocks").write()
-
-
-if __name__ == "__main__":
-    main()

@@ -22,9 +22,8 @@ Table = dict[str, dict[str, str]]
 SPECS: dict[str, dict[str, Any]] = tomllib.loads((TEMPLATES / "blocks.toml").read_text(encoding="utf-8"))
 PROMISES: list[dict[str, Any]] = tomllib.loads((TEMPLATES / "promises.toml").read_text(encoding="utf-8"))["promise"]
 BLOCKS = (*SPECS, "promises")
-UCI = {
-    f"{m}, {mode}": ["uci", f"Detection, {mode}", m] for m in ("AUROC", "FPR@95") for mode in ("extrapolation", "interpolation")
-}
+MODES = ("extrapolation", "interpolation")
+UCI = {f"{measure}, {mode}": ["uci", f"Detection, {mode}", measure] for measure in ("AUROC", "FPR@95") for mode in MODES}
 
 
 def pages() -> list[Path]:
@@ -61,12 +60,10 @@ def render(name: str) -> str:
     fields = {key: cell(*source) for key, source in spec.get("cells", {}).items()}
     fields |= {key: quote_table(table) for key, table in spec.get("tables", {}).items()}
     parts = [part.format(**fields) for part in spec["text"].strip().split("\n\n")]
-    wrapped = [part if part.startswith("|") else _wrap(part) for part in parts]
-    return ("\n" if parts[0].startswith("- ") else "\n\n").join(wrapped)
-
-
-def _wrap(paragraph: str) -> str:
-    return textwrap.fill(" ".join(paragraph.split()), 128, subsequent_indent="  " if paragraph.startswith("- ") else "")
+    indents = ["  " if part.startswith("- ") else "" for part in parts]
+    wrapped = [textwrap.fill(" ".join(p.split()), 128, subsequent_indent=i) for p, i in zip(parts, indents, strict=True)]
+    shown = [part if part.startswith("|") else text for part, text in zip(parts, wrapped, strict=True)]
+    return ("\n" if indents[0] else "\n\n").join(shown)
 
 
 def cell(page: str, heading: str, row: str, column: str, first: str = "", spread: str = "") -> str:
@@ -109,15 +106,14 @@ def render_promises() -> str:
     lines = ["| promise | held by | last measured |", "|---|---|---|"]
     for promise in PROMISES:
         tests = "<br>".join(f"`{test}`" for test in promise["tests"])
-        figures = [describe_trials(name) for name in promise.get("trials", ()) if trust.read(name).done]
+        trials = {name: trust.read(name) for name in promise.get("trials", ())}
+        figures = [describe_trials(name, outcomes) for name, outcomes in trials.items() if outcomes.done]
         cells = {key: cell(*source) for key, source in promise.get("cells", {}).items()}
         figures += [promise["figure"].format(zoo=f"{len(models):,}", **cells)] if "figure" in promise else []
         lines.append(f"| **{promise['name']}.** {promise['sentence']} | {tests} | {'<br>'.join(figures)} |")
     return "\n".join(lines)
 
 
-def describe_trials(name: str) -> str:
-    """Trials on record, and how many of them failed."""
-    outcomes = trust.read(name)
+def describe_trials(name: str, outcomes: Any) -> str:
     hangs = sum(failure.startswith("hang") for failure in outcomes.failures.values())
     return f"[{name}](trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs} hangs"

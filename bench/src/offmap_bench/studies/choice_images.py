@@ -24,13 +24,9 @@ from offmap_bench.studies.study import Runs, Study, markdown, per_cent
 from offmap_bench.tasks.images import images, open_set
 from offmap_bench.tasks.task import Task
 
-SEED = 7
-"""Of six known classes; plans have 0 to 4."""
-
+SEED = 7  # of six known classes; plans have 0 to 4
 ID_IMAGES, UNKNOWN_IMAGES = 1_000, 2_000
-
-Terms = dict[str, dict[str, Tensor]]
-"""{set: {term: (B,)}}."""
+Terms = dict[str, dict[str, Tensor]]  # {set: {term: (B,)}}
 
 
 def zoom(x: Tensor) -> Tensor:
@@ -69,12 +65,8 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "tiled": lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True).repeat(1, 1, 2, 2),
     "zoomed": zoom,
 }
-COLOURED = ("channels exchanged", "grey")
-"""Changes that leave an image of one channel as it is."""
-
-NEAR = ("upside down", "turned", "halves of two", "mean of two")
-"""Changes that keep the texture."""
-
+COLOURED = ("channels exchanged", "grey")  # changes that leave an image of one channel as it is
+NEAR = ("upside down", "turned", "halves of two", "mean of two")  # changes that keep the texture
 UNKNOWN, MEAN = "unknown classes", "mean of the scores of single guards"
 
 
@@ -152,13 +144,12 @@ def measure_resnets() -> dict[str, Any]:
     return {**{name: judge(terms) for name, terms in several.items()}, "three resnets": combined}
 
 
-def cells() -> dict[str, Callable[[], Any]]:
-    return {
-        "six digits": partial(measure_six, "six digits", "mnist"),
-        "three resnets": measure_resnets,
-        "six of cifar10": partial(measure_six, "six of cifar10", "cifar10"),
-        "five nets, six digits": partial(measure_six, "five nets, six digits", "mnist", 5),
-    }
+CELLS: dict[str, Callable[[], Any]] = {
+    "six digits": partial(measure_six, "six digits", "mnist"),
+    "three resnets": measure_resnets,
+    "six of cifar10": partial(measure_six, "six of cifar10", "cifar10"),
+    "five nets, six digits": partial(measure_six, "five nets, six digits", "mnist", 5),
+}
 
 
 def fields(runs: Runs) -> dict[str, Any]:
@@ -179,4 +170,4 @@ def fields(runs: Runs) -> dict[str, Any]:
     return tables
 
 
-STUDY = Study("choice_images", cells, fields)
+STUDY = Study("choice_images", lambda: CELLS, fields)

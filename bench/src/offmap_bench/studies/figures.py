@@ -36,10 +36,7 @@ from offmap_bench.tasks.task import Task
 
 FOLDER = DOCS / "figures"
 
-TALL, CLIP = 1.6, 0.1
-"""Half of the height, and the clip of the middle panel; the guard's own may be 0, which would show the net alone."""
-
-Draw = Callable[[Axes], None]
+TALL, CLIP = 1.6, 0.1  # half of the height; the clip of the middle panel, as the guard's own may be 0
 
 
 def draw_all() -> None:
@@ -60,7 +57,7 @@ def draw_all() -> None:
     ])  # fmt: skip
 
 
-def write(name: str, panels: list[tuple[str, Draw]]) -> None:
+def write(name: str, panels: list[tuple[str, Callable[[Axes], None]]]) -> None:
     """Write one row of panels, for light and for dark screens."""
     with matplotlib.rc_context(RC | {"font.family": "sans-serif", "axes.titlesize": 9, "axes.titlecolor": colour("ink")}):
         figure = Figure(figsize=(7.6, 2.35), layout="constrained")
@@ -137,14 +134,10 @@ def take_screenshots() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, plan, title, (width, height), colours, top, shape in SHOTS:
             task = plan.task()
-            bench = Bench(plan, task, 0, lambda doing: None)
+            bench = Bench(plan, task, 0)
             guard = bench.maxwent(bench.plain(range(1)), "svd")
-            guards = (
-                {"MaxWEnt-SVD": guard, "with distances": bench.guard(guard.predictive, train=task.train)}
-                if plan is MOONS
-                else guard
-            )
-            evaluation = offmap.evaluate(guards, task.test, task.ood)
+            guards = {"MaxWEnt-SVD": guard, "with distances": bench.guard(guard.predictive, train=task.train)}
+            evaluation = offmap.evaluate(guards if plan is MOONS else guard, task.test, task.ood)
             path = offmap.write_page(evaluation, Path(folder, f"{name}.html"), title=title, image_shape=shape)
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
             page.goto(path.as_uri())

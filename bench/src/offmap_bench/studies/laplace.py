@@ -28,12 +28,8 @@ from offmap_bench.tasks.catalog import task as named
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, SETS
 
-ROWS, BATCH = 2000, 200
-"""At most so many test rows and OOD rows, the same for all; the linearised Laplace holds a Jacobian per row of a batch."""
-
-GRID = torch.logspace(-4, 4, 17).tolist()
-"""Prior precisions tried on validation data."""
-
+ROWS, BATCH = 2000, 200  # test rows and OOD rows at most; the linearised Laplace holds a Jacobian per row of a batch
+GRID = torch.logspace(-4, 4, 17).tolist()  # prior precisions tried on validation data
 HEAD, REFERENCE = "closed form, mean head", "Kronecker-Laplace, marginal likelihood, linearised"
 
 Scorer = Callable[[Tensor], Tensor]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -32,16 +33,13 @@ class Study:
     packages: tuple[str, ...] = ("offmap", "torch")  # distributions whose versions go on record
 
     @property
-    def record(self) -> Path:
-        return RECORDS / f"{self.name}.json"
-
-    @property
     def page(self) -> Path:
         return DOCS / f"{self.name.replace('_', '-')}.md"
 
     def read(self) -> dict[str, Any]:
         """Read the record: {"runs": {cell: ...}, "versions": {package: ...}}."""
-        return json.loads(self.record.read_text(encoding="utf-8")) if self.record.exists() else {"runs": {}, "versions": {}}
+        path = RECORDS / f"{self.name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": {}, "versions": {}}
 
     def run(self) -> None:
         """Measure the cells that the record lacks, and save after each of them."""
@@ -51,17 +49,13 @@ class Study:
                 print(f"{self.name}: {cell}", flush=True)
                 record["runs"][cell] = measure()
                 record["versions"] = {name: version(name) for name in self.packages}
-                write_whole(self.record, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+                write_whole(RECORDS / f"{self.name}.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
     def text(self) -> str:
         """Fill the template with numbers of the record."""
         record = self.read()
         versions = {f"{name.replace('-', '_')}_version": value for name, value in record["versions"].items()}
         return fill(self.name, **versions, **self.fields(record["runs"]))
-
-    def write(self) -> Path:
-        self.page.write_text(self.text(), encoding="utf-8")
-        return self.page
 
 
 def fill(template: str, **fields: Any) -> str:
@@ -70,7 +64,7 @@ def fill(template: str, **fields: Any) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right.
+    """Write a Markdown table, numbers to the right.
 
     >>> print(markdown(["", "a"], [["b", "1"]]))
     |  | a |
@@ -82,7 +76,6 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def per_cent(value: float) -> str:
-    """A share in per cent: 0.123 -> "12.3"."""
     return f"{100 * value:.1f}"
 
 
@@ -91,14 +84,8 @@ def signed(value: float, digits: int = 2) -> str:
 
 
 def mean_over(runs: Runs, suffix: str, *keys: str) -> float:
-    """The mean of `run[key][key]...` over the cells whose name ends in `suffix`."""
-    values: list[float] = []
-    for cell, value in runs.items():
-        if cell.endswith(suffix):
-            for key in keys:
-                value = value[key]
-            values.append(float(value))
-    return fmean(values)
+    """Return the mean of `run[key][key]...` over the cells whose name ends in `suffix`."""
+    return fmean(float(reduce(lambda value, key: value[key], keys, run)) for cell, run in runs.items() if cell.endswith(suffix))
 
 
 def significant(value: Any, digits: int = 4) -> Any:
@@ -115,7 +102,7 @@ def significant(value: Any, digits: int = 4) -> Any:
 
 
 def render_svg(figure: Figure) -> str:
-    """A figure as SVG that is the same whenever it is drawn."""
+    """Return a figure as SVG that is the same whenever it is drawn."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)

@@ -30,9 +30,7 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 """A few minutes instead of an hour. With the paper's λ = 10 most settings cross τ on the way up, before φ has found its shape."""
 
-DRAWS = 20
-"""Drawn nets over which amplitudes are taken."""
-
+DRAWS = 20  # nets over which amplitudes are taken
 MAXWENT, MAXWENT_SVD, REFINED = "MaxWEnt", "MaxWEnt-SVD", "MaxWEnt-SVD, refined"
 TITLES = {
     f"{basis}_{mean}_{prior}": f"BNN, {'SVD, ' if basis == 'svd' else ''}{word} mean, σ² = {variance}"

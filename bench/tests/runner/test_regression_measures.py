@@ -15,7 +15,7 @@ import offmap
 from offmap.guard import Guard
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
-from offmap_bench.runner.cell import regression_measures
+from offmap_bench.runner.run import regression_measures
 from offmap_bench.tasks.catalog import task
 from offmap_bench.tasks.task import Task
 
