@@ -14,7 +14,7 @@ from offmap_bench.methods import anchored
 from offmap_bench.runner import base_models
 from offmap_bench.runner import run as cells
 from offmap_bench.runner.base_models import SILENT, Recipe, digest, prepare, trained, untrained
-from offmap_bench.runner.methods import FitContext, recipe
+from offmap_bench.runner.methods import FitContext, candidates, recipe
 from offmap_bench.runner.plan import METHODS, Cell, parse
 from offmap_bench.runner.plan import cells as plan_cells
 from offmap_bench.runner.run import Bench, fit_cell
@@ -48,7 +48,7 @@ def test_a_stacked_grid_chooses_as_fits_one_after_another_do(name: str, monkeypa
     asked = cell(name, grid=GRIDS[name])
     stacked = fit_cell(asked, DATA)
     fits: list[tuple[float, dict[str, Any]]] = []
-    for candidate in asked.candidates():
+    for candidate in candidates(asked.grid):
         alone = METHODS[name].fit(FitContext(DATA, 0, {}), {**QUICK, **candidate})
         fits.append((cells.validation_risk(alone, DATA, asked), candidate))
     risk, best = min(fits, key=lambda fit: fit[0])

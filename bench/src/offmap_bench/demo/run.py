@@ -9,12 +9,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from offmap import Evaluation, Guard, Predictive, Scorer, evaluate, fit, guard
 from offmap.detectors.input_distance import Nearest
-from offmap.evaluation import Evaluation, evaluate
-from offmap.fit import fit, guard
-from offmap.guard import Guard
 from offmap.integrations.nets import mlp
-from offmap.posterior.predictive import Predictive, Scorer
 from offmap_bench.methods import deep_ensemble, mc_dropout
 from offmap_bench.runner.base_models import SILENT, as_predictive, prepare
 from offmap_bench.runner.run import single_thread, warm_up

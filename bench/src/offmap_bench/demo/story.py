@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 import tomllib
@@ -20,13 +19,11 @@ from offmap.extras import require
 from offmap.report.page import MAP, Array, Panel, Section, check_path, gallery, legend, paragraphs, render, table, write
 from offmap.table import Table
 from offmap_bench.demo.run import ENSEMBLE, JOINED, NEAREST, PLAIN, PLANS, SCALING, SVD, SVD5, Plan, Result, quick, run
-from offmap_bench.report.panels import CLASSES, SETS, band_panel, image_panel, map_panel, roc_gallery, score_panels
+from offmap_bench.report.panels import CLASSES, SETS, TOP, band_panel, image_panel, map_panel, roc_gallery, score_panels
 from offmap_bench.runner.plan import read_packaged
 from offmap_bench.runner.watch import grid
-from offmap_bench.tasks.synthetic import SQUARE, truth
 
 TEXTS: dict[str, str] = tomllib.loads(read_packaged("templates")["demo"])
-TOP = math.log(2)
 ON_TOP = (SCALING, SVD, SVD5, JOINED)  # fitted around nets that are trained already
 
 
@@ -104,17 +101,17 @@ Description = tuple[str, dict[str, Any], str, str]
 def describe_regression(result: Result) -> Description:
     x = grid(result.task.inputs, result.plan.grid)
     assert x is not None
-    line, points = x[:, 0].numpy(), (result.task.train[0][:, 0].numpy(), result.task.train[1].numpy())
+    line = x[:, 0].numpy()
     panels: list[Panel] = []
     for name, view in result.views.items():
-        svg = band_panel(line, view["mean"], view["std"], points=points, truth=truth(line), limits=(-2.0, 2.0))
+        svg = band_panel(line, view["mean"], view["std"], result.task.train)
         words = f"{name}: mean prediction and a band of two standard deviations. {widths(line, view['std'])}"
         panels.append(Panel(svg, name, words))
     key = legend([
         ("area", "var(--band)", "mean ± 2 standard deviations"), ("line", "var(--series4)", "mean prediction"),
         ("line 5 3", "var(--ink)", "the truth"), ("dot", "var(--ood)", "training points"),
     ])  # fmt: skip
-    fields: dict[str, Any] = {"rows": len(points[0])}
+    fields: dict[str, Any] = {"rows": len(result.task.train[0])}
     for name, method in (("svd", SVD), ("plain", PLAIN)):
         median = {s: float(v.sqrt().median()) for s, v in result.evaluation.scores[method].items()}
         fields |= {f"{name}_{s}": times(median[s], median["test"]) for s in ("outside", "gap")}
@@ -139,10 +136,9 @@ def widths(x: Array, std: Array) -> str:
 
 
 def describe_moons(result: Result) -> Description:
-    x, y = (t.numpy() for t in result.task.train)
     panels: list[Panel] = []
     for name, view in result.views.items():
-        svg = map_panel(view["entropy"], half=SQUARE, points=[x[y == c] for c in (0, 1)], top=TOP)
+        svg = map_panel(view["entropy"], result.task.train)
         dark = 100 * float((view["entropy"] > TOP / 2).mean())
         alt = f"{name}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} % of the square."
         panels.append(Panel(svg, name, alt))

@@ -20,42 +20,44 @@ from offmap.evaluation import Evaluation
 from offmap.extras import require
 from offmap.report.curves import DECADES, roc
 from offmap.report.page import MAP, SERIES, Array, Panel, colour, draw_svg, gallery, legend, series, themed
+from offmap_bench.tasks.synthetic import SQUARE, truth
+from offmap_bench.tasks.task import Pair
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SETS = ("id", "ood", "series1", "series2", "series5")  # colours of data sets in histograms: the in-distribution one first
 CLASSES = ("#ffffff", "#ffc24d")  # colours of two classes on a map
+TOP = math.log(2)  # entropy of an even choice
 GAP, CAPTION = 14.0, 30.0  # points between the panels of a sheet, and above each for its title
 
 
-def band_panel(
-    x: Array, mean: Array, std: Array, *, points: tuple[Array, Array], truth: Array, limits: tuple[float, float]
-) -> str:
-    """Draw mean ± 2 standard deviations over x, the true curve and the training points; cut at the limits of y."""
-    low, high, middle = (np.clip(mean + side * 2 * std, *(3 * np.array(limits))) for side in (-1, 1, 0))
+def band_panel(x: Array, mean: Array, std: Array, train: Pair) -> str:
+    """Draw mean ± 2 standard deviations over x, the true curve of the regression and its training points."""
+    low, high, middle = (np.clip(mean + side * 2 * std, -6, 6) for side in (-1, 1, 0))
 
     def draw(axes: Axes) -> None:
         axes.fill_between(x, low, high, color=colour("band"), linewidth=0)
-        axes.plot(x, truth, color=colour("ink"), linewidth=1, linestyle=(0, (4, 2)))
+        axes.plot(x, truth(np.asarray(x, np.float64)), color=colour("ink"), linewidth=1, linestyle=(0, (4, 2)))
         axes.plot(x, middle, color=colour("series4"), linewidth=1.4)
-        axes.plot(*points, "o", markersize=2.6, color=colour("ood"), markeredgewidth=0, alpha=0.75)
-        axes.set(xlim=(x[0], x[-1]), ylim=limits, xticks=(-1, 0, 1), yticks=(-2, -1, 0, 1, 2), xlabel="x", ylabel="y")
+        axes.plot(*(t.flatten() for t in train), "o", markersize=2.6, color=colour("ood"), markeredgewidth=0, alpha=0.75)
+        axes.set(xlim=(x[0], x[-1]), ylim=(-2, 2), xticks=(-1, 0, 1), yticks=(-2, -1, 0, 1, 2), xlabel="x", ylabel="y")
 
     return draw_svg(draw, width=3.1, height=2.3, margins=(0.38, 0.36, 0.06, 0.08))
 
 
-def map_panel(values: Array, *, half: float, points: Sequence[Array], top: float) -> str:
-    """Draw uncertainty, (n, n) with y upwards, on the square [−half, half]², from 0 (light) to `top` (dark); points by class."""
+def map_panel(entropy: Array, train: Pair) -> str:
+    """Draw the entropy around the two moons, (n, n) with y upwards, from 0 (light) to log 2 (dark), and the training points."""
     cmap = require("matplotlib.colors", "figures").LinearSegmentedColormap.from_list("calm to uncertain", MAP)
 
     def draw(axes: Axes) -> None:
-        extent = (-half, half, -half, half)
+        side = (-SQUARE, SQUARE)
         # "none" stores the values as they are, for the browser to scale
-        axes.imshow(values, extent=extent, origin="lower", vmin=0, vmax=top, cmap=cmap, interpolation="none")
-        for group, fill in zip(points, CLASSES, strict=False):
-            axes.plot(*group.T, "o", markersize=2.6, color=fill, markeredgecolor="#10203a", markeredgewidth=0.35)
-        axes.set(xlim=(-half, half), ylim=(-half, half), xticks=(-2, 0, 2), yticks=(-2, 0, 2))
+        axes.imshow(entropy, extent=(*side, *side), origin="lower", vmin=0, vmax=TOP, cmap=cmap, interpolation="none")
+        for label, fill in enumerate(CLASSES):
+            points = train[0][train[1] == label].T
+            axes.plot(*points, "o", markersize=2.6, color=fill, markeredgecolor="#10203a", markeredgewidth=0.35)
+        axes.set(xlim=side, ylim=side, xticks=(-2, 0, 2), yticks=(-2, 0, 2))
 
     crisp = draw_svg(draw, width=2.6, height=2.6, margins=(0.24, 0.24, 0.04, 0.04))
     return re.sub(r"image-rendering:[\w-]+;?", "", crisp)  # smoothly

@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from offmap.diagnosis import diagnose
-from offmap.likelihoods import Likelihood
+from offmap import Likelihood, diagnose
 from offmap.posterior.predictive import Stochastic
 from offmap.report.diagnosis import amplitude_panels
 from offmap.report.page import Array, Panel
-from offmap_bench.report.panels import band_panel, day_panel, map_panel, steps_panel
+from offmap_bench.report.panels import TOP, band_panel, day_panel, map_panel, steps_panel
 from offmap_bench.runner.plan import METHODS, Cell
 from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import Results
 from offmap_bench.runner.watch import POINTS, View, grid, read_as, refit, trace, view_of, views, watch
 from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.citycam import load
-from offmap_bench.tasks.synthetic import SQUARE, truth
 from offmap_bench.tasks.task import Task
 
 TASKS = ("regression", "moons")
@@ -30,7 +28,6 @@ INTRODUCTION = ("Deep ensemble ×5", "MC-dropout ×1", WIDE)
 CLIPS: tuple[float | None, ...] = (None, 1.5, 1.0, 0.5, 0.0)
 CLIPPED = {"regression": 0.5, "moons": 2.0}
 EVERY = tuple(dict.fromkeys((*CLIPS, *CLIPPED.values())))
-TOP = 0.6931  # entropy of an even choice
 CURVES = {"auroc": "AUROC", "fpr95": "FPR@95", "loss": "training loss", "risk": "validation risk", "entropy": "(1/d) Σ log φ²"}
 
 Say = Callable[[str], None]
@@ -78,13 +75,13 @@ def draw_methods(drawing: Drawing, task: str) -> list[Panel]:
 
 def draw_view(task: str, view: View, title: str, subtitle: str) -> Panel:
     """Draw a band for the regression, a map for the moons."""
-    x, y = (t.numpy() for t in task_of(task).train)
+    train = task_of(task).train
     if task == "regression":
-        line, std = np.linspace(-1.5, 1.5, POINTS[1]), view["std"]
-        svg = band_panel(line, view["mean"], std, points=(x[:, 0], y), truth=truth(line), limits=(-2, 2))
+        std = view["std"]
+        svg = band_panel(np.linspace(-1.5, 1.5, POINTS[1]), view["mean"], std, train)
         edges = f"{std[0]:.2g} at the left edge, {std[len(std) // 2]:.2g} in the middle, {std[-1]:.2g} at the right edge"
         return Panel(svg, title, f"{title}, {subtitle}: mean ± 2 standard deviations over x; one is {edges}.", subtitle)
-    svg = map_panel(view["entropy"], half=SQUARE, points=[x[y == c] for c in (0, 1)], top=TOP)
+    svg = map_panel(view["entropy"], train)
     dark = 100 * float((view["entropy"] > TOP / 2).mean())
     alt = f"{title}, {subtitle}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} %."
     return Panel(svg, title, alt, subtitle)

@@ -14,17 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from offmap import Guard, Scorer, combine, fit
 from offmap.atomic import cache_folder
 from offmap.checks import one_of
 from offmap.detectors.posthoc import DETECTORS, FitData, find_method, prepare_fit_data
 from offmap.detectors.posthoc import fit_detector as fit_posthoc
-from offmap.ensemble import combine
 from offmap.errors import ConfigError
-from offmap.fit import fit
-from offmap.guard import Guard
 from offmap.maxwent import config as maxwent
 from offmap.maxwent.config import override
-from offmap.posterior.predictive import Scorer
 from offmap_bench.classifiers.losses import TRAININGS
 from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet

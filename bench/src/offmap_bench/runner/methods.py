@@ -9,6 +9,8 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
+from torch import nn
+
 from offmap.checks import one_of
 from offmap.detectors.input_distance import Mahalanobis, Nearest
 from offmap.likelihoods import Likelihood
@@ -22,22 +24,11 @@ from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mc_dropout, 
 from offmap_bench.methods.competitor import as_settings, check_fields, check_settings
 from offmap_bench.methods.laplace import Approximated
 from offmap_bench.methods.variational import ABLATION
-from offmap_bench.runner.base_models import (
-    ENSEMBLES,
-    SILENT,
-    Recipe,
-    Trained,
-    as_predictive,
-    likelihood_of,
-    prepare,
-    trained,
-    untrained,
-)
+from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, likelihood_of, prepare, trained, untrained
 from offmap_bench.tasks.task import Task
 
 SCORING = ("score", "draws")  # settings that say how a fit is scored
 BASE = "deep_ensemble"  # the method whose nets others start from, unless a plan names another
-
 BATCH, HIDDEN, SIZE = Recipe().batch_size, Recipe().hidden, Recipe().members
 
 Settings = Mapping[str, Any]
@@ -64,11 +55,11 @@ class FitContext:
     seed: int
     source: Settings | None = None
 
-    def models(self) -> Trained:
+    def models(self) -> list[nn.Module]:
         """Return the trained members; of a grid, those that predict the validation data best."""
         source = self.source or {}
         how = recipe(source.get("method", BASE), source.get("config", {}), candidates(source.get("grid", {})))
-        return trained(self.task, self.seed, how)
+        return trained(self.task, self.seed, how).nets
 
 
 @dataclass(frozen=True)
@@ -148,7 +139,7 @@ def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = N
         return config_of(module, settings, keys[0] if presets else "", presets)
 
     def fit(context: FitContext, settings: Settings) -> Fitted:
-        nets, config = context.models().nets, read(settings)
+        nets, config = context.models(), read(settings)
         rows, valid, likelihood = prepare(nets, context.task, settings.get("batch_size", BATCH))
         runtime = Runtime(progress=False, **{key: settings[key] for key in ("chunk_size", "batch_size") if key in settings})
         begin = time.perf_counter()
@@ -212,7 +203,7 @@ def scorer(make: Callable[..., Scorer], *keys: str, of_net: bool = False) -> Met
 
     def fit(context: FitContext, settings: Settings) -> Fitted:
         begin, x = time.perf_counter(), context.task.train[0]
-        made = make(context.models().nets[0], x, **settings) if of_net else make(context, x, **settings)
+        made = make(context.models()[0], x, **settings) if of_net else make(context, x, **settings)
         return Fitted(scorer=made, seconds=time.perf_counter() - begin)
 
     return Method(fit, dict, frozenset(keys), from_models=of_net, scores_only=True)

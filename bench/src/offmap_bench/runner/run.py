@@ -17,13 +17,9 @@ from typing import Any, Literal
 
 import torch
 
-from offmap import conformal
-from offmap._version import __version__
+from offmap import Guard, __version__, conformal, evaluate, guard
 from offmap.data import as_batches, load_rows
 from offmap.distributed.jobs import Pool
-from offmap.evaluation import evaluate
-from offmap.fit import guard
-from offmap.guard import Guard
 from offmap.metrics import coverage, ence, mean_width, quantile_ece
 from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, Predictive, Scorer

@@ -289,16 +289,9 @@ class Board:
         records = [record for task in tasks for record in self.records.get((label, task), ())]
         right = [float(r.metrics["test"]["accuracy"]) for r in records if "accuracy" in r.metrics["test"]]
         spent = [[r.seconds[key] for r in records if key in r.seconds] for key in ("fit", "thousand")]
-        return [percent(fmean(right)) if right else NOTHING, *(seconds(fmean(s)) if s else NOTHING for s in spent)]
-
-
-def ranks(values: dict[str, float]) -> dict[str, int]:
-    """Return 1 for the highest; equal numbers share the better rank.
-
-    >>> ranks({"a": 0.9, "b": 0.8, "c": 0.9, "d": 0.1})
-    {'a': 1, 'b': 3, 'c': 1, 'd': 4}
-    """
-    return {label: 1 + sum(other > value for other in values.values()) for label, value in values.items()}
+        means = [fmean(s) if s else math.nan for s in spent]
+        seconds = (NOTHING if math.isnan(s) else f"{s:.2g}" if s < 10 else f"{s:,.0f}" for s in means)
+        return [percent(fmean(right)) if right else NOTHING, *seconds]
 
 
 def ranks_markdown(results: Results) -> str:
@@ -324,15 +317,15 @@ def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str]
     averages = {kind: means for kind in kinds if (means := board.averages(kind, tasks))}
     if not averages:
         return f"## {title}\n\nNo records yet."
-    ranked = {kind: ranks(values) for kind, values in averages.items()}
     complete = [label for label in board.labels if all(label in v for v in averages.values())]
     mean = {label: fmean(values[label] for values in averages.values()) for label in complete}
     others = [label for label in board.labels if label not in mean and any(label in v for v in averages.values())]
     rows: list[list[str]] = []
     for label in [*sorted(complete, key=lambda label: -mean[label]), *others]:
         row = [(f"**{label}**" if label == board.labels[0] else label) + board.mark(label, tasks)]
-        for kind, values in averages.items():
-            row.append(f"{SHOW['percent'](values[label])} ({ranked[kind][label]})" if label in values else NOTHING)
+        for values in averages.values():
+            rank = 1 + sum(value > values.get(label, 0.0) for value in values.values())  # equal numbers share the better one
+            row.append(f"{percent(values[label])} ({rank})" if label in values else NOTHING)
         if len(averages) > 1:
             row.append(percent(mean[label]) if label in mean else NOTHING)
         rows.append(row + (board.costs(label, tasks) if costs else []))
@@ -340,15 +333,6 @@ def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str]
     head += ["accuracy", "s to fit", "s for 1,000 images"] if costs else []
     stars = [f"{FEWER} not all seeds."] if any(row[0].endswith(FEWER) for row in rows) else []
     return "\n\n".join([f"## {title}", table(head, rows), *verdict(board.results.plan, mean), *stars])
-
-
-def seconds(value: float) -> str:
-    """Write two digits below ten, whole ones above.
-
-    >>> seconds(0.0478), seconds(151.4)
-    ('0.048', '151')
-    """
-    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
 def verdict(plan: Plan, mean: dict[str, float]) -> list[str]:

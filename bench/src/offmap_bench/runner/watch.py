@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from offmap import Guard, Likelihood, Prediction, WeightDistribution
 from offmap.atomic import write_whole
 from offmap.errors import ConfigError
 from offmap.evaluation import measure_separation
-from offmap.guard import Guard
-from offmap.likelihoods import Likelihood, Prediction
 from offmap.likelihoods.classification import predictive_entropy
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Config
@@ -65,7 +64,7 @@ def watch(
 ) -> tuple[Stochastic, list[tuple[int, Seen]]]:
     """Make the fit of a cell again around the first of its base models, with changed settings, and look at it on the way."""
     task = task_of(cell.task, cell.seed)
-    net = FitContext(task, cell.seed, cell.source).models().nets[0]
+    net = FitContext(task, cell.seed, cell.source).models()[0]
     config: Config = config_of(maxwent, cell.config | changes, "config", CONFIGS)
     likelihood, batch_size = likelihood_of(task, net), cell.config.get("batch_size", 128)
     return course([net], task, config, cell.seed, lambda p: look(p, likelihood, task), batch_size=batch_size)

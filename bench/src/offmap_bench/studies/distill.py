@@ -66,13 +66,9 @@ def table(runs: Runs) -> str:
 def summarize(seed: int, runs: Runs) -> str:
     ratios = {cell: run["auroc one pass"] / run["auroc guard"] for cell, run in runs.items()}
     below = [f"{cell.partition(',')[0]} ({per_cent(share)} %)" for cell, share in ratios.items() if share < TARGET]
-    cost, gain, seconds = (
-        statistics.median(values)
-        for values in zip(
-            *((r["ms one pass"] / r["ms plain"], r["ms guard"] / r["ms one pass"], r["seconds to teach"]) for r in runs.values()),
-            strict=True,
-        )
-    )
+    pairs = (("ms one pass", "ms plain"), ("ms guard", "ms one pass"))
+    cost, gain = (statistics.median(run[a] / run[b] for run in runs.values()) for a, b in pairs)
+    seconds = statistics.median(run["seconds to teach"] for run in runs.values())
     return (
         f"Seed {seed}: {per_cent(statistics.mean(ratios.values()))} % of the guard's AUROC on average over {len(runs)} tasks, "
         f"{len(runs) - len(below)} of them at 97 % or above{'; below: ' + ', '.join(below) if below else ''}. "

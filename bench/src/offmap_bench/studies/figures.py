@@ -22,10 +22,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import offmap
+from offmap import Gaussian, Guard
 from offmap.data import Place, as_batches, load_rows
-from offmap.guard import Guard
 from offmap.integrations.nets import mlp
-from offmap.likelihoods import Gaussian
 from offmap.report.page import COLOURS, RC, colour
 from offmap_bench.demo.run import DIGITS, MOONS, REGRESSION, Bench
 from offmap_bench.methods import deep_ensemble

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -57,18 +57,16 @@ def measure(name: str) -> dict[str, dict[str, float]]:
         "Kronecker-Laplace, validation NLL, linearised": lambda: fit_laplace(head, task, by_validation),
         "Kronecker-Laplace, marginal likelihood, sampled": lambda: fit_laplace(head, task, by_evidence, sampled=True),
     }
-    return {title: measure_one(fit, sets) for title, fit in contestants.items()}
-
-
-def measure_one(fit: Callable[[], tuple[Scorer, float]], sets: Sequence[Tensor]) -> dict[str, float]:
-    """Detection, entropy per weight, and seconds of the fit and of scoring a thousand rows."""
-    start = time.process_time()
-    score, entropy = fit()
-    middle = time.process_time()
-    scores = [score(x) for x in sets]
-    seconds = {"fit": middle - start, "score": 1000 * (time.process_time() - middle) / sum(map(len, sets))}
-    separation = measure_separation(*scores)
-    return significant({"auroc": separation["auroc"], "fpr95": separation["fpr95"], "entropy": entropy, **seconds})
+    results: dict[str, dict[str, float]] = {}
+    for title, fit in contestants.items():
+        start = time.process_time()
+        score, entropy = fit()
+        middle = time.process_time()
+        scores = [score(x) for x in sets]
+        thousand = 1000 * (time.process_time() - middle) / sum(map(len, sets))
+        detection = {name: measure_separation(*scores)[name] for name in ("auroc", "fpr95")}
+        results[title] = significant({**detection, "entropy": entropy, "fit": middle - start, "score": thousand})
+    return results
 
 
 def fit_guard(net: nn.Module, task: Task, solver: Any) -> tuple[Scorer, float]:
@@ -78,9 +76,7 @@ def fit_guard(net: nn.Module, task: Task, solver: Any) -> tuple[Scorer, float]:
     return guard.score, float(q.entropy()) / q.dimension
 
 
-def fit_laplace(
-    net: nn.Module, task: Task, choose: Callable[[Any, Task], None], *, sampled: bool = False
-) -> tuple[Scorer, float]:
+def fit_laplace(net: nn.Module, task: Task, choose: Callable[[Any, Task], None], sampled: bool = False) -> tuple[Scorer, float]:
     """The variance of the mean, linearised or over 50 sampled nets, with noise and prior as `choose` sets them."""
     from laplace import Laplace
 
@@ -141,9 +137,8 @@ def fields(runs: Runs) -> dict[str, Any]:
     for mode in MODES:
         gains = [run[HEAD]["auroc"] - run[REFERENCE]["auroc"] for name, run in runs.items() if name.endswith(mode)]
         points = f"{100 * sum(gains) / len(gains):+.1f}".replace("-", "−")
-        lines.append(
-            f"In {mode} it is ahead on {sum(g > 0 for g in gains)} of {len(gains)} tables, by {points} points on average."
-        )
+        ahead = f"{sum(g > 0 for g in gains)} of {len(gains)} tables"
+        lines.append(f"In {mode} it is ahead on {ahead}, by {points} points on average.")
     times = mean_over(runs, "", REFERENCE, "score") / mean_over(runs, "", HEAD, "score")
     return {
         "rows": ROWS, "grid": len(GRID), "summary": markdown([*header, "entropy per weight", "fit, s", "score, s"], rows),

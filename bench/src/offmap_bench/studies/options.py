@@ -26,13 +26,8 @@ MODES = ("extrapolation", "interpolation")
 ROWS = 1000
 DRAWS = (5, 10, 20, 50, 100, 200)
 BASE = "defaults"
-VARIANTS: dict[str, dict[str, Any]] = {
-    BASE: {},
-    "basis='identity'": {"basis": "identity"},
-    "solver='closed-form'": {"solver": "closed-form"},
-    "params='matrices'": {"params": "matrices"},
-    "params='last-layer'": {"params": "last-layer"},
-}
+CHANGES = (("basis", "identity"), ("solver", "closed-form"), ("params", "matrices"), ("params", "last-layer"))
+VARIANTS: dict[str, dict[str, Any]] = {BASE: {}, **{f"{key}={value!r}": {key: value} for key, value in CHANGES}}
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -76,19 +71,15 @@ def fields(runs: Runs) -> dict[str, Any]:
     def error_cells(*keys: str) -> list[str]:
         return [f"{mean_over(runs, '', *keys, key):.3f}" for key in ("nll", "rmse")]
 
-    options = [
-        [n if n == BASE else f"`{n}`", *auroc_cells(n), *error_cells(n), f"{mean_over(runs, '', n, 'seconds'):.1f}"]
-        for n in VARIANTS
-    ]
+    names = {name: name if name == BASE else f"`{name}`" for name in VARIANTS}
+    options = [[names[n], *auroc_cells(n), *error_cells(n), f"{mean_over(runs, '', n, 'seconds'):.1f}"] for n in names]
     clips = {"chosen": "chosen on validation data", "none": "none: the wide distribution", "0": "0: the net itself"}
     return {
-        "tables": len(TABLES),
-        "names": ", ".join(TABLES),
-        "rows": f"{ROWS:,}",
+        "tables": len(TABLES), "names": ", ".join(TABLES), "rows": f"{ROWS:,}",
         "options": markdown(["option", *columns, "NLL", "RMSE", "fit, s"], options),
         "by_draws": markdown(["draws", *columns], [[str(n), *auroc_cells("draws", str(n))] for n in DRAWS]),
         "clips": markdown(["clip", "NLL", "RMSE"], [[words, *error_cells("clip", c)] for c, words in clips.items()]),
-    }
+    }  # fmt: skip
 
 
 STUDY = Study("options", lambda: {n: partial(measure, n) for n in (f"uci/{t}/{m}" for t in TABLES for m in MODES)}, fields)

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import offmap
-from offmap.diagnosis import Diagnosis, diagnose
+from offmap import Diagnosis, Guard, diagnose
 from offmap.evaluation import measure_separation
-from offmap.guard import Guard
 from offmap.report.diagnosis import amplitude_panels, trace_panels
 from offmap.report.page import Panel
 from offmap_bench.demo.run import MOONS, SILENT, Bench
@@ -22,7 +21,6 @@ from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
 from offmap_bench.runner.watch import grid, view_of
 from offmap_bench.studies.study import Runs, Study, markdown, per_cent, signed
-from offmap_bench.tasks.synthetic import SQUARE
 
 FIGURES = DOCS / "figures"
 SHARED: dict[str, Any] = {
@@ -66,10 +64,8 @@ def settings(bench: Bench, net: nn.Module) -> dict[str, Callable[[], Guard]]:
 
     def fit_bnn(name: str) -> Guard:
         shared = {("tradeoff" if key == "entropy_weight" else key): value for key, value in SHARED.items()}  # λ of the KL
-        config = replace(ABLATION[name], **shared)
-        return bench.guard(
-            bnn.fit(net, bench.train, bench.valid, likelihood=bench.likelihood, config=config, runtime=SILENT), score="paper"
-        )
+        data = {"likelihood": bench.likelihood, "config": replace(ABLATION[name], **shared), "runtime": SILENT}
+        return bench.guard(bnn.fit(net, bench.train, bench.valid, **data), score="paper")
 
     fits: dict[str, Callable[[], Guard]] = {
         MAXWENT: lambda: fit_maxwent("identity"), MAXWENT_SVD: lambda: fit_maxwent("svd"),
@@ -98,11 +94,8 @@ def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]
 
 def uncertainty_map(bench: Bench, guard: Guard, title: str, area: float) -> Panel:
     """The entropy of the mean prediction around the moons, unclipped."""
-    x, y = (t.numpy() for t in bench.task.train)
-    inputs = grid(bench.task.inputs, bench.plan.grid)
-    view = view_of(guard.predict(inputs, clip=None))
-    svg = map_panel(view["entropy"], half=SQUARE, points=[x[y == c] for c in (0, 1)], top=0.6931)
-    return Panel(svg, title, f"Uncertainty map of {title}", f"AUROC {per_cent(area)}")
+    view = view_of(guard.predict(grid(bench.task.inputs, bench.plan.grid), clip=None))
+    return Panel(map_panel(view["entropy"], bench.task.train), title, f"Uncertainty map of {title}", f"AUROC {per_cent(area)}")
 
 
 def draw(diagnoses: dict[str, Diagnosis], maps: list[Panel]) -> None:
