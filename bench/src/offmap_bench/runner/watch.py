@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offmap import Guard, Likelihood, Prediction, WeightDistribution
+from offmap import Guard, Likelihood, Prediction
 from offmap.atomic import write_whole
 from offmap.errors import ConfigError
 from offmap.evaluation import measure_separation
