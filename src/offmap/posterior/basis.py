@@ -2,7 +2,7 @@
 
 For a parameter with layer inputs h: E[h hᵀ] = V diag(s²) Vᵀ, one per block. Eigenvectors are not continuous in the moment, so
 signs are fixed, and what may be compared between runs is s, φ and V diag(φ²) Vᵀ, never V itself. Every rank of several ends with
-the same bases, to the bit: ranks reduce sums, and one rank makes each basis and sends it to the others.
+the same bases, to the bit: ranks reduce sums, and take the bases of the first.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def observe(
         moments = second_moments(
             models.module, members, (shard or feed)(rows), output_fn, names=names, among=models.mean, limit=limit, group=group
         )
-        mean = {n: models.mean[n] for n in names}
-        if group.size == 1:
-            bases, why = build_bases(moments, mean, rotated=rotated, along=along)
-        else:
+        if group.size > 1:
             reduce_moments(moments, group, models.device)
-            bases, why = _build_on_ranks(moments, mean, group, rotated=rotated, along=along)
+        bases, why = build_bases(moments, {n: models.mean[n] for n in names}, rotated=rotated, along=along)
+        # as rank 0 has them: other machines may round otherwise
+        group.broadcast(*(t for b in bases.values() for t in (b.input_rms, b.output_rms)))
+        group.broadcast(*(b.matrix.mT for b in bases.values() if b.matrix is not None))
         observed.bases.update(bases)
         observed.why.update(why)
     observed.why.update({b.bias: "a bias" for b in observed.bases.values() if b.bias in observed.why})
@@ -384,7 +384,7 @@ def reduce_moments(moments: Sequence[dict[str, Moment]], group: Group, device: t
 
 def _reduce(mine: Moment, ranks: list[dict[str, Any]], group: Group, device: torch.device) -> Moment:
     """One moment as if a single process had added all uses: with two sets of axes, it cannot be rotated."""
-    views = [_view(rank["view"]) for rank in ranks if rank["view"]]
+    views = [MatrixView(*map(tuple, rank["view"].values())) for rank in ranks if rank["view"]]
     final = next((rank["why"] for rank in ranks if rank["final"]), TWICE if any(v != views[0] for v in views[1:]) else None)
     merged = Moment(ranks[0]["limit"], bias=next((rank["bias"] for rank in ranks if rank["bias"]), None))
     if final is not None:
@@ -406,27 +406,3 @@ def _reduce(mine: Moment, ranks: list[dict[str, Any]], group: Group, device: tor
         merged.counts = F.pad(own, (0, length - len(own)))
         group.all_reduce(merged.counts)
     return merged
-
-
-def _build_on_ranks(
-    moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], group: Group, **options: Any
-) -> tuple[dict[str, Basis], dict[str, str]]:
-    """Do as `build_bases`, each parameter on one rank: the widest first, in turn, so that all have as much to do."""
-    mine = {name: weight for place, (name, weight) in enumerate(mean.items()) if place % group.size == group.rank}
-    bases, why = build_bases(moments, mine, **options)
-    headers: list[Any] = group.all_gather_object(
-        [[[n, asdict(b.view), b.bias, b.matrix is not None] for n, b in bases.items()], why]
-    )
-    tensors = group.all_gather([t for b in bases.values() for t in (b.input_rms, b.output_rms, b.matrix) if t is not None])
-    result: dict[str, Basis] = {}
-    for (header, _), sent in zip(headers, tensors, strict=True):
-        source = iter(sent)
-        for name, view, bias, rotated in header:
-            parts = [next(source).to(mean[name].device) for _ in range(3 if rotated else 2)]
-            result[name] = Basis(_view(view), *parts, bias=bias)
-    reasons = {name: text for _, texts in headers for name, text in texts.items()}
-    return {n: result[n] for n in mean if n in result}, {n: reasons[n] for n in mean if n in reasons}
-
-
-def _view(state: Mapping[str, Sequence[int]]) -> MatrixView:
-    return MatrixView(**{field: tuple(numbers) for field, numbers in state.items()})
