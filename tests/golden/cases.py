@@ -42,7 +42,6 @@ from golden.material import (
     Recurrent,
     Squeezed,
     Tagger,
-    asked,
     classifier,
     decider,
     eye,
@@ -51,12 +50,13 @@ from golden.material import (
     labels,
     mean_and_variance,
     means,
-    pictures,
+    new_images,
+    new_rows,
+    ood_text,
     pixels,
     quantity,
     rows,
     sequences,
-    strange_text,
     stripes,
     tagged,
     text,
@@ -123,7 +123,7 @@ def named(name: str, function: Callable[[], Numbers]) -> Callable[[], Numbers]:
 # ------------------------------------------------------------------------------------------------------- what is recorded
 
 
-def told(scorer: Any, x: Any, prefix: str = "") -> Numbers:
+def score_rows(scorer: Any, x: Any, prefix: str = "") -> Numbers:
     """What a guard, mixture, detector or head answers."""
     result = scorer(x)
     found: Numbers = {"threshold": scorer.threshold}
@@ -136,7 +136,7 @@ def told(scorer: Any, x: Any, prefix: str = "") -> Numbers:
 
 def whole(guard: Any, x: Any, level: float = 0.8) -> Numbers:
     """All that a guard says of these inputs, and how its fit went."""
-    found = told(guard, x)
+    found = score_rows(guard, x)
     if "mean" in found:
         interval = guard.interval(x, level)
         found |= {"lower": interval.lower, "upper": interval.upper}
@@ -147,11 +147,11 @@ def whole(guard: Any, x: Any, level: float = 0.8) -> Numbers:
     if hasattr(guard, "clip"):
         found["clip"] = math.inf if guard.clip is None else guard.clip
     if hasattr(guard, "history") and guard.history.step:
-        found |= story(guard.history)
+        found |= history_numbers(guard.history)
     return found
 
 
-def story(history: Any) -> Numbers:
+def history_numbers(history: Any) -> Numbers:
     """How a fit went."""
     found: Numbers = {
         f"history {name}": torch.tensor(getattr(history, name), dtype=torch.float64)
@@ -171,7 +171,7 @@ def numbers_of(table: Any, *keys: str) -> Numbers:
     return found
 
 
-def taken(x: Any, places: slice) -> Any:
+def take(x: Any, places: slice) -> Any:
     """Some rows of all inputs."""
     return tree_map(lambda t: t[places], x)
 
@@ -197,48 +197,48 @@ def closed(net: Any, data: Callable[[int, int], Any], **options: Any) -> offmap.
 
 @case
 def gaussian_mean_and_log_variance() -> Numbers:
-    return whole(fitted(mean_and_variance(), quantity), asked())
+    return whole(fitted(mean_and_variance(), quantity), new_rows())
 
 
 @case
 def gaussian_means_alone() -> Numbers:
-    return whole(fitted(means(), quantity), asked())
+    return whole(fitted(means(), quantity), new_rows())
 
 
 @case
 def gaussian_outputs_without_columns() -> Numbers:
-    return whole(fitted(Squeezed(means()), quantity), asked())
+    return whole(fitted(Squeezed(means()), quantity), new_rows())
 
 
 @case
 def gaussian_several_means() -> Numbers:
-    return whole(fitted(means(targets=2), lambda n, s: quantity(n, s, 2)), asked())
+    return whole(fitted(means(targets=2), lambda n, s: quantity(n, s, 2)), new_rows())
 
 
 @case
 def gaussian_several_means_and_log_variances() -> Numbers:
-    return whole(fitted(mean_and_variance(targets=2), lambda n, s: quantity(n, s, 2)), asked())
+    return whole(fitted(mean_and_variance(targets=2), lambda n, s: quantity(n, s, 2)), new_rows())
 
 
 @case
 def gaussian_given_noise() -> Numbers:
     law = offmap.Gaussian(noise=torch.tensor([0.02]))
-    return whole(closed(means(), quantity, likelihood=law), asked())
+    return whole(closed(means(), quantity, likelihood=law), new_rows())
 
 
 @case
 def categorical() -> Numbers:
-    return whole(fitted(classifier(), kinds), asked())
+    return whole(fitted(classifier(), kinds), new_rows())
 
 
 @case
 def bernoulli() -> Numbers:
-    return whole(fitted(decider(), yes), asked())
+    return whole(fitted(decider(), yes), new_rows())
 
 
 @case
 def bernoulli_several_labels() -> Numbers:
-    return whole(fitted(labeller(), labels, likelihood="bernoulli"), asked())
+    return whole(fitted(labeller(), labels, likelihood="bernoulli"), new_rows())
 
 
 @case
@@ -255,7 +255,7 @@ def segmentation() -> Numbers:
 def segmentation_epistemic() -> Numbers:
     x, y = pixels(200, 7)
     net = Painter(x, 6.0 * F.one_hot(y.clamp_min(0), 2).movedim(-1, 1) - 3.0)
-    return told(closed(net, pixels, score="epistemic"), torch.cat([pixels(3, 5)[0], 2 + pixels(2, 6)[0]]))
+    return score_rows(closed(net, pixels, score="epistemic"), torch.cat([pixels(3, 5)[0], 2 + pixels(2, 6)[0]]))
 
 
 @case
@@ -289,7 +289,7 @@ class Absolute(offmap.Likelihood):
 
 @case
 def a_likelihood_of_ones_own() -> Numbers:
-    return whole(fitted(means(), quantity, likelihood=Absolute(), score="paper"), asked())
+    return whole(fitted(means(), quantity, likelihood=Absolute(), score="paper"), new_rows())
 
 
 # ---------------------------------------------------------------------------------------------------- solvers and settings
@@ -297,7 +297,7 @@ def a_likelihood_of_ones_own() -> Numbers:
 
 def setting(name: str, *, net: Callable[[], Any] = mean_and_variance, data: Any = quantity, **options: Any) -> None:
     """A case that fits with these options."""
-    named(name, lambda: whole(offmap.fit(net(), data(100, 0), data(60, 1), **SMALL | options), asked()))
+    named(name, lambda: whole(offmap.fit(net(), data(100, 0), data(60, 1), **SMALL | options), new_rows()))
 
 
 setting("refine_identity", basis="identity")
@@ -354,7 +354,7 @@ def a_parameterization_of_ones_own() -> Numbers:
         return -sum(scale[n].log().expand_as(weights[n]).flatten(2).sum(2) for n in weights)
 
     own = offmap.Parameterization(omega, log_density)
-    return whole(fitted(means(), quantity, parameterization=own, solver="sgd", noise="normal", lr=0.2), asked())
+    return whole(fitted(means(), quantity, parameterization=own, solver="sgd", noise="normal", lr=0.2), new_rows())
 
 
 # ----------------------------------------------------------------------------------------------------------------- scores
@@ -375,7 +375,7 @@ setting("score_of_ones_own", score=widest)
 @case
 def clips_and_samples() -> Numbers:
     guard = closed(mean_and_variance(), quantity)
-    x, found = asked(), {}
+    x, found = new_rows(), {}
     for clip in (0.0, 0.1, 1.0, None):
         said = guard.predict(x, clip=clip)
         found |= {f"mean {clip}": said.mean, f"std {clip}": said.std}
@@ -385,14 +385,16 @@ def clips_and_samples() -> Numbers:
 @case
 def clips_of_classes() -> Numbers:
     guard = closed(classifier(), kinds)
-    return {f"probs {clip}": guard.predict(asked(), clip=clip).probs for clip in (0.0, 0.1, 1.0, None)} | whole(guard, asked())
+    return {f"probs {clip}": guard.predict(new_rows(), clip=clip).probs for clip in (0.0, 0.1, 1.0, None)} | whole(
+        guard, new_rows()
+    )
 
 
 @case
 def calibration_of_its_own() -> Numbers:
     guard = closed(mean_and_variance(), quantity, calibration=quantity(50, 2))
     other = guard.calibrate(quantity(40, 3), false_alarms=0.2)
-    return whole(guard, asked()) | told(other, asked(), "other ")
+    return whole(guard, new_rows()) | score_rows(other, new_rows(), "other ")
 
 
 @case
@@ -406,20 +408,20 @@ def summary_of_a_guard() -> Numbers:
 
 @case
 def without_validation_data() -> Numbers:
-    return whole(offmap.fit(mean_and_variance(), quantity(200, 0), **SMALL), asked())
+    return whole(offmap.fit(mean_and_variance(), quantity(200, 0), **SMALL), new_rows())
 
 
 @case
 def from_a_loader() -> Numbers:
     train, valid = TensorDataset(*quantity(100, 0)), TensorDataset(*quantity(60, 1))
     guard = offmap.fit(mean_and_variance(), DataLoader(train, batch_size=16), DataLoader(valid, batch_size=16), **SMALL)
-    return whole(guard, asked()) | {"loaded score": guard.score(DataLoader(TensorDataset(asked()), batch_size=4))}
+    return whole(guard, new_rows()) | {"loaded score": guard.score(DataLoader(TensorDataset(new_rows()), batch_size=4))}
 
 
 @case
 def from_arrays() -> Numbers:
     train, valid = (tuple(part.numpy() for part in quantity(n, s)) for n, s in ((100, 0), (60, 1)))
-    return whole(offmap.fit(mean_and_variance(), train, valid, **SMALL), asked().numpy())
+    return whole(offmap.fit(mean_and_variance(), train, valid, **SMALL), new_rows().numpy())
 
 
 # ------------------------------------------------------------------------------------------------------------------ where
@@ -442,12 +444,12 @@ HOSTS = (
 )  # fmt: skip
 
 
-def hosted(name: str) -> Numbers:
+def fit_case(name: str) -> Numbers:
     """A model of the zoo, in either basis."""
     model = ZOO[name]
     x, y = model.data(90)
-    train, valid = ((taken(x, part), y[part]) for part in (slice(0, 50), slice(50, 80)))
-    new = taken(x, slice(80, 86))
+    train, valid = ((take(x, part), y[part]) for part in (slice(0, 50), slice(50, 80)))
+    new = take(x, slice(80, 86))
     far = new if model.whole is not None else tree_map(lambda t: 4 * t if t.is_floating_point() else t, new)
     options: dict[str, Any] = {"output_fn": model.output_fn, "chunk_size": CHUNK if model.vmap else 1, "likelihood": None}
     options |= {"steps": 12, "check_every": 6, "draws": 6, "risk_draws": 6}
@@ -459,7 +461,7 @@ def hosted(name: str) -> Numbers:
 
 
 for _name in HOSTS:
-    named(f"model_{_name}", lambda name=_name: hosted(name))
+    named(f"model_{_name}", lambda name=_name: fit_case(name))
 
 
 # -------------------------------------------------------------------------------------------------------------- ensembles
@@ -467,49 +469,49 @@ for _name in HOSTS:
 
 @case
 def ensemble() -> Numbers:
-    return whole(fitted([mean_and_variance(seed) for seed in (0, 1, 3)], quantity), asked())
+    return whole(fitted([mean_and_variance(seed) for seed in (0, 1, 3)], quantity), new_rows())
 
 
 @case
 def ensemble_of_classifiers() -> Numbers:
-    return whole(fitted([classifier(seed) for seed in range(2)], kinds, score="epistemic"), asked())
+    return whole(fitted([classifier(seed) for seed in range(2)], kinds, score="epistemic"), new_rows())
 
 
 @case
 def ensemble_last_layer() -> Numbers:
-    return whole(closed([mean_and_variance(seed) for seed in range(2)], quantity, params="last-layer"), asked())
+    return whole(closed([mean_and_variance(seed) for seed in range(2)], quantity, params="last-layer"), new_rows())
 
 
 # --------------------------------------------------------------------------------------------------------------- pictures
 
 
-def pictured(nets: Any, **options: Any) -> offmap.Guard:
+def fit_images(nets: Any, **options: Any) -> offmap.Guard:
     return offmap.fit(nets, stripes(90, 0), stripes(60, 1), **{"draws": 12, "chunk_size": CHUNK, "progress": False} | options)
 
 
 @case
 def images() -> Numbers:
-    return whole(pictured(eye()), pictures())
+    return whole(fit_images(eye()), new_images())
 
 
 @case
 def images_by_two_nets() -> Numbers:
-    return whole(pictured([eye(0), eye(1)]), pictures())
+    return whole(fit_images([eye(0), eye(1)]), new_images())
 
 
 @case
 def images_all_random() -> Numbers:
-    return whole(pictured(eye(), **SMALL | {"params": "all", "steps": 10, "check_every": 5}), pictures())
+    return whole(fit_images(eye(), **SMALL | {"params": "all", "steps": 10, "check_every": 5}), new_images())
 
 
 @case
 def images_by_distance() -> Numbers:
-    return told(pictured(eye(), score="distance"), pictures())
+    return score_rows(fit_images(eye(), score="distance"), new_images())
 
 
 @case
 def images_epistemic() -> Numbers:
-    return told(pictured(eye(), score="epistemic"), pictures())
+    return score_rows(fit_images(eye(), score="epistemic"), new_images())
 
 
 # ------------------------------------------------------------------------------------------------------ words, and lengths
@@ -523,7 +525,7 @@ def tokens_with_a_mask() -> Numbers:
 
     train, valid = ((x, x.pop("labels")) for x in (data(80, 0), data(50, 1)))
     guard = offmap.fit(Reader(), train, valid, **SMALL | {"steps": 15, "check_every": 5})
-    return whole(guard, text(5, 6, 5)) | told(guard, strange_text(4, 6, 6), "OOD ")
+    return whole(guard, text(5, 6, 5)) | score_rows(guard, ood_text(4, 6, 6), "OOD ")
 
 
 @case
@@ -532,7 +534,7 @@ def tokens_from_a_loader_of_dicts() -> Numbers:
     data = [{**x, "goal": x["input_ids"][:, 0] % 2} for x in parts]
     train, valid = (DataLoader(some, batch_size=None) for some in (data[:2], data[2:]))  # pyright: ignore[reportArgumentType]
     guard = offmap.fit(Reader(), train, valid, target="goal", **CLOSED | {"draws": 8, "risk_draws": 8})
-    return whole(guard, text(5, 6, 5)) | told(guard, strange_text(4, 9, 6), "OOD ")
+    return whole(guard, text(5, 6, 5)) | score_rows(guard, ood_text(4, 9, 6), "OOD ")
 
 
 @case
@@ -547,7 +549,7 @@ def sequences_of_variable_lengths() -> Numbers:
     guard = offmap.fit(
         Recurrent(), sequences(4, 6, 5), sequences(6, 6), **CLOSED | {"chunk_size": 1, "draws": 8, "risk_draws": 8}
     )
-    return {"score": guard.score(sequences(3, 7, n=4)), "threshold": guard.threshold} | story(guard.history)
+    return {"score": guard.score(sequences(3, 7, n=4)), "threshold": guard.threshold} | history_numbers(guard.history)
 
 
 @case
@@ -563,7 +565,7 @@ def inputs_that_all_rows_share() -> Numbers:
 
     mix = offmap.shared(torch.eye(3) + 0.5)
     (x, y), (v, w) = quantity(80, 0), quantity(50, 1)
-    return whole(offmap.fit(Between(), ((x, mix), y), ((v, mix), w), **CLOSED), (asked(), mix))
+    return whole(offmap.fit(Between(), ((x, mix), y), ((v, mix), w), **CLOSED), (new_rows(), mix))
 
 
 # ----------------------------------------------------------------------------------------------- mixtures, one pass, methods
@@ -574,25 +576,25 @@ def guards_of_regressions() -> Numbers:
     guards = [closed(mean_and_variance(), quantity), closed(means(1, hidden=(9,), kind=nn.Tanh), quantity)]
     joined = offmap.combine(guards, quantity(60, 1))
     other = joined.calibrate(quantity(50, 2), false_alarms=0.1)
-    return whole(joined, asked()) | told(other, asked(), "other ")
+    return whole(joined, new_rows()) | score_rows(other, new_rows(), "other ")
 
 
 @case
 def guards_of_classifiers() -> Numbers:
     guards = [closed(classifier(), kinds), closed(classifier(1, hidden=(9,), kind=nn.Tanh), kinds, score="epistemic")]
-    return whole(offmap.combine(guards, kinds(60, 1), false_alarms=0.1), asked())
+    return whole(offmap.combine(guards, kinds(60, 1), false_alarms=0.1), new_rows())
 
 
 @case
 def distill() -> Numbers:
     guard = closed(mean_and_variance(), quantity, draws=6)
-    return told(offmap.distill(guard, quantity(100, 0), quantity(60, 1), rows=200), asked())
+    return score_rows(offmap.distill(guard, quantity(100, 0), quantity(60, 1), rows=200), new_rows())
 
 
 @case
 def distill_of_images() -> Numbers:
-    guard = pictured(eye(), draws=6)
-    return told(offmap.distill(guard, stripes(90, 0), stripes(60, 1), rows=120, false_alarms=0.1), pictures())
+    guard = fit_images(eye(), draws=6)
+    return score_rows(offmap.distill(guard, stripes(90, 0), stripes(60, 1), rows=120, false_alarms=0.1), new_images())
 
 
 @dataclass(frozen=True)
@@ -611,18 +613,18 @@ class Shaken:
 
 @case
 def guard_over_a_predictive() -> Numbers:
-    return whole(offmap.guard(Shaken(mean_and_variance()), quantity(60, 1), train=quantity(100, 0), draws=12), asked())
+    return whole(offmap.guard(Shaken(mean_and_variance()), quantity(60, 1), train=quantity(100, 0), draws=12), new_rows())
 
 
 @case
 def guard_over_a_predictive_without_rows() -> Numbers:
     guard = offmap.guard(Shaken(classifier()), kinds(60, 1), draws=12, clip=None, false_alarms=0.2, calibration=kinds(50, 2))
-    return whole(guard, asked())
+    return whole(guard, new_rows())
 
 
 @case
 def guard_over_a_predictive_by_distance() -> Numbers:
-    return whole(offmap.guard(Shaken(means()), quantity(60, 1), train=quantity(100, 0), score="distance", seed=4), asked())
+    return whole(offmap.guard(Shaken(means()), quantity(60, 1), train=quantity(100, 0), score="distance", seed=4), new_rows())
 
 
 METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -646,7 +648,7 @@ def by_method(name: str) -> Numbers:
     config = method.Config(**{"steps": 20, "lr": 0.003, **checked, **options})
     made = method.fit(nets, train, valid, likelihood=offmap.Gaussian(), config=config, seed=1)
     guard = offmap.guard(made, quantity(60, 1), train=quantity(100, 0), draws=8)
-    return whole(guard, asked())
+    return whole(guard, new_rows())
 
 
 for _name in METHODS:
@@ -656,7 +658,7 @@ for _name in METHODS:
 # -------------------------------------------------------------------------------------------------------------- detectors
 
 
-def detected(found: Mapping[str, Any], x: Tensor) -> Numbers:
+def detector_numbers(found: Mapping[str, Any], x: Tensor) -> Numbers:
     numbers: Numbers = {}
     for name, detector in found.items():
         result = detector(x)
@@ -666,12 +668,12 @@ def detected(found: Mapping[str, Any], x: Tensor) -> Numbers:
 
 @case
 def detectors_of_a_table() -> Numbers:
-    return detected(offmap.detect_all(classifier(), kinds(100, 0), kinds(60, 1)), asked())
+    return detector_numbers(offmap.detect_all(classifier(), kinds(100, 0), kinds(60, 1)), new_rows())
 
 
 @case
 def detectors_of_images() -> Numbers:
-    return detected(offmap.detect_all(eye(), stripes(90, 0), stripes(60, 1)), pictures())
+    return detector_numbers(offmap.detect_all(eye(), stripes(90, 0), stripes(60, 1)), new_images())
 
 
 @case
@@ -682,7 +684,7 @@ def detectors_with_options() -> Numbers:
         for name, options in asks.items()
     }
     other = made["knn"].calibrate(kinds(40, 3), 0.2)
-    return detected(made | {"other": other}, asked()) | told(made["energy"], asked(), "whole ")
+    return detector_numbers(made | {"other": other}, new_rows()) | score_rows(made["energy"], new_rows(), "whole ")
 
 
 # -------------------------------------------------------------------------------------------------- evaluation, diagnosis
@@ -701,8 +703,8 @@ class Nearest:
 @case
 def evaluation_of_regression() -> Numbers:
     scorers = {"guard": closed(mean_and_variance(), quantity), "nearest": Nearest(quantity(100, 0)[0])}
-    strange = {"far": 3 + rows(40, 6), "wide": (2 * rows(30, 8), rows(30, 8)[:, 0])}
-    found = offmap.evaluate(scorers, quantity(60, 2), strange)
+    ood = {"far": 3 + rows(40, 6), "wide": (2 * rows(30, 8), rows(30, 8)[:, 0])}
+    found = offmap.evaluate(scorers, quantity(60, 2), ood)
     own = found.details["guard"]
     losses = own.losses
     assert losses is not None
@@ -724,13 +726,13 @@ def evaluation_of_classes() -> Numbers:
 
 @case
 def metrics() -> Numbers:
-    familiar, strange = rows(50, 1)[:, 0], 1 + rows(40, 2)[:, 0]
-    familiar, strange = (t.mul(4).round() for t in (familiar, strange))  # with ties
-    found = {"auroc": auroc(familiar, strange), "in": aupr_in(familiar, strange), "out": aupr_out(familiar, strange)}
-    return found | {f"fpr {word}": fpr_at(familiar, strange, positive=word) for word in ("id", "ood")}
+    id_scores, ood_scores = rows(50, 1)[:, 0], 1 + rows(40, 2)[:, 0]
+    id_scores, ood_scores = (t.mul(4).round() for t in (id_scores, ood_scores))  # with ties
+    found = {"auroc": auroc(id_scores, ood_scores), "in": aupr_in(id_scores, ood_scores), "out": aupr_out(id_scores, ood_scores)}
+    return found | {f"fpr {word}": fpr_at(id_scores, ood_scores, positive=word) for word in ("id", "ood")}
 
 
-def diagnosed(**options: Any) -> Numbers:
+def diagnose_guard(**options: Any) -> Numbers:
     draws = options.pop("draws_met", 0)
     seen = offmap.diagnose(fitted(mean_and_variance(), quantity, **options), quantity(100, 0), draws=draws)
     found = numbers_of(seen.table().rows, "layer")
@@ -739,9 +741,9 @@ def diagnosed(**options: Any) -> Numbers:
     return found
 
 
-named("diagnosis_svd", lambda: diagnosed())
-named("diagnosis_identity", lambda: diagnosed(basis="identity"))
-named("diagnosis_of_draws", lambda: diagnosed(draws_met=3))
+named("diagnosis_svd", lambda: diagnose_guard())
+named("diagnosis_identity", lambda: diagnose_guard(basis="identity"))
+named("diagnosis_of_draws", lambda: diagnose_guard(draws_met=3))
 
 
 # --------------------------------------------------------------------------------------------------------- files, and export
@@ -756,7 +758,7 @@ def again(guard: offmap.Guard, nets: Any) -> offmap.Guard:
 
 @case
 def saved_and_loaded() -> Numbers:
-    return whole(again(fitted(mean_and_variance(), quantity), mean_and_variance()), asked())
+    return whole(again(fitted(mean_and_variance(), quantity), mean_and_variance()), new_rows())
 
 
 @case
@@ -764,19 +766,19 @@ def saved_and_loaded_ensemble_of_classifiers() -> Numbers:
     def nets() -> list[nn.Module]:
         return [classifier(seed) for seed in (0, 1)]
 
-    return whole(again(closed(nets(), kinds, noise="normal", params="matrices"), nets()), asked())
+    return whole(again(closed(nets(), kinds, noise="normal", params="matrices"), nets()), new_rows())
 
 
 @case
 def saved_and_loaded_images() -> Numbers:
-    return whole(again(pictured(eye()), eye()), pictures())
+    return whole(again(fit_images(eye()), eye()), new_images())
 
 
-def exported(scorer: Any, ending: str, example: Tensor, x: Tensor, **options: Any) -> Numbers:
+def export_numbers(scorer: Any, suffix: str, example: Tensor, x: Tensor, **options: Any) -> Numbers:
     """What an exported file answers."""
     with folder() as here, warnings.catch_warnings(action="ignore"):
-        info = scorer.export(here / f"guard.{ending}", example, **options)
-        if ending == "onnx":
+        info = scorer.export(here / f"guard.{suffix}", example, **options)
+        if suffix == "onnx":
             import onnxruntime
 
             settings = onnxruntime.SessionOptions()
@@ -793,24 +795,24 @@ def exported(scorer: Any, ending: str, example: Tensor, x: Tensor, **options: An
 @case
 def exported_regression_for_torch() -> Numbers:
     guard = closed(mean_and_variance(), quantity)
-    return exported(guard, "pt2", quantity(20, 2)[0], asked())
+    return export_numbers(guard, "pt2", quantity(20, 2)[0], new_rows())
 
 
 @case
 def exported_classes_for_onnx() -> Numbers:
     guard = closed(classifier(), kinds, score="epistemic")
-    return exported(guard, "onnx", kinds(20, 2)[0], asked())
+    return export_numbers(guard, "onnx", kinds(20, 2)[0], new_rows())
 
 
 @case
 def exported_images_for_onnx() -> Numbers:
-    return exported(pictured(eye()), "onnx", stripes(20, 2)[0], pictures())
+    return export_numbers(fit_images(eye()), "onnx", stripes(20, 2)[0], new_images())
 
 
 @case
 def exported_fewer_draws_for_torch() -> Numbers:
     guard = closed(Squeezed(means()), quantity, score="paper")
-    return exported(guard, "pt2", quantity(20, 2)[0], asked(), draws=4, calibration=quantity(50, 3))
+    return export_numbers(guard, "pt2", quantity(20, 2)[0], new_rows(), draws=4, calibration=quantity(50, 3))
 
 
 # ----------------------------------------------------------------------------------------------- scikit-learn, command line
@@ -819,7 +821,7 @@ def exported_fewer_draws_for_torch() -> Numbers:
 ESTIMATED: dict[str, Any] = {"hidden": (10,), "steps": 60, "draws": 12, "random_state": 1}
 
 
-def estimated(estimator: Any, x: np.ndarray[Any, Any]) -> Numbers:
+def estimator_numbers(estimator: Any, x: np.ndarray[Any, Any]) -> Numbers:
     found: Numbers = {
         name: torch.from_numpy(np.asarray(getattr(estimator, name)(x)))
         for name in ("score_samples", "off_map", "predict", "predict_proba", "decision_function")
@@ -832,25 +834,25 @@ def estimated(estimator: Any, x: np.ndarray[Any, Any]) -> Numbers:
 def sklearn_regressor() -> Numbers:
     x, y = (part.numpy() for part in quantity(120, 0))
     made = OffmapRegressor(**ESTIMATED).fit(10 * x + 3, 5 * y)
-    new = 10 * asked().numpy() + 3
-    return estimated(made, new) | {"std": torch.from_numpy(made.predict(new, return_std=True)[1])}
+    new = 10 * new_rows().numpy() + 3
+    return estimator_numbers(made, new) | {"std": torch.from_numpy(made.predict(new, return_std=True)[1])}
 
 
 @case
 def sklearn_classifier() -> Numbers:
     x, y = (part.numpy() for part in kinds(120, 0))
-    return estimated(OffmapClassifier(**ESTIMATED, members=2, false_alarms=0.1).fit(x, y + 4), asked().numpy())
+    return estimator_numbers(OffmapClassifier(**ESTIMATED, members=2, false_alarms=0.1).fit(x, y + 4), new_rows().numpy())
 
 
 @case
 def sklearn_detector() -> Numbers:
-    return estimated(OffmapDetector(**ESTIMATED, basis="identity").fit(rows(120, 0).numpy()), asked().numpy())
+    return estimator_numbers(OffmapDetector(**ESTIMATED, basis="identity").fit(rows(120, 0).numpy()), new_rows().numpy())
 
 
 @case
 def sklearn_around_a_ready_net() -> Numbers:
     x, y = (part.numpy() for part in kinds(120, 0))
-    return estimated(OffmapClassifier(net=classifier(), draws=12, random_state=1).fit(x, y), asked().numpy())
+    return estimator_numbers(OffmapClassifier(net=classifier(), draws=12, random_state=1).fit(x, y), new_rows().numpy())
 
 
 NET = """
@@ -861,12 +863,12 @@ def make_model():
 """
 
 
-def commanded(module: str, net: nn.Sequential, data: Callable[[int, int], Any], *options: str) -> Numbers:
+def run_commands(module: str, net: nn.Sequential, data: Callable[[int, int], Any], *options: str) -> Numbers:
     """A table through `offmap fit` and `offmap score`."""
     with folder() as here, contextlib.chdir(here), patched():
         Path(f"{module}.py").write_text(NET.format(outputs=net[-1].out_features), encoding="utf-8")
         save_file(net.state_dict(), "w.safetensors")
-        for name, (x, y) in {"train": data(100, 0), "valid": data(60, 1), "new": (asked(), asked()[:, 0])}.items():
+        for name, (x, y) in {"train": data(100, 0), "valid": data(60, 1), "new": (new_rows(), new_rows()[:, 0])}.items():
             table = np.column_stack([x.double().numpy(), y.double().numpy()])
             np.savetxt(f"{name}.csv", table, delimiter=",", header="speed,load,wear,heat", comments="", fmt="%.9g")
         make = ["--model", f"{module}:make_model"]
@@ -900,12 +902,12 @@ def patched() -> Iterator[None]:
     """Leave arguments, paths and modules as they were."""
     import signal
 
-    argv, path, known, ending = sys.argv, list(sys.path), set(sys.modules), signal.getsignal(signal.SIGTERM)
+    argv, path, known, handler = sys.argv, list(sys.path), set(sys.modules), signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         sys.argv, sys.path[:] = argv, path
-        signal.signal(signal.SIGTERM, ending)
+        signal.signal(signal.SIGTERM, handler)
         for name in set(sys.modules) - known:
             if name.startswith("golden_net"):
                 del sys.modules[name]
@@ -916,18 +918,18 @@ FEW = ("--draws", "12", "--set", "steps=20", "--set", "check_every=10", "--set",
 
 @case
 def command_line_regression() -> Numbers:
-    return commanded("golden_net_a", mean_and_variance(), quantity, *FEW)
+    return run_commands("golden_net_a", mean_and_variance(), quantity, *FEW)
 
 
 @case
 def command_line_classes() -> Numbers:
-    return commanded("golden_net_b", classifier(), kinds, *FEW, "--solver", "closed-form", "--score", "epistemic")
+    return run_commands("golden_net_b", classifier(), kinds, *FEW, "--solver", "closed-form", "--score", "epistemic")
 
 
 # ------------------------------------------------------------------------------------------------------------ weight draws
 
 
-def drawn(q: offmap.WeightDistribution) -> Numbers:
+def draw_numbers(q: offmap.WeightDistribution) -> Numbers:
     """Draws by number, seed, stream and clip, and the entropy."""
     found: Numbers = {}
     ways: dict[str, dict[str, Any]] = {
@@ -947,19 +949,19 @@ def small_net(seed: int = 0) -> nn.Sequential:
 @case
 def draws_without_a_basis() -> Numbers:
     q = scaling([small_net(0), small_net(1)], initial_scale=0.1)
-    return drawn(q) | {"entropy": q.entropy().detach()}
+    return draw_numbers(q) | {"entropy": q.entropy().detach()}
 
 
 @case
 def draws_in_the_svd_basis() -> Numbers:
     q = svd(small_net(), [rows(30, 0), rows(20, 1)], noise="normal", initial_scale=0.1)
-    return drawn(q) | {"entropy": q.entropy().detach()}
+    return draw_numbers(q) | {"entropy": q.entropy().detach()}
 
 
 @case
 def draws_of_convolutions() -> Numbers:
     model = ZOO["grouped"]
-    return drawn(svd(model.build(), [model.inputs(20)], noise="rademacher", initial_scale=0.1, params="matrices"))
+    return draw_numbers(svd(model.build(), [model.inputs(20)], noise="rademacher", initial_scale=0.1, params="matrices"))
 
 
 @case
@@ -968,4 +970,4 @@ def draws_of_a_distribution_by_hand() -> Numbers:
     q = offmap.WeightDistribution(mean, initial_scale={n: 0.1 + t.abs() for n, t in mean.items()})
     q.scale_by(2.0)
     low, high = q.mixture_entropy_bounds()
-    return drawn(q) | {"low": low.detach(), "high": high.detach()}
+    return draw_numbers(q) | {"low": low.detach(), "high": high.detach()}

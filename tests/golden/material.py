@@ -24,7 +24,7 @@ def rows(n: int, seed: int, features: int = 3) -> Tensor:
     return torch.randn(n, features, generator=source(seed))
 
 
-def asked(seed: int = 5, features: int = 3) -> Tensor:
+def new_rows(seed: int = 5, features: int = 3) -> Tensor:
     """Six in-distribution rows, and four that are farther and farther away."""
     return torch.cat([rows(6, seed, features), 2 + torch.arange(1.0, 5.0)[:, None] * rows(4, seed + 1, features)])
 
@@ -58,7 +58,7 @@ def labels(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, (x[:, :2] + 0.3 * torch.randn(n, 2, generator=source(seed + 1000)) > 0).long()
 
 
-def solved(body: nn.Module, head: nn.Linear, x: Any, wanted: Tensor) -> None:
+def solve_head(body: nn.Module, head: nn.Linear, x: Any, wanted: Tensor) -> None:
     """Give the last layer the weights of least squares."""
     with torch.no_grad():
         h = body(x).double()
@@ -77,7 +77,7 @@ def stacked(
     widths = [x.shape[1], *hidden]
     body = [layer for a, b in zip(widths, hidden, strict=False) for layer in (nn.Linear(a, b), kind())]
     net = nn.Sequential(*body, nn.Linear(widths[-1], wanted.shape[1]))
-    solved(net[:-1], net[-1], x, wanted)
+    solve_head(net[:-1], net[-1], x, wanted)
     return net
 
 
@@ -131,7 +131,7 @@ def stripes(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return x.unsqueeze(1), y
 
 
-def pictures() -> Tensor:
+def new_images() -> Tensor:
     """Four in-distribution images, and four of noise."""
     return torch.cat([stripes(4, 5)[0], torch.randn(4, 1, 8, 8, generator=source(6))])
 
@@ -144,7 +144,7 @@ def eye(seed: int = 0, width: int = 6) -> nn.Sequential:
         nn.Linear(8, 3),
     )  # fmt: skip
     x, y = stripes(300, 7)
-    solved(net[:-1], net[-1], x, 6.0 * F.one_hot(y, 3))
+    solve_head(net[:-1], net[-1], x, 6.0 * F.one_hot(y, 3))
     return net.eval()
 
 
@@ -163,7 +163,7 @@ class Painter(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.look, self.head = nn.Conv2d(1, 5, 3, padding=1), nn.Linear(5, wanted.shape[1])
-        solved(self.seen, self.head, x, wanted.movedim(1, -1))
+        solve_head(self.seen, self.head, x, wanted.movedim(1, -1))
 
     def seen(self, x: Tensor) -> Tensor:
         return self.look(x).relu().movedim(1, -1)
@@ -183,7 +183,7 @@ def text(n: int, length: int, seed: int) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask}
 
 
-def strange_text(n: int, length: int, seed: int) -> dict[str, Tensor]:
+def ood_text(n: int, length: int, seed: int) -> dict[str, Tensor]:
     """Texts of one word alone."""
     word = torch.randint(1, WORDS, (n, 1), generator=source(seed))
     return {"input_ids": word.expand(n, length).clone(), "attention_mask": torch.ones(n, length, dtype=torch.long)}

@@ -18,12 +18,14 @@ from torch import Tensor
 FILE = Path(__file__).with_name("golden.json")
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A tensor or number as lists of numbers; what JSON lacks as words."""
     if isinstance(value, Tensor):
-        return plain(value.detach().cpu().double().tolist() if value.is_floating_point() else value.detach().cpu().int().tolist())
+        return to_plain(
+            value.detach().cpu().double().tolist() if value.is_floating_point() else value.detach().cpu().int().tolist()
+        )
     if isinstance(value, list):
-        return [plain(each) for each in value]
+        return [to_plain(each) for each in value]
     if isinstance(value, int):
         return int(value)
     return shortest(float(value)) if math.isfinite(value) else str(float(value))
@@ -41,7 +43,7 @@ def shortest(value: float) -> float:
     return next(short for digits in (6, 7, 8, 9) if torch.tensor(short := float(f"{value:.{digits}g}")) == single)
 
 
-def written(records: dict[str, dict[str, Any]]) -> str:
+def to_json(records: dict[str, dict[str, Any]]) -> str:
     """JSON with a line for every key, so that a difference is easily read."""
     cases = []
     for name, record in records.items():
@@ -59,9 +61,9 @@ def main(names: list[str]) -> None:
     begun = time.process_time()
     for name in names or CASES:
         start = time.process_time()
-        known[name] = {key: plain(value) for key, value in CASES[name]().items()}
+        known[name] = {key: to_plain(value) for key, value in CASES[name]().items()}
         print(f"{time.process_time() - start:6.2f} s  {name}", flush=True)
-    FILE.write_text(written({name: known[name] for name in CASES if name in known}), encoding="utf-8")
+    FILE.write_text(to_json({name: known[name] for name in CASES if name in known}), encoding="utf-8")
     print(f"{len(known)} cases, {time.process_time() - begun:.1f} s, {FILE.stat().st_size / 1000:.0f} kB")
 
 

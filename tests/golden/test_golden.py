@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from golden.cases import CASES
-from golden.record import FILE, plain
+from golden.record import FILE, to_plain
 
 BITS = os.environ.get("OFFMAP_GOLDEN") == "bits"
 UNIT = 1e-6
@@ -92,7 +92,7 @@ def compare(case: str, now: dict[str, Any], then: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case: str, golden: dict[str, dict[str, Any]]) -> None:
-    now = {key: plain(value) for key, value in CASES[case]().items()}
+    now = {key: to_plain(value) for key, value in CASES[case]().items()}
     found = compare(case, now, golden[case])
     reason = f"\n({SENSITIVE[case][2]})" if case in SENSITIVE else ""
     assert not found, f"{case}: {len(found)} of {len(now)} keys differ\n" + "\n".join(found) + reason
@@ -102,7 +102,7 @@ def test_every_record_has_its_case(golden: dict[str, dict[str, Any]]) -> None:
     assert list(golden) == list(CASES)
 
 
-def test_what_differs_is_told_with_its_key_and_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_named_with_key_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "BITS", False)
     assert compare("x", {"mean": [1.0, 2.0]}, {"mean": [1.0, 2.00001]}) == []
     (word,) = compare("x", {"mean": [1.0, 2.0]}, {"mean": [1.0, 2.5]})

@@ -258,7 +258,7 @@ def test_ignored_targets_count_for_nothing(law: Any) -> None:
     torch.testing.assert_close(each[:, 2], law.nll(outputs[:, 2:], y[2:])[:, 0])
 
 
-def test_an_ignored_row_of_plain_classes_costs_nothing_even_where_the_host_overflows() -> None:
+def test_an_ignored_row_of_plain_classes_costs_nothing_even_where_the_model_overflows() -> None:
     outputs = torch.tensor([[[0.0, 1.0], [math.inf, 0.0]]])
     assert Categorical().nll(outputs, torch.tensor([1, -100]))[0, 1] == 0
     assert Categorical().nll(outputs, torch.tensor([1, -100])).isfinite().all()
@@ -466,7 +466,7 @@ def test_noise_is_the_mean_squared_residual_of_the_members_mean() -> None:
     torch.testing.assert_close(law.units, y.var(0, correction=0))
 
 
-def test_a_host_that_interpolates_gets_a_floor_of_noise() -> None:
+def test_a_model_that_interpolates_gets_a_floor_of_noise() -> None:
     y = random(50)
     law = resolve(None, y[None, :, None], y)
     assert isinstance(law, Gaussian)

@@ -88,7 +88,7 @@ def test_amplitude_and_reach_are_root_mean_squares(name: str, rotated: bool):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_every_basis_in_the_zoo_is_orthogonal_in_the_hosts_dtype(name: str):
+def test_every_basis_in_the_zoo_is_orthogonal_in_the_models_dtype(name: str):
     case = ZOO[name]
     bases = observe([case.build(0), case.build(1)], case.inputs())
     assert bases
@@ -109,15 +109,15 @@ def test_members_have_bases_of_their_own():
             torch.testing.assert_close(both[name].output_rms[m], basis.output_rms[0])
 
 
-def met(count: int, fan_in: int, outputs: int = 1) -> LayerInput:
+def layer_input(count: int, fan_in: int, outputs: int = 1) -> LayerInput:
     return LayerInput(MatrixView((outputs, fan_in), (0,), (1,)), 0, outputs, 1, count, lambda chosen: ())
 
 
 def test_inputs_of_small_matrices_are_all_counted():
     """Up to 2¹¹ rows, two for every one of the fan-in, or 2²⁶ multiplications."""
     for count, fan_in in ((2**11, 10**4), (2 * 10**4, 10**4), (2**26 // 100, 10)):
-        assert module._sample_rows(met(count, fan_in), "w", 0) is None
-        beyond = module._sample_rows(met(count + 1, fan_in), "w", 0)
+        assert module._sample_rows(layer_input(count, fan_in), "w", 0) is None
+        beyond = module._sample_rows(layer_input(count + 1, fan_in), "w", 0)
         assert (beyond is None) == (count < 2 * fan_in)
         if beyond is not None:
             assert len(beyond) == count

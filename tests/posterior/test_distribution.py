@@ -47,7 +47,7 @@ def test_draws_are_the_equation_written_out(basis: str, noise: str, clip: float 
 
 
 @pytest.mark.parametrize("basis", ["svd", "identity"])
-def test_clip_zero_gives_the_hosts_weights_to_the_bit_and_clip_infinity_is_no_clip(basis: str):
+def test_clip_zero_gives_the_models_weights_to_the_bit_and_clip_infinity_is_no_clip(basis: str):
     nets = [ZOO["conv1d"].build(m) for m in range(2)]
     q = small(basis)
     still, free, endless = (q.draw(range(3), clip=c) for c in (0, None, math.inf))
@@ -91,7 +91,7 @@ def test_drawn_weights_are_bit_identical_for_any_chunk_and_order(basis: str, cli
                     assert torch.equal(w.unflatten(0, (2, len(index))), together[name][:, index])
 
 
-def test_a_member_draws_the_same_alone_and_in_company():
+def test_a_member_draws_the_same_alone_and_beside_others():
     # member 0 has the same address in both; a basis comes from its own activations
     both, alone = small(members=2), small(members=1)
     both.set_scale({n: torch.full_like(s, 0.1) for n, s in both.scale().items()})
@@ -101,7 +101,7 @@ def test_a_member_draws_the_same_alone_and_in_company():
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 23])
-def test_remembered_noise_is_never_mistaken_for_other_noise(limit: int, monkeypatch: pytest.MonkeyPatch):
+def test_cached_noise_is_never_mistaken_for_other_noise(limit: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(distribution, "CACHE_NUMBERS", limit)
     q = small()
     asked = [((0, 1), 0, "infer"), ((0, 1), 1, "infer"), ((0, 1), 0, "infer"), ((0, 1), 0, "valid"), ((1, 0), 0, "valid"),
@@ -152,7 +152,7 @@ def test_what_is_set_is_what_is_read():
         torch.testing.assert_close(scale, wanted[name], rtol=1e-5, atol=0)
 
 
-def test_half_precision_hosts_draw_half_precision_weights_from_float32_scales():
+def test_half_precision_models_draw_half_precision_weights_from_float32_scales():
     q = uneven(svd(nn.Linear(3, 2).bfloat16(), [torch.randn(8, 3).bfloat16()]))
     assert {w.dtype for w in q.draw(range(2)).values()} == {torch.bfloat16}
     assert {s.dtype for s in q.scale().values()} == {torch.float32}

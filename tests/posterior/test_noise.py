@@ -70,7 +70,7 @@ def test_all_streams_members_draws_and_names_have_numbers_of_their_own():
 
 
 @given(order=st.permutations(range(6)), chunk=st.integers(1, 6), members=st.integers(1, 3), kind=st.sampled_from(sorted(NOISES)))
-def test_numbers_depend_on_neither_chunk_nor_order_nor_company(order: list[int], chunk: int, members: int, kind: str):
+def test_numbers_depend_on_neither_chunk_nor_order_nor_other_members(order: list[int], chunk: int, members: int, kind: str):
     def draw(index: list[int], names: str, members: int) -> dict[str, torch.Tensor]:
         like = {n: torch.zeros(members, 2, 3) for n in names}
         return draw_noise(like, index, seed=3, stream="valid", noise=NOISES[kind])

@@ -52,7 +52,7 @@ def test_rows_are_few_where_activations_are_wide(monkeypatch: pytest.MonkeyPatch
     assert rows() == 3
 
 
-def test_the_centre_of_one_host_is_its_own():
+def test_the_stack_of_one_model_is_a_copy():
     net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
     at = stack_models(net)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}

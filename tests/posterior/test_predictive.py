@@ -60,7 +60,7 @@ def test_seed_and_clip_matter() -> None:
     assert not torch.equal(base, made.outputs(X, 5, clip=0.05, seed=0))
 
 
-def test_clip_zero_repeats_the_host_for_every_draw() -> None:
+def test_clip_zero_repeats_the_model_for_every_draw() -> None:
     outputs = stochastic(2).outputs(X, 5, clip=0.0, seed=0).unflatten(0, (2, 5))
     assert torch.equal(outputs[:, :1].expand_as(outputs), outputs)
 
@@ -82,7 +82,7 @@ def test_members_come_back_as_plain_modules() -> None:
         assert torch.equal(net(X), regressor(member)(X))
 
 
-def test_runtime_measures_the_host() -> None:
+def test_runtime_measures_the_model() -> None:
     at = stack_models(classifier())
     model = Runtime().model(at.module, at.mean, X)
     assert (model.output_numbers, model.output_axes) == (3, 1)

@@ -45,7 +45,7 @@ BATCHES: dict[Callable[[], nn.Module], list[Tensor]] = {
 }
 
 
-def seen_by(group: Thread | None, net: nn.Module, data: list[Tensor], *, rotated: bool) -> Observed:
+def observe_in(group: Thread | None, net: nn.Module, data: list[Tensor], *, rotated: bool) -> Observed:
     if group is None:
         return observe(stack_models(net), lambda rows: data, rotated=rotated)
     own = data[group.rank :: group.size]
@@ -57,8 +57,8 @@ def seen_by(group: Thread | None, net: nn.Module, data: list[Tensor], *, rotated
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_see_together_what_one_sees_alone(make: Callable[[], nn.Module], size: int, rotated: bool):
     net, data = make(), BATCHES[make]
-    alone = seen_by(None, net, data, rotated=rotated)
-    for seen in in_ranks(size, lambda group: seen_by(group, net, data, rotated=rotated)):
+    alone = observe_in(None, net, data, rotated=rotated)
+    for seen in in_ranks(size, lambda group: observe_in(group, net, data, rotated=rotated)):
         assert seen.why == alone.why
         assert list(seen.bases) == list(alone.bases)
         for name, basis in alone.bases.items():
@@ -93,14 +93,14 @@ def total(value: float, rows: int) -> Total:
     return Total(torch.full((1, 1, 2, 2), value, dtype=torch.float64), rows)
 
 
-def test_a_rank_that_met_nothing_adds_nothing():
+def test_a_rank_without_inputs_adds_nothing():
     merged = summed(None, Moment(7, ROWS, "b", {(0, 2, 1): total(3.0, 4)}))
     assert (merged.limit, merged.view, merged.bias, merged.why, merged.final) == (7, ROWS, "b", "", False)
     assert merged.totals[0, 2, 1].rows == 4
     assert merged.totals[0, 2, 1].products.tolist() == [[[[3.0, 3.0], [3.0, 3.0]]]]
 
 
-def test_parts_that_only_some_met_are_kept_and_rows_are_added():
+def test_parts_that_only_some_ranks_use_are_kept_and_rows_are_added():
     merged = summed(
         Moment(view=ROWS, totals={(0, 1, 1): total(1.0, 2), (0, 2, 1): total(2.0, 3)}),
         Moment(view=ROWS, totals={(0, 2, 1): total(5.0, 4)}),
@@ -110,7 +110,7 @@ def test_parts_that_only_some_met_are_kept_and_rows_are_added():
     }  # fmt: skip
 
 
-def test_what_two_ranks_met_along_other_axes_cannot_be_rotated():
+def test_what_two_ranks_use_along_other_axes_cannot_be_rotated():
     merged = summed(Moment(view=ROWS, totals={(0, 2, 1): total(1.0, 1)}), Moment(view=COLUMNS, totals={(0, 2, 1): total(1.0, 1)}))
     assert (merged.view, merged.why, merged.final, merged.totals) == (None, TWICE, True, {})
 
@@ -120,7 +120,7 @@ def test_what_is_final_on_one_rank_is_final_with_its_reason():
     assert (merged.view, merged.why, merged.final, merged.totals) == (None, "in parts", True, {})
 
 
-def test_without_a_meeting_the_first_reason_that_was_given_stays():
+def test_without_inputs_the_first_reason_that_was_given_stays():
     merged = summed(Moment(), Moment(why="looked up"), Moment(why="other"))
     assert (merged.view, merged.why, merged.final, merged.counts) == (None, "looked up", False, None)
 

@@ -134,7 +134,9 @@ def test_layers_of_all_members_are_compared_side_by_side() -> None:
     nets = [regressor(s) for s in range(3)]
     made = quick(nets, TRAIN, VALID)
     with torch.no_grad():
-        each = [torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)]  # what the second matrix of every member meets
+        each = [
+            torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)
+        ]  # the inputs of the second matrix of every member
     assert made.score_module.reads.layers[0] == "2.weight"
     torch.testing.assert_close(
         made.score_module.parts["layers"].spaces[0](each[1]), KNNDistance.fit(each[0], standardized=False)(each[1])
@@ -175,7 +177,7 @@ def test_other_precisions_give_nearly_the_same_scores(guard: offmap.Guard, dtype
     torch.testing.assert_close(found.float(), guard.score(X), rtol=0, atol=0.2 if dtype != torch.float64 else 1e-3)
 
 
-def test_a_row_alone_has_the_score_it_has_in_company(guard: offmap.Guard) -> None:
+def test_a_row_alone_has_the_score_it_has_in_a_batch(guard: offmap.Guard) -> None:
     alone = torch.cat([guard.score(row[None]) for row in X])
     torch.testing.assert_close(alone, guard.score(X), rtol=1e-4, atol=1e-4)
     many = inputs(1025, 8)  # the last block is one row
@@ -253,7 +255,7 @@ def test_series_beside_lengths_or_masks_are_no_vectors() -> None:
     assert flatten_inputs((x[:, 0], torch.ones(4, dtype=torch.long))).shape == (4, 2)  # a table with a column of ids
 
 
-def test_inputs_of_another_size_and_layers_that_are_not_met_are_refused(guard: offmap.Guard) -> None:
+def test_inputs_of_another_size_and_layers_without_inputs_are_refused(guard: offmap.Guard) -> None:
     wide = replace(guard, score_module=CombinedScore({"inputs": guard.score_module.parts["inputs"]}))
     with pytest.raises(
         ShapeError, match="Expected 3 numbers per input, as at fit time, but got 4. Bring inputs to one size, or fit"
@@ -279,7 +281,7 @@ class Breaks(nn.Module):
 
 @pytest.mark.parametrize("score", ["default", "distance"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_the_host_breaks_on_is_infinitely_strange(bad: float, score: str) -> None:
+def test_what_the_model_breaks_on_is_infinitely_ood(bad: float, score: str) -> None:
     made = quick(Breaks(bad), TRAIN, VALID, score=score)
     x = X.clone()
     x[3] = 11.0
@@ -340,7 +342,7 @@ def test_few_training_rows_are_enough_from_three_on(count: int) -> None:
             quick(regressor(), few, VALID, score="distance")
 
 
-class ParamUse(IterableDataset[Any]):
+class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(zip(*TRAIN, strict=True))
 
@@ -348,8 +350,8 @@ class ParamUse(IterableDataset[Any]):
 def test_streams_give_the_same_score_and_leave_the_random_state(guard: offmap.Guard) -> None:
     state = torch.get_rng_state()
     made = [offmap.guard(guard.predictive, VALID, train=form, draws=8).score(X) for form in (
-        TRAIN, TensorDataset(*TRAIN), DataLoader(TensorDataset(*TRAIN), batch_size=7), ParamUse(),
-        DataLoader(ParamUse(), batch_size=9),
+        TRAIN, TensorDataset(*TRAIN), DataLoader(TensorDataset(*TRAIN), batch_size=7), Stream(),
+        DataLoader(Stream(), batch_size=9),
     )]  # fmt: skip
     assert all(torch.equal(found, made[0]) for found in made)
     shuffled = [
@@ -363,7 +365,7 @@ def test_streams_give_the_same_score_and_leave_the_random_state(guard: offmap.Gu
 
 
 @pytest.mark.parametrize("score", ["default", "distance", "paper"])
-def test_a_guard_with_familiar_rows_survives_file_device_and_calibration(score: str, tmp_path: Path) -> None:
+def test_a_guard_with_reference_rows_survives_file_device_and_calibration(score: str, tmp_path: Path) -> None:
     nets = [regressor(s).double() for s in range(2)]
     made = quick(nets, TRAIN, VALID, score=score)
     made.save(tmp_path / "guard")
@@ -376,7 +378,7 @@ def test_a_guard_with_familiar_rows_survives_file_device_and_calibration(score: 
     assert other.threshold != made.threshold
 
 
-def test_scoring_leaves_host_random_state_and_inputs_alone(guard: offmap.Guard) -> None:
+def test_scoring_leaves_model_random_state_and_inputs_alone(guard: offmap.Guard) -> None:
     net, x = guard.predictive.model.module, X.clone().requires_grad_()
     before, state = {n: t.clone() for n, t in net.state_dict().items()}, torch.get_rng_state()
     guard.score(x)

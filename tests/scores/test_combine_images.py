@@ -96,11 +96,11 @@ def test_the_score_is_the_soft_maximum_of_four_parts(guard: offmap.Guard) -> Non
     torch.testing.assert_close(guard.score(x), wanted.float(), rtol=1e-3, atol=1e-3)
 
 
-def test_noise_is_stranger_than_stripes(guard: offmap.Guard) -> None:
+def test_noise_scores_higher_than_stripes(guard: offmap.Guard) -> None:
     assert auroc(guard.score(TEST[0]), guard.score(NOISE)) > 0.95
 
 
-def test_the_last_layer_alone_is_random_unless_told(guard: offmap.Guard) -> None:
+def test_the_last_layer_alone_is_random_by_default(guard: offmap.Guard) -> None:
     assert set(guard.predictive.q.mean) == {"8.weight", "8.bias"}
     assert guard.predictive.model.last_layer is not None
     whole = quick(striped(), params="all", solver="closed-form", risk_draws=4)
@@ -121,7 +121,7 @@ def test_a_saved_guard_scores_the_same(guard: offmap.Guard, tmp_path: Path) -> N
     assert loaded.predictive.model.last_layer == guard.predictive.model.last_layer
 
 
-def test_scores_do_not_depend_on_company(guard: offmap.Guard) -> None:
+def test_scores_do_not_depend_on_the_batch(guard: offmap.Guard) -> None:
     whole = guard.score(TEST[0])
     torch.testing.assert_close(torch.cat([guard.score(x[None]) for x in TEST[0][:4]]), whole[:4], rtol=1e-3, atol=1e-4)
 

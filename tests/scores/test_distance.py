@@ -79,7 +79,7 @@ def test_few_rows_give_a_newcomer_as_many_neighbours_as_themselves(count: int) -
     assert nearest(rows, inputs(5, 1))[0].shape == (5, min(10, count - 1))
 
 
-def test_a_row_that_is_familiar_itself_is_at_no_distance_from_itself() -> None:
+def test_a_reference_row_is_at_no_distance_from_itself() -> None:
     rows = 100 * inputs(30, 0)
     distances, which = nearest(rows, rows)
     assert which[:, 0].tolist() == list(range(30))
