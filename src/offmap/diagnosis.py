@@ -25,7 +25,7 @@ from offmap.errors import ConfigError
 from offmap.guard import Guard
 from offmap.metrics import rank_correlation
 from offmap.model.params import StackedModel
-from offmap.posterior.basis import LIMIT, Basis, Observed, observe
+from offmap.posterior.basis import LIMIT, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History, Stochastic
 from offmap.table import Table
@@ -33,22 +33,13 @@ from offmap.table import Table
 
 @dataclass(frozen=True)
 class LayerDiagnosis:
-    """Amplitudes and scales of one random matrix.
-
-    Attributes:
-        name: The parameter.
-        basis: "svd" or "identity".
-        amplitude: (M, G, D), root mean square of the layer inputs along each direction; M members, G blocks of rows with
-            different inputs, such as the groups of a convolution, D the fan-in.
-        scale: (M, G, D), mean φ along each direction.
-        eps: Smallest amplitude that counts, as a share of its block's largest.
-    """
+    """Amplitudes and scales of one random matrix: M members, G blocks of rows with different inputs, fan-in D."""
 
     name: str
-    basis: str
-    amplitude: Tensor
-    scale: Tensor
-    eps: float = 1e-4
+    basis: str  # "svd" or "identity"
+    amplitude: Tensor  # (M, G, D), root mean square of the layer inputs along each direction
+    scale: Tensor  # (M, G, D), mean φ along each direction
+    eps: float = 1e-4  # smallest amplitude that counts, as a share of its block's largest
 
     @property
     def clamped_amplitude(self) -> Tensor:
@@ -134,11 +125,14 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = 1e-4) ->
     data = as_batches(train, guard.place, name="train", target=guard.target)
     observed = [_observe(predictive, data, draw, guard.seed) for draw in (range(draws) if draws else [None])]
     bases, scale = observed[0].bases, predictive.q.scale()
-    layers = [
-        _layer(name, bases[name], [o.bases[name].input_rms for o in observed], scale[name].detach(), eps)
-        for name in predictive.q.mean
-        if name in bases
-    ]
+    layers: list[LayerDiagnosis] = []
+    for name in (name for name in predictive.q.mean if name in bases):
+        view, kind = bases[name].view, "identity" if bases[name].matrix is None else "svd"
+        square = torch.stack([o.bases[name].input_rms.square() / len(observed) for o in observed]).sum(0)
+        rows = view.rows(scale[name].detach())  # (M, out, D)
+        blocks = rows.split(list(view.blocks), 1) if view.blocks else [rows]
+        mean = torch.stack([block.mean(1) for block in blocks], 1)  # (M, G, D)
+        layers.append(LayerDiagnosis(name, kind, square.sqrt(), mean, eps))
     left_out = {name: observed[0].why.get(name, "no basis") for name in predictive.q.mean if name not in bases}
     return Diagnosis(layers, predictive.history, left_out)
 
@@ -154,14 +148,6 @@ def _observe(predictive: Stochastic, data: Batches, draw: int | None, seed: int)
         return observe(
             stack, lambda rows: (x for x, _ in data), rotated=False, along=directions, output_fn=model.output_fn, limit=limit
         )
-
-
-def _layer(name: str, basis: Basis, amplitudes: Sequence[Tensor], scale: Tensor, eps: float) -> LayerDiagnosis:
-    square = torch.stack([amplitude.square() / len(amplitudes) for amplitude in amplitudes]).sum(0)
-    rows = basis.view.rows(scale)  # (M, out, D)
-    blocks = rows.split(list(basis.view.blocks), 1) if basis.view.blocks else [rows]
-    mean = torch.stack([block.mean(1) for block in blocks], 1)  # (M, G, D)
-    return LayerDiagnosis(name, "identity" if basis.matrix is None else "svd", square.sqrt(), mean, eps)
 
 
 def _history_notes(history: History) -> list[str]:

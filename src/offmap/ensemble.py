@@ -1,9 +1,6 @@
 """Guards around models of different kinds, asked together: `combine` joins them, `GuardEnsemble` answers.
 
-Models of one kind are stacked by `offmap.fit`. Others are guarded apart, and of what their guards tell
-
-    scores       are averaged, each in standard deviations over in-distribution data
-    predictions  are those of an even mixture: the mean of probabilities, or mean and total variance
+Models of one kind are stacked by `offmap.fit` instead.
 """
 
 from __future__ import annotations

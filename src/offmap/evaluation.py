@@ -36,19 +36,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Details:
-    """What an evaluation keeps of one detector beyond its scores, for a page to show.
+    """What an evaluation keeps of one detector beyond its scores, for a page to show."""
 
-    Attributes:
-        threshold: Scores above it are called OOD; None for a Scorer that has none.
-        examples: {set: rows of lowest, then of highest score}.
-        losses: (n,) of the test rows: squared errors, or shares of wrong labels; NaN where a row has no target.
-        reliability: {"own" or "wide": (k, 3)}: stated, observed, number of examples.
-    """
-
-    threshold: float | None
-    examples: dict[str, list[Example]]
-    losses: Tensor | None = None
-    reliability: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    threshold: float | None  # scores above it are called OOD
+    examples: dict[str, list[Example]]  # {set: rows of lowest, then of highest score}
+    losses: Tensor | None = None  # (n,) of the test rows: squared errors, or shares of wrong labels; NaN without a target
+    reliability: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # {"own" or "wide": (k, stated, observed, count)}
 
 
 @dataclass(frozen=True)
@@ -138,12 +131,9 @@ def measure_separation(id_scores: Tensor, ood_scores: Tensor, positive: Literal[
     >>> measure_separation(torch.tensor([1.0, 2.0]), torch.tensor([3.0]))
     {'auroc': 1.0, 'fpr95': 0.0, 'aupr_in': 1.0, 'aupr_out': 1.0}
     """
-    return {
-        "auroc": float(metrics.auroc(id_scores, ood_scores)),
-        "fpr95": float(metrics.fpr_at(id_scores, ood_scores, positive=positive)),
-        "aupr_in": float(metrics.aupr_in(id_scores, ood_scores)),
-        "aupr_out": float(metrics.aupr_out(id_scores, ood_scores)),
-    }
+    both = (id_scores, ood_scores)
+    values = {"auroc": metrics.auroc(*both), "fpr95": metrics.fpr_at(*both, positive=positive)}
+    return {k: float(v) for k, v in (values | {"aupr_in": metrics.aupr_in(*both), "aupr_out": metrics.aupr_out(*both)}).items()}
 
 
 def measure_predictions(detector: Detector, rows: Rows) -> tuple[dict[str, float], Tensor | None, dict[str, Tensor]]:

@@ -35,9 +35,6 @@ from offmap.table import Table
 MOST_ROWS, COLUMNS, CHARACTERS = 120, 8, 60
 """Parameters that the summary lists; columns of a table of examples, and characters of what is not a number."""
 
-IMAGE_BYTES, IMAGE_SIDES = 700_000, (16, 96)
-"""Bytes that all images of a page may take before compression; the least and the most pixels along the longer side."""
-
 
 def write_page(
     evaluation: Evaluation, path: str | Path, *, title: str = "What is out of distribution?", columns: Sequence[str] = (),
@@ -169,10 +166,8 @@ def verdict(evaluation: Evaluation, name: str) -> str:
     if row := quality(evaluation, name):
         right = f"an accuracy of {percent(row['accuracy'])}" if "accuracy" in row else f"an RMSE of {row['rmse']:.3g}"
         kind = "prediction sets" if "accuracy" in row else "intervals"
-        covered = f"{percent(row['conformal_coverage'])} of rows"
-        parts.append(
-            f"On in-distribution data its predictions have {right}, and its 95 % conformal {kind} hold the truth for {covered}."
-        )
+        parts.append(f"On in-distribution data its predictions have {right}, and its 95 % conformal {kind} hold the truth for")
+        parts.append(f"{percent(row['conformal_coverage'])} of rows.")
     return " ".join(parts)
 
 
@@ -267,7 +262,7 @@ def _images(rows: Sequence[Example], facts: Sequence[Mapping[str, str]], names: 
     low, high = min(float(i.min()) for i in images), max(float(i.max()) for i in images)
     black, white = (0.0, 1.0 if high <= 1 else 255.0) if low >= 0 and (high <= 1 or 32 < high <= 255) else (low, high)
     white = white if white > black else black + 1
-    side = int(np.clip((IMAGE_BYTES / (3 * len(images))) ** 0.5, *IMAGE_SIDES))
+    side = int(np.clip((700_000 / (3 * len(images))) ** 0.5, 16, 96))  # all images take at most 700 kB before compression
     items: list[str] = []
     for example, fact in zip(rows, facts, strict=True):
         image = as_image(example.inputs, names.image)
