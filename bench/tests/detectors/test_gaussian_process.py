@@ -12,8 +12,8 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.posterior.predictive import Scorer
-from offmap_bench.detectors import gaussian_process as module
-from offmap_bench.detectors.gaussian_process import gaussian_process
+from offmap_bench.detectors import estimators
+from offmap_bench.detectors.estimators import gaussian_process
 from trained import inputs, regression
 
 TRAIN, Y = regression(50, 0)
@@ -35,8 +35,8 @@ def test_scores_are_scikit_learns_standard_deviations() -> None:
 def test_scores_are_the_posterior_variance_of_the_kernel() -> None:
     """k(x, x) − k(x, T) (k(T, T) + s²I)⁻¹ k(T, x) + s², in units of the targets."""
     made = gaussian_process(TRAIN, Y)
-    kernel = made.process.kernel_
-    rows, new = made.process.X_train_, made.rows(X)
+    kernel = made.estimator.kernel_
+    rows, new = made.estimator.X_train_, made.rows(X)
     inverse = torch.linalg.inv(torch.from_numpy(kernel(rows)))
     across, own = torch.from_numpy(kernel(new, rows)), torch.from_numpy(kernel.diag(new))
     variance = torch.stack([o - k @ inverse @ k for o, k in zip(own, across, strict=True)])
@@ -45,16 +45,16 @@ def test_scores_are_the_posterior_variance_of_the_kernel() -> None:
 
 def test_it_knows_at_most_so_many_rows_by_the_seed() -> None:
     made = gaussian_process(TRAIN, Y, rows=20, seed=4)
-    assert len(made.process.X_train_) == 20
+    assert len(made.estimator.X_train_) == 20
     assert torch.equal(made.score(X), gaussian_process(TRAIN, Y, rows=20, seed=4).score(X))
     assert not torch.equal(made.score(X), gaussian_process(TRAIN, Y, rows=20, seed=5).score(X))
 
 
-def test_strangers_score_higher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ood_rows_score_higher(monkeypatch: pytest.MonkeyPatch) -> None:
     made = gaussian_process(TRAIN, Y)
     assert made.score(10 * X).median() > made.score(TRAIN).max()
     whole = made.score(X)
-    monkeypatch.setattr(module, "STEP", 2)
+    monkeypatch.setattr(estimators, "STEP", 2)
     torch.testing.assert_close(made.score(X), whole)
 
 
@@ -70,7 +70,7 @@ def test_what_scikit_learn_warns_of_is_passed_on(caplog: pytest.LogCaptureFixtur
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Expected `rows` to be a whole number of at least 2, but got 1"):
+    with pytest.raises(ConfigError, match="Expected `rows` to be a whole number ≥ 2, but got 1"):
         gaussian_process(TRAIN, Y, rows=1)
     with pytest.raises(DataError, match="Expected two training rows or more, each with a target, but got 50 and 49"):
         gaussian_process(TRAIN, Y[1:])

@@ -88,7 +88,7 @@ def test_units_that_do_not_vary_do_no_harm() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="Expected `names` of matrices to be one of .*4.weight.*, but got '5.weight'"):
         hidden_nearest(NET, TRAIN, names=["5.weight"])
-    with pytest.raises(ModelError, match="Expected a model with hidden layers that meet one row per input, but Linear has none"):
+    with pytest.raises(ModelError, match="Expected a model with hidden layers that have one row per input, but Linear has none"):
         hidden_nearest(nn.Linear(3, 1), TRAIN)
     with pytest.raises(ModelError, match="Sequential failed on inputs of shape"):
         hidden_nearest(NET, TRAIN).score(inputs(4, 0, features=2))

@@ -11,7 +11,7 @@ import torch
 
 from offmap.errors import ConfigError, DataError, ShapeError
 from offmap.posterior.predictive import Scorer
-from offmap_bench.detectors.isolation_forest import isolation_forest
+from offmap_bench.detectors.estimators import isolation_forest
 from trained import inputs
 
 TRAIN, X = inputs(60, 0), inputs(9, 1)
@@ -24,7 +24,7 @@ def test_scores_are_scikit_learns_with_the_sign_turned() -> None:
     assert torch.equal(scorer.score(X), -torch.from_numpy(forest.score_samples(X.double().numpy())))
 
 
-def test_strangers_score_higher_than_any_training_row() -> None:
+def test_ood_rows_score_higher_than_any_training_row() -> None:
     scorer = isolation_forest(TRAIN)
     assert scorer.score(20 * X[:3]).min() > scorer.score(TRAIN).median()
     assert not torch.equal(isolation_forest(TRAIN, seed=1).score(X), scorer.score(X))

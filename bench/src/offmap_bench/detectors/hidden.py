@@ -14,7 +14,7 @@ from offmap.data.batch import rows_of, take_rows
 from offmap.detectors.input_distance import Mahalanobis, Nearest
 from offmap.errors import ConfigError, DataError, ModelError, nearest
 from offmap.model.capture import features
-from offmap.model.forward import OutputFn, copy_model, first_tensor
+from offmap.model.forward import copy_model, first_tensor
 
 STEP = 1024
 """Rows that run together."""
@@ -22,17 +22,16 @@ STEP = 1024
 
 @dataclass(frozen=True)
 class Layers:
-    """Inputs -> what the matrices in `spread` meet, side by side, each layer divided by its spread on the training data."""
+    """Inputs -> the inputs of the matrices in `spread`, side by side, each layer divided by its spread on the training data."""
 
-    net: nn.Module
+    model: nn.Module
     spread: Mapping[str, float]
-    output_fn: OutputFn = first_tensor
 
     def __call__(self, x: Inputs) -> Tensor:
         """(B, ...) -> (B, D)."""
         check_finite(x, None, "the inputs")
-        met = read(self.net, x, list(self.spread), self.output_fn)
-        return torch.cat([met[name] / spread for name, spread in self.spread.items()], 1)
+        inputs = read(self.model, x, list(self.spread))
+        return torch.cat([inputs[name] / spread for name, spread in self.spread.items()], 1)
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,8 @@ class Hidden:
         return self.inner(self.layers(x))
 
 
-def hidden_layers(
-    net: nn.Module, inputs: Inputs, names: Sequence[str] | None = None, output_fn: OutputFn = first_tensor
-) -> Layers:
-    """The layers of a model, seen on its training inputs; `names` are those of matrices, None all that meet no plain input.
+def hidden_layers(model: nn.Module, inputs: Inputs, names: Sequence[str] | None = None) -> Layers:
+    """The layers of a model on its training inputs; `names` are those of matrices, None all whose input is not the model's own.
 
     The spread of a layer is √(Σ_d var h_d) over the rows: all layers then count alike, and units keep their proportions.
 
@@ -62,27 +59,25 @@ def hidden_layers(
     if rows_of(inputs) < 2:
         raise DataError(f"Expected at least two training rows, but got {rows_of(inputs)}.")
     check_finite(inputs, None, "the training inputs")
-    twin = copy_model(net)
-    seen = read(twin, inputs, None, output_fn)
+    replica = copy_model(model)
+    inputs_of = read(replica, inputs)
     for name in names or ():
-        if name not in seen:
-            raise ConfigError(f"Expected `names` of matrices to be {nearest(name, seen)}, but got {name!r}.")
-    same = {n for n, h in seen.items() if isinstance(inputs, Tensor) and torch.equal(h, inputs.flatten(1).to(h))}
-    met = {name: seen[name] for name in (names or (n for n in seen if n not in same))}
-    if not met:
+        if name not in inputs_of:
+            raise ConfigError(f"Expected `names` of matrices to be {nearest(name, inputs_of)}, but got {name!r}.")
+    same = {n for n, h in inputs_of.items() if isinstance(inputs, Tensor) and torch.equal(h, inputs.flatten(1).to(h))}
+    chosen = {name: inputs_of[name] for name in (names or (n for n in inputs_of if n not in same))}
+    if not chosen:
         raise ModelError(
-            f"Expected a model with hidden layers that meet one row per input, but {type(net).__name__} has none. "
+            f"Expected a model with hidden layers that have one row per input, but {type(model).__name__} has none. "
             "Measure the distance of inputs instead."
         )
-    total = {name: float(h.double().var(0, correction=0).sum().sqrt()) for name, h in met.items()}
-    return Layers(twin, {name: spread if spread > 0 else 1.0 for name, spread in total.items()}, output_fn)
+    total = {name: float(h.double().var(0, correction=0).sum().sqrt()) for name, h in chosen.items()}
+    return Layers(replica, {name: spread if spread > 0 else 1.0 for name, spread in total.items()})
 
 
-def hidden_nearest(
-    net: nn.Module, inputs: Inputs, *, k: int = 1, names: Sequence[str] | None = None, output_fn: OutputFn = first_tensor
-) -> Hidden:
+def hidden_nearest(model: nn.Module, inputs: Inputs, *, k: int = 1, names: Sequence[str] | None = None) -> Hidden:
     """Score by the distance to the k-th nearest training row in all hidden layers side by side, or in those of `names`."""
-    layers = hidden_layers(net, inputs, names, output_fn)
+    layers = hidden_layers(model, inputs, names)
     rows = layers(inputs)
     if not 1 <= k <= len(rows):
         raise ConfigError(f"Expected `k` from 1 to the number of rows, {len(rows)}, but got {k}.")
@@ -90,25 +85,18 @@ def hidden_nearest(
 
 
 def hidden_mahalanobis(
-    net: nn.Module,
-    inputs: Inputs,
-    *,
-    shrinkage: float | None = None,
-    names: Sequence[str] | None = None,
-    output_fn: OutputFn = first_tensor,
+    model: nn.Module, inputs: Inputs, *, shrinkage: float | None = None, names: Sequence[str] | None = None
 ) -> Hidden:
     """Score by the distance from the training rows' mean in all hidden layers side by side, or in those of `names`."""
-    layers = hidden_layers(net, inputs, names, output_fn)
+    layers = hidden_layers(model, inputs, names)
     return Hidden(layers, Mahalanobis(layers(inputs), shrinkage=shrinkage).score)
 
 
-def read(net: nn.Module, x: Inputs, names: Sequence[str] | None, output_fn: OutputFn) -> dict[str, Tensor]:
-    """What matrices meet, (B, D) by name, some rows at a time; those that not every part meets are left out."""
-    weights = {name: p.detach() for name, p in net.named_parameters()}
-    size = rows_of(x)
-    if not size:
+def read(model: nn.Module, x: Inputs, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """The inputs of matrices, (B, D) by name, some rows at a time; those that not every part reaches are left out."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    if not rows_of(x):
         raise DataError("Expected at least one input, but got none.")
-    parts = [
-        features(net, weights, take_rows(x, slice(start, start + STEP)), output_fn, names=names) for start in range(0, size, STEP)
-    ]
+    spans = [slice(start, start + STEP) for start in range(0, rows_of(x), STEP)]
+    parts = [features(model, weights, take_rows(x, span), first_tensor, names=names) for span in spans]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0] if all(name in part for part in parts)}

@@ -17,9 +17,8 @@ from offmap.likelihoods import Likelihood
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Runtime, override
 from offmap.posterior.predictive import Predictive, Scorer, Stochastic
-from offmap_bench.detectors.gaussian_process import gaussian_process
+from offmap_bench.detectors.estimators import gaussian_process, isolation_forest
 from offmap_bench.detectors.hidden import hidden_mahalanobis, hidden_nearest
-from offmap_bench.detectors.isolation_forest import isolation_forest
 from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mc_dropout, mean_field, swag
 from offmap_bench.methods.competitor import as_settings, check_fields, check_settings
 from offmap_bench.methods.laplace import Approximated
