@@ -20,18 +20,13 @@ COVERED = ROOT / "build" / "coverage"
 SECONDS = COVERED / "seconds.json"
 RECORD = RECORDS / "coverage.json"
 COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
-SOURCES = {"src/offmap/": "tests/", "bench/src/offmap_bench/": "bench/tests/"}
-"""Where sources are, and their tests."""
 
 
-class Clock:
+class Clock(dict[str, float]):
     """A pytest plugin that adds up the seconds of each test."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.seconds[report.nodeid] = round(self.seconds.get(report.nodeid, 0.0) + report.duration, 4)
+        self[report.nodeid] = round(self.get(report.nodeid, 0.0) + report.duration, 4)
 
 
 def cover(arguments: Sequence[str]) -> int:
@@ -42,7 +37,7 @@ def cover(arguments: Sequence[str]) -> int:
     options = ["-q", "--cov", "--cov-context=test", "--cov-report=", "-p", "no:cacheprovider", *["--cov-append"] * more]
     code = pytest.main([*options, *arguments[more:]], plugins=[clock])
     before = json.loads(SECONDS.read_text(encoding="utf-8")) if more else {}
-    replace_file(SECONDS, json.dumps(before | clock.seconds, indent=0, sort_keys=True))
+    replace_file(SECONDS, json.dumps(before | clock, indent=0, sort_keys=True))
     return int(code)
 
 
@@ -65,14 +60,11 @@ def record() -> dict[str, dict[str, int]]:
 def package_of(name: str) -> str:
     """The folder below `offmap` or `offmap_bench`, or the module.
 
-    >>> package_of("/home/me/src/offmap/model/params.py"), package_of("src/offmap/fit.py")
-    ('model', 'fit')
-    >>> package_of("bench/src/offmap_bench/speed/page.py")
-    'bench/speed'
+    >>> [package_of(f"src/{name}.py") for name in ("offmap/model/params", "offmap/fit", "offmap_bench/speed/page")]
+    ['model', 'fit', 'bench/speed']
     """
-    _, slash, below = name.replace("\\", "/").rpartition("src/offmap_bench/")
-    below = f"bench/{below}" if slash else name.replace("\\", "/").rpartition("src/offmap/")[2]
-    return "/".join(below.split("/")[: 2 if slash else 1]).removesuffix(".py")
+    found = re.search(r"src/offmap(_bench)?/([^/]+)", name.replace("\\", "/"))
+    return f"{'bench/' if found[1] else ''}{found[2]}".removesuffix(".py") if found else name
 
 
 def shares(packages: Mapping[str, Mapping[str, int]]) -> tuple[float, ...]:
@@ -106,8 +98,7 @@ class Reach:
         """Tests that reach a line, of at most `budget` seconds: the module's own first, then those of its folder, then others.
 
         A line inside a statement of several lines counts as the nearest one above that is reached; what runs on import belongs
-        to every test that reaches the module. The module's own test file comes first, all of it, if it is newer than the coverage
-        or if the line runs on import.
+        to every test that reaches the module. The module's own test file comes first if it is newer than the coverage.
         """
         reached = {n: [name for name in names if name] for n, names in self._data.contexts_by_lineno(str(ROOT / file)).items()}
         near = max((n for n in reached if n <= line), default=line)
@@ -131,14 +122,11 @@ class Reach:
 def own_test(file: str) -> str:
     """The test file of a module.
 
-    >>> own_test("src/offmap/posterior/noise.py"), own_test("src/offmap/metrics/__init__.py")
-    ('tests/posterior/test_noise.py', 'tests/metrics/test_metrics.py')
-    >>> own_test("bench/src/offmap_bench/runner/store.py")
-    'bench/tests/runner/test_store.py'
+    >>> own_test("src/offmap/posterior/noise.py"), own_test("bench/src/offmap_bench/report/__init__.py")
+    ('tests/posterior/test_noise.py', 'bench/tests/report/test_report.py')
     """
-    source, tests = next(pair for pair in SOURCES.items() if file.startswith(pair[0]))
-    folder, slash, module = f"{tests}{file.removeprefix(source).removesuffix('.py')}".rpartition("/")
-    return f"{folder}{slash}test_{folder.rpartition('/')[2] if module == '__init__' else module}.py"
+    folder, _, module = re.sub(r"src/offmap(_bench)?/", "tests/", file).removesuffix(".py").rpartition("/")
+    return f"{folder}/test_{folder.rpartition('/')[2] if module == '__init__' else module}.py"
 
 
 if __name__ == "__main__":

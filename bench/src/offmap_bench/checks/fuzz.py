@@ -1,7 +1,7 @@
 """Fuzzing of everything that parses bytes: `python -m offmap_bench.checks.fuzz [TARGET ...] [--minutes 5]`.
 
 Atheris (the extra `fuzz`) makes bytes by what they make the code do, beginning with valid files. Any error but one of ours is a
-crash, as are hangs and more memory than `LARGEST`; runs go on after a crash and add up in `bench/records/fuzz.jsonl`. In
+crash, as are 20 seconds for one input and 3 GB of memory; runs go on after a crash and add up in `bench/records/fuzz.jsonl`. In
 `build/fuzz/TARGET` are `corpus` to go on with, and `found` with the bytes of each crash. `make test` runs the same readers on
 bytes that are changed at random (`bench/tests/faults/changed_bytes.py`).
 """
@@ -23,13 +23,7 @@ from offmap_bench.checks import records
 from offmap_bench.paths import ROOT
 
 WORK = ROOT / "build" / "fuzz"
-LARGEST, SLOWEST = 3000, 20
-"""Megabytes that a process may take (torch alone takes some hundreds), and seconds of one input."""
-
-FOLLOWED = ["offmap", "offmap_bench", "json", "csv", "tomllib", "zipfile", "gzip"]
-"""Packages whose branches guide the search."""
-
-EMPTY: dict[str, Any] = {"executions": 0, "seconds": 0, "features": 0, "peak_mb": 0, "crashes": []}
+COUNTS = ("executions", "seconds", "features", "peak_mb", "crashes")
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench/tests")]
 
 
@@ -37,7 +31,7 @@ def fuzz(target: str) -> None:
     """In a process of its own: fuzz one reader, and keep the bytes of each kind of error once."""
     import atheris
 
-    with atheris.instrument_imports(include=FOLLOWED):
+    with atheris.instrument_imports(include=["offmap", "offmap_bench", "json", "csv", "tomllib", "zipfile", "gzip"]):
         from faults.readers import READERS, attempt
     folder = Path(tempfile.mkdtemp(prefix="offmap-fuzz-"))
     for place, seed in enumerate(READERS[target].seeds(folder)):
@@ -64,9 +58,11 @@ def run(target: str, minutes: float) -> None:
     for folder in (corpus, crashed):
         folder.mkdir(parents=True, exist_ok=True)
     entries = {entry["name"]: entry for entry in records.read("fuzz")}
-    record = entries.setdefault(target, {"name": target, **EMPTY})
+    record = entries.setdefault(
+        target, {"name": target, "crashes": [], **dict.fromkeys(("executions", "seconds", "features", "peak_mb"), 0)}
+    )
     command = [sys.executable, "-m", "offmap_bench.checks.fuzz", target, "--inside", "-print_final_stats=1", "-verbosity=1"]
-    command += [f"-timeout={SLOWEST}", f"-rss_limit_mb={LARGEST}", "-max_len=65536", f"-artifact_prefix={crashed}/"]
+    command += ["-timeout=20", "-rss_limit_mb=3000", "-max_len=65536", f"-artifact_prefix={crashed}/"]
     end = time.monotonic() + 60 * minutes
     while (left := int(end - time.monotonic())) > 0:
         start = time.monotonic()
@@ -76,7 +72,9 @@ def run(target: str, minutes: float) -> None:
         if "number_of_executed_units" not in log and "ERROR: libFuzzer" not in log:
             raise RuntimeError(f"the fuzzer did not start:\n{log[-2000:]}")
         add(record, log, time.monotonic() - start)
-        record["crashes"] = crashes(crashed)
+        files = sorted(crashed.iterdir())
+        errors = [path.read_text(encoding="utf-8").strip().splitlines()[-1][:200] for path in files if path.suffix == ".txt"]
+        record["crashes"] = errors + [p.name for p in files if p.name.startswith(("crash-", "timeout-", "oom-"))]
         records.write("fuzz", (entries[name] for name in sorted(entries)))
     print(f"{target}: {record}", flush=True)
 
@@ -91,13 +89,6 @@ def add(record: dict[str, Any], log: str, seconds: float) -> None:
     record["seconds"] += last(r"Done \d+ runs in (\d+) second") or round(seconds)
     record["features"] = max(record["features"], last(r"ft: (\d+)"))
     record["peak_mb"] = max(record["peak_mb"], last(r"peak_rss_mb: (\d+)") or last(r"rss: (\d+)Mb"))
-
-
-def crashes(folder: Path) -> list[str]:
-    """One line for each: the error, or what killed the process."""
-    files = sorted(folder.iterdir())
-    errors = [path.read_text(encoding="utf-8").strip().splitlines()[-1][:200] for path in files if path.suffix == ".txt"]
-    return errors + [path.name for path in files if path.name.startswith(("crash-", "timeout-", "oom-"))]
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import sys
 import tomllib
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from offmap_bench.checks.records import replace_file
 from offmap_bench.paths import ROOT
 
-BILL = ROOT / "build" / "sbom.json"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = tuple(extra for extra in PROJECT["optional-dependencies"] if extra not in ("test", "docs", "dev"))
 """What users install; tests and documentation bring more, which no user runs."""
@@ -39,17 +40,14 @@ Packages = Mapping[str, Distribution]
 def installed() -> dict[str, Distribution]:
     """Offmap and all that it needs, by name; extras that are not installed here are left out."""
     packages: dict[str, Distribution] = {}
-    queue, visited = [("offmap", frozenset(EXTRAS))], set[tuple[str, frozenset[str]]]()
+    queue = visited = {("offmap", frozenset(EXTRAS))}
     while queue:
-        name, extras = queue.pop()
-        if (name, extras) in visited:
-            continue
-        visited.add((name, extras))
-        try:
-            packages[name] = distribution(name)
-        except PackageNotFoundError:
-            continue
-        queue += [(canonicalize_name(need.name), frozenset(need.extras)) for need in needs(packages[name], extras)]
+        wanted: set[tuple[str, frozenset[str]]] = set()
+        for name, extras in queue:
+            with suppress(PackageNotFoundError):
+                packages[name] = distribution(name)
+                wanted |= {(canonicalize_name(need.name), frozenset(need.extras)) for need in needs(packages[name], extras)}
+        queue, visited = wanted - visited, visited | wanted
     return dict(sorted(packages.items()))
 
 
@@ -105,38 +103,35 @@ def audit(packages: Packages, pinned: Mapping[str, str]) -> list[str]:
     for name, package in packages.items():
         if name == "offmap":
             continue
-        version = Version(package.version)
-        if name not in pinned:
-            wrong.append(f"{name} {version} is not in constraints.txt")
-        elif Version(pinned[name]).public != version.public:
-            wrong.append(f"{name} is {version}, but constraints.txt has {pinned[name]}")
-        if version.is_prerelease:
-            wrong.append(f"{name} {version} is a pre-release")
-        if not licence(package):
-            wrong.append(f"{name} {version} names no licence")
+        version, pin = Version(package.version), Version(pinned.get(name, package.version))
+        faults = {
+            f"{name} {version} is not in constraints.txt": name not in pinned,
+            f"{name} is {version}, but constraints.txt has {pin}": pin.public != version.public,
+            f"{name} {version} is a pre-release": version.is_prerelease,
+            f"{name} {version} names no licence": not licence(package),
+        }
+        wrong += [fault for fault, found in faults.items() if found]
         wrong += [f"{name} {version}: {path} is not the file that was installed" for path in changed(package)]
     return wrong
 
 
 def changed(package: Distribution) -> list[str]:
     """Files that are missing, or whose SHA-256 is not the one in the package's list."""
-    packages: list[str] = []
-    for file in package.files or []:
-        if file.hash is not None and file.hash.mode == "sha256" and file.suffix != ".pyc":
-            path = Path(str(package.locate_file(file)))
-            digest = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
-            if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
-                packages.append(str(file))
-    return packages
+
+    def digest(path: Path) -> str:
+        return (
+            base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode() if path.is_file() else ""
+        )
+
+    listed = [f for f in package.files or [] if f.hash is not None and f.hash.mode == "sha256" and f.suffix != ".pyc"]
+    return [str(f) for f in listed if f.hash and digest(Path(str(package.locate_file(f)))) != f.hash.value]
 
 
 def main() -> None:
     packages = installed()
     if sys.argv[1:] == ["bill"]:
-        BILL.parent.mkdir(exist_ok=True)
-        BILL.write_text(json.dumps(bill(packages), indent=1) + "\n", encoding="utf-8")
-        print(f"{len(packages)} packages: {BILL}")
-        return
+        replace_file(path := ROOT / "build" / "sbom.json", json.dumps(bill(packages), indent=1) + "\n")
+        return print(f"{len(packages)} packages: {path}")
     wrong = audit(packages, pins((ROOT / "constraints.txt").read_text(encoding="utf-8")))
     fine = f"{len(packages)} packages: versions as pinned, no pre-releases, licences named, files as installed."
     print("\n".join(wrong) or fine)

@@ -134,7 +134,7 @@ def run(names: list[str], minutes: float = float("inf"), patience: float = 1.0, 
             write(outcomes)
             print(f"{name}, seed {outcome[0]} of {check.trials}: {outcome[1] or outcome[2]}", flush=True)
             if time.monotonic() > end:
-                return sum(len(read(n).failures) for n in names)
+                break
     return sum(len(read(n).failures) for n in names)
 
 
@@ -156,8 +156,7 @@ def again(names: list[str], share: float = 0.1, seed: int = 0, patience: float =
 
 def page() -> str:
     """Promises, trials and how they ended; fuzzing, coverage and mutants."""
-    rows: list[str] = []
-    every = [read(name) for name in CHECKS]
+    rows, every = list[str](), [read(name) for name in CHECKS]
     for outcomes in every:
         endings = ", ".join(f"{ending}: {count:,}" for ending, count in sorted(outcomes.endings.items()))
         each = f"{outcomes.seconds / outcomes.done:.2f}" if outcomes.done else "–"
@@ -175,14 +174,13 @@ def page() -> str:
 
 def fuzz_table() -> str:
     entries = records.read("fuzz")
-    together = {key: sum(entry[key] for entry in entries) for key in ("executions", "seconds")}
-    crashes = [crash for entry in entries for crash in entry["crashes"]]
-    total = together | {"name": "all", "crashes": crashes, "peak_mb": max((entry["peak_mb"] for entry in entries), default=0)}
-    rows = ["| reader | inputs | minutes | crashes | peak MB |", "|---|--:|--:|--:|--:|"]
-    for entry in [*entries, total]:
-        numbers = (f"{entry['executions']:,}", f"{entry['seconds'] / 60:.1f}", str(len(entry["crashes"])), str(entry["peak_mb"]))
-        rows.append(f"| {entry['name'].replace('_', ' ')} | {' | '.join(numbers)} |")
-    return "\n".join(rows)
+    total = {"name": "all", **{key: sum(entry[key] for entry in entries) for key in ("executions", "seconds")}}
+    total["crashes"] = [crash for entry in entries for crash in entry["crashes"]]
+    total["peak_mb"] = max((entry["peak_mb"] for entry in entries), default=0)
+    keys, rows = ("name", "executions", "seconds", "crashes", "peak_mb"), list[str]()
+    for name, runs, seconds, crashes, peak in (map(entry.get, keys) for entry in [*entries, total]):
+        rows.append(f"| {name.replace('_', ' ')} | {runs:,} | {seconds / 60:.1f} | {len(crashes)} | {peak} |")
+    return "\n".join(["| reader | inputs | minutes | crashes | peak MB |", "|---|--:|--:|--:|--:|", *rows])
 
 
 def write_page() -> None:
