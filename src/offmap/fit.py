@@ -145,7 +145,10 @@ def fit(
             check_targets(calibration, likelihood, base)
         image_spec = describe_images(likelihood, train, valid, base)
         if config == "default" and are_images(likelihood, valid):
-            settings = choose_image_config(settings, trained=solver is not None or bool(options))
+            # draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest
+            settings = replace(settings, params=LAST_LAYER if settings.params is None else settings.params)
+            if settings.params == LAST_LAYER and solver is None and not options:
+                settings = replace(settings, solver="closed-form")
         stacked = choose(stacked, valid.inputs, settings.params, pick, unreached=findings.unreached)
         predictive = maxwent.fit(stacked, train, valid, likelihood=likelihood, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
@@ -295,15 +298,6 @@ def check_targets(rows: Batches, likelihood: Likelihood, base: Sampled) -> Batch
 def are_images(likelihood: Likelihood, rows: Rows) -> bool:
     """Whether these are images (B, channels, height, width) of one class each."""
     return isinstance(likelihood, Categorical) and is_image(rows.inputs) and rows.targets.ndim == 1
-
-
-def choose_image_config(config: Config, *, trained: bool) -> Config:
-    """Make the last layer of an image classifier random unless told otherwise, by the closed form unless to be `trained`.
-
-    Draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest.
-    """
-    params = LAST_LAYER if config.params is None else config.params
-    return replace(config, params=params, solver=config.solver if trained or params != LAST_LAYER else "closed-form")
 
 
 def describe_images(likelihood: Likelihood, train: Batches, valid: Rows, base: Sampled) -> ImageSpec | None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TypeAlias
 
-
-class Advance(Protocol):
-    """Updates a bar: how much is done, the text beside it, and a new total."""
-
-    def __call__(self, done: int, text: str = "", *, total: int | None = None) -> None:
-        """Draw the bar."""
+Advance: TypeAlias = Callable[..., None]
+"""`advance(done, text="", total=None)`: how much is done, the text beside the bar, and a new total."""
 
 
 @contextmanager
 def bar(title: str, total: int | None, *, show: bool | None, size: bool = False) -> Generator[Advance]:
     """Show a bar; `show=None`: on a terminal, and only in the first process of several; `size`: it counts bytes."""
     if show is False or (show is None and not (sys.stderr.isatty() and os.environ.get("RANK", "0") == "0")):
-        yield lambda done, text="", *, total=None: None
+        yield lambda *_, **__: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -4,8 +4,8 @@ For classification that is −log (1/P) Σ_p p(y | x, w_p); for regression the N
 variance; for a user's likelihood the mixture's unless it says otherwise. P draws with fixed noise; τ is the base model's risk
 plus 2·std/√n. Stopping, closed form, entropy weight and clip are all decided by this number.
 
-Why not the exact Gaussian mixture: it forgives a few wild draws at every point, and in-distribution inputs would look OOD. Why
-not the mean NLL of the draws: it forbids disagreement that the reported variance explains.
+The exact Gaussian mixture would forgive a few wild draws at every point, and in-distribution inputs would look OOD; the mean NLL
+of the draws would forbid disagreement that the reported variance explains.
 """
 
 from __future__ import annotations
