@@ -71,7 +71,7 @@ def test_functions_of_tensors_say_what_else_they_were_given(ask: Callable[[Any],
 
 
 @pytest.mark.parametrize("ask", LOOKING)
-def test_functions_that_look_at_values_need_some(ask: Callable[[Any], Any]) -> None:
+def test_functions_of_values_need_some(ask: Callable[[Any], Any]) -> None:
     with pytest.raises(DataError, match="to be a tensor of real numbers, but got one without values"):
         ask(V.to("meta"))
 

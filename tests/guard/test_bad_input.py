@@ -245,7 +245,7 @@ class DataDependent(nn.Module):
         return out if out.abs().max().item() < 1e9 else out.clamp(-1, 1)
 
 
-def test_a_host_that_vmap_cannot_run_names_the_remedy() -> None:
+def test_a_model_that_vmap_cannot_run_names_the_remedy() -> None:
     with pytest.raises(ModelError, match=r"`vmap` cannot run DataDependent \(.*\). Pass `chunk_size=1` to loop over draws"):
         quick(DataDependent(), TRAIN, VALID, chunk_size=5)
 
@@ -282,7 +282,7 @@ def _nan_in_a_buffer() -> nn.Module:
 
 
 class Returns(nn.Module):
-    """Computes what it is told to."""
+    """Computes what its function says."""
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -327,13 +327,13 @@ HOSTS: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("case", HOSTS)
 @pytest.mark.usefixtures("no_work")
-def test_nets_that_cannot_be_used(case: str) -> None:
+def test_models_that_cannot_be_used(case: str) -> None:
     build, message = HOSTS[case]
     with pytest.raises(ModelError, match=message):
         quick(build(), TRAIN, VALID)
 
 
-def test_a_failed_fit_leaves_the_host_as_it_was() -> None:
+def test_a_failed_fit_leaves_the_model_as_it_was() -> None:
     net = regressor().train()
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(DataError):

@@ -61,7 +61,7 @@ class Breaks(Dataset[Any]):
         return TRAIN[0][row], TRAIN[1][row]
 
 
-def test_a_data_set_that_breaks_is_told_with_the_number_of_the_batch(guard: offmap.Guard) -> None:
+def test_a_data_set_that_breaks_is_named_with_the_number_of_the_batch(guard: offmap.Guard) -> None:
     loader = DataLoader(Breaks(), batch_size=10)
     with pytest.raises(DataError, match="Expected batches from `train`, but reading batch 2 failed: OSError: the disk is gone"):
         quick(regressor(), loader, VALID)
@@ -92,12 +92,12 @@ def test_arrays_that_run_backwards_are_read(guard: offmap.Guard, rows: int) -> N
     torch.testing.assert_close(guard.score(np.flip(np.flip(x, 1).copy(), 1)), guard.score(inputs(rows)), rtol=1e-5, atol=1e-6)
 
 
-def test_a_host_whose_sizes_are_not_known_yet_is_refused() -> None:
+def test_a_model_whose_sizes_are_not_known_yet_is_refused() -> None:
     with pytest.raises(ModelError, match="but LazyLinear has parameters without a size. Call it once"):
         quick(nn.LazyLinear(1), TRAIN, VALID)
 
 
-def test_a_host_that_fails_on_other_inputs_is_named_when_diagnosing(guard: offmap.Guard) -> None:
+def test_a_model_that_fails_on_other_inputs_is_named_when_diagnosing(guard: offmap.Guard) -> None:
     with pytest.raises(ModelError, match=r"Sequential failed on inputs of shape \(40, 4\)"):
         offmap.diagnose(guard, (inputs(40, features=4), TRAIN[1]))
 
@@ -171,7 +171,7 @@ class Strict(nn.Module):
         return self.net(x)
 
 
-def test_what_a_host_asserts_is_told() -> None:
+def test_what_a_model_asserts_is_reported() -> None:
     with pytest.raises(ModelError, match=r"Strict failed on inputs of shape \(2, 3, 1\): two axes, please"):
         quick(Strict(), (TRAIN[0][..., None], TRAIN[1]), (VALID[0][..., None], VALID[1]))
 
@@ -182,7 +182,7 @@ def test_a_clip_beyond_single_precision_bounds_nothing(guard: offmap.Guard) -> N
     assert torch.equal(guard.samples(x, 3, clip=10**30), guard.samples(x, 3))
 
 
-def test_bad_validation_data_are_told_before_the_head_is_trained(guard: offmap.Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_validation_data_are_refused_before_the_head_is_trained(guard: offmap.Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the training began")
 

@@ -124,7 +124,7 @@ def test_an_ensemble_of_two_is_one_guard(task: Task) -> None:
     torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_strange_inputs_score_higher_than_familiar_ones() -> None:
+def test_ood_inputs_score_higher_than_in_distribution_ones() -> None:
     net = regressor()
     guard = quick(net, regression(100, 0), regression(100, 1), draws=30)
     far = 6 * inputs(60, 5)
@@ -203,7 +203,7 @@ class TwoArguments(nn.Module):
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict", "loader of tuples", "loader of dicts"])
-def test_hosts_of_two_arguments_take_tuples_and_dicts(form: str) -> None:
+def test_models_of_two_arguments_take_tuples_and_dicts(form: str) -> None:
     def data(n: int, seed: int) -> Any:
         x, y = regression(n, seed)
         one = torch.ones(n, 1)
@@ -229,7 +229,7 @@ def test_hosts_of_two_arguments_take_tuples_and_dicts(form: str) -> None:
         assert guard.score(data(9, 5)).shape == (9,)
 
 
-def test_host_output_can_be_picked() -> None:
+def test_model_output_can_be_picked() -> None:
     class Wordy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -244,14 +244,14 @@ def test_host_output_can_be_picked() -> None:
     assert picked.score(inputs(9, 5)).shape == (9,)
 
 
-def test_float64_hosts_compute_in_float64() -> None:
+def test_float64_models_compute_in_float64() -> None:
     guard = quick(regressor().double(), regression(40, 0), regression(30, 1))
     assert guard.score(inputs(9, 5)).dtype == torch.float64
     assert guard.predict(inputs(9, 5).numpy()).mean.dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_hosts_can_be_fitted(dtype: torch.dtype) -> None:
+def test_half_precision_models_can_be_fitted(dtype: torch.dtype) -> None:
     guard = quick(regressor().to(dtype), regression(40, 0), regression(30, 1))
     result = guard(inputs(9, 5))
     assert result.score.isfinite().all()
@@ -320,7 +320,7 @@ def test_one_seed_gives_equal_guards_to_the_bit_and_another_does_not(solver: str
     assert not torch.equal(first[1], other[1])
 
 
-def test_guards_do_not_change_with_the_host_afterwards() -> None:
+def test_guards_do_not_change_with_the_model_afterwards() -> None:
     net = regressor()
     guard = quick(net, regression(40, 0), regression(30, 1))
     before = guard.score(inputs(9, 5))
@@ -358,7 +358,7 @@ def test_history_tells_every_check_per_member() -> None:
 
 @pytest.mark.parametrize("solver", ["closed-form", "refine", "sgd"])
 @pytest.mark.parametrize("kind", ["regression", "classes"])
-def test_threshold_of_risk_is_the_plain_nets_nll_plus_two_standard_errors(solver: str, kind: str) -> None:
+def test_max_risk_is_the_base_models_nll_plus_two_standard_errors(solver: str, kind: str) -> None:
     nets = [regressor(s, log_variance=True) if kind == "regression" else classifier(s) for s in range(2)]
     data = regression if kind == "regression" else classes
     guard = quick(nets, data(40, 0), data(40, 1), solver=solver, steps=4, check_every=2)

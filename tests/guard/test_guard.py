@@ -234,7 +234,7 @@ def test_prediction_sets_cover_over_many_calibration_sets() -> None:
 # ------------------------------------------------------------------------------------------------------------- samples
 
 
-def test_samples_are_the_sampled_nets_themselves(guard: offmap.Guard) -> None:
+def test_samples_are_the_outputs_of_the_drawn_models(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
     q, net = guard.predictive.q, guard.predictive.model.module
     drawn = q.draw(range(5), seed=guard.seed, clip=0.3)
@@ -247,7 +247,7 @@ def test_fewer_samples_are_the_first_of_more(guard: offmap.Guard) -> None:
     torch.testing.assert_close(guard.samples(x, 3), guard.samples(x, 7)[:3], rtol=1e-5, atol=1e-6)
 
 
-def test_clip_zero_is_the_host_and_infinity_is_no_clip(guard: offmap.Guard) -> None:
+def test_clip_zero_is_the_model_and_infinity_is_no_clip(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
     model = guard.predictive.model.module
     torch.testing.assert_close(guard.samples(x, 4, clip=0.0), model(x).expand(4, 9, 1), rtol=1e-5, atol=1e-6)
@@ -492,7 +492,7 @@ def test_tiny_variances_at_large_means_survive_float32_in_a_guard() -> None:
     torch.testing.assert_close(made.predict(x, clip=None).std, torch.full((30,), math.sqrt(exact)), rtol=1e-5, atol=0)
 
 
-def test_huge_inputs_are_infinitely_strange_and_not_nan(guard: offmap.Guard) -> None:
+def test_huge_inputs_are_infinitely_ood_and_not_nan(guard: offmap.Guard) -> None:
     result = guard(torch.full((3, 3), 3e38))
     assert not result.score.isnan().any()
     assert result.ood.all()

@@ -164,7 +164,7 @@ def test_labels_beside_the_inputs_are_put_aside(tagger: offmap.Guard) -> None:
     assert torch.equal(tagger.score({**x, "labels": tagged(x)}), tagger.score(x))
 
 
-def test_a_recurrent_net_with_lengths_is_fitted_on_padded_batches() -> None:
+def test_a_recurrent_model_with_lengths_is_fitted_on_padded_batches() -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -241,7 +241,7 @@ def test_pixels_have_scores_predictions_and_conformal_answers(kind: str) -> None
         assert made.prediction_set(x, 0.8).shape == (30, 3 if kind == "segmentation" else 2, 4, 5)
 
 
-def test_strange_pixels_are_found_where_they_are() -> None:
+def test_ood_pixels_are_found_where_they_are() -> None:
     x = images()
     made = quick(Painter(1), (x, x[:, 0].abs()), (x, x[:, 0].abs()))
     spoiled = x.clone()
@@ -305,7 +305,7 @@ def test_one_position_of_every_row_is_drawn_evenly_among_those_that_count() -> N
     assert ((shares[[0, 2, 3, 5]] - 0.25).abs() < 0.03).all()
 
 
-def test_misses_of_plain_outputs_are_one_per_row_and_target() -> None:
+def test_residuals_of_outputs_without_positions_are_one_per_row_and_target() -> None:
     prediction = Prediction(mean=torch.zeros(4, 2), std=torch.ones(4, 2))
     assert Gaussian(2, False).residual(prediction, torch.ones(4, 2)).shape == (4, 2)
     classes = Prediction(probs=torch.tensor([[0.9, 0.1], [0.2, 0.8]]), label=torch.tensor([0, 1]))

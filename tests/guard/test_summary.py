@@ -47,7 +47,7 @@ def test_parameters_that_are_not_random_are_listed_as_such() -> None:
     assert [row["why"] for row in rows] == ["not picked by `params`"] * 2 + ["", "not picked by `params`"]
 
 
-def test_what_is_plain_says_why() -> None:
+def test_parameters_that_are_not_rotated_say_why() -> None:
     table = Through(
         lambda s, x: s.head(s.table(x).mean(1)), table=nn.Embedding(5, 4), head=nn.Linear(4, 2), spare=nn.Linear(1, 1)
     )
@@ -64,7 +64,7 @@ def test_what_is_plain_says_why() -> None:
     assert {row["why"] for row in plain.rows} == {"basis='identity'"}
 
 
-def test_blocks_pieces_and_the_memory_of_bases_are_told() -> None:
+def test_blocks_pieces_and_the_memory_of_bases_are_shown() -> None:
     net = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(12, 2))
     data = torch.randn(40, 4, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(40)
     summary = quick(net, data, data, fan_in_limit=6).summary()
@@ -100,13 +100,13 @@ def test_entropy_of_the_mixture_lies_between_its_bounds(members: int) -> None:
     assert f"entropy of the mixture between {low:.4g} and {high:.4g} nats" in str(guard.summary())
 
 
-def test_notes_tell_what_other_scores_look_at() -> None:
-    def told(**options: Any) -> str:
+def test_notes_name_what_other_scores_compare() -> None:
+    def notes(**options: Any) -> str:
         return str(quick(regressor(), regression(40, 0), regression(40, 1), **options).summary())
 
-    assert "score 'distance': inputs, layers (2.weight); holds 40 training rows" in told(score="distance")
-    assert "score 'paper': the draws' outputs alone\n" in told(score="paper")
-    assert "score: your own function of the outputs" in told(score=lambda outputs: outputs.amax(0)[:, 0])
+    assert "score 'distance': inputs, layers (2.weight); holds 40 training rows" in notes(score="distance")
+    assert "score 'paper': the draws' outputs alone\n" in notes(score="paper")
+    assert "score: your own function of the outputs" in notes(score=lambda outputs: outputs.amax(0)[:, 0])
     few = quick(regressor(), tuple(t[:2] for t in regression(40, 0)), regression(40, 1))
     assert "score 'paper': the draws' outputs alone" in str(few.summary())
 

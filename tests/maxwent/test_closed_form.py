@@ -116,7 +116,7 @@ def zero_weights() -> tuple[nn.Module, Tensor]:
 def test_degenerate_activations_give_positive_and_moderate_scales(net: nn.Module, x: Tensor, rotated: bool, dtype: torch.dtype):
     for name, scale in unit(net.to(dtype), x.to(dtype), rotated=rotated).items():
         assert bool((scale > 0).all()), name
-        # a layer that met nothing but zeros has no size to go by, but must not explode off the map
+        # a layer whose inputs are all zero has no size to go by, but must not explode off the map
         assert float(scale.max()) < 1e6, name
 
 

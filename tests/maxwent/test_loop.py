@@ -35,7 +35,7 @@ class Recorder:
         return self.w.square().sum() * (self.value if step == self.bad else 1)
 
 
-def test_it_takes_the_steps_asked_for_and_says_so():
+def test_it_takes_all_steps_and_returns_finished():
     objective = Recorder()
     stop_reason = minimize(objective, torch.optim.SGD([objective.w], 0.1), rows(), steps=7)
     assert stop_reason == "finished"
@@ -69,13 +69,13 @@ def test_a_loss_that_is_not_finite_ends_it_before_the_step(value: float):
     assert float(objective.w.detach()) == pytest.approx(0.8**3)
 
 
-def test_a_monitor_can_stop_it_and_all_monitors_are_told():
-    told: list[tuple[str, int, float]] = []
+def test_a_monitor_can_stop_it_and_all_monitors_are_called():
+    calls: list[tuple[str, int, float]] = []
 
     def monitor(name: str, stop: int):
         def watch(step: int, loss: Tensor) -> bool:
             assert not loss.requires_grad
-            told.append((name, step, float(loss)))
+            calls.append((name, step, float(loss)))
             return step == stop
 
         return watch
@@ -85,7 +85,7 @@ def test_a_monitor_can_stop_it_and_all_monitors_are_told():
         objective, torch.optim.SGD([objective.w], 0.0), rows(), steps=9, monitors=[monitor("a", 2), monitor("b", 5)]
     )
     assert stop_reason == "stopped"
-    assert told == [(name, step, 1.0) for step in range(3) for name in "ab"]
+    assert calls == [(name, step, 1.0) for step in range(3) for name in "ab"]
 
 
 def test_the_schedule_multiplies_the_rate_of_every_group():

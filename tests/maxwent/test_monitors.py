@@ -16,15 +16,15 @@ from offmap.posterior.predictive import History
 def watched(
     risks: list[list[float]], *, every: int = 1, max_risk: tuple[float, float] = (1.0, 1.0), patience: int | None = None
 ) -> tuple[WeightDistribution, RiskMonitor, History]:
-    """Two members whose validation risks are told beforehand, check by check."""
+    """Two members whose validation risks are given beforehand, check by check."""
     q = WeightDistribution({"w": torch.zeros(2, 3), "b": torch.zeros(2, 1)})
-    told = iter(risks)
+    given = iter(risks)
     history = History()
     return (
         q,
         RiskMonitor(
             q,
-            lambda _: (torch.tensor(next(told)), torch.zeros(2)),
+            lambda _: (torch.tensor(next(given)), torch.zeros(2)),
             torch.tensor(max_risk),
             every=every,
             history=history,
@@ -84,7 +84,7 @@ def test_without_patience_it_never_stops():
     assert not any(monitor(step, torch.tensor(0.0)) for step in range(30))
 
 
-def test_it_looks_every_so_many_steps():
+def test_it_checks_every_so_many_steps():
     q, monitor, history = watched([[0.0, 0.0]] * 3, every=4)
     for step in range(12):
         move(q, float(step))
@@ -177,9 +177,9 @@ def test_best_validation_keeps_the_start_if_nothing_is_better():
 def test_a_trained_mean_is_kept_with_its_scale_and_a_frozen_one_is_left_alone():
     for trainable in (True, False):
         q = WeightDistribution({"w": torch.zeros(1, 3)}, trainable_mean=trainable)
-        told = iter([[0.0], [9.0]])
+        given = iter([[0.0], [9.0]])
         monitor = RiskMonitor(
-            q, lambda _, told=told: (torch.tensor(next(told)), torch.zeros(1)), torch.ones(1), every=1, history=History()
+            q, lambda _, given=given: (torch.tensor(next(given)), torch.zeros(1)), torch.ones(1), every=1, history=History()
         )
         for step in range(2):
             move(q, float(step))
@@ -191,7 +191,7 @@ def test_a_trained_mean_is_kept_with_its_scale_and_a_frozen_one_is_left_alone():
         assert q.mean["w"].unique().tolist() == [5.0 if trainable else 6.0]
 
 
-def test_a_history_is_told_by_its_last_check():
+def test_a_history_is_described_by_its_last_check():
     history = History(max_risk=[1.0, 3.0])
     assert history.describe() == ""
     history.add(10, 0.0, *(torch.tensor(v) for v in ([9.0, 9.0], [9.0, 9.0], [9.0, 9.0])))

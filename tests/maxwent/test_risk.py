@@ -126,7 +126,7 @@ def test_an_unknown_risk_is_refused_and_the_nearest_named():
 
 
 @pytest.mark.parametrize("tolerance", ["paper", "reference"])
-def test_the_threshold_is_the_plain_risk_and_twice_its_standard_error(tolerance: str):
+def test_max_risk_is_the_base_risk_and_twice_its_standard_error(tolerance: str):
     q, validation, _ = regression()
     x, y = trained.regression(20)
     for member in range(2):
@@ -135,14 +135,14 @@ def test_the_threshold_is_the_plain_risk_and_twice_its_standard_error(tolerance:
         assert float(validation.max_risk(q, tolerance=tolerance)[member]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_threshold_does_not_look_at_the_scale():
+def test_max_risk_does_not_depend_on_the_scale():
     q, validation, _ = regression()
     before = validation.max_risk(q)
     q.set_scale({n: 100 * s for n, s in q.scale().items()})
     assert torch.equal(validation.max_risk(q), before)
 
 
-def test_a_risk_of_the_users_own_is_asked_for():
+def test_a_risk_of_the_users_own_is_used():
     q, validation, outputs = regression(risk=lambda likelihood, stack, y: (stack[..., 0].mean(0) - y).abs())
     expected = (outputs[..., 0].mean(1) - validation.data.targets).abs().mean(1)
     torch.testing.assert_close(validation.evaluate(q).risk.double(), expected, rtol=1e-4, atol=1e-5)
@@ -219,7 +219,7 @@ def test_chance_of_a_dense_regression_is_that_of_one_position():
     assert float(Gaussian(noise=torch.ones(1)).baseline_nll(y).mean()) == pytest.approx(float(expected))
 
 
-def test_one_look_tells_the_risk_and_the_mean_uncertainty_of_every_member():
+def test_evaluate_gives_the_risk_and_the_mean_uncertainty_of_every_member():
     q, validation, outputs = regression()
     risk, uncertainty, losses = validation.evaluate(q)
     assert torch.equal(risk, losses.mean(1))
@@ -240,7 +240,7 @@ def test_the_risk_along_a_factor_is_that_of_the_widened_distribution(most: int, 
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-def test_members_that_are_not_asked_about_cost_nothing(bounded: bool, monkeypatch: pytest.MonkeyPatch):
+def test_members_that_are_not_evaluated_cost_nothing(bounded: bool, monkeypatch: pytest.MonkeyPatch):
     q, validation, _ = regression()
     validation = validation.clip_losses(q) if bounded else validation
     passed, outputs = list[int](), BatchedModel.outputs
@@ -257,7 +257,7 @@ def test_members_that_are_not_asked_about_cost_nothing(bounded: bool, monkeypatc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("most", "made"), [(0, 1), (-1, 3)])
 def test_small_draws_along_a_factor_are_made_once(most: int, made: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    """Small are those of as many numbers as are remembered; large ones are made for every look."""
+    """Small are those of as many numbers as are cached; large ones are drawn for every evaluation."""
     q, validation, _ = regression()
     q, rows = q.to(dtype), validation.data
     validation = replace(validation, data=replace(rows, inputs=rows.inputs.to(dtype), targets=rows.targets.to(dtype)))
@@ -269,7 +269,7 @@ def test_small_draws_along_a_factor_are_made_once(most: int, made: int, dtype: t
     assert len(drawn) == made
 
 
-def test_a_users_own_law_is_asked_for_every_factor():
+def test_a_users_own_parameterization_is_drawn_for_every_factor():
     """w̄ + c·(w − w̄) is not what a wider φ gives there."""
     q, validation, _ = regression()
     q.parameterization = Parameterization(
@@ -294,7 +294,7 @@ def test_the_members_themselves_are_passed_once(monkeypatch: pytest.MonkeyPatch)
     assert asked == [1]
 
 
-def test_a_rough_look_takes_fewer_rows_and_draws_and_is_as_far_from_its_threshold(monkeypatch: pytest.MonkeyPatch):
+def test_a_subsample_takes_fewer_rows_and_draws_and_is_as_far_from_its_max_risk(monkeypatch: pytest.MonkeyPatch):
     q, validation, _ = regression(rows=50)
     monkeypatch.setattr(risk, "SUBSAMPLE", 20)
     max_risk = validation.max_risk(q)
@@ -304,7 +304,7 @@ def test_a_rough_look_takes_fewer_rows_and_draws_and_is_as_far_from_its_threshol
     torch.testing.assert_close(near - few.base_risk(q), max_risk - validation.base_risk(q))
 
 
-def test_a_rough_look_at_few_rows_has_the_same_threshold():
+def test_a_subsample_of_few_rows_has_the_same_max_risk():
     q, validation, _ = regression()
     max_risk = validation.max_risk(q)
     few, near, _ = validation.subsample(q, max_risk)
@@ -313,6 +313,6 @@ def test_a_rough_look_at_few_rows_has_the_same_threshold():
 
 
 @pytest.mark.parametrize("tolerance", ["smoothed", "reference", "paper"])
-def test_a_slack_is_what_it_says_not_where_it_comes_from(tolerance: str):
+def test_a_tolerance_is_compared_by_its_letters(tolerance: str):
     q, validation, _ = regression()
     assert torch.equal(validation.max_risk(q, tolerance="".join(list(tolerance))), validation.max_risk(q, tolerance=tolerance))

@@ -1,4 +1,4 @@
-"""The largest factor of φ that the risk allows, found in few looks."""
+"""The largest factor of φ that the risk allows, found in few evaluations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bisected(risk: Callable[[Tensor], Tensor], max_risk: Tensor, low: float, hig
 
 
 class Counted:
-    """A risk with the numbers of members that it was asked about, look by look."""
+    """A risk with the numbers of members that it was asked about, evaluate by evaluate."""
 
     def __init__(self, risk: Callable[[Tensor], Tensor]) -> None:
         self.risk, self.asked = risk, list[int]()
@@ -50,101 +50,103 @@ def test_the_answer_is_that_of_bisection_to_the_bit(limit: Tensor, power: float,
 
 
 @given(LIMITS, st.sampled_from([math.nan, -math.inf, 1e9, 0.0]), st.integers(4, 16))
-def test_a_plain_risk_that_tells_nothing_does_no_harm(limit: Tensor, plain: float, halvings: int):
-    look = Counted(lambda c: (c / limit).log1p())
+def test_a_base_risk_that_is_no_number_does_no_harm(limit: Tensor, plain: float, halvings: int):
+    evaluate = Counted(lambda c: (c / limit).log1p())
     max_risk = torch.full_like(limit, math.log(2))
-    found = find_largest_factor(look, max_risk, torch.full_like(limit, plain), halvings=halvings)
-    assert torch.equal(found.factor, bisected(look.risk, max_risk, 1e-5, 1e2, halvings))
-    assert len(look.asked) <= 2 * halvings
+    found = find_largest_factor(evaluate, max_risk, torch.full_like(limit, plain), halvings=halvings)
+    assert torch.equal(found.factor, bisected(evaluate.risk, max_risk, 1e-5, 1e2, halvings))
+    assert len(evaluate.asked) <= 2 * halvings
 
 
 @given(LIMITS, st.floats(2, 9))
-def test_a_risk_that_rises_as_a_power_is_found_in_few_looks(limit: Tensor, power: float):
-    look = Counted(lambda c: c**power)
-    find_largest_factor(look, limit**power, torch.zeros_like(limit))
-    assert len(look.asked) <= 6  # ten by bisection
+def test_a_risk_that_rises_as_a_power_takes_few_evaluations(limit: Tensor, power: float):
+    evaluate = Counted(lambda c: c**power)
+    find_largest_factor(evaluate, limit**power, torch.zeros_like(limit))
+    assert len(evaluate.asked) <= 6  # ten by bisection
 
 
 @pytest.mark.parametrize("jump", [1e-4, 0.37, 42.0])
-def test_a_risk_that_jumps_is_found_in_not_many_more_looks_than_halvings(jump: float):
-    look = Counted(lambda c: torch.where(c > jump, torch.full_like(c, 1e6), torch.full_like(c, 1e-9)))
-    found = find_largest_factor(look, torch.ones(1), torch.zeros(1))
-    assert torch.equal(found.factor, bisected(look.risk, torch.ones(1), 1e-5, 1e2, 10))
-    assert len(look.asked) <= 20
+def test_a_risk_that_jumps_takes_not_many_more_evaluations_than_halvings(jump: float):
+    evaluate = Counted(lambda c: torch.where(c > jump, torch.full_like(c, 1e6), torch.full_like(c, 1e-9)))
+    found = find_largest_factor(evaluate, torch.ones(1), torch.zeros(1))
+    assert torch.equal(found.factor, bisected(evaluate.risk, torch.ones(1), 1e-5, 1e2, 10))
+    assert len(evaluate.asked) <= 20
 
 
 def test_a_flat_line_that_points_nowhere_does_no_harm():
-    """Two looks tell nearly the same: τ would be reached at −∞."""
+    """Two evaluations tell nearly the same: τ would be reached at −∞."""
     assert next_point(0, 1024, {512: 1e3}, 0.0, 1e-320, halve=False) == 1
     assert next_point(0, 1024, {512: -1e3}, 0.0, 1e-320, halve=False) == 1023
 
 
-def test_members_that_are_done_are_not_asked_about():
+def test_members_that_are_done_are_not_evaluated():
     """The first reaches τ next to where both are looked at first; the other takes longer."""
     middle, power = math.sqrt(1e-5 * 1e2), torch.tensor([5.0, 0.5])
-    look = Counted(lambda c: (c / middle) ** power)
-    found = find_largest_factor(look, torch.tensor([1.01, 3.0]), torch.zeros(2))
+    evaluate = Counted(lambda c: (c / middle) ** power)
+    found = find_largest_factor(evaluate, torch.tensor([1.01, 3.0]), torch.zeros(2))
     assert found.factor.tolist() == pytest.approx([middle, 9 * middle], rel=0.02)
-    assert look.asked[:2] == [2, 2]
-    assert sum(look.asked) < 2 * len(look.asked)
+    assert evaluate.asked[:2] == [2, 2]
+    assert sum(evaluate.asked) < 2 * len(evaluate.asked)
 
 
-def test_members_that_are_not_sought_for_are_never_asked_about():
-    look = Counted(lambda c: c.square())
-    found = find_largest_factor(look, torch.tensor([4.0, 9.0]), torch.zeros(2), among=torch.tensor([False, True]), halvings=20)
-    assert set(look.asked) == {1}
+def test_members_that_are_not_searched_for_are_never_evaluated():
+    evaluate = Counted(lambda c: c.square())
+    found = find_largest_factor(
+        evaluate, torch.tensor([4.0, 9.0]), torch.zeros(2), among=torch.tensor([False, True]), halvings=20
+    )
+    assert set(evaluate.asked) == {1}
     assert float(found.factor[1]) == pytest.approx(3.0, rel=1e-4)
     assert bool(found.values[0][0].isnan())
 
 
 def test_the_largest_factor_is_low_where_none_passes_and_near_high_where_all_do():
-    def look(c: Tensor) -> tuple[Tensor]:
+    def evaluate(c: Tensor) -> tuple[Tensor]:
         return (torch.stack([c[0] * 0, c[1] * 0 + 1, c[2] * math.nan]),)
 
-    found = find_largest_factor(look, torch.full((3,), 0.5), torch.zeros(3), halvings=20)
+    found = find_largest_factor(evaluate, torch.full((3,), 0.5), torch.zeros(3), halvings=20)
     assert float(found.factor[0]) == pytest.approx(100, rel=1e-3)
     assert found.factor[1:].tolist() == pytest.approx([1e-5, 1e-5])
     assert found.values[0].isnan().tolist() == [False, True, True]
 
 
 @given(LIMITS, st.integers(3, 12))
-def test_what_was_seen_is_what_a_look_at_the_answer_shows(limit: Tensor, halvings: int):
-    look: Evaluate = lambda c: (c.square(), 7 * c)  # noqa: E731
-    found = find_largest_factor(look, limit.square(), torch.zeros_like(limit), halvings=halvings)
-    shown = look(found.factor)
+def test_values_are_those_at_the_factor(limit: Tensor, halvings: int):
+    evaluate: Evaluate = lambda c: (c.square(), 7 * c)  # noqa: E731
+    found = find_largest_factor(evaluate, limit.square(), torch.zeros_like(limit), halvings=halvings)
+    shown = evaluate(found.factor)
     for seen, expected in zip(found.values, shown, strict=True):
         assert bool(((seen == expected) | (found.factor < 1.1e-5)).all())
 
 
 @given(LIMITS, st.floats(-2, 2))
 def test_a_rough_answer_shortens_the_search_where_it_is_right_and_does_no_harm_where_it_is_wrong(limit: Tensor, off: float):
-    look = Counted(lambda c: c.square())
-    found = find_largest_factor_near(limit * 2**off, look, limit.square(), torch.zeros_like(limit))
+    evaluate = Counted(lambda c: c.square())
+    found = find_largest_factor_near(limit * 2**off, evaluate, limit.square(), torch.zeros_like(limit))
     assert bool((found.factor <= limit * (1 + 1e-9)).all())
     assert bool((found.factor * 1.05 >= limit).all())
     torch.testing.assert_close(found.values[0], found.factor.square())
-    assert len(look.asked) <= (5 if abs(off) < 0.4 else 16)
+    assert len(evaluate.asked) <= (5 if abs(off) < 0.4 else 16)
 
 
-def test_what_is_known_of_the_start_is_a_look_less():
+def test_known_values_at_the_start_save_an_evaluation():
     """τ is reached at twice the start: a line through what is known there goes to it at once."""
-    look = Counted(lambda c: c**4)
+    evaluate = Counted(lambda c: c**4)
     max_risk, start = torch.tensor([16.1, 1.0]), (torch.ones(2),)
-    found = find_largest_factor(look, max_risk, torch.zeros(2), start=start, low=1.0, high=10.0, halvings=6)
+    found = find_largest_factor(evaluate, max_risk, torch.zeros(2), start=start, low=1.0, high=10.0, halvings=6)
     assert found.factor.tolist() == pytest.approx([2.0, 1.0], rel=0.04)
     assert found.values[0].tolist() == pytest.approx((found.factor**4).tolist())  # that of the second is the start's
-    assert look.asked == [2, 1]
+    assert evaluate.asked == [2, 1]
 
 
-def test_only_members_without_a_right_rough_answer_are_sought_elsewhere():
-    look = Counted(lambda c: c.square())
-    found = find_largest_factor_near(torch.tensor([2.1, 0.01]), look, torch.tensor([4.0, 9.0]), torch.zeros(2))
+def test_only_members_without_a_right_guess_are_searched_elsewhere():
+    evaluate = Counted(lambda c: c.square())
+    found = find_largest_factor_near(torch.tensor([2.1, 0.01]), evaluate, torch.tensor([4.0, 9.0]), torch.zeros(2))
     assert found.factor.tolist() == pytest.approx([2.0, 3.0], rel=0.03)
-    assert look.asked[-1] == 1
+    assert evaluate.asked[-1] == 1
     torch.testing.assert_close(found.values[0], found.factor.square())
 
 
-def test_members_above_the_threshold_are_calmed_and_the_others_left_alone():
+def test_members_above_max_risk_are_shrunk_and_the_others_left_alone():
     """Risks c²·(0.5, 4, 1) against τ = 1: the second is halved, the others pass."""
     widened: list[Tensor] = []
     risk = torch.tensor([0.5, 4.0, 1.0])

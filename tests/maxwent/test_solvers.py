@@ -158,14 +158,14 @@ def test_a_fragile_member_does_not_shrink_the_start_of_the_others():
     (net,) = (n.double() for n in models())
     options = {"solver": "sgd", "basis": "identity", "initial_raw_scale": -3.0, "steps": 1, "check_every": 10, "rescale": False}
     together, alone = solve([net, fragile(net)], **options)[0], solve([net], **options)[0]
-    assert together.history.risk[0][1] <= together.history.max_risk[1]  # the fragile one was calmed
+    assert together.history.risk[0][1] <= together.history.max_risk[1]  # the fragile one was shrunk
     assert together.history.entropy[0][1] < together.history.entropy[0][0] - 0.1
     assert together.history.entropy[0][0] == pytest.approx(2 * math.log(math.log1p(math.exp(-3.0))), rel=1e-6)
     torch.testing.assert_close(log_scales(together), log_scales(alone), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_how_a_host_is_run_does_not_change_what_is_fitted(chunk: int):
+def test_how_a_model_is_run_does_not_change_what_is_fitted(chunk: int):
     class Plain(nn.Module):
         """Not a Sequential, so that chunks go through vmap and loops."""
 
@@ -197,7 +197,7 @@ def test_only_the_chosen_parameters_are_random():
     torch.testing.assert_close(made.outputs(x, 1, clip=0.0, seed=0)[0], net.eval()(x).detach())
 
 
-def test_float64_hosts_stay_float64():
+def test_float64_models_stay_float64():
     made, _, _ = solve([n.double() for n in models(members=2)])
     assert {t.dtype for t in made.q.state_dict().values()} == {torch.float64}
     assert made.outputs(trained.inputs(4).double(), 2, clip=None, seed=0).dtype == torch.float64
@@ -247,7 +247,7 @@ def test_zero_one_risk_with_a_threshold_of_one_percent(solver: str):
     assert float(made.q.mean_log_square()) > -4  # and it is wide
 
 
-def test_a_looser_slack_gives_a_wider_distribution():
+def test_a_looser_tolerance_gives_a_wider_distribution():
     paper, reference = (solve(models(), solver="closed-form", tolerance=s)[0] for s in ("paper", "reference"))
     assert paper.history.max_risk[0] > reference.history.max_risk[0]
     assert float(paper.q.mean_log_square()) > float(reference.q.mean_log_square())
@@ -256,7 +256,7 @@ def test_a_looser_slack_gives_a_wider_distribution():
 # --------------------------------------------------------------------------------------------------------------- tradeoff
 
 
-def test_among_several_tradeoffs_the_highest_entropy_below_the_threshold_is_chosen():
+def test_of_several_entropy_weights_the_highest_entropy_below_max_risk_is_chosen():
     choices = (0.01, 100.0, 1.0)
     options = {"solver": "sgd", "basis": "identity", "rescale": False, "lr": 0.05}
     alone = {t: solve(models(), entropy_weight=t, **options)[0] for t in choices}
@@ -269,7 +269,7 @@ def test_among_several_tradeoffs_the_highest_entropy_below_the_threshold_is_chos
     assert bool((validation.evaluate(made.q).risk <= max_risk).all())
 
 
-def test_more_tradeoff_is_more_entropy_until_the_threshold_stops_it():
+def test_more_entropy_weight_is_more_entropy_until_max_risk_stops_it():
     entropies = [
         float(solve(models(), solver="sgd", entropy_weight=t, rescale=False, max_risk=1e6)[0].q.mean_log_square())
         for t in (1e-3, 1.0, 100.0)
@@ -321,7 +321,7 @@ def test_a_gradient_that_is_not_a_number_ends_at_the_last_good_state(caplog: pyt
     assert finite(made)
 
 
-def test_a_diverged_tradeoff_is_not_chosen_over_one_that_went_well():
+def test_a_diverged_entropy_weight_is_not_chosen_over_one_that_went_well():
     made, _, _ = solve(
         models(), solver="sgd", entropy_weight=(1.0, 3e38), regularizer=torch.exp, initial_raw_scale=1.0, max_risk=1e9
     )
@@ -354,12 +354,12 @@ def test_a_users_own_scaling_ends_where_ours_with_the_log_does():
     torch.testing.assert_close(theirs.q.entropy(draws=300), ours.q.entropy(), rtol=0, atol=4 * math.sqrt(ours.q.dimension / 600))
 
 
-def test_a_users_own_law_is_never_rotated():
+def test_a_users_own_parameterization_is_never_rotated():
     made, _, _ = solve(models(), solver="sgd", basis="svd", noise="normal", parameterization=by_hand())
     assert len(made.q.rotation) == 0
 
 
-def test_fits_of_a_users_own_law_are_ranked_by_its_entropy():
+def test_fits_of_a_users_own_parameterization_are_ranked_by_its_entropy():
     # φ is a precision here: the smaller it is, the wider the law
     def log_density(weights: dict[str, Tensor], mean: dict[str, Tensor], scale: dict[str, Tensor]) -> Tensor:
         each = [torch.distributions.Normal(mean[n], 0.01 / scale[n]).log_prob(w).flatten(2).sum(2) for n, w in weights.items()]
@@ -373,7 +373,7 @@ def test_fits_of_a_users_own_law_are_ranked_by_its_entropy():
 
 
 @pytest.mark.parametrize("solver", ["closed-form", "refine"])
-def test_of_several_floors_the_closed_form_of_highest_entropy_wins(solver: str):
+def test_of_several_eps_the_closed_form_of_highest_entropy_wins(solver: str):
     eps_values = (1e-4, 1e-1)
     alone = {f: float(solve(models(), solver="closed-form", eps=f)[0].q.mean_log_square().mean()) for f in eps_values}
     made = solve(models(), solver=solver, eps=eps_values)[0]
@@ -383,7 +383,7 @@ def test_of_several_floors_the_closed_form_of_highest_entropy_wins(solver: str):
 
 
 @pytest.mark.parametrize("solver", ["closed-form", "refine"])
-def test_all_floors_are_tried_in_one_distribution(solver: str, monkeypatch: pytest.MonkeyPatch):
+def test_all_eps_are_tried_in_one_distribution(solver: str, monkeypatch: pytest.MonkeyPatch):
     """Each holds φ and the bases: for a large model, one more is more than its draws take."""
     made: list[float] = []
     plain = maxwent.WeightDistribution
@@ -392,21 +392,21 @@ def test_all_floors_are_tried_in_one_distribution(solver: str, monkeypatch: pyte
     assert len(made) == 1
 
 
-def test_no_graph_is_held_while_factors_are_sought(monkeypatch: pytest.MonkeyPatch):
+def test_no_graph_is_held_while_factors_are_searched(monkeypatch: pytest.MonkeyPatch):
     """A graph would hold a copy of φ for every floor: models may be large."""
     held: weakref.WeakSet[Any] = weakref.WeakSet()
-    at_looks, told = list[int](), Validation.evaluate
+    counts, evaluate = list[int](), Validation.evaluate
 
     class Box:
         def __init__(self, tensor: Tensor) -> None:
             self.tensor = tensor
             held.add(self)
 
-    monkeypatch.setattr(Validation, "evaluate", lambda *args, **options: at_looks.append(len(held)) or told(*args, **options))
+    monkeypatch.setattr(Validation, "evaluate", lambda *args, **options: counts.append(len(held)) or evaluate(*args, **options))
     with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
         solve(models(members=2), solver="closed-form", eps=(1e-4, 1e-3, 1e-2))
-    assert len(at_looks) > 10
-    assert set(at_looks) == {0}
+    assert len(counts) > 10
+    assert set(counts) == {0}
 
 
 def test_a_fit_knows_the_risk_it_ends_with():
@@ -418,7 +418,7 @@ def test_a_fit_knows_the_risk_it_ends_with():
     assert made.history.final_risk == pytest.approx(validation.evaluate(made.q).risk.tolist(), rel=1e-3)
 
 
-def test_a_users_own_law_has_no_closed_form():
+def test_a_users_own_parameterization_has_no_closed_form():
     for solver in ("closed-form", "refine"):
         with pytest.raises(ConfigError, match="A parameterization of your own has no closed form: pass `solver='sgd'`"):
             solve(models(), solver=solver, parameterization=by_hand())
@@ -431,7 +431,7 @@ def test_softplus_keeps_scales_positive_however_hard_they_are_pushed():
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_threshold_below_the_plain_risk_is_said_to_be_out_of_reach(solver, caplog):
+def test_a_max_risk_below_the_base_risk_is_reported_as_out_of_reach(solver, caplog):
     with caplog.at_level(logging.WARNING, logger="offmap"):
         solve(models(), solver=solver, max_risk=-1e3)
     assert "stays above the threshold [-1000.0] however small the distribution: raise `max_risk`" in caplog.text

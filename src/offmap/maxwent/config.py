@@ -109,18 +109,18 @@ class Runtime:
             raise ConfigError(f"Expected `chunk_size` to be 'auto' or a whole number ≥ 1, but got {self.chunk_size!r}.")
         checks.integer("batch_size", self.batch_size, 1)
 
-    def model(self, net: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> BatchedModel:
+    def model(self, module: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> BatchedModel:
         """Make the batched model: its output is measured on two rows; `weights` are stacked, {name: (M, ...)}."""
         few = take_rows(inputs, slice(0, 2))
         try:
-            row = call(net, at(weights, 0), few, self.output_fn)
+            row = call(module, at(weights, 0), few, self.output_fn)
         except MODEL_ERRORS as error:
-            raise model_failed(net, few, error) from error
-        check_rows(net, row, few)
+            raise model_failed(module, few, error) from error
+        check_rows(module, row, few)
         chunk = self.chunk_size
         if chunk == "auto":
-            chunk = choose_chunk(net, weights, take_rows(inputs, slice(0, self.batch_size)), self.output_fn)
-        return BatchedModel(net, self.output_fn, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
+            chunk = choose_chunk(module, weights, take_rows(inputs, slice(0, self.batch_size)), self.output_fn)
+        return BatchedModel(module, self.output_fn, chunk, self.batch_size, max(1, row[0].numel()), row.ndim - 1)
 
 
 AnyConfig = TypeVar("AnyConfig")

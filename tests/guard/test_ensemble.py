@@ -93,13 +93,13 @@ def test_classifiers_of_images_are_mixed() -> None:
     torch.testing.assert_close(found, by_hand(guards, 3 * x[:9], x[60:]), rtol=1e-4, atol=1e-4)
 
 
-def test_a_guard_that_tells_familiar_rows_nothing_apart_does_not_blow_up(guards: list[offmap.Guard]) -> None:
+def test_a_guard_with_one_score_for_all_in_distribution_rows_does_not_blow_up(guards: list[offmap.Guard]) -> None:
     flat = replace(guards[1], score_module=FunctionScore(lambda outputs: outputs.new_full((outputs.shape[1],), 3.0)))
     found = offmap.combine([guards[0], flat], VALID)
     torch.testing.assert_close(found.score(X), by_hand(guards[:1], X) / 2)
 
 
-def test_infinite_scores_are_infinitely_strange_and_no_scale(guards: list[offmap.Guard]) -> None:
+def test_infinite_scores_are_infinitely_ood_and_no_scale(guards: list[offmap.Guard]) -> None:
     def some(outputs: Tensor) -> Tensor:
         values = outputs.mean(0).flatten()
         return torch.where(torch.arange(len(values)) == 0, torch.inf, values)
@@ -169,12 +169,12 @@ def test_intervals_hold_validation_targets_at_their_level(mixed: offmap.GuardEns
         mixed.prediction_set(X)
 
 
-def test_a_mixture_is_a_scorer_among_others(guards: list[offmap.Guard], mixed: offmap.GuardEnsemble) -> None:
+def test_an_ensemble_is_a_scorer_among_others(guards: list[offmap.Guard], mixed: offmap.GuardEnsemble) -> None:
     found = offmap.evaluate({"both": mixed, "one": guards[0]}, VALID, {"far": FAR})
     assert {row["scorer"] for row in found.rows if row["set"] == "far" and row["auroc"] == 1.0} == {"both", "one"}
 
 
-def test_predictions_of_a_mixture_are_judged_like_those_of_a_guard(guards: list[offmap.Guard]) -> None:
+def test_predictions_of_an_ensemble_are_judged_like_those_of_a_guard(guards: list[offmap.Guard]) -> None:
     twice = offmap.combine([guards[0], guards[0]], VALID)
     same, one = (offmap.evaluate(scorer, VALID, {"far": FAR}) for scorer in (twice, guards[0]))
     assert same.rows[0] == pytest.approx({n: v for n, v in one.rows[0].items() if not n.startswith("wide_")}, rel=1e-4)
@@ -182,7 +182,7 @@ def test_predictions_of_a_mixture_are_judged_like_those_of_a_guard(guards: list[
     assert list(same.details["guard"].reliability) == ["own"]
 
 
-def test_classes_of_a_mixture_are_judged_where_they_have_a_label() -> None:
+def test_classes_of_an_ensemble_are_judged_where_they_have_a_label() -> None:
     x, y = classes(60, 3)
     guards = [quick(classifier(), classes(60, 0), (x, y)) for _ in range(2)]
     twice, some = offmap.combine(guards, (x, y)), torch.where(torch.arange(60) < 20, -100, y)
@@ -241,6 +241,6 @@ def test_dense_outputs_are_refused() -> None:
         offmap.combine(guards, (x, y))
 
 
-def test_nets_of_different_kinds_in_one_fit_are_told_of_the_mixture() -> None:
+def test_models_of_different_kinds_in_one_fit_are_referred_to_combine() -> None:
     with pytest.raises(offmap.errors.ModelError, match=r"offmap\.combine"):
         offmap.fit([regressor(), wide()], TRAIN, VALID)

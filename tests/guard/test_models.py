@@ -130,7 +130,7 @@ def test_a_buffer_that_vmap_cannot_update_means_a_loop_and_is_said_when_a_loop_i
         quick(Monitoring(), TRAIN, VALID, chunk_size=4)
 
 
-def test_a_host_that_keeps_what_it_made_can_be_moved_copied_and_saved(tmp_path: Any):
+def test_a_model_that_keeps_what_it_computed_can_be_moved_copied_and_saved(tmp_path: Any):
     net, x = Keeping(), inputs(9, 5)
     guard = quick(net, TRAIN, VALID)
     before = guard.score(x)
@@ -215,7 +215,7 @@ def test_words_choose_what_is_random(params: str, names: list[str]):
 
 
 @pytest.mark.parametrize("members", [1, 3])
-def test_a_fit_copies_the_weights_of_one_host_once_and_stacks_those_of_several(members: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_fit_copies_the_weights_of_one_model_once_and_stacks_those_of_several(members: int, monkeypatch: pytest.MonkeyPatch):
     whole: list[str] = []
     deepcopy = copy.deepcopy
 
@@ -229,7 +229,7 @@ def test_a_fit_copies_the_weights_of_one_host_once_and_stacks_those_of_several(m
     assert whole == (["Wrapped"] if members == 1 else [])
 
 
-def test_the_validation_rows_pass_the_plain_host_once_before_the_fit(monkeypatch: pytest.MonkeyPatch):
+def test_the_validation_rows_pass_the_base_model_once_before_the_fit(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
 
     class Watching(Wrapped):
@@ -259,7 +259,7 @@ def test_members_of_two_dtypes_or_devices_are_refused():
         quick([regressor(0), regressor(1).to("meta")], TRAIN, VALID)
 
 
-def test_a_host_on_two_devices_is_refused():
+def test_a_model_on_two_devices_is_refused():
     net = regressor()
     net[2].to("meta")
     with pytest.raises(
@@ -268,7 +268,7 @@ def test_a_host_on_two_devices_is_refused():
         quick(net, TRAIN, VALID)
 
 
-def test_a_half_precision_host_that_the_cpu_cannot_run_gets_a_remedy():
+def test_a_half_precision_model_that_the_cpu_cannot_run_gets_a_remedy():
     net = Through(lambda s, x: s.net(torch.linalg.qr(x)[0]), net=regressor()).half()
     with pytest.raises(
         ModelError, match=r"Through failed on inputs of shape \(2, 3\): .*cannot run it in torch.float16: fit a copy"
