@@ -1,14 +1,4 @@
-"""The names of torch that have no public spelling: the one file to look at when torch moves on.
-
-* `tree_map`, `tree_leaves`, `tree_flatten`, `tree_unflatten`: inputs are nested tuples and dicts; torch's walk is not public.
-* `TorchDispatchMode`: the documented way to watch operators lives in an underscored module.
-* `tensor_tables`, `child_table`: `functional_call` swaps tensors by the same tables, but is slower and leaves a module that is
-  reachable by two paths with the weights of the last call (pytorch issue 164759).
-* `hook_tables`: torch can add hooks and remove them, but not list them.
-* `strict_vmap`: operators that `vmap` would run one by one, with a warning, count as operators that it cannot run.
-* `change_count`: what autograd counts in-place writes with.
-* `NO_TORCH_FUNCTION`: the documented way to make a Tensor subclass whose results are plain tensors.
-"""
+"""The names of torch that have no public spelling: the one file to look at when torch moves on."""
 
 from __future__ import annotations
 
@@ -19,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode  # the documented way to watch operators
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten  # inputs are nested tuples and dicts
 
 __all__ = [
     "NO_TORCH_FUNCTION", "TorchDispatchMode", "change_count", "child_table", "hook_tables", "strict_vmap",
@@ -29,26 +19,24 @@ __all__ = [
 
 _C: Any = vars(torch)["_C"]
 
+# the documented way to make a Tensor subclass whose results are plain tensors
 NO_TORCH_FUNCTION: Any = _C._disabled_torch_function_impl
 
-
+# The dicts of a module's own parameters and buffers, and of its children; writing to them swaps tensors. `functional_call` does
+# the same, but is slower and leaves a module that is reachable by two paths with the weights of the last call (pytorch #164759).
 tensor_tables: Callable[[nn.Module], tuple[dict[str, Any], dict[str, Any]]] = attrgetter("_parameters", "_buffers")
-"""The dicts that hold the parameters and the buffers of a module itself; writing to them swaps tensors."""
-
 child_table: Callable[[nn.Module], dict[str, Any]] = attrgetter("_modules")
-"""The dict that holds the sub-modules of a module: unlike in `named_children`, one that stands twice is listed twice."""
 
+# what runs before and after `forward`: torch can add hooks and remove them, but not list them
 hook_tables: Callable[[nn.Module], tuple[dict[int, Any], dict[int, Any]]] = attrgetter("_forward_pre_hooks", "_forward_hooks")
-"""What a call of a module runs before and after its `forward`, by the number of each hook."""
 
-
+# grows with every in-place write to a tensor; inference tensors do not count
 change_count: Callable[[Tensor], int] = attrgetter("_version")
-"""A number that grows with every in-place write to a tensor; inference tensors do not count."""
 
 
 @contextmanager
 def strict_vmap() -> Generator[None]:
-    """Make `vmap` raise where it would fall back to a loop; the switch belongs to the thread."""
+    """Make `vmap` raise where it would fall back to a loop with a warning; the switch belongs to the thread."""
     before = _C._functorch._is_vmap_fallback_enabled()
     _C._functorch._set_vmap_fallback_enabled(False)
     try:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap.errors import ModelError
-from offmap.model.forward import BatchedModel
-from offmap.model.params import choose, find_last_layer, stack_models
+from offmap.model.forward import BatchedModel, find_last_layer
+from offmap.model.params import choose, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.nets.lenet import lenet
 from trained import inputs

@@ -21,7 +21,8 @@ from offmap.maxwent.config import CONFIGS, Config, Runtime
 from offmap.maxwent.risk import Validation, as_risk
 from offmap.maxwent.search import find_largest_factor, find_largest_factor_near, shrink_to_feasible, unit_scale
 from offmap.maxwent.train import Cycle, RiskMonitor, adam, as_growth, maxwent, minimize
-from offmap.model.params import StackedModel, choose, find_last_layer, stack_models
+from offmap.model.forward import find_last_layer
+from offmap.model.params import StackedModel, choose, stack_models
 from offmap.posterior.basis import Basis, Feed, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import as_noise

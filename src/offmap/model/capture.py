@@ -1,9 +1,8 @@
 """Layer inputs: the rows of activations that are multiplied with each parameter in one forward pass.
 
-There are two ways to find them. `CaptureMode` watches the operators: every product of an activation with (a view of) a
-parameter is a *use* of it, so attention projections, tied weights and `x @ self.weight` are found without the name of any
-layer. Where the parameter is the weight of a plain Linear or convolution module, a forward pre-hook reads the same input at no
-cost. `capture` uses hooks where it can, and the operators for the rest.
+`CaptureMode` watches the operators: every product of an activation with (a view of) a parameter is a *use* of it, so attention
+projections, tied weights and `x @ self.weight` are found without the name of any layer. Where the parameter is the weight of a
+plain Linear or convolution, `capture` reads the same input at no cost, by a forward pre-hook.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ aten = torch.ops.aten
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
-BLOCK = 1 << 20
-"""Numbers per block of gathered rows: what bounds the memory of a convolution's layer inputs."""
+BLOCK = 1 << 20  # numbers per block of gathered rows: what bounds the memory of a convolution's layer inputs
 
+# why a parameter has no basis
 PARTLY = "read in parts of its fan-in"
 TWICE = "read along two different axes"
 LOOKUP = "looked up by index: its inputs already lie along its axes"
@@ -39,19 +38,15 @@ LOOKUP = "looked up by index: its inputs already lie along its axes"
 
 @dataclass(frozen=True)
 class LayerInput:
-    """Inputs of output rows `start` to `stop` of a parameter in its matrix view: `count` rows in each of `groups` equal blocks.
-
-    `rows` gathers all of them, or those of the given numbers, in blocks (groups, n, D); `map` is the whole input (B, C, *space)
-    of a convolution.
-    """
+    """Inputs of output rows `start` to `stop` of a parameter in its matrix view: `count` rows in each of `groups` blocks."""
 
     view: MatrixView
     start: int
     stop: int
     groups: int
     count: int
-    rows: Callable[[Tensor | None], Iterable[Tensor]]
-    map: Tensor | None = None
+    rows: Callable[[Tensor | None], Iterable[Tensor]]  # gathers all, or those of the given numbers, in blocks (groups, n, D)
+    map: Tensor | None = None  # the whole input (B, C, *space) of a convolution
 
     def per_example(self, batch: int) -> Tensor | None:
         """Return the rows (B, D) if there is one for every example, else None."""
@@ -60,19 +55,14 @@ class LayerInput:
 
 @dataclass(frozen=True)
 class ParamUse:
-    """One use of a parameter: a product with layer inputs, a lookup by index, or `why` there is neither; or a bias alone, of the
-    use before. `final`: whatever other uses there are, the parameter cannot be rotated.
-    """
+    """One use of a parameter: a product with layer inputs, a lookup, or `why` neither; or a bias alone, of the use before."""
 
     name: str
     bias: str | None = None
     input: LayerInput | None = None
     index: Tensor | None = None  # of the rows that were looked up
     why: str = ""
-    final: bool = False
-
-
-# ------------------------------------------------------------------------------------------------------------ capture
+    final: bool = False  # whatever other uses there are, the parameter cannot be rotated
 
 
 def capture(
@@ -84,19 +74,9 @@ def capture(
     output_fn: OutputFn = first_tensor,
     last: bool = False,
 ) -> tuple[Tensor, dict[str, LayerInput]]:
-    """Run the model once and return its output, and each parameter's layer input in order of execution; threads may share it.
+    """Run the model once; return its output, and the first (or last) layer input of each parameter in order of execution.
 
-    Args:
-        model: A model in evaluation mode; it is not touched.
-        weights: Weights to run it with, by name; the others are its own.
-        inputs: A tensor, a tuple or a dict of them.
-        names: Parameters to read; None finds all that take part in a product.
-        output_fn: Picks the tensor that matters of what the model returns.
-        last: Return the last use of each parameter instead of the first.
-
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> {name: tuple(h.per_example(4).shape) for name, h in capture(net, {}, torch.ones(4, 2))[1].items()}
-    {'0.weight': (4, 2), '2.weight': (4, 3)}
+    `names` are the parameters to read; None finds all that take part in a product. Threads may share the model.
     """
     layers = {} if names is None else _hookable(model, names)
     uses: dict[str, LayerInput] = {}
@@ -126,12 +106,10 @@ def _hookable(model: nn.Module, names: Collection[str]) -> dict[str, str]:
     owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     result: dict[str, str] = {}
     for name in names:
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        shown = type(module) is nn.Linear
-        if isinstance(module, CONVOLUTIONS) and type(module) in CONVOLUTIONS:  # not a subclass, which may do anything
-            shown = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        if shown and leaf == "weight" and owners[id(module.weight)] == 1:
+        path, parameter = name.rpartition(".")[0], model.get_parameter(name)
+        module: Any = model.get_submodule(path)
+        plain = type(module) in CONVOLUTIONS and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        if (plain or type(module) is nn.Linear) and module.weight is parameter and owners[id(parameter)] == 1:
             result[name] = path
     return result
 
@@ -153,11 +131,7 @@ def _as_layer_input(module: nn.Module, x: Tensor) -> LayerInput:
 
 
 def pool_map(x: Tensor) -> Tensor:
-    """Mean and standard deviation of every channel over its positions, (B, C, *space) -> (B, 2C).
-
-    >>> pool_map(torch.tensor([[[1.0, 3.0], [5.0, 5.0]]]))
-    tensor([[2., 5., 1., 0.]])
-    """
+    """Mean and standard deviation of every channel over its positions, (B, C, *space) -> (B, 2C)."""
     flat = x.flatten(2)
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     return torch.cat([flat.mean(2), flat.std(2, correction=0)], 1)
@@ -174,12 +148,7 @@ def features(
 ) -> dict[str, Tensor]:
     """Return {parameter: (B, D)}: the first layer input of each matrix that has one row per example.
 
-    Layers with a row per position, as convolutions, are left out. With `maps`, convolutions are not: mean and standard deviation
-    of every channel stand for the example.
-
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> {name: tuple(h.shape) for name, h in features(net, {}, torch.ones(4, 2)).items()}
-    {'0.weight': (4, 2), '2.weight': (4, 3)}
+    With `maps`, convolutions are not left out: mean and standard deviation of every channel stand for the example.
     """
     # of one row, some operators make a vector, and every count looks like the batch
     batch, pair = rows_of(x), take_rows(x, [0, 0]) if rows_of(x) == 1 else x
@@ -192,11 +161,8 @@ def features(
     return {name: rows[:batch] for name, rows in result.items() if rows is not None}
 
 
-# ---------------------------------------------------------------------------------------------------- the operators
-
-
+# an operand that may be a parameter, its bias, and what multiplies it, given the parameter's shape and where it lies there
 Operand: TypeAlias = tuple[Tensor, Tensor | None, Callable[[tuple[int, ...], ParamView], LayerInput | None]]
-"""An operand that may be a parameter, its bias, and what the operator reads it with, given where it lies in the parameter."""
 
 
 class CaptureMode(TorchDispatchMode):
@@ -234,11 +200,9 @@ class CaptureMode(TorchDispatchMode):
             if (name := self.aliases.owner(operand)) is not None:
                 view = self.aliases.locate(operand)
                 layer_input = view and describe(self.aliases.shapes[name], view)
-                use = (
-                    ParamUse(name, self.aliases.owner(bias), layer_input)
-                    if layer_input
-                    else ParamUse(name, why=PARTLY, final=True)
-                )
+                use = ParamUse(name, why=PARTLY, final=True)
+                if layer_input:
+                    use = ParamUse(name, self.aliases.owner(bias), layer_input)
                 self.last = (name, self.result) if layer_input and use.bias is None and isinstance(self.result, Tensor) else None
                 return self.visit(use)
 
@@ -336,14 +300,10 @@ def outer_input(shape: tuple[int, ...], left: Tensor, right: Tensor) -> LayerInp
     return LayerInput(MatrixView(shape, (0,), (1, 2)), 0, shape[0], 1, left.shape[0], rows)
 
 
+# operators whose result has the rows of an operand, up to scale; by which a bias may join; that take rows by index
 COPIES = (aten.clone, aten._to_copy, aten.contiguous, aten.div, aten.mul, aten._weight_norm_interface)
-"""Operators whose result has the rows of an operand, up to scale."""
-
 SUMS = (aten.add, aten.add_)
-"""Operators by which a bias may join."""
-
 LOOKUPS = (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only)
-"""Operators that take rows of their first operand by the index in their second."""
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> list[list[Operand]]:
@@ -369,6 +329,7 @@ def _rnn_layer(
     return [_product(rows.flatten(0, 1)[None], w.mT[None], bias)[0][:1] for rows, w, bias in products]
 
 
+# the operands of each operator that may be parameters: of each group of alternatives, the first that is one
 READERS: dict[Any, Callable[..., list[list[Operand]]]] = {
     aten.mm: lambda y, a, b, *_: _product(a[None], b[None]),
     aten.addmm: lambda y, bias, a, b, *_: _product(a[None], b[None], bias),
@@ -381,4 +342,3 @@ READERS: dict[Any, Callable[..., list[list[Operand]]]] = {
     ],
     aten.mkldnn_rnn_layer: _rnn_layer,
 }
-"""The operands of each operator that may be parameters: of each group of alternatives, the first that is one."""

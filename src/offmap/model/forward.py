@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,44 +23,26 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from offmap._torch_private import change_count, child_table, hook_tables, strict_vmap, tensor_tables, tree_leaves, tree_map
+from offmap._torch_private import change_count, hook_tables, strict_vmap, tensor_tables, tree_leaves, tree_map
 from offmap._types import Inputs, Weights
 from offmap.data.batch import arguments, is_table, rows_of, take_rows
 from offmap.errors import ModelError
 
 T = TypeVar("T")
+OutputFn: TypeAlias = Callable[[Any], Tensor]  # from what a model returns to the tensor that matters
+Draw: TypeAlias = Callable[[range], Weights]  # gives those draws of every member, {name: (M·p, ...)}
+Plan: TypeAlias = list[tuple[str, nn.Module]]  # layers for batched products, each with the prefix of its parameters' names
 
-OutputFn: TypeAlias = Callable[[Any], Tensor]
-"""From what a model returns to the tensor that matters."""
-
-Draw: TypeAlias = Callable[[range], Weights]
-"""Gives those draws of every member, {name: (M·p, ...)}."""
-
-Plan: TypeAlias = list[tuple[str, nn.Module]]
-"""Layers that batched products can run, each with the prefix of its parameters' names."""
-
+# what a model may raise on inputs of a form that it does not know
 MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError, AssertionError)
-"""What a model may raise on inputs of a form that it does not know."""
-
-CACHE_NUMBERS = 1 << 23
-"""Numbers that a cache holds unless told otherwise (32 MB in float32)."""
-
-OUTPUT_NUMBERS = 1 << 24
-"""Numbers in the stacked outputs of one block of rows (64 MB in float32)."""
-
-LOOP_NUMBERS = 1 << 21
-"""Weights drawn at once for a model that is looped over (8 MB in float32): many draws at once are cheaper than one by one."""
-
-TILE = 1 << 18
-"""Activations in flight in batched products: few enough to stay in a core's cache."""
-
+CACHE_NUMBERS = 1 << 23  # numbers that a cache holds unless told otherwise (32 MB in float32)
+OUTPUT_NUMBERS = 1 << 24  # numbers in the stacked outputs of one block of rows (64 MB in float32)
+LOOP_NUMBERS = 1 << 21  # weights drawn at once for a model that is looped over (8 MB): cheaper than one by one
+TILE = 1 << 18  # activations in flight in batched products: few enough to stay in a core's cache
+# modules that treat every number alike (dropout is the identity in evaluation mode)
 ELEMENTWISE = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity, nn.Dropout,
 )  # fmt: skip
-"""Modules that treat every number alike (dropout is the identity in evaluation mode)."""
-
-
-# ----------------------------------------------------------------------------------------------------------- one call
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -109,10 +90,7 @@ def swap_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Generator[N
 
 @contextmanager
 def hook_inputs(model: nn.Module, layers: Mapping[str, str], *, last: bool = False) -> Generator[dict[str, Tensor]]:
-    """While active, file what modules are given at their first (or last) call: {key: path of a module} -> {key: input}.
-
-    The model must belong to this thread alone: `replica` lends one.
-    """
+    """While active, file what modules of a replica are given at their first (or last) call: {key: path} -> {key: input}."""
     inputs: dict[str, Tensor] = {}
 
     def keep(module: nn.Module, args: Any, *, key: str) -> None:
@@ -155,14 +133,8 @@ def widen(outputs: Tensor) -> Tensor:
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
-# -------------------------------------------------------------------------------------------------- threads and caches
-
-
 def copy_model(model: nn.Module, *, share: bool = False) -> nn.Module:
-    """Copy the model in evaluation mode, without gradients: what is done to the model later cannot reach the copy.
-
-    With `share` the copy reads the model's own parameters, and only buffers and attributes are its own: no memory to speak of.
-    """
+    """Copy the model in evaluation mode, without gradients; with `share`, the copy reads the model's own parameters."""
     return _deepcopy(model, share=share).eval().requires_grad_(False)
 
 
@@ -228,20 +200,14 @@ def _turn_fast_path_off() -> ExitStack:
     return stack
 
 
+# the fast path of attention computes a whole layer where nobody sees its inputs
 no_fast_path = _Switch(_turn_fast_path_off)
-"""While active, attention layers call their sub-modules; their fast path computes a whole layer where nobody sees its inputs."""
-
+# `vmap` can neither batch nor differentiate fused attention
 no_fused_attention = _Switch(lambda: sdpa_kernel(SDPBackend.MATH))
-"""While active, attention is a few products: `vmap` can neither batch nor differentiate fused kernels."""
 
 
 def content_key(inputs: Any) -> bytes:
-    """Digest dtype, shape and bytes of `inputs`: equal ones have equal keys wherever they lie; an in-place change is another key.
-
-    >>> x = torch.zeros(2)
-    >>> content_key(x) == content_key(x.clone()), content_key(x) == content_key(x.double())
-    (True, False)
-    """
+    """Digest dtypes, shapes and bytes: equal inputs have equal keys wherever they lie, and an in-place change is another key."""
     digest = hashlib.blake2b(digest_size=16)
     for leaf in tree_leaves(inputs):
         if not isinstance(leaf, Tensor):
@@ -259,26 +225,20 @@ def version_key(tensors: Iterable[Tensor]) -> tuple[int, ...]:
 
 
 class LRUCache:
-    """Keep the latest values by key, at most `numbers` tensor elements in all; threads may share it.
-
-    >>> cache = LRUCache(numbers=4)
-    >>> cache.put("a", torch.zeros(3)), cache.get("a"), cache.get("b")
-    (tensor([0., 0., 0.]), tensor([0., 0., 0.]), None)
-    """
+    """Keep the latest values by key, at most `numbers` tensor elements in all; threads may share it."""
 
     def __init__(self, numbers: int = CACHE_NUMBERS) -> None:
-        self.numbers = numbers
-        self.held = 0
-        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.numbers, self.held = numbers, 0
+        self._values: dict[Hashable, tuple[Any, int]] = {}  # the latest last
         self._lock = Lock()  # for the bookkeeping alone: two threads may make the same value at once
 
     def get(self, key: Hashable) -> Any | None:
         """Return the value under `key`, None if it is not there."""
         with self._lock:
-            if key not in self._values:
+            if (entry := self._values.pop(key, None)) is None:
                 return None
-            self._values.move_to_end(key)
-            return self._values[key][0]
+            self._values[key] = entry
+            return entry[0]
 
     def put(self, key: Hashable, value: T) -> T:
         """Keep a value unless it is too large for the cache, and return it."""
@@ -288,7 +248,7 @@ class LRUCache:
                 self._values[key] = value, size
                 self.held += size
                 while self.held > self.numbers:
-                    self.held -= self._values.popitem(last=False)[1][1]
+                    self.held -= self._values.pop(next(iter(self._values)))[1]
         return value
 
     def __len__(self) -> int:
@@ -298,26 +258,10 @@ class LRUCache:
         return LRUCache, (self.numbers,)  # copies start empty
 
 
-# ------------------------------------------------------------------------------------------------- a stack of weights
-
-
 def forward(
-    model: nn.Module,
-    weights: Weights,
-    inputs: Inputs,
-    *,
-    output_fn: OutputFn = first_tensor,
-    loop: bool = False,
+    model: nn.Module, weights: Weights, inputs: Inputs, *, output_fn: OutputFn = first_tensor, loop: bool = False
 ) -> Tensor:
-    """Run every weight set of a stack: {name: (S, ...)}, inputs of B rows -> (S, B, ...).
-
-    Args:
-        model: The model; it is not touched.
-        weights: S weight sets by name; parameters that are missing are the model's.
-        inputs: A tensor, a tuple or a dict of them.
-        output_fn: Picks the tensor that matters of what the model returns.
-        loop: Run the sets one after another instead of under `vmap`.
-    """
+    """Run every weight set of a stack under `vmap`, or in a loop: {name: (S, ...)}, inputs of B rows -> (S, B, ...)."""
     size = next(iter(weights.values())).shape[0]
 
     def run(sets: range) -> list[Tensor]:
@@ -341,23 +285,25 @@ def forward(
         ) from error
 
 
-def plan_layers(model: nn.Module, prefix: str = "") -> Plan | None:
+def plan_layers(model: nn.Module) -> Plan | None:
     """List the layers by name if the model is nothing but nested Sequentials of Linear and elementwise modules, else None."""
-    tied = not prefix and len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False)))
-    if any(hook_tables(model)) or tied:
+    if len(list(model.parameters())) < len(list(model.named_parameters(remove_duplicate=False))):  # tied
         return None
-    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-        parts = [plan_layers(child, f"{prefix}{name}.") for name, child in child_table(model).items()]
-        return None if any(p is None for p in parts) else [layer for p in parts if p for layer in p]
-    simple = type(model) is nn.Linear or type(model) in ELEMENTWISE
-    return [(prefix, model)] if simple and not model.training else None
+    layers: Plan = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        simple = (type(module) is nn.Linear or type(module) in ELEMENTWISE) and not module.training
+        container = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+        if any(hook_tables(module)) or not (simple or container):
+            return None
+        if simple:
+            layers.append((f"{path}." if path else "", module))
+    return layers
 
 
 def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Run a plain stack of layers as batched products: {name: (S, ...)}, (B, D) -> (S, B, K).
 
-    `vmap` gives the same numbers; here the bias rides in the product and activations work in place, which for small models is
-    most of the time. Without gradients, weight sets and rows are cut into tiles.
+    The bias rides in the product; without gradients, activations work in place, and weight sets and rows are cut into tiles.
     """
     gradients, result, cuts = torch.is_grad_enabled(), None, [(slice(None), slice(None))]
     if not gradients:
@@ -399,27 +345,47 @@ def apply_last_layer(layer: str, inputs: Sequence[Tensor], weights: Mapping[str,
     return torch.cat([product.unflatten(1, matrices.shape[1:3]).transpose(0, 1) for product in products])
 
 
+@torch.no_grad()
+def find_last_layer(
+    model: nn.Module, random: Collection[str], weights: Weights, x: Inputs, output_fn: OutputFn = first_tensor
+) -> str | None:
+    """Name the last `nn.Linear` of a model if the parameters in `random` are its own, and used nowhere else.
+
+    Other weights are put there, and the model's output is compared with the layer's: whatever else a model does shows.
+    """
+    path = next(iter(random)).rpartition(".")[0]
+    module = model.get_submodule(path)
+    if type(module) is not nn.Linear or {f"{path}.{n}".lstrip(".") for n, _ in module.named_parameters()} != set(random):
+        return None
+    few, other = take_rows(x, slice(0, 4)), {n: weights.get(n, model.get_parameter(n)).flip(0) + 0.5 for n in random}
+    for trial in (other, {n: -w for n, w in other.items()}):  # what comes after the layer may leave one sign alone
+        try:
+            with replica(model) as twin, hook_inputs(twin, {"": path}, last=True) as hooked:
+                call(twin, weights, few, output_fn)
+                h = hooked[""]
+                output = call(twin, weights | trial, few, output_fn)
+        except MODEL_ERRORS:
+            return None
+        if h.ndim != 2:
+            return None
+        expected = apply_last_layer(path, [h], {n: w.unsqueeze(0) for n, w in trial.items()})[0]
+        near = 1e-3 * float(output.abs().max())
+        if expected.shape != output.shape or not torch.allclose(expected, output, rtol=1e-2, atol=near):
+            return None
+    return path
+
+
 @dataclass(frozen=True)
 class BatchedModel:
-    """A model and how to run it over draws of its weights, in chunks of draws and of rows.
+    """A model and how to run it over draws of its weights, in chunks of draws and of rows."""
 
-    Args:
-        module: A private model in evaluation mode.
-        output_fn: Picks the tensor that matters of what the model returns.
-        chunk_size: Draws that run at once; 1 is a loop over them.
-        batch_size: Rows that run at once, where the model is not a plain stack of layers.
-        output_numbers: Numbers in one output row.
-        output_axes: Axes of one output row, if known.
-        last_layer: Name of the `nn.Linear` that gives the output, where its parameters alone are random: all before it runs once.
-    """
-
-    module: nn.Module
+    module: nn.Module  # a private model in evaluation mode
     output_fn: OutputFn = first_tensor
-    chunk_size: int = 16
-    batch_size: int = 128
-    output_numbers: int = 1
-    output_axes: int | None = None
-    last_layer: str | None = None
+    chunk_size: int = 16  # draws that run at once; 1 is a loop over them
+    batch_size: int = 128  # rows that run at once, where the model is not a plain stack of layers
+    output_numbers: int = 1  # in one output row
+    output_axes: int | None = None  # of one output row, if known
+    last_layer: str | None = None  # the `nn.Linear` that gives the output, where it alone is random: all before it runs once
     # inputs of the last layer, 16 MB in float32: a prediction and a score of the same inputs share a pass
     _inputs: LRUCache = field(default_factory=lambda: LRUCache(1 << 22), init=False, repr=False, compare=False)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,13 +37,18 @@ from offmap.model.forward import (
 )
 from offmap.random import generator
 
-ROWS = 8
-"""Rows of one check."""
-
+ROWS = 8  # of one check
 UNREACHED = "no input reaches it"
-
+# how far another order of summation can move an output, as a share of the largest one
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""How far another order of summation can move an output, as a share of the largest one."""
+# a chunk has at most so many weights (128 MB in float32), and draws
+CHUNK_NUMBERS, MOST_DRAWS = 1 << 25, 64
+# A loop is as fast as `vmap` once the widest result of an operator (activations, and views of weights) has more numbers than
+# WIDE: the arithmetic then takes longer than the calls. Below, a chunk keeps that result within a core's cache.
+WIDE, CHUNK_ACTIVATIONS = 1 << 16, 1 << 20
+# attributes of modules that are no state of the user's, and what stands for one that was not there
+TORCH_ATTRIBUTES = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
+ABSENT: Any = ...
 
 
 @dataclass(frozen=True)
@@ -74,11 +80,7 @@ class Findings:
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
-    """Names for a sentence, the first few of many.
-
-    >>> listed(["a", "b", "c"], most=2)
-    '`a`, `b` and 1 more'
-    """
+    """Names for a sentence, the first few of many: "`a`, `b` and 1 more"."""
     each = [f"`{name}`" for name in names]
     return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")
 
@@ -97,17 +99,11 @@ def one_device(model: nn.Module) -> torch.device:
     return first
 
 
-# -------------------------------------------------------------------------------------------------------------- checks
-
-
 @torch.no_grad()
 def check_model(model: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> Findings:
     """Check a private model in evaluation mode; raise a ModelError for what would make every result wrong.
 
     Costs about seven calls on at most 8 rows, and one copy of the weights at a time.
-
-    >>> check_model(nn.Linear(3, 1).eval(), torch.ones(4, 3)).notes
-    ()
     """
     device = one_device(model)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -145,7 +141,7 @@ def check_model(model: nn.Module, inputs: Inputs, output_fn: OutputFn = first_te
 
 @dataclass(frozen=True)
 class Probe:
-    """A model, a few rows, what of the output matters, and the weights to call it with."""
+    """What a check calls a model with."""
 
     model: nn.Module
     x: Inputs
@@ -208,7 +204,7 @@ def _first_output(probe: Probe, device: torch.device) -> Tensor:
 
 
 def _refuse_state(probe: Probe, called: nn.Module, first: Tensor, again: Tensor) -> None:
-    """Raise for a model whose second answer to the same rows is another one, and say whose fault it is."""
+    """Raise for a model whose second answer to the same rows is another one, and say why it is."""
     operators: dict[str, None] = {}
 
     class RandomOperators(TorchDispatchMode):
@@ -263,17 +259,6 @@ def same(a: Tensor, b: Tensor, *, exact: bool = False) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(size), equal_nan=True)
 
 
-# ---------------------------------------------------------------------------------------------------------- chunks
-
-CHUNK_NUMBERS, MOST_DRAWS = 1 << 25, 64
-"""Weights that exist at once in a chunk chosen here (128 MB in float32), and its draws."""
-
-WIDE, CHUNK_ACTIVATIONS = 1 << 16, 1 << 20
-"""A loop is as fast as `vmap` once the widest result of an operator (activations, and views of weights) has more numbers than
-WIDE: the arithmetic then takes longer than the calls. Below, a chunk keeps that result, for all of its weight sets, within
-CHUNK_ACTIVATIONS (a core's cache)."""
-
-
 @torch.no_grad()
 def choose_chunk(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output_fn: OutputFn = first_tensor) -> int:
     """Choose how many draws of every member, {name: (M, ...)}, run at once. Sizes alone decide, so that all processes agree:
@@ -304,60 +289,40 @@ def choose_chunk(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs
     return max(2, min(most, scale * CHUNK_ACTIVATIONS // max(1, mode.widest * first.shape[0])))
 
 
-# ------------------------------------------------------------------------------------------ state beside parameters
-
-TORCH_ATTRIBUTES = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
-"""Attributes of modules that are no state of the user's."""
-
-ABSENT: Any = ...
-"""An attribute that was not there."""
-
-
 def changed(before: nn.Module, after: nn.Module) -> list[str]:
     """Names of buffers and attributes that differ between two copies of one model."""
-    states: list[dict[str, bytes]] = []
-    for model in (before, after):
-        states.append({})
+    old, new, nothing = dict[str, bytes](), dict[str, bytes](), content_key([])
+    for state, model in ((old, before), (new, after)):
         for path, module in model.named_modules():
-            own = {n: v for n, v in vars(module).items() if n not in TORCH_ATTRIBUTES}
-            for name, value in (tensor_tables(module)[1] | own).items():
+            for name, value in (tensor_tables(module)[1] | vars(module)).items():
                 leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | bool | int | float | str | None)]
-                states[-1][f"{path}.{name}".lstrip(".")] = content_key(leaves)
-    (old, new), nothing = states, content_key([])
+                if name not in TORCH_ATTRIBUTES:
+                    state[f"{path}.{name}".lstrip(".")] = content_key(leaves)
     return [name for name in old | new if old.get(name, nothing) != new.get(name, nothing)]
 
 
-@dataclass(frozen=True)
-class RestoreState:
-    """A forward hook that puts buffers and attributes back as they were: (path of the module, name, value)."""
-
-    kept: tuple[tuple[str, str, Any], ...]
-
-    def __call__(self, model: nn.Module, *_: Any) -> None:
-        """Put copies back, so that the next call cannot reach the originals."""
-        for path, name, value in self.kept:
-            table = _table(model, path, name)
-            if value is ABSENT:
-                table.pop(name, None)
-            else:
-                table[name] = value.clone() if isinstance(value, Tensor) else copy.copy(value)
-
-
 def restore_state(model: nn.Module, names: Iterable[str]) -> None:
-    """Make a private model forget what its calls leave under these names.
-
-    Under `vmap` they would be tensors that are dead afterwards, which nothing can copy; and they would keep memory.
-    """
+    """Make a private model forget what its calls leave under these names: after `vmap`, dead tensors that nothing can copy."""
     places = [(path, name) for path, _, name in (name.rpartition(".") for name in names)]
     kept = [(path, name, copy.deepcopy(_table(model, path, name).get(name, ABSENT))) for path, name in places]
     if kept:
-        model.register_forward_hook(RestoreState(tuple(kept)), always_call=True)
+        model.register_forward_hook(partial(_put_back, kept=kept), always_call=True)
+
+
+def _put_back(model: nn.Module, *_: Any, kept: list[tuple[str, str, Any]]) -> None:
+    """Put copies of buffers and attributes back after a call, so that the next one cannot reach the originals."""
+    for path, name, value in kept:
+        table = _table(model, path, name)
+        if value is ABSENT:
+            table.pop(name, None)
+        else:
+            table[name] = value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
 def restored_names(model: nn.Module) -> list[str]:
     """List what a private model was made to forget."""
-    hooks = [hook for hook in hook_tables(model)[1].values() if isinstance(hook, RestoreState)]
-    return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.kept]
+    hooks = [hook for hook in hook_tables(model)[1].values() if isinstance(hook, partial) and hook.func is _put_back]
+    return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.keywords["kept"]]
 
 
 def _table(model: nn.Module, path: str, name: str) -> dict[str, Any]:

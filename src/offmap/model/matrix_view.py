@@ -70,12 +70,7 @@ class MatrixView:
 
 
 def in_pieces(rows: Tensor, pieces: int) -> Tensor:
-    """Cut the last axis into pieces of one width, the last filled up with zeros: (..., D) -> (..., pieces, d).
-
-    >>> in_pieces(torch.tensor([1.0, 2.0, 3.0]), 2)
-    tensor([[1., 2.],
-            [3., 0.]])
-    """
+    """Cut the last axis into pieces of one width, the last filled up with zeros: (..., D) -> (..., pieces, d)."""
     if pieces == 1:
         return rows.unsqueeze(-2)
     width = -(-rows.shape[-1] // pieces)

@@ -19,29 +19,14 @@ from offmap._types import Inputs, Weights
 from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
 from offmap.model.capture import LOOKUP, CaptureMode, ParamUse
-from offmap.model.forward import (
-    MODEL_ERRORS,
-    BatchedModel,
-    OutputFn,
-    apply_last_layer,
-    call,
-    copy_model,
-    first_tensor,
-    hook_inputs,
-    no_fast_path,
-    no_fused_attention,
-    replica,
-)
+from offmap.model.forward import BatchedModel, OutputFn, call, copy_model, first_tensor, no_fast_path, no_fused_attention
 from offmap.model.inspect import ROWS, listed, one_device, restore_state
 
+# which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all
 ParamSelection: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
-"""Which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all."""
-
-LAST_LAYER = "last-layer"
-"""The word that only a forward pass can tell: the parameters of the last matrix product on the way to the output."""
-
+LAST_LAYER = "last-layer"  # the word that only a forward pass can tell: the last matrix product on the way to the output
+# the other words for `params`; a word wins over a pattern of the same spelling
 WORDS: dict[str, Callable[[Tensor], bool]] = {"all": lambda tensor: True, "matrices": lambda tensor: tensor.ndim >= 2}
-"""The other words for `params` and what they stand for. A word wins over a pattern of the same spelling."""
 
 SHARDED = (
     "Expected a model whose parameters are whole in every process, but those of {kind} are divided among them. Gather them: "
@@ -90,11 +75,7 @@ def at(weights: Mapping[str, Tensor], index: int) -> Weights:
 
 
 def select_params(model: nn.Module, params: ParamSelection = None, last: Collection[str] | None = None) -> Weights:
-    """Detached floating-point parameters of a model that `params` picks, by name; `last` are those of its last layer, if known.
-
-    >>> list(select_params(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False)), params="*.weight"))
-    ['0.weight', '1.weight']
-    """
+    """Detached floating-point parameters that `params` picks, by name; `last` are those of the last layer, if known."""
     known = floating(model)
     if not known:
         raise ModelError(f"Expected a model with floating-point parameters, but {type(model).__name__} has none.")
@@ -121,9 +102,6 @@ def select_params(model: nn.Module, params: ParamSelection = None, last: Collect
     if not chosen:
         raise ConfigError(f"Expected `params` to pick at least one parameter, but {params!r} fits none of {list(known)}.")
     return chosen
-
-
-# ----------------------------------------------------------------------------------------------------- several members
 
 
 @dataclass(frozen=True)
@@ -205,9 +183,6 @@ def check_same_function(models: Sequence[nn.Module], stacked: BatchedModel, weig
             )
 
 
-# ------------------------------------------------------------------------------------------------------- the last layer
-
-
 def choose(
     models: StackedModel,
     inputs: Inputs,
@@ -237,9 +212,6 @@ def last_layer(model: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) 
     """Weight and bias of the last matrix product that leads to the selected output, in order of execution.
 
     Products are tried from the last one backwards: the first whose result matters when it is changed is the one.
-
-    >>> last_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.ones(4, 2))
-    ['2.weight', '2.bias']
     """
     weights = floating(model)
 
@@ -264,36 +236,3 @@ def last_layer(model: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) 
         f"Expected a matrix product on the way to the output for params={LAST_LAYER!r}, but {type(model).__name__} has none. "
         "Pick parameters by name."
     )
-
-
-@torch.no_grad()
-def find_last_layer(
-    model: nn.Module, random: Collection[str], weights: Weights, x: Inputs, output_fn: OutputFn = first_tensor
-) -> str | None:
-    """Name the last `nn.Linear` of a model if the parameters in `random` are its own, and used nowhere else.
-
-    Other weights are put there, and the model's output is compared with the layer's: whatever else a model does shows.
-
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> x = torch.ones(4, 2)
-    >>> find_last_layer(net, ["2.weight", "2.bias"], {}, x), find_last_layer(net, ["0.weight"], {}, x)
-    ('2', None)
-    """
-    path = next(iter(random)).rpartition(".")[0]
-    module = model.get_submodule(path)
-    if type(module) is not nn.Linear or {f"{path}.{n}".lstrip(".") for n, _ in module.named_parameters()} != set(random):
-        return None
-    few, other = take_rows(x, slice(0, 4)), {n: weights.get(n, model.get_parameter(n)).flip(0) + 0.5 for n in random}
-    for trial in (other, {n: -w for n, w in other.items()}):  # what comes after the layer may leave one sign alone
-        try:
-            with replica(model) as twin, hook_inputs(twin, {"": path}, last=True) as hooked:
-                call(twin, weights, few, output_fn)
-                h = hooked[""]
-                output = call(twin, weights | trial, few, output_fn)
-        except MODEL_ERRORS:
-            return None
-        expected = apply_last_layer(path, (h,), {n: w.unsqueeze(0) for n, w in trial.items()})[0] if h.ndim == 2 else h
-        near = 1e-3 * float(output.abs().max())
-        if h.ndim != 2 or expected.shape != output.shape or not torch.allclose(expected, output, rtol=1e-2, atol=near):
-            return None
-    return path
