@@ -166,14 +166,11 @@ class Probe:
 
     def matters(self, name: str, output: Tensor) -> bool:
         """Tell whether changes of a parameter change the output, to the bit: a branch may be scaled down to almost nothing."""
-        for size in (0.3, 3.0):
-            moved = replace(self, weights=self.weights | perturb({name: self.weights[name]}, size))
-            try:
-                if not same(moved.run(), output, exact=True):
-                    return True
-            except MODEL_ERRORS:
-                return True
-        return False
+        moves = (perturb({name: self.weights[name]}, size) for size in (0.3, 3.0))
+        try:
+            return any(not same(replace(self, weights=self.weights | move).run(), output, exact=True) for move in moves)
+        except MODEL_ERRORS:
+            return True
 
 
 def perturb(weights: Mapping[str, Tensor], size: float) -> Weights:
