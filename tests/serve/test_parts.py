@@ -19,10 +19,9 @@ from prometheus_client import generate_latest
 from offmap import cli
 from offmap.errors import ConfigError, FileError
 from offmap.export.onnx import add_checksum
-from offmap.serve.app import Limits, Monitor
+from offmap.serve.app import Limits, Monitor, listen
 from offmap.serve.model import Batcher, Model
 from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs
-from offmap.serve.run import listen
 
 
 def doubled(inputs: Arrays) -> Arrays:
@@ -39,17 +38,17 @@ def test_requests_that_wait_are_run_together_and_one_that_fails_fails_alone() ->
         waiting = asyncio.gather(*asked, return_exceptions=True)
         await asyncio.sleep(0)
         task = asyncio.create_task(batcher.run())
-        told = await asyncio.wait_for(waiting, 20)
+        results = await asyncio.wait_for(waiting, 20)
         task.cancel()
-        batcher.close()
-        return told, batcher.calls
+        batcher.thread.shutdown()
+        return results, batcher.calls
 
-    told, calls = asyncio.run(ask())
-    for i, each in enumerate(told[:20]):
+    results, calls = asyncio.run(ask())
+    for i, each in enumerate(results[:20]):
         assert isinstance(each, dict)
         assert each["score"].tolist() == [2.0 * i, 2.0 * i + 1]
-    assert isinstance(told[20], RequestError)
-    assert (told[20].status, told[20].reason) == (500, "The model failed on these rows: negative.")
+    assert isinstance(results[20], RequestError)
+    assert (results[20].status, results[20].reason) == (500, "The model failed on these rows: negative.")
     assert calls == 5  # four full ones and that of the bad request
 
 
@@ -68,7 +67,7 @@ def test_more_rows_than_may_wait_are_sent_away_and_those_who_left_are_not_run() 
         assert (batcher.rows, len(batcher.queue)) == (0, 0)
         last = await asyncio.wait_for(batcher({"x": np.ones(2)}), 20)
         task.cancel()
-        batcher.close()
+        batcher.thread.shutdown()
         assert last["score"].tolist() == [2, 2]
         return batcher.calls
 
@@ -77,20 +76,20 @@ def test_more_rows_than_may_wait_are_sent_away_and_those_who_left_are_not_run() 
 
 def test_the_rolling_share_is_that_of_the_latest_rows() -> None:
     chance, now = random.Random(0), [0.0]
-    seen = Monitor(Model(None, (), (), 0.0, ()), Limits(window=7, alert=0.5), clock=lambda: now[0])
+    monitor = Monitor(Model(None, (), (), 0.0, ()), Limits(window=7, alert=0.5), clock=lambda: now[0])
     verdicts: list[bool] = []
     for _ in range(60):
         new = [chance.random() < 0.4 for _ in range(chance.randrange(1, 12))]
         verdicts += new
         now[0] += 0.4
-        seen.count_rows({"score": np.array([1.0 if ood else -1.0 for ood in new]), "ood": np.array(new)})
-        assert seen.share == sum(verdicts[-7:]) / len(verdicts[-7:])
-        assert seen.to_dict()["alarm"] == (seen.share > 0.5)
-    assert (seen.total, seen.total_flagged) == (len(verdicts), sum(verdicts))
-    assert f'offmap_score_bucket{{le="0.0"}} {len(verdicts) - sum(verdicts)}.0' in generate_latest(seen.registry).decode()
-    assert len(seen.line) == 20  # a point every third answer: not two within a second
-    seen.count_rows({"score": np.array([np.inf]), "ood": np.array([True])})
-    assert f"offmap_score_count {len(verdicts) + 1}.0" in generate_latest(seen.registry).decode()
+        monitor.count_rows({"score": np.array([1.0 if ood else -1.0 for ood in new]), "ood": np.array(new)})
+        assert monitor.share == sum(verdicts[-7:]) / len(verdicts[-7:])
+        assert monitor.to_dict()["alarm"] == (monitor.share > 0.5)
+    assert (monitor.to_dict()["rows"], monitor.to_dict()["flagged"]) == (len(verdicts), sum(verdicts))
+    assert f'offmap_score_bucket{{le="0.0"}} {len(verdicts) - sum(verdicts)}.0' in generate_latest(monitor.registry).decode()
+    assert len(monitor.line) == 20  # a point every third answer: not two within a second
+    monitor.count_rows({"score": np.array([np.inf]), "ood": np.array([True])})
+    assert f"offmap_score_count {len(verdicts) + 1}.0" in generate_latest(monitor.registry).decode()
 
 
 def test_several_inputs_come_by_name() -> None:
@@ -98,12 +97,12 @@ def test_several_inputs_come_by_name() -> None:
     body = b'{"inputs": {"ids": [[1, 2], [3, 4]], "scale": [0.5, 1]}}'
     made = parse_inputs("application/json", body, wanted, 10)
     assert {name: (a.dtype, a.shape) for name, a in made.items()} == {"ids": (np.int64, (2, 2)), "scale": (np.float32, (2,))}
-    for other, said in (
+    for other, message in (
         (b'{"inputs": {"ids": [[1, 2]], "scale": [0.5, 1]}}', "one row per example in every input"),
         (b'{"inputs": {"ids": [[1.5, 2]], "scale": [0.5]}}', "whole numbers in `ids`"),
         (b'{"inputs": {"ids": [[1, 2]]}}', "with a row per example"),
     ):
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(RequestError, match=message):
             parse_inputs("application/json", other, wanted, 10)
 
 
@@ -117,18 +116,18 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
     )
     for name in ("words", "other"):
         (tmp_path / f"{name}-sealed.onnx").write_bytes(add_checksum((tmp_path / f"{name}.onnx").read_bytes()))
-    for name, said in (
+    for name, message in (
         ("none.onnx", "there is none"),
         ("words.onnx", "as `Guard.export` wrote it, but .*words.onnx is damaged, changed or another: its checksum does not fit"),
         ("other.onnx", "other.onnx is damaged, changed or another"),
         ("words-sealed.onnx", "cannot read"),
         ("other-sealed.onnx", "is another ONNX model"),
     ):
-        with pytest.raises(FileError, match=said):
+        with pytest.raises(FileError, match=message):
             Model.load(tmp_path / name)
 
 
-def test_short_answers_are_not_held_back() -> None:
+def test_short_responses_are_not_held_back() -> None:
     with listen("127.0.0.1", 0) as found:
         assert found.proto == socket.IPPROTO_TCP  # asyncio asks for this before it sets TCP_NODELAY
 
@@ -147,14 +146,14 @@ ROWS = st.lists(st.lists(st.floats(width=32) | st.integers() | NESTED, min_size=
     kind=st.sampled_from(["application/json", "application/x-npy", "text/plain", ""]),
 )
 def test_whatever_comes_is_an_array_of_the_right_form_or_a_refusal(body: bytes, kind: str) -> None:
-    def told() -> tuple[object, ...]:
+    def results() -> tuple[object, ...]:
         try:
             made = parse_inputs(kind, body, [InputSpec("x", (3,), np.float32)], 4)["x"]
         except RequestError as refused:
             return refused.status in (413, 415, 422), refused.reason.startswith("Expected")
         return made.shape[1:] == (3,) and len(made) in range(1, 5), made.dtype == np.float32 and bool(np.isfinite(made).all())
 
-    assert told() == (True, True)
+    assert results() == (True, True)
 
 
 def test_whole_numbers_past_every_float_are_refused() -> None:
@@ -163,7 +162,7 @@ def test_whole_numbers_past_every_float_are_refused() -> None:
         parse_inputs("application/json", body, [InputSpec("x", (3,), np.float32)], 4)
 
 
-def test_an_address_that_is_taken_is_told() -> None:
+def test_an_address_that_is_taken_is_refused() -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="Pass another --host or --port"):
         listen("127.0.0.1", taken.getsockname()[1])
 

@@ -38,8 +38,7 @@ def serve(
     """  # noqa: D301
     for package in ("onnxruntime", "fastapi", "uvicorn", "prometheus_client"):
         require(package, "serve")
-    from offmap.serve.app import Limits
-    from offmap.serve.run import run_server
+    from offmap.serve.app import Limits, run_server
 
     def on_ready(url: str) -> None:
         print_result(as_json, {"url": url, "file": file}, f"Serving {file} on {url} (page /, API /docs)")

@@ -1,32 +1,32 @@
-"""The HTTP application: POST /score, /health, /metrics, /live, a live page and a page about the API."""
+"""The HTTP application, POST /score, /health, /metrics, /live, a live page and a page about the API, and its server."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import h11
 import numpy as np
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from offmap._version import __version__
+from offmap.errors import ConfigError, first_line
 from offmap.serve.model import Batcher, Model
 from offmap.serve.parsing import Arrays, RequestError, parse_inputs
-
-MAX_POINTS = 300
-"""Of the live page's line, one a second at most."""
-
-SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Upper bounds of the time that a request takes."""
 
 REASONS = {
     401: "Wrong or missing token.",
@@ -38,7 +38,6 @@ REASONS = {
     503: "Too many rows are waiting.",
 }
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}, 408: {"Connection": "close"}}
-ERROR = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
 
 
 @dataclass(frozen=True)
@@ -72,31 +71,24 @@ class Monitor:
         Gauge("offmap_threshold", "Scores above it are called off the map.", registry=registry).set(model.threshold)
         self.bounds = sorted({float(level) for level in (*model.levels, model.threshold) if np.isfinite(level)}) or [0.0]
         self.scores = Histogram("offmap_score", "Scores of rows.", buckets=self.bounds, registry=registry)
-        self.seconds = Histogram("offmap_seconds", "Seconds that requests to /score took.", buckets=SECONDS, registry=registry)
+        bounds = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+        self.seconds = Histogram("offmap_seconds", "Seconds that requests to /score took.", buckets=bounds, registry=registry)
         self.alert, self.clock, self.start = limits.alert, clock, clock()
         self.latest: deque[bool] = deque(maxlen=limits.window)
-        self.total = self.total_flagged = 0
-        self.line: deque[tuple[float, float]] = deque(maxlen=MAX_POINTS)
+        self.line: deque[tuple[float, float]] = deque(maxlen=300)  # of the live page, a point a second at most
 
     def count_rows(self, outputs: Arrays) -> None:
         """Count the rows of one response."""
-        scores, rows, flagged = outputs["score"], len(outputs["ood"]), int(outputs["ood"].sum())
         infinite = np.nextafter(self.bounds[-1], np.inf)  # counts in the last bucket, but does not spoil the sum
-        for score in np.where(np.isfinite(scores), scores, infinite).tolist():
+        for score in np.where(np.isfinite(outputs["score"]), outputs["score"], infinite).tolist():
             self.scores.observe(score)
         self.latest.extend(outputs["ood"].tolist())
-        self.total, self.total_flagged = self.total + rows, self.total_flagged + flagged
-        self.rows.inc(rows)
-        self.flagged.inc(flagged)
+        self.rows.inc(len(outputs["ood"]))
+        self.flagged.inc(int(outputs["ood"].sum()))
         now = self.clock() - self.start
         if self.line and now - self.line[-1][0] < 1.0:
             now = self.line.pop()[0]
         self.line.append((now, self.share))
-
-    def count_request(self, status: int, seconds: float) -> None:
-        """Count one request."""
-        self.requests.labels(status).inc()
-        self.seconds.observe(seconds)
 
     @property
     def share(self) -> float:
@@ -105,9 +97,10 @@ class Monitor:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the live page draws."""
+        rows, flagged = (int(self.registry.get_sample_value(f"offmap_{name}_total") or 0) for name in ("rows", "rows_flagged"))
         return {
             "share": self.share, "alert": self.alert, "alarm": self.share > self.alert, "window": len(self.latest),
-            "rows": self.total, "flagged": self.total_flagged, "line": [[round(t, 1), share] for t, share in self.line],
+            "rows": rows, "flagged": flagged, "line": [[round(t, 1), share] for t, share in self.line],
         }  # fmt: skip
 
 
@@ -121,7 +114,7 @@ def create_app(model: Model, limits: Limits) -> FastAPI:
         task = asyncio.create_task(batcher.run())
         yield
         task.cancel()
-        batcher.close()
+        batcher.thread.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="offmap", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
 
@@ -143,7 +136,8 @@ def create_app(model: Model, limits: Limits) -> FastAPI:
             status = error.status
             raise
         finally:
-            monitor.count_request(status, time.perf_counter() - start)
+            monitor.requests.labels(status).inc()
+            monitor.seconds.observe(time.perf_counter() - start)
 
     @app.get("/health")
     async def health() -> dict[str, str]:  # pyright: ignore[reportUnusedFunction]
@@ -202,7 +196,8 @@ def _to_json(outputs: Arrays) -> bytes:
 
 
 def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"description": REASONS[code], "content": {"application/json": {"schema": ERROR}}} for code in codes}
+    error = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+    return {code: {"description": REASONS[code], "content": {"application/json": {"schema": error}}} for code in codes}
 
 
 def _score_responses(model: Model) -> dict[int | str, dict[str, Any]]:
@@ -210,8 +205,10 @@ def _score_responses(model: Model) -> dict[int | str, dict[str, Any]]:
     items: dict[str, Any] = {"ood": {"type": "boolean"}, "score": {"type": ["number", "null"]}}
     lists = {name: {"type": "array", "items": items.get(name, {})} for name in model.outputs}
     schema = {"type": "object", "properties": lists, "required": list(lists)}
-    success = {"description": "A row per example of each.", "content": {"application/json": {"schema": schema}}}
-    return {200: success, **_errors(*REASONS)}
+    return {
+        200: {"description": "A row per example of each.", "content": {"application/json": {"schema": schema}}},
+        **_errors(*REASONS),
+    }
 
 
 def _score_body(model: Model, limits: Limits) -> dict[str, Any]:
@@ -230,3 +227,76 @@ def _score_body(model: Model, limits: Limits) -> dict[str, Any]:
     schema = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
     binary = {"application/x-npy": {"schema": {"type": "string", "format": "binary"}}} if len(arrays) == 1 else {}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}} | binary}}
+
+
+def run_server(path: Path, *, host: str, port: int, limits: Limits, on_ready: Callable[[str], None], threads: int = 1) -> None:
+    """Serve until SIGINT or SIGTERM; call `on_ready` with the address once it is listened on."""
+    config = uvicorn.Config(
+        create_app(Model.load(path, threads), limits), log_level="warning", access_log=False, lifespan="on",
+        timeout_graceful_shutdown=10, server_header=False, timeout_keep_alive=30, http=header_timeout(limits.body_seconds),
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    with listen(host, port) as listener:
+        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
+        try:
+            server.run(sockets=[listener])
+        except (SystemExit, KeyboardInterrupt):  # uvicorn raises the signal again once it has ended well
+            if not server.started:
+                raise
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a socket at this address; port 0 takes a free one."""
+    # asyncio sends short responses at once only on sockets that are declared as TCP, else each waits 40 ms
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+        return listener
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {host}:{port}: {first_line(error)}. Pass another --host or --port.") from error
+
+
+def header_timeout(seconds: float) -> type[H11Protocol]:
+    """Return a protocol that closes connections that do not send a full header in time.
+
+    The clock runs from the connection to its first request, then from the first byte of every next one; between requests
+    uvicorn's `timeout_keep_alive` counts. A body has its own timeout, in the application.
+    """
+
+    class TimeoutProtocol(H11Protocol):
+        timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            super().connection_made(transport)
+            self.timer = self.loop.call_later(seconds, self._time_out)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            super().data_received(data)
+            waiting = self.cycle is before and (before is None or before.response_complete)
+            if not waiting:
+                self._stop_timer()
+            elif self.timer is None:
+                self.timer = self.loop.call_later(seconds, self._time_out)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+
+        def _time_out(self) -> None:
+            self.timer = None
+            if self.transport.is_closing():
+                return
+            if self.conn.our_state is h11.IDLE:  # a header is awaited, not the rest of a body that was answered already
+                self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.close()
+
+    return TimeoutProtocol

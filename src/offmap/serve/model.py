@@ -50,23 +50,22 @@ class Model:
         outputs = tuple(node.name for node in session.get_outputs())
         if "offmap.threshold" not in metadata or not {"score", "ood"} <= set(outputs):
             raise FileError(f"Expected a file that `Guard.export` wrote, but {path} is another ONNX model.")
-        inputs = tuple(_read_spec(node, path) for node in session.get_inputs())
+        inputs: list[InputSpec] = []
+        for node in session.get_inputs():
+            rows, *axes = node.shape or [0]
+            if isinstance(rows, int) or node.type not in DTYPES:
+                raise FileError(
+                    f"Expected inputs with a row per example to serve, but `{node.name}` of {path} is {node.type} {node.shape}. "
+                    "Keep what all rows share inside the model."
+                )
+            shape = tuple(size if isinstance(size, int) else None for size in axes)
+            inputs.append(InputSpec(node.name, shape, DTYPES[node.type]))
         levels = tuple(float(word) for word in metadata.get("offmap.levels", "").split())
-        return Model(session, inputs, outputs, float(metadata["offmap.threshold"]), levels)
+        return Model(session, tuple(inputs), outputs, float(metadata["offmap.threshold"]), levels)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         """Return every output for every row."""
         return dict(zip(self.outputs, self.session.run(list(self.outputs), dict(inputs)), strict=True))
-
-
-def _read_spec(node: Any, path: Path) -> InputSpec:
-    rows, *axes = node.shape or [0]
-    if isinstance(rows, int) or node.type not in DTYPES:
-        raise FileError(
-            f"Expected inputs with a row per example to serve, but `{node.name}` of {path} is {node.type} {node.shape}. Keep "
-            "what all rows share inside the model."
-        )
-    return InputSpec(node.name, tuple(size if isinstance(size, int) else None for size in axes), DTYPES[node.type])
 
 
 @dataclass(frozen=True)
@@ -103,30 +102,20 @@ class Batcher:
         return await waiting.result
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled: take the oldest requests, as many as fit in a call, without those whose client has left."""
         while True:
             await self.filled.wait()
-            batch = self._next_batch()
+            batch, rows = list[Waiting](), 0
+            while self.queue and (not batch or rows + self.queue[0].rows <= self.together):
+                first = self.queue.popleft()
+                self.rows -= first.rows
+                if not first.result.done():
+                    batch.append(first)
+                    rows += first.rows
             if batch:
                 await self._run_batch(batch)
             elif not self.queue:
                 self.filled.clear()
-
-    def close(self) -> None:
-        """Shut the thread down."""
-        self.thread.shutdown(wait=False, cancel_futures=True)
-
-    def _next_batch(self) -> list[Waiting]:
-        """Take the oldest requests, as many as fit in a call; drop those whose client has left."""
-        batch: list[Waiting] = []
-        rows = 0
-        while self.queue and (not batch or rows + self.queue[0].rows <= self.together):
-            first = self.queue.popleft()
-            self.rows -= first.rows
-            if not first.result.done():
-                batch.append(first)
-                rows += first.rows
-        return batch
 
     async def _run_batch(self, batch: list[Waiting]) -> None:
         inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in batch[0].inputs}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -32,9 +32,19 @@ class InputSpec:
     shape: tuple[int | None, ...]
     dtype: type[np.generic]
 
-    def __str__(self) -> str:
-        axes = "".join(f", {'any' if size is None else size}" for size in self.shape)
-        return f"{self.name} (rows{axes})"
+    def convert(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Convert an array of numbers to the type of this input, if it has its shape and is finite."""
+        got, dtype = array.shape[1:], np.dtype(self.dtype)
+        if array.ndim != 1 + len(self.shape) or any(n not in (None, size) for n, size in zip(self.shape, got, strict=True)):
+            axes = "".join(f", {'any' if size is None else size}" for size in self.shape)
+            raise RequestError(422, f"Expected {self.name} (rows{axes}), but got an array of shape {array.shape}.")
+        if array.dtype.kind == "f" and dtype.kind == "i":
+            raise RequestError(422, f"Expected whole numbers in `{self.name}`.")
+        with np.errstate(over="ignore"):
+            result = np.ascontiguousarray(array, dtype=dtype)
+        if not bool(np.isfinite(result).all()):
+            raise RequestError(422, f"Expected finite {dtype.name} numbers in `{self.name}`.")
+        return result
 
 
 def parse_inputs(content_type: str, body: bytes, specs: Sequence[InputSpec], max_rows: int) -> Arrays:
@@ -42,8 +52,8 @@ def parse_inputs(content_type: str, body: bytes, specs: Sequence[InputSpec], max
     parse = PARSERS.get(content_type)
     if parse is None:
         raise RequestError(415, f"Expected Content-Type {' or '.join(PARSERS)}, but got {content_type or 'none'!r}.")
-    parsed = parse(body, specs)
-    arrays = {spec.name: _convert(parsed[spec.name], spec) for spec in specs}
+    parsed = parse(body, [spec.name for spec in specs])
+    arrays = {spec.name: spec.convert(parsed[spec.name]) for spec in specs}
     counts = {name: len(array) for name, array in arrays.items()}
     rows = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
@@ -55,22 +65,21 @@ def parse_inputs(content_type: str, body: bytes, specs: Sequence[InputSpec], max
     return arrays
 
 
-def _parse_json(body: bytes, specs: Sequence[InputSpec]) -> dict[str, Any]:
+def _parse_json(body: bytes, names: list[str]) -> Arrays:
+    def refuse_constant(word: str) -> float:
+        raise ValueError(f"{word} is no JSON number")
+
     try:
-        content = json.loads(body, parse_constant=_refuse_constant)
+        content = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(422, f"Expected JSON, but the body is none: {str(error)[:200]}.") from error
-    inputs, names = content.get("inputs") if isinstance(content, dict) else None, [spec.name for spec in specs]
-    if isinstance(inputs, list) and len(specs) == 1:
+    inputs = content.get("inputs") if isinstance(content, dict) else None
+    if isinstance(inputs, list) and len(names) == 1:
         inputs = {names[0]: inputs}
     if not isinstance(inputs, dict) or set(inputs) != set(names):
-        shape = "[[…], …]" if len(specs) == 1 else "{" + ", ".join(f'"{name}": [[…], …]' for name in names) + "}"
+        shape = "[[…], …]" if len(names) == 1 else "{" + ", ".join(f'"{name}": [[…], …]' for name in names) + "}"
         raise RequestError(422, f'Expected {{"inputs": {shape}}} with a row per example.')
     return {name: _to_array(values, name) for name, values in inputs.items()}
-
-
-def _refuse_constant(word: str) -> float:
-    raise ValueError(f"{word} is no JSON number")
 
 
 def _to_array(values: Any, name: str) -> NDArray[Any]:
@@ -88,10 +97,10 @@ def _to_array(values: Any, name: str) -> NDArray[Any]:
     return array
 
 
-def _parse_npy(body: bytes, specs: Sequence[InputSpec]) -> dict[str, Any]:
+def _parse_npy(body: bytes, names: list[str]) -> Arrays:
     """Parse one array; its header is believed only if it fits the bytes that follow."""
-    if len(specs) != 1:
-        raise RequestError(415, f"Expected application/json for the inputs {', '.join(spec.name for spec in specs)}.")
+    if len(names) != 1:
+        raise RequestError(415, f"Expected application/json for the inputs {', '.join(names)}.")
     file = io.BytesIO(body)
     try:
         version = np.lib.format.read_magic(file)
@@ -104,25 +113,8 @@ def _parse_npy(body: bytes, specs: Sequence[InputSpec]) -> dict[str, Any]:
     content, size = body[file.tell() :], math.prod(shape) * dtype.itemsize
     if size != len(content):
         raise RequestError(422, f"Expected {size} bytes after the header, but got {len(content)}.")
-    return {specs[0].name: np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")}
+    return {names[0]: np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")}
 
 
-PARSERS: dict[str, Callable[[bytes, Sequence[InputSpec]], dict[str, Any]]] = {
-    "application/json": _parse_json,
-    "application/x-npy": _parse_npy,
-}
+PARSERS = {"application/json": _parse_json, "application/x-npy": _parse_npy}
 """By content type."""
-
-
-def _convert(array: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
-    """Convert an array to the type of an input, if it has its shape and is finite."""
-    shape = array.shape[1:]
-    if array.ndim != 1 + len(spec.shape) or any(size not in (None, got) for size, got in zip(spec.shape, shape, strict=True)):
-        raise RequestError(422, f"Expected {spec}, but got an array of shape {array.shape}.")
-    if array.dtype.kind == "f" and np.dtype(spec.dtype).kind == "i":
-        raise RequestError(422, f"Expected whole numbers in `{spec.name}`.")
-    with np.errstate(over="ignore"):
-        result = np.ascontiguousarray(array, dtype=spec.dtype)
-    if not bool(np.isfinite(result).all()):
-        raise RequestError(422, f"Expected finite {np.dtype(spec.dtype).name} numbers in `{spec.name}`.")
-    return result
