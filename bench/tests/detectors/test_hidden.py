@@ -70,7 +70,7 @@ def test_scores_do_not_depend_on_the_block_or_on_company(monkeypatch: pytest.Mon
     torch.testing.assert_close(hidden_nearest(NET, TRAIN).score(X[2:3]), whole[2:3])
 
 
-def test_the_host_stays_as_it_was_and_later_changes_do_not_matter() -> None:
+def test_the_model_stays_as_it_was_and_later_changes_do_not_matter() -> None:
     net = mlp(3, 2, hidden=[8, 5], dropout=0.5, seed=1).train()
     scorer = hidden_nearest(net, TRAIN)
     assert net.training

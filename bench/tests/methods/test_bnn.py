@@ -37,12 +37,12 @@ def fitted(setting: str, nets: Any = None, **options: Any) -> Stochastic:
 
 
 def test_the_settings_are_the_columns_of_the_papers_tables() -> None:
-    told = {
+    expected = {
         name: (f"{'nosvd' if c.basis == 'identity' else c.basis}_{'un' if c.mean == 'trained' else ''}frozen_"
                f"{'small' if c.prior_variance < 1 else 'large'}")
         for name, c in ABLATION.items()
     }  # fmt: skip
-    assert all(name == words for name, words in told.items())
+    assert all(name == words for name, words in expected.items())
     assert len(ABLATION) == 6
     assert {c.prior_variance for c in ABLATION.values()} == {0.1, 1e10}
 

@@ -16,11 +16,12 @@ from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.model.params import stack_models
-from offmap_bench.methods.competitor import check_settings, ensemble_nll, per_setting, shared
-from offmap_bench.methods.stack import Stack, Training, maximum_likelihood, member_nll, train_stack
+from offmap_bench.methods.competitor import check_settings, per_setting, shared
+from offmap_bench.methods.stack import Problem, Stack, Training, ensemble_nll, maximum_likelihood, member_nll, train_stack
 
 LAW = Gaussian()
 TRAIN, VALID = Rows(*trained.regression(60), 16, "train"), Rows(*trained.regression(30, 1), 16, "valid")
+PROBLEM = Problem(TRAIN, VALID, LAW)
 QUICK = Training(steps=30, lr=0.01, check_every=10)
 
 
@@ -69,9 +70,9 @@ def test_members_are_judged_alone_or_by_what_their_ensemble_predicts() -> None:
             w[3:] += 0.1
     outputs = made.by_setting(made(VALID.inputs)).detach()
     each = [[float(LAW.nll(o[None], VALID.targets).mean()) for o in setting] for setting in outputs]
-    torch.testing.assert_close(made.by_setting(member_nll(made, LAW, VALID)), torch.tensor(each))
+    torch.testing.assert_close(made.by_setting(member_nll(made, PROBLEM)), torch.tensor(each))
     whole = [float(LAW.predictive_nll(setting, VALID.targets).mean()) for setting in outputs]
-    torch.testing.assert_close(made.by_setting(ensemble_nll(made, LAW, VALID)), torch.tensor(whole)[:, None].expand(2, 3))
+    torch.testing.assert_close(made.by_setting(ensemble_nll(made, PROBLEM)), torch.tensor(whole)[:, None].expand(2, 3))
 
 
 @pytest.mark.parametrize("judge", [member_nll, ensemble_nll])
@@ -85,7 +86,7 @@ def test_the_best_checked_state_is_restored(judge) -> None:
         return loss
 
     config = Training(steps=30, lr=0.3, check_every=1)
-    train_stack(made, maximum_likelihood(made, LAW), TRAIN, VALID, likelihood=LAW, config=config, judge=watched)
+    train_stack(made, maximum_likelihood(made, LAW), PROBLEM, config, judge=watched)
     losses = torch.stack([loss for loss, _ in seen])
     best = losses.argmin(0)
     assert (best < len(seen) - 2).any()
@@ -105,7 +106,7 @@ def test_with_a_ceiling_the_last_state_at_or_below_it_is_kept() -> None:
     start = {n: w.detach().clone() for n, w in made.weights.items()}
     ceiling = torch.tensor([torch.inf, 0.9, -torch.inf])
     config = Training(steps=40, lr=0.3, check_every=1)
-    train_stack(made, maximum_likelihood(made, LAW), TRAIN, VALID, likelihood=LAW, config=config, judge=watched, ceiling=ceiling)
+    train_stack(made, maximum_likelihood(made, LAW), PROBLEM, config, judge=watched, ceiling=ceiling)
     below = [step for step, (loss, _) in enumerate(seen) if loss[1] <= 0.9]
     assert 0 < len(below) < len(seen)
     for name, w in made.weights.items():
@@ -129,13 +130,13 @@ def failing(made: Stack, setting: int | None, step: int):
 def test_a_setting_that_diverges_is_left_out_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     made, other = stack(settings=2), stack(settings=2)
     with caplog.at_level(logging.WARNING, "offmap"):
-        train_stack(made, failing(made, 0, 15), TRAIN, VALID, likelihood=LAW, config=QUICK, seed=1)
+        train_stack(made, failing(made, 0, 15), Problem(TRAIN, VALID, LAW, 1), QUICK)
     assert caplog.messages == [
         "Training diverged (the loss is not finite) in 1 of 2 settings; their members keep their best states so far."
     ]
-    train_stack(other, maximum_likelihood(other, LAW), TRAIN, VALID, likelihood=LAW, config=QUICK, seed=1)
+    train_stack(other, maximum_likelihood(other, LAW), Problem(TRAIN, VALID, LAW, 1), QUICK)
     short, cut = stack(), Training(steps=15, lr=0.01, check_every=10)
-    train_stack(short, maximum_likelihood(short, LAW), TRAIN, VALID, likelihood=LAW, config=cut, seed=1)
+    train_stack(short, maximum_likelihood(short, LAW), Problem(TRAIN, VALID, LAW, 1), cut)
     for name, w in made.weights.items():
         assert torch.equal(made.by_setting(w)[1], other.by_setting(other.weights[name])[1])
         torch.testing.assert_close(made.by_setting(w)[0], short.weights[name])  # as it stood when it diverged, which was its best
@@ -150,7 +151,7 @@ def test_training_ends_when_every_setting_has_diverged(caplog: pytest.LogCapture
         return losses(step, batch)
 
     with caplog.at_level(logging.WARNING, "offmap"):
-        train_stack(made, counted, TRAIN, VALID, likelihood=LAW, config=QUICK)
+        train_stack(made, counted, PROBLEM, QUICK)
     assert asked == list(range(6))
     assert caplog.messages == [
         "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`."

@@ -13,7 +13,6 @@ from offmap.data import Place, Rows, as_batches, load_rows
 from offmap.errors import ModelError
 from offmap.integrations.nets import mlp
 from offmap_bench.methods import deep_ensemble
-from offmap_bench.methods.stack import row_nll
 from trained import classes, inputs, regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -74,9 +73,9 @@ def test_the_best_state_is_kept_and_not_the_last() -> None:
     found: list[float] = []
     for steps in range(1, 16):
         last = trained(net, steps=steps, check_every=1000, lr=0.5)  # one check, at the end
-        found.append(row_nll(last.model, last.weights, LAW, held).mean(1).item())
+        found.append(LAW.nll(last.outputs(held.inputs, 1), held.targets).mean(1).item())
     best = trained(net, steps=15, check_every=1, lr=0.5)
-    assert row_nll(best.model, best.weights, LAW, held).mean(1).item() == pytest.approx(min(found), rel=1e-4)
+    assert LAW.nll(best.outputs(held.inputs, 1), held.targets).mean(1).item() == pytest.approx(min(found), rel=1e-4)
     assert min(found) < found[-1]
 
 
@@ -108,7 +107,7 @@ def test_mean_nll_is_per_member() -> None:
     slow = [-torch.distributions.Normal(net(x)[:, 0], 0.1**0.5).log_prob(y).mean() for net in predictive.nets()]
     held = rows((x, y), "valid")
     torch.testing.assert_close(
-        row_nll(predictive.model, predictive.weights, LAW, held).mean(1), torch.stack(slow), rtol=1e-4, atol=1e-5
+        LAW.nll(predictive.outputs(held.inputs, 1), held.targets).mean(1), torch.stack(slow), rtol=1e-4, atol=1e-5
     )
 
 

@@ -17,7 +17,7 @@ from offmap.maxwent.config import Runtime
 from offmap.model.forward import copy_model
 from offmap_bench.methods import anchored, dare, deep_ensemble, mc_dropout, negative_correlation, overall_diversity, repulsive
 from offmap_bench.methods.ensembles import draw_anchors, member_max_risks
-from offmap_bench.methods.stack import Stack, member_nll
+from offmap_bench.methods.stack import Problem, Stack, member_nll
 from trained import classes, inputs, regression, regressor
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -137,22 +137,23 @@ def test_anchors_are_drawn_once_for_a_member_and_pull_it() -> None:
 def test_dare_grows_weights_and_stays_at_or_below_the_threshold() -> None:
     nets = [copy_model(regressor(m, log_variance=True)) for m in range(2)]
     valid = rows(regression(30, 1), "valid")
+    problem = Problem(valid, valid, offmap.Gaussian())
     made = trained(dare, nets, steps=200, lr=1e-3)
     stack = Stack.build(nets, valid.inputs, Runtime(progress=False))
-    bound = member_max_risks(stack, offmap.Gaussian(), valid, None)
+    bound = member_max_risks(stack, problem)
     losses = torch.stack([
         -torch.distributions.Normal(net(valid.inputs)[:, 0], (net(valid.inputs)[:, 1] / 2).exp()).log_prob(valid.targets)
         for net in nets
     ])  # fmt: skip
     torch.testing.assert_close(bound, losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(30))
     after = Stack.build(made.nets(), valid.inputs, Runtime(progress=False))
-    assert (member_nll(after, offmap.Gaussian(), valid) <= bound + 1e-6).all()
+    assert (member_nll(after, problem) <= bound + 1e-6).all()
 
     def size(net: nn.Module) -> Tensor:
         return torch.cat([(p.detach().square() + 1e-7).log().flatten() for p in net.parameters()]).mean()
 
     assert all(size(grown) > size(net) + 0.05 for grown, net in zip(made.nets(), nets, strict=True))
-    assert (member_max_risks(stack, offmap.Gaussian(), valid, 0.5) == 0.5).all()
+    assert (member_max_risks(stack, problem, 0.5) == 0.5).all()
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -74,7 +74,7 @@ def test_sampled_draws_are_laplace_torchs_own_nets() -> None:
 
 @needed
 @pytest.mark.parametrize("kind", ["linear", "sampled"])
-def test_log_variances_stay_the_hosts_own(kind: Any) -> None:
+def test_log_variances_stay_the_models_own(kind: Any) -> None:
     net = trained.regressor(log_variance=True)
     outputs = fitted(net, kind=kind).outputs(X, 4)
     torch.testing.assert_close(outputs[..., 1], net(X)[:, 1].detach().expand(4, -1))
@@ -140,7 +140,7 @@ def test_guards_give_verdicts_and_the_nets_are_untouched() -> None:
 
 
 @needed
-def test_a_host_with_a_flat_output_is_given_a_column() -> None:
+def test_a_model_with_a_flat_output_is_given_a_column() -> None:
     class Flat(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -30,7 +30,7 @@ def model(seed: int = 0, dropout: float = 0.3) -> nn.Sequential:
     return mlp(3, 1, hidden=[8, 8], dropout=dropout, seed=seed)
 
 
-def test_a_masked_copy_without_masks_is_the_host_in_evaluation_mode() -> None:
+def test_a_masked_copy_without_masks_is_the_model_in_evaluation_mode() -> None:
     net, x = model(), inputs(9, 5)
     twin = replace_dropout(net)
     assert torch.equal(twin(x), net.eval()(x))
@@ -73,7 +73,7 @@ def test_draws_are_the_trained_net_with_hidden_units_dropped() -> None:
         torch.testing.assert_close(predictive.outputs(x, 4)[draw], net[6](h), rtol=1e-5, atol=1e-6)
 
 
-def test_the_share_of_dropped_units_is_the_hosts_own() -> None:
+def test_the_share_of_dropped_units_is_the_models_own() -> None:
     predictive = trained(model(dropout=0.2), steps=1)
     masks = predictive.draw(range(500), 0)["2.mask"]
     assert (masks == 0).float().mean().item() == pytest.approx(0.2, abs=0.03)
@@ -121,7 +121,7 @@ def test_divergence_keeps_finite_weights_and_is_said(caplog: pytest.LogCaptureFi
     ]
 
 
-def test_a_host_without_dropout_is_refused() -> None:
+def test_a_model_without_dropout_is_refused() -> None:
     with pytest.raises(
         ModelError, match="Expected a model with Dropout layers, but Sequential has none. Add them, or use another"
     ):

@@ -45,26 +45,26 @@ def cameras(shift: Shift, *parts: str) -> set[str]:
     return {frame.camera for part in parts for frame in shift.frames[part]}
 
 
-FAMILIAR = ("train", "valid", "test")
+ID_PARTS = ("train", "valid", "test")
 
 
-def test_five_cameras_are_familiar_and_five_strange(whole: Copy, cache: Path) -> None:
+def test_five_cameras_are_in_distribution_and_five_ood(whole: Copy, cache: Path) -> None:
     shift = get("camera", whole.root, cache)
-    known, strange = cameras(shift, *FAMILIAR), cameras(shift, "ood")
-    assert len(known) == len(strange) == 5
-    assert known | strange == set(CAMERAS)
+    known, ood = cameras(shift, *ID_PARTS), cameras(shift, "ood")
+    assert len(known) == len(ood) == 5
+    assert known | ood == set(CAMERAS)
     assert known == {"253", "398", "511", "691", "846"}  # those of the authors' code for this seed
-    assert [len(shift.frames[part]) for part in (*FAMILIAR, "ood")] == [51, 3, 6, 60]
+    assert [len(shift.frames[part]) for part in (*ID_PARTS, "ood")] == [51, 3, 6, 60]
     other = get("camera", whole.root, cache, seed=1)
-    assert cameras(other, "ood") != strange
+    assert cameras(other, "ood") != ood
 
 
-def test_large_vehicles_are_strange_wherever_they_lie(whole: Copy, cache: Path) -> None:
+def test_large_vehicles_are_ood_wherever_they_lie(whole: Copy, cache: Path) -> None:
     shift = get("bigbus", whole.root, cache)
-    assert cameras(shift, *FAMILIAR) == {"398", "403", "410", "495"}
+    assert cameras(shift, *ID_PARTS) == {"398", "403", "410", "495"}
     folders = {frame.image.parent.name for frame in shift.frames["ood"]}
     assert folders == {"398-big_bus-mask1", "bigbus-403", "bigbus-410", "bigbus-495"}
-    assert not any("bus" in str(frame.image.relative_to(whole.root)) for part in FAMILIAR for frame in shift.frames[part])
+    assert not any("bus" in str(frame.image.relative_to(whole.root)) for part in ID_PARTS for frame in shift.frames[part])
 
 
 def test_a_large_vehicle_that_lies_in_two_places_counts_once(fresh: Path, cache: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_weather_shift_is_one_day_cut_at_two(whole: Copy, cache: Path) -> No
     shift = get("weather", whole.root, cache)
     times = {part: [frame.time for frame in shift.frames[part]] for part in shift.frames}
     assert all(time.date() == datetime(2016, 2, 23).date() for part in times.values() for time in part)
-    assert {time.hour for part in FAMILIAR for time in times[part]} == {9, 13}
+    assert {time.hour for part in ID_PARTS for time in times[part]} == {9, 13}
     assert {time.hour for time in times["ood"]} == {14, 17}
     assert {frame.weather for frame in shift.frames["ood"] if frame.time.hour == 17} == {"Rain"}
     assert {frame.flow for frame in shift.frames["ood"]} == {"0"}
@@ -90,14 +90,14 @@ def test_rows_targets_and_frames_belong_together(name: str, whole: Copy, cache: 
     assert task.name == f"citycam/{name}"
     assert (task.likelihood, task.outputs, task.inputs) == ("gaussian", 2, 2)
     line = np.polyfit(task.train[0][:, 0].numpy(), task.train[1].numpy() * shift.unit + shift.centre, 1)
-    for part in FAMILIAR:
+    for part in ID_PARTS:
         x, y = getattr(task, part)
         drawn = torch.tensor([float(whole.counts[frame.image]) for frame in shift.frames[part]])
         assert [frame.vehicles for frame in shift.frames[part]] == drawn.tolist()
         torch.testing.assert_close(y * shift.unit + shift.centre, drawn)
         assert np.abs(np.polyval(line, x[:, 0].numpy()) - drawn.numpy()).max() < 1  # each row has the image of its frame
-    strange = torch.tensor([float(frame.vehicles) for frame in shift.frames["ood"]])
-    assert len(task.ood[name]) == len(strange)
+    ood = torch.tensor([float(frame.vehicles) for frame in shift.frames["ood"]])
+    assert len(task.ood[name]) == len(ood)
     torch.testing.assert_close(task.train[1].std(correction=0), torch.tensor(1.0))
     images = [frame.image for part in shift.frames.values() for frame in part]
     assert len(images) == len(set(images))

@@ -24,7 +24,7 @@ def test_regression_noise_is_two_percent():
     assert abs(residual.std() - 0.02) < 0.001
 
 
-def test_strange_regression_inputs_lie_beside_and_between():
+def test_ood_regression_inputs_lie_beside_and_between():
     ood = regression().ood
     outside, gap = ood["outside"].abs(), ood["gap"]
     assert outside.min() >= 1.1
@@ -41,7 +41,7 @@ def test_moons_are_those_of_the_authors_code():
     assert [len(part[0]) for part in (task.train, task.valid, task.test)] == [200, 50, 400]
 
 
-def test_strange_points_keep_their_distance_from_the_moons():
+def test_ood_points_keep_their_distance_from_the_moons():
     task = moons(distance=0.7)
     around = task.ood["off the moons"]
     assert torch.cdist(around, task.train[0]).min() > 0.7

@@ -52,7 +52,7 @@ def test_held_numbers_are_compared_as_numbers_and_columns_are_sets_of_their_own(
     assert len(task.ood["region west, east"]) == ROWS // 2
 
 
-def test_another_file_is_strange(tmp_path: Path) -> None:
+def test_another_file_is_ood(tmp_path: Path) -> None:
     path, other = cars(tmp_path / "cars.csv"), cars(tmp_path / "test.csv", rows=7, fuel="steam")
     task = tabular.task(path, "price", ood=other)
     assert list(task.ood) == ["test.csv"]

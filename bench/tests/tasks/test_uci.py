@@ -53,10 +53,10 @@ def test_the_middle_half_along_the_first_principal_component_is_internal(data_fo
     assert abs((along[external] <= low + 1e-8).mean() - 0.5) < 0.01
 
 
-def test_modes_exchange_the_familiar_and_the_strange(data_folder: Path) -> None:
+def test_modes_exchange_in_distribution_and_ood_rows(data_folder: Path) -> None:
     outside, inside = (uci("yacht", mode, folder=data_folder / "uci") for mode in MODES)
-    familiar = torch.cat([p[1] for p in (outside.train, outside.valid, outside.test)])
-    assert len(familiar) == len(inside.ood["interpolation"])
+    id_rows = torch.cat([p[1] for p in (outside.train, outside.valid, outside.test)])
+    assert len(id_rows) == len(inside.ood["interpolation"])
 
 
 def test_training_data_are_standardised_and_constant_columns_are_only_centred(data_folder: Path) -> None:

@@ -99,7 +99,7 @@ def mutants_of(file: str) -> dict[Span, list[Mutant]]:
     found: dict[Span, list[Mutant]] = {}
     for name in operator_names():
         if (kind := get_operator(name)).arguments():
-            continue  # those need to be told what to change
+            continue  # those need arguments
         spans = (span for node in nodes for span in kind().mutation_positions(node))
         for i, span in enumerate(spans):
             if not any(start <= span[0] and span[1] <= stop for start, stop in spared):

@@ -16,8 +16,6 @@ from offmap.likelihoods.classification import predictive_entropy
 from offmap.random import generator
 from offmap_bench.classifiers.training import BLOCK, BodyAndHead, Moment, TrainConfig, TrainingMethod, body_and_head
 
-# ------------------------------------------------------------------------------------------------ mixtures of images
-
 
 @dataclass(frozen=True)
 class MixupConfig(TrainConfig):
@@ -70,9 +68,6 @@ def cutmix_loss(net: nn.Module, x: Tensor, y: Tensor, config: TrainConfig, momen
     return shared_loss(net(mixed), y, order, share)
 
 
-# ------------------------------------------------------------------------------------------------ logits
-
-
 @dataclass(frozen=True)
 class LogitNormConfig(TrainConfig):
     """The length that logits have in the loss is 1 / temperature."""
@@ -109,9 +104,6 @@ def dropout_score(net: BodyAndHead, x: Tensor, config: DropoutConfig) -> Tensor:
     features = net.body(x)
     thin = masks((config.draws, 1, features.shape[1]), config.dropout, generator(0, "dropout")).to(features)
     return predictive_entropy(net.head(features * thin).softmax(2))
-
-
-# ------------------------------------------------------------------------------------------------ a branch for confidence
 
 
 @dataclass(frozen=True)
@@ -156,8 +148,6 @@ def confidence_loss(net: Branched, x: Tensor, y: Tensor, config: ConfidenceConfi
     net.price.mul_(1 / 1.01 if float(asked.detach()) < config.budget else 1 / 0.99)
     return total
 
-
-# ------------------------------------------------------------------------------------------------ generalised ODIN
 
 STEPS = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08)
 """Steps of the input that are tried, for pixels from 0 to 1."""
@@ -206,9 +196,6 @@ def choose_step(net: Quotient, x: Tensor, y: Tensor, config: TrainConfig) -> Non
     net.step.fill_(STEPS[int(torch.stack(gains).argmax())])
 
 
-# ------------------------------------------------------------------------------------------------ reciprocal points
-
-
 @dataclass(frozen=True)
 class ARPLConfig(TrainConfig):
     """How much the bound on distances counts."""
@@ -241,9 +228,6 @@ def bounded_loss(features: Tensor, points: Tensor, radius: Tensor, y: Tensor, bo
     distance = squared_distance(features, points)
     own = distance.gather(1, y[:, None])[:, 0]
     return F.cross_entropy(distance - features @ points.mT, y) + bound * (own - radius).clamp_min(0).mean()
-
-
-# ------------------------------------------------------------------------------------------------ virtual outliers
 
 
 @dataclass(frozen=True)
@@ -313,9 +297,6 @@ def vos_loss(net: Energetic, x: Tensor, y: Tensor, config: VOSConfig, moment: Mo
     virtual = outliers(net.queue, torch.randn(shape, generator=moment.random, device="cpu").to(x))
     inside, outside = (net.slope * net.energy(f) + net.shift for f in (features, virtual))
     return total + config.weight * (F.softplus(inside).mean() + F.softplus(-outside).mean())
-
-
-# ------------------------------------------------------------------------------------------------ deep SVDD
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,13 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-import torch
 from torch import Tensor, nn
 
 from offmap import checks
 from offmap.data import Batches, Rows
-from offmap.data.batch import take_rows
 from offmap.errors import ConfigError
-from offmap.likelihoods import Likelihood
-from offmap.maxwent.config import Runtime
 from offmap.posterior.predictive import Sampled
-from offmap_bench.methods.stack import Judge, Losses, Stack, Training, member_nll, train_stack
+from offmap_bench.methods.stack import Judge, Losses, Problem, Stack, Training, member_nll, train_stack
 
 Nets: TypeAlias = nn.Module | Sequence[nn.Module]
 Check: TypeAlias = Callable[[str, Any], object]
@@ -86,24 +82,6 @@ def check_fields(config: Any, **own: Check) -> None:
     check_settings({n: v for n, v in as_settings(config).items() if v is not None or default[n] is not None}, **own)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What a method is fitted on: batches, validation rows, the likelihood of the outputs, and how to run."""
-
-    train: Batches
-    valid: Rows
-    likelihood: Likelihood
-    seed: int = 0
-    runtime: Runtime = Runtime()
-
-    def train_stack(self, stack: Stack, losses: Losses, config: Training, **options: Any) -> str:
-        """Train nets in one stack on these data; see `stack.train_stack`."""
-        return train_stack(
-            stack, losses, self.train, self.valid, likelihood=self.likelihood, config=config, seed=self.seed,
-            progress=self.runtime.progress, **options,
-        )  # fmt: skip
-
-
 C = TypeVar("C")
 P = TypeVar("P")
 T = TypeVar("T", bound=Training)
@@ -162,18 +140,7 @@ def stacked(
 
     def fit_all(nets: Nets, problem: Problem, configs: Sequence[T]) -> list[Sampled]:
         stack = Stack.build(nets, problem.valid.inputs, problem.runtime, settings=len(configs))
-        problem.train_stack(stack, losses(stack, problem, configs), shared(configs), judge=judge)
+        train_stack(stack, losses(stack, problem, configs), problem, shared(configs), judge=judge)
         return stack.predictives()
 
     return Competitor(config, fit_all)
-
-
-@torch.no_grad()
-def ensemble_nll(stack: Stack, likelihood: Likelihood, valid: Rows) -> Tensor:
-    """Return the NLL of every member's ensemble, the same for the M members of a setting, (G·M,)."""
-    size, parts = stack.settings * stack.members, list[Tensor]()
-    for rows in stack.model.blocks(valid.inputs, size):
-        x, y = take_rows(valid.inputs, rows), valid.targets[rows]
-        outputs = stack.by_setting(stack.model.outputs(lambda span: stack.weights | stack.fixed, 1, x, members=size))
-        parts.append(torch.stack([likelihood.predictive_nll(ensemble, y) for ensemble in outputs]))
-    return torch.cat(parts, 1).mean(1).repeat_interleave(stack.members)

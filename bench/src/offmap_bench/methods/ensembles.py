@@ -11,15 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offmap._types import Inputs, Weights
-from offmap.data import Batch, Rows
+from offmap.data import Batch
 from offmap.errors import ConfigError
 from offmap.likelihoods import Likelihood
 from offmap.posterior.distribution import sum_per_member
 from offmap.posterior.noise import NOISES, draw_noise
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
-from offmap_bench.methods.competitor import Competitor, Nets, Problem, ensemble_nll, one_by_one, per_setting, stacked
-from offmap_bench.methods.stack import Losses, Stack, Training, maximum_likelihood, member_risks, row_nll
+from offmap_bench.methods.competitor import Competitor, Nets, one_by_one, per_setting, stacked
+from offmap_bench.methods.stack import (
+    Losses,
+    Problem,
+    Stack,
+    Training,
+    ensemble_nll,
+    maximum_likelihood,
+    member_risks,
+    train_stack,
+)
 
 deep_ensemble = stacked(Training, lambda stack, problem, _: maximum_likelihood(stack, problem.likelihood))
 """Plain nets trained from different starts by maximum likelihood. One net is the plain baseline."""
@@ -183,18 +192,18 @@ def growth_losses(stack: Stack, likelihood: Likelihood, tradeoff: Tensor, max_ri
     return losses
 
 
-def member_max_risks(stack: Stack, likelihood: Likelihood, valid: Rows, max_risk: float | None) -> Tensor:
+def member_max_risks(stack: Stack, problem: Problem, max_risk: float | None = None) -> Tensor:
     """τ of every member, (M,): the mean of its validation losses plus 2·std/√n, or the same number for all."""
-    losses = row_nll(stack.model, stack.weights | stack.fixed, likelihood, valid)
+    losses = stack.on_rows(problem.valid, problem.likelihood.nll)
     risk = losses.mean(1) + 2 * losses.std(1, correction=0) / math.sqrt(losses.shape[1])
     return risk if max_risk is None else torch.full_like(risk, max_risk)
 
 
 def _fit_dare(nets: Nets, problem: Problem, config: DareConfig) -> Sampled:
     stack = Stack.build(nets, problem.valid.inputs, problem.runtime)
-    max_risk = member_max_risks(stack, problem.likelihood, problem.valid, config.max_risk)
+    max_risk = member_max_risks(stack, problem, config.max_risk)
     losses = growth_losses(stack, problem.likelihood, per_setting([config], "tradeoff", stack), max_risk)
-    problem.train_stack(stack, losses, config, ceiling=max_risk)
+    train_stack(stack, losses, problem, config, ceiling=max_risk)
     return stack.predictives()[0]
 
 

@@ -30,7 +30,8 @@ from offmap.likelihoods import Categorical, Gaussian
 from offmap.model.forward import BatchedModel, LRUCache, OutputFn, copy_model
 from offmap.model.params import ParamSelection, StackedModel, at, stack_models
 from offmap.random import generator
-from offmap_bench.methods.competitor import Competitor, Nets, Problem, one_by_one
+from offmap_bench.methods.competitor import Competitor, Nets, one_by_one
+from offmap_bench.methods.stack import Problem
 
 LAWS: dict[type, str] = {Gaussian: "regression", Categorical: "classification"}
 """laplace-torch's words for the likelihoods that it knows."""
@@ -80,8 +81,8 @@ class Approximated:
             random = self.model.outputs(lambda span: self._sampled(span, seed), draws, x, members=self.members)
         if self.means is None:
             return random
-        plain = self.model.outputs(lambda span: self.weights, 1, x, members=self.members).repeat_interleave(draws, 0)
-        return torch.cat([random[..., : self.means], plain[..., self.means :]], -1)
+        base = self.model.outputs(lambda span: self.weights, 1, x, members=self.members).repeat_interleave(draws, 0)
+        return torch.cat([random[..., : self.means], base[..., self.means :]], -1)
 
     def _drawn(self, span: range, seed: int) -> tuple[Weights, Weights]:
         """All weights, w̄ of each draw, and δ of the random ones."""
@@ -201,7 +202,7 @@ def find_posterior(library: Any, model: Means, loader: DataLoader[Any], law: str
 
 @torch.no_grad()
 def by_evidence(made: Any, *, noisy: bool) -> None:
-    """Prior precision, and noise, of highest log marginal likelihood: a grid in powers of ten, laid anew around its best point.
+    """Prior precision, and noise, of highest log marginal likelihood: a grid in powers of ten, repeated around its best point.
 
     No gradients: laplace-torch 0.3 gives none of the Kronecker log-determinant in the noise.
     """

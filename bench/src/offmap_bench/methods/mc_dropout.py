@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,11 @@ from offmap.model.forward import copy_model
 from offmap.model.params import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
-from offmap_bench.methods.competitor import Competitor, Nets, Problem, shared
-from offmap_bench.methods.stack import Stack, Training
+from offmap_bench.methods.competitor import Competitor, Nets, shared
+from offmap_bench.methods.stack import Problem, Stack, Training, train_stack
+
+Shapes: TypeAlias = dict[str, tuple[float, tuple[int, ...]]]
+"""Dropout rate and feature shape of every mask, by buffer name."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,10 @@ def replace_dropout(net: nn.Module) -> nn.Module:
     return twin
 
 
-def mask_shapes(net: nn.Module, inputs: Inputs) -> dict[str, tuple[float, tuple[int, ...]]]:
+def mask_shapes(net: nn.Module, inputs: Inputs) -> Shapes:
     """Dropout rate and feature shape of every mask, by buffer name."""
     masks = {name: module for name, module in net.named_modules() if isinstance(module, Mask)}
-    shapes: dict[str, tuple[float, tuple[int, ...]]] = {}
+    shapes: Shapes = {}
 
     def note(name: str, mask: Mask, args: tuple[Tensor, ...]) -> None:
         row = tuple(args[0].shape[1:])
@@ -76,32 +79,27 @@ def mask_shapes(net: nn.Module, inputs: Inputs) -> dict[str, tuple[float, tuple[
     return shapes
 
 
-@dataclass(frozen=True)
-class Masks:
-    """Masks of M members by address: rate and feature shape by buffer name, and a tensor of the weights' device and dtype."""
+def draw_masks(
+    shapes: Shapes, members: int, like: Tensor, index: range, stream: str, seed: int, rows: int | None = None
+) -> Weights:
+    """0 or 1/(1 − rate), one mask for all rows or one for each: {name: (M·p, [rows,] features)}, in the dtype of `like`."""
+    return {
+        name: torch.stack([
+            torch.empty((rows, *shape) if rows else shape, device="cpu").bernoulli_(
+                1 - rate, generator=generator(seed, stream, member, draw, name)
+            )
+            for member in range(members)
+            for draw in index
+        ]).to(like) / (1 - rate)
+        for name, (rate, shape) in shapes.items()
+    }  # fmt: skip
 
-    shapes: Mapping[str, tuple[float, tuple[int, ...]]]
-    members: int
-    like: Tensor
 
-    def draw(self, index: range, stream: str, seed: int, rows: int | None = None) -> Weights:
-        """0 or 1/(1 − rate), one mask for all rows or one for each: {name: (M·p, [rows,] features)}."""
-        return {
-            name: torch.stack([
-                torch.empty((rows, *shape) if rows else shape, device="cpu").bernoulli_(
-                    1 - rate, generator=generator(seed, stream, member, draw, name)
-                )
-                for member in range(self.members)
-                for draw in index
-            ]).to(self.like) / (1 - rate)
-            for name, (rate, shape) in self.shapes.items()
-        }  # fmt: skip
-
-    def thin(self, weights: Weights) -> Callable[[range, int], Weights]:
-        """Return the draws of thinned nets, (span, seed) -> {name: (M·p, ...)}."""
-        return lambda span, seed: (
-            {n: w.repeat_interleave(len(span), 0) for n, w in weights.items()} | self.draw(span, "infer", seed)
-        )
+def draw_thinned(weights: Weights, shapes: Shapes, span: range, seed: int) -> Weights:
+    """Draws of thinned nets, {name: (M·p, ...)}."""
+    first = next(iter(weights.values()))
+    masks = draw_masks(shapes, len(first), first, span, "infer", seed)
+    return {n: w.repeat_interleave(len(span), 0) for n, w in weights.items()} | masks
 
 
 def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sampled]:
@@ -112,19 +110,20 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
     at = replace(at, fixed={n: t for n, t in at.fixed.items() if n not in shapes})
     stack = Stack.build(at, valid.inputs, problem.runtime, settings=len(configs))
     like = next(iter(at.mean.values()))
-    masks = [
-        Masks({n: (own if c.dropout is None else c.dropout, shape) for n, (own, shape) in shapes.items()}, at.members, like)
-        for c in configs
-    ]
+    by_setting = [
+        {n: (own if c.dropout is None else c.dropout, shape) for n, (own, shape) in shapes.items()} for c in configs
+    ]  # fmt: skip
 
     def losses(step: int, batch: Batch) -> Tensor:
-        drawn = [mask.draw(range(step, step + 1), "fit", problem.seed, rows_of(batch[0])) for mask in masks]
+        address = range(step, step + 1), "fit", problem.seed, rows_of(batch[0])
+        drawn = [draw_masks(own, at.members, like, *address) for own in by_setting]
         stacked = {name: torch.cat([mask[name] for mask in drawn]) for name in shapes}
         outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
         return stack.by_setting(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
 
-    problem.train_stack(stack, losses, shared(configs))
-    return [Sampled(stack.model, w, mask.thin(w)) for w, mask in zip(stack.trained_weights(), masks, strict=True)]
+    train_stack(stack, losses, problem, shared(configs))
+    trained = zip(stack.trained_weights(), by_setting, strict=True)
+    return [Sampled(stack.model, weights, partial(draw_thinned, weights, own)) for weights, own in trained]
 
 
 mc_dropout = Competitor(Config, _fit_all)

@@ -25,6 +25,17 @@ logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What a method is fitted on: batches, validation rows, the likelihood of the outputs, and how to run."""
+
+    train: Batches
+    valid: Rows
+    likelihood: Likelihood
+    seed: int = 0
+    runtime: Runtime = Runtime()
+
+
+@dataclass(frozen=True)
 class Training:
     """The paper's training of deterministic nets; every member keeps its state of lowest validation NLL."""
 
@@ -63,6 +74,15 @@ class Stack:
         """Return the outputs of all members, (G·M, B, ...)."""
         return self.model(self.weights | self.fixed, x)
 
+    @torch.no_grad()
+    def on_rows(self, rows: Rows, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return `function(outputs, targets)` of all rows, (..., n), some rows at a time."""
+        weights, size, parts = self.weights | self.fixed, self.settings * self.members, list[Tensor]()
+        for block in self.model.blocks(rows.inputs, size):
+            outputs = self.model.outputs(lambda span: weights, 1, take_rows(rows.inputs, block), members=size)
+            parts.append(function(outputs, rows.targets[block]))
+        return torch.cat(parts, 1)
+
     def by_setting(self, stacked: Tensor) -> Tensor:
         """(G·M, ...) -> (G, M, ...)."""
         return stacked.unflatten(0, (self.settings, self.members))
@@ -80,7 +100,7 @@ class Stack:
 # (step, batch) -> the loss of every setting, (G,), summed over its members
 Losses: TypeAlias = Callable[[int, Batch], Tensor]
 # the validation loss by which every member keeps its best state, (G·M,), such as `member_nll`
-Judge: TypeAlias = Callable[[Stack, Likelihood, Rows], Tensor]
+Judge: TypeAlias = Callable[[Stack, Problem], Tensor]
 
 
 def member_risks(stack: Stack, likelihood: Likelihood, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -94,35 +114,31 @@ def maximum_likelihood(stack: Stack, likelihood: Likelihood) -> Losses:
     return lambda step, batch: member_risks(stack, likelihood, batch)[1].sum(1)
 
 
-@torch.no_grad()
-def row_nll(model: BatchedModel, weights: Weights, likelihood: Likelihood, valid: Rows) -> Tensor:
-    """Return the NLL of every member on every row, (M, n)."""
-    members, parts = len(next(iter(weights.values()))), list[Tensor]()
-    for rows in model.blocks(valid.inputs, members):
-        outputs = model.outputs(lambda span: weights, 1, take_rows(valid.inputs, rows), members=members)
-        parts.append(likelihood.nll(outputs, valid.targets[rows]))
-    return torch.cat(parts, 1)
-
-
-def member_nll(stack: Stack, likelihood: Likelihood, valid: Rows) -> Tensor:
+def member_nll(stack: Stack, problem: Problem) -> Tensor:
     """Return the NLL of every member by itself, (G·M,)."""
-    return row_nll(stack.model, stack.weights | stack.fixed, likelihood, valid).mean(1)
+    return stack.on_rows(problem.valid, problem.likelihood.nll).mean(1)
+
+
+def ensemble_nll(stack: Stack, problem: Problem) -> Tensor:
+    """Return the NLL of every member's ensemble, the same for the M members of a setting, (G·M,)."""
+
+    def nll(outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([problem.likelihood.predictive_nll(ensemble, y) for ensemble in stack.by_setting(outputs)])
+
+    return stack.on_rows(problem.valid, nll).mean(1).repeat_interleave(stack.members)
 
 
 def train_stack(
-    stack: Stack, losses: Losses, data: Batches, valid: Rows, *, likelihood: Likelihood, config: Training,
-    judge: Judge = member_nll, ceiling: Tensor | None = None, seed: int = 0, progress: bool | None = None,
-) -> str:  # fmt: skip
+    stack: Stack, losses: Losses, problem: Problem, config: Training, *, judge: Judge = member_nll, ceiling: Tensor | None = None
+) -> str:
     """Minimise the losses of all settings at once; return why it stopped: "finished" or "diverged".
 
     Every member ends with its state of lowest loss by `judge` or, with a `ceiling` (G·M,), the last one at or below it. Settings
     do not disturb each other: one whose loss is no longer finite is judged as it stands and left out, and the others go on.
     """
-    alive = torch.ones(stack.settings, dtype=torch.bool, device=valid.targets.device)
-    with bar("Training", config.steps, show=progress) as advance:
-        monitor = BestValidation(
-            stack.weights, lambda: judge(stack, likelihood, valid), every=config.check_every, ceiling=ceiling
-        )
+    alive = torch.ones(stack.settings, dtype=torch.bool, device=problem.valid.targets.device)
+    with bar("Training", config.steps, show=problem.runtime.progress) as advance:
+        monitor = BestValidation(stack.weights, lambda: judge(stack, problem), every=config.check_every, ceiling=ceiling)
 
         def report(step: int, loss: Tensor) -> bool:
             if (step + 1) % config.check_every == 0:
@@ -140,7 +156,8 @@ def train_stack(
             return torch.where(alive, values, 0.0).sum()
 
         optimizer = adam(stack.weights.values(), lr=config.lr, epsilon=config.adam_epsilon)
-        stop_reason = minimize(objective, optimizer, data, steps=config.steps, monitors=[monitor, report], seed=seed)
+        monitors, seed = [monitor, report], problem.seed
+        stop_reason = minimize(objective, optimizer, problem.train, steps=config.steps, monitors=monitors, seed=seed)
     if stop_reason == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`.")
     elif not bool(alive.all()):

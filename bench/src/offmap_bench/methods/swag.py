@@ -17,7 +17,8 @@ from offmap.model.params import stack_models
 from offmap.posterior.noise import Normal, draw_noise
 from offmap.posterior.predictive import Sampled
 from offmap.progress import bar
-from offmap_bench.methods.competitor import Competitor, Nets, Problem, check_fields, one_by_one
+from offmap_bench.methods.competitor import Competitor, Nets, check_fields, one_by_one
+from offmap_bench.methods.stack import Problem
 
 logger = logging.getLogger("offmap")
 

@@ -33,8 +33,8 @@ from offmap.posterior.distribution import WeightDistribution, sum_per_member
 from offmap.posterior.noise import Noise, Normal, Stream, as_noise, draw_noise
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
-from offmap_bench.methods.competitor import POSITIVE, Competitor, Nets, Problem, check_fields, one_by_one
-from offmap_bench.methods.stack import Stack, Training
+from offmap_bench.methods.competitor import POSITIVE, Competitor, Nets, check_fields, one_by_one
+from offmap_bench.methods.stack import Problem, Stack, Training, train_stack
 
 logger = logging.getLogger("offmap")
 
@@ -283,7 +283,7 @@ def _fit_mean_field(nets: Nets, problem: Problem, configs: Sequence[MeanFieldCon
     state = {f"{kind} {n}": w for kind in ("mean", "raw_scale") for n, w in getattr(posterior.q, kind).items()}
     stack = Stack(model, state, dict(posterior.q.fixed.items()), at.members)
     losses = partial(posterior.losses, weight)
-    stop_reason = problem.train_stack(stack, losses, config, judge=lambda *_: posterior.validation(valid))
+    stop_reason = train_stack(stack, losses, problem, config, judge=lambda *_: posterior.validation(valid))
     risk = posterior.validation(valid)
     return [posterior.setting(g, risk, stop_reason, c) for g, c in enumerate(configs)]
 

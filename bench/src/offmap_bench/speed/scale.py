@@ -164,12 +164,6 @@ MOMENTS = 1 << 24
 VALID, RISK_DRAWS, SEARCH, FIT_STEPS, BATCH, CHECKS = 10_000, 50, 20 * 10 + 7 * 50, 500, 4_096, 10
 """Validation rows; draws; draws of all evaluations of a bisection; gradient steps, rows of each, and evaluations in between."""
 
-CASES = {
-    "1e9 rows, a model of 1e6 weights (fan-in 512)": (1e9, 1e6, 512),
-    "1e6 rows, a model of 1e9 weights (fan-in 4,096)": (1e6, 1e9, 4096),
-}
-"""Larger fits: rows, weights, and the fan-in of their square matrices."""
-
 
 class Cost(NamedTuple):
     """Processor seconds of a phase: `fixed`, the same on every rank, and `row` for each row of the data."""
@@ -178,15 +172,12 @@ class Cost(NamedTuple):
     row: float
 
 
-def costs_of(alone: Runs) -> dict[str, Cost]:
-    """From a quarter of the rows and all of them, both in one process."""
-    slopes = {name: (alone["all"][name] - alone["quarter"][name]) / (0.75 * rows) for name, rows in alone["rows"].items()}
-    return {name: Cost(max(0.0, alone["all"][name] - slope * alone["rows"][name]), slope) for name, slope in slopes.items()}
-
-
 def fields(runs: Runs) -> dict[str, Any]:
     alone, ranks = runs[ALONE], {size: run for size, run in runs.items() if size != ALONE}
-    d, costs, score = alone["parameters"], costs_of(alone), alone["score"]
+    d, score = alone["parameters"], alone["score"]
+    # from a quarter of the rows and all of them, both in one process
+    slopes = {name: (alone["all"][name] - alone["quarter"][name]) / (0.75 * rows) for name, rows in alone["rows"].items()}
+    costs = {name: Cost(max(0.0, alone["all"][name] - slope * alone["rows"][name]), slope) for name, slope in slopes.items()}
     parts = {"pass": d, "risk": d * alone["draws"], "step": d * alone["steps"]}
     unit = {name: Cost(cost.fixed / parts[name], cost.row / parts[name]) for name, cost in costs.items()}
     unit["score"] = Cost(0.0, score["seconds"] / score["rows"] / score["draws"] / d)
@@ -216,12 +207,13 @@ def fields(runs: Runs) -> dict[str, Any]:
         **alone["machine"], **alone, "d": f"{d:,}", "checked": markdown(header, checked),
         "costs": markdown(["phase", "per row and weight", "beside rows, per weight"], rows), "worst": f"{max(ratios):.2f}",
         "least": f"{min(ratios):.2f}", "network": ", ".join(networks), "again": f"{min(again):.2f} to {max(again):.2f}",
-        "cases": "".join(describe_case(title, *case, unit) for title, case in CASES.items()),
+        "cases": describe_case("1e9 rows, a model of 1e6 weights (fan-in 512)", 1e9, 1e6, 512, unit)
+        + describe_case("1e6 rows, a model of 1e9 weights (fan-in 4,096)", 1e6, 1e9, 4096, unit),
     }  # fmt: skip
 
 
 def describe_case(title: str, rows: float, d: float, fan_in: int, unit: Mapping[str, Cost]) -> str:
-    """A larger fit on 1, 8 and 64 nodes, by the model."""
+    """A larger fit, of square matrices of this fan-in, on 1, 8 and 64 nodes, by the model."""
     passes = -(-round(d / fan_in**2) // max(1, MOMENTS // fan_in**2))
     lines: list[list[str]] = []
     for nodes in (1, 8, 64):
@@ -241,15 +233,13 @@ def describe_case(title: str, rows: float, d: float, fan_in: int, unit: Mapping[
     )  # fmt: skip
 
 
-def _time(seconds: float) -> str:
-    units = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
-    unit, size = next((pair for pair in units if seconds >= pair[1]), units[-1])
-    return f"{seconds / size:.3g} {unit}"
+def _scale(value: float, units: Mapping[str, float]) -> str:
+    unit = next((name for name, size in units.items() if value >= size), [*units][-1])
+    return f"{value / units[unit]:.3g} {unit}"
 
 
-def _size(count: float) -> str:
-    unit, size = next((pair for pair in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if count >= pair[1]), ("B", 1.0))
-    return f"{count / size:.3g} {unit}"
+_time = partial(_scale, units={"days": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3})
+_size = partial(_scale, units={"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
 
 
 STUDY = Study("scale", cells, fields)
