@@ -56,8 +56,8 @@ def transposed(layer: Any, x: Tensor, output_size: list[int] | None = None) -> R
     for o, k in itertools.product(itertools.product(*map(range, space)), itertools.product(*map(range, layer.kernel_size))):
         steps = [a + p - b * d for a, p, b, d in zip(o, layer.padding, k, layer.dilation, strict=True)]
         i = [t // s for t, s in zip(steps, layer.stride, strict=True)]
-        met = all(t % s == 0 and 0 <= t // s < n for t, s, n in zip(steps, layer.stride, x.shape[2:], strict=True))
-        if met:
+        inside = all(t % s == 0 and 0 <= t // s < n for t, s, n in zip(steps, layer.stride, x.shape[2:], strict=True))
+        if inside:
             rows[(slice(None), *o, slice(None), *k)] = x[(..., *i)]
     return {"weight": rows.reshape(-1, layer.groups, rows[0].numel() // space.numel() // layer.groups).transpose(0, 1)}
 
@@ -145,9 +145,9 @@ ORIGINALS = ("{}", "parametrizations.{}.original", "parametrizations.{}.original
 
 @torch.no_grad()
 def second_moments(
-    net: nn.Module, batches: Iterable[Any], met: Callable[[Any, Any], Mapping[str, Tensor]] = lambda net, x: {}
+    net: nn.Module, batches: Iterable[Any], layer_inputs: Callable[[Any, Any], Mapping[str, Tensor]] = lambda net, x: {}
 ) -> dict[str, Tensor]:
-    """E[h hᵀ] of every matrix by name, (G, D, D) in float64; `met(net, x)` gives the rows of bare parameters."""
+    """E[h hᵀ] of every matrix by name, (G, D, D) in float64; `layer_inputs(net, x)` gives the rows of bare parameters."""
     twin = copy_model(net)
     names = {id(p): name for name, p in twin.named_parameters()}
     seen: dict[str, list[list[Tensor]]] = defaultdict(list)
@@ -165,7 +165,7 @@ def second_moments(
     with slow_path():
         for x in batches:
             run_once(twin, x)
-            for name, rows in met(twin, x).items():
+            for name, rows in layer_inputs(twin, x).items():
                 seen[name].append([block.double() for block in (rows if rows.ndim == 3 else rows.unsqueeze(0))])
     return {name: torch.stack([moment(torch.cat(block)) for block in zip(*calls, strict=True)]) for name, calls in seen.items()}
 

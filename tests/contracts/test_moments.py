@@ -51,7 +51,7 @@ def test_a_host_in_which_nothing_is_rotated_says_why():
 
 @MODELS
 def test_second_moments_are_those_of_the_slow_oracle(case: Case):
-    slow = oracle_moments.second_moments(case.build(), [case.inputs()], case.met)
+    slow = oracle_moments.second_moments(case.build(), [case.inputs()], case.layer_inputs)
     fast = moments(case, case.inputs())
     for name in case.rotated():
         value = fast[name].value()
@@ -75,7 +75,7 @@ def test_moments_of_a_stream_are_those_of_all_at_once(case: Case):
 
 @MODELS
 def test_every_basis_diagonalises_the_oracles_moment(case: Case):
-    slow = oracle_moments.second_moments(case.build(), [case.inputs()], case.met)
+    slow = oracle_moments.second_moments(case.build(), [case.inputs()], case.layer_inputs)
     q = svd(case.build(), [case.inputs()])
     for name, matrix in q.rotation.items():
         v = matrix[0, :, 0].double()

@@ -33,7 +33,7 @@ NOT_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "every second column": lambda w: w[:, ::2],
     "the diagonal": lambda w: w.diagonal(),
     "an axis cut in two": lambda w: w.view(2, 2, 6),
-    "an axis met twice": lambda w: w.as_strided((3, 2), (6, 6)),
+    "an axis that comes twice": lambda w: w.as_strided((3, 2), (6, 6)),
     "a row and a half": lambda w: w.flatten()[:9],
     "a row that begins in another": lambda w: w.as_strided((1, 6), (6, 1), 1),
 }
@@ -42,21 +42,21 @@ NOT_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("how", PLAIN)
 def test_a_plain_view_is_located(how: str):
     view, place = PLAIN[how]
-    owners = AliasTable({"other": torch.zeros(3), "w": W})
-    assert owners.owner(view(W)) == "w"
-    assert owners.locate(view(W)) == place
+    aliases = AliasTable({"other": torch.zeros(3), "w": W})
+    assert aliases.owner(view(W)) == "w"
+    assert aliases.locate(view(W)) == place
 
 
 @pytest.mark.parametrize("how", NOT_PLAIN)
-def test_what_is_no_plain_cut_is_owned_but_has_no_place(how: str):
-    owners = AliasTable({"w": W})
-    assert owners.owner(NOT_PLAIN[how](W)) == "w"
-    assert owners.locate(NOT_PLAIN[how](W)) is None
+def test_what_is_no_plain_cut_is_owned_but_not_located(how: str):
+    aliases = AliasTable({"w": W})
+    assert aliases.owner(NOT_PLAIN[how](W)) == "w"
+    assert aliases.locate(NOT_PLAIN[how](W)) is None
 
 
-def test_whole_is_the_parameter_itself_axis_by_axis():
-    whole = {how: place.complete for how, (_, place) in PLAIN.items()}
-    assert [how for how, it_is in whole.items() if it_is] == ["itself"]
+def test_complete_is_the_parameter_itself_axis_by_axis():
+    complete = {how: place.complete for how, (_, place) in PLAIN.items()}
+    assert [how for how, it_is in complete.items() if it_is] == ["itself"]
     column = torch.zeros(5, 1)
     place = AliasTable({"w": column}).locate(column)
     assert place == ParamView("w", ((0,), ()), (1, 1))
@@ -64,42 +64,42 @@ def test_whole_is_the_parameter_itself_axis_by_axis():
 
 
 def test_nobody_owns_other_tensors_nothing_and_no_numbers():
-    owners = AliasTable({"w": W})
-    assert owners.owner(None) is None
-    assert owners.owner(W[:0]) is None
-    assert owners.owner(torch.zeros(4, 6)) is None
-    assert owners.locate(torch.zeros(4, 6)) is None
+    aliases = AliasTable({"w": W})
+    assert aliases.owner(None) is None
+    assert aliases.owner(W[:0]) is None
+    assert aliases.owner(torch.zeros(4, 6)) is None
+    assert aliases.locate(torch.zeros(4, 6)) is None
 
 
-def test_parameters_that_share_a_storage_are_told_apart():
+def test_parameters_that_share_a_storage_are_distinguished():
     both = torch.arange(10.0)
-    owners = AliasTable({"a": both[:4], "b": both[4:]})
-    assert [owners.owner(both[i:]) for i in (0, 3, 4, 9)] == ["a", "a", "b", "b"]
+    aliases = AliasTable({"a": both[:4], "b": both[4:]})
+    assert [aliases.owner(both[i:]) for i in (0, 3, 4, 9)] == ["a", "a", "b", "b"]
 
 
 def followed(view: Callable[[Tensor], Tensor]) -> tuple[AliasTable, Tensor]:
     """A copy of a view, which stands for it."""
-    owners, copy = AliasTable({"w": W}), view(W).clone(memory_format=torch.contiguous_format)
-    place = owners.locate(view(W))
+    aliases, copy = AliasTable({"w": W}), view(W).clone(memory_format=torch.contiguous_format)
+    place = aliases.locate(view(W))
     assert place is not None
-    owners.add(copy, place)
-    return owners, copy
+    aliases.add(copy, place)
+    return aliases, copy
 
 
 @pytest.mark.parametrize("how", PLAIN)
 def test_a_copy_stands_where_its_source_does(how: str):
-    owners, copy = followed(PLAIN[how][0])
-    assert owners.locate(copy) == PLAIN[how][1]
+    aliases, copy = followed(PLAIN[how][0])
+    assert aliases.locate(copy) == PLAIN[how][1]
 
 
 def test_views_of_copies_are_located_in_the_parameter():
-    owners, copy = followed(lambda w: w.mT)
-    assert owners.locate(copy[2:5]) == ParamView("w", ((1,), (0,)), (1, 1), (1, 2, 5))
-    owners, copy = followed(lambda w: w.expand(3, 4, 6))
-    assert owners.locate(copy.flatten(0, 1)) == ParamView("w", ((0,), (1,)), (3, 1))
-    assert owners.locate(copy[:, 1:3]) == ParamView("w", ((), (0,), (1,)), (3, 1, 1), (0, 1, 3))
-    owners, copy = followed(lambda w: w[1:3])
-    assert owners.locate(copy.mT) == ParamView("w", ((1,), (0,)), (1, 1), (0, 1, 3))
+    aliases, copy = followed(lambda w: w.mT)
+    assert aliases.locate(copy[2:5]) == ParamView("w", ((1,), (0,)), (1, 1), (1, 2, 5))
+    aliases, copy = followed(lambda w: w.expand(3, 4, 6))
+    assert aliases.locate(copy.flatten(0, 1)) == ParamView("w", ((0,), (1,)), (3, 1))
+    assert aliases.locate(copy[:, 1:3]) == ParamView("w", ((), (0,), (1,)), (3, 1, 1), (0, 1, 3))
+    aliases, copy = followed(lambda w: w[1:3])
+    assert aliases.locate(copy.mT) == ParamView("w", ((1,), (0,)), (1, 1), (0, 1, 3))
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def test_views_of_copies_are_located_in_the_parameter():
     ],
 )
 def test_other_views_of_copies_have_no_place(view: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor]):
-    owners, copy = followed(view)
-    assert owners.owner(again(copy)) == "w"
-    assert owners.locate(again(copy)) is None
+    aliases, copy = followed(view)
+    assert aliases.owner(again(copy)) == "w"
+    assert aliases.locate(again(copy)) is None
 
 
 def test_some_of_the_rows_of_repeats_one_after_another_have_no_place():
-    owners, copy = followed(lambda w: w.expand(3, 4, 6))
+    aliases, copy = followed(lambda w: w.expand(3, 4, 6))
     flat = copy.flatten(0, 1).clone()
-    place = owners.locate(copy.flatten(0, 1))
+    place = aliases.locate(copy.flatten(0, 1))
     assert place is not None
-    owners.add(flat, place)
-    assert owners.locate(flat) == place
-    assert owners.locate(flat[:2]) is None
+    aliases.add(flat, place)
+    assert aliases.locate(flat) == place
+    assert aliases.locate(flat[:2]) is None

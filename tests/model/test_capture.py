@@ -1,4 +1,4 @@
-"""Which input meets which parameter: second moments of what every matrix reads, against hooks on the modules."""
+"""Which layer input multiplies which parameter: second moments of layer inputs, against hooks on the modules."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def test_what_has_no_single_fan_in_keeps_its_own_axes_and_says_why(net: nn.Modul
     assert "w" not in seen.bases
 
 
-def test_of_a_product_of_two_parameters_the_second_meets_the_first():
+def test_of_a_product_of_two_parameters_the_first_is_the_input_of_the_second():
     net = Through(lambda s, x: x @ (s.v @ s.w), w=nn.Parameter(torch.randn(2, 4)), v=nn.Parameter(torch.randn(3, 2)))
     seen, v = moments(net, torch.randn(6, 3)), net.v.detach().double()
     torch.testing.assert_close(seen["w"].value()[0, 0], v.mT @ v / 3)
     assert "v" not in seen
 
 
-def test_what_is_looked_up_has_no_basis_unless_a_product_meets_it_too():
+def test_what_is_looked_up_has_no_basis_unless_it_takes_part_in_a_product_too():
     seen = observe(ZOO["embedding"].build(), ZOO["embedding"].inputs())
     assert list(seen.rotation().matrices) == ["head.weight"]
     assert seen.why["table.weight"] == "looked up by index: its inputs already lie along its axes"
@@ -155,7 +155,7 @@ def test_what_is_looked_up_has_no_basis_unless_a_product_meets_it_too():
     assert list(observe(tied, torch.randint(5, (4, 2))).rotation().matrices) == ["table.weight"]
 
 
-def test_rows_that_meet_different_inputs_are_blocks_and_what_meets_nothing_has_no_amplitude():
+def test_rows_with_different_inputs_are_blocks_and_those_without_inputs_have_no_amplitude():
     net = Through(lambda s, x: torch.cat([x[:, :3] @ s.w[:2].T, x[:, 3:] @ s.w[4:].T], 1), w=nn.Parameter(torch.randn(5, 3)))
     x = torch.randn(7, 6)
     moment = moments(net, x)["w"]
@@ -212,8 +212,8 @@ def test_a_sample_costs_a_part_of_the_pass_beyond_the_exact_rows(
 ):
     """Of 20,000 rows of fan-in 10: 20,000 · outputs / groups / 640 of them, at least those that are still exact, and sixteen."""
     monkeypatch.setattr(basis, "EXACT_PRODUCTS", 0)
-    met = LayerInput(MatrixView((outputs, 10), (0,), (1,)), 0, outputs, groups, 20_000, lambda chosen: ())
-    chosen = basis._sample_rows(met, "weight", before)
+    layer_input = LayerInput(MatrixView((outputs, 10), (0,), (1,)), 0, outputs, groups, 20_000, lambda chosen: ())
+    chosen = basis._sample_rows(layer_input, "weight", before)
     assert (20_000 if chosen is None else len(chosen)) == size
 
 
@@ -250,7 +250,7 @@ def test_moments_are_taken_one_group_of_parameters_at_a_time(monkeypatch: pytest
     monkeypatch.setattr("offmap.posterior.basis.MOMENT_NUMBERS", 70)
     passes: list[int] = []
     apart = observe_feed(stack_models(net), lambda rows: passes.append(rows) or [x], rotated=True).bases
-    assert len(passes) == 1 + 3  # a look, then (8·8), (8·8) and (3·3) numbers
+    assert len(passes) == 1 + 3  # the plan, then (8·8), (8·8) and (3·3) numbers
     assert apart.keys() == whole.keys()
     for name, found in whole.items():
         assert torch.equal(apart[name].input_rms, found.input_rms)
@@ -266,7 +266,7 @@ def test_biases_are_filed_with_the_matrix_that_they_follow():
 
 
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
-def test_padding_modes_are_part_of_what_a_kernel_meets(mode: str):
+def test_padding_modes_are_part_of_the_layer_input_of_a_kernel(mode: str):
     net = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1, padding_mode=mode), nn.Flatten())
     x = torch.randn(4, 1, 5)
     padded = F.pad(x, (1, 1), mode=mode).unfold(2, 3, 1).reshape(-1, 3).double()
@@ -294,7 +294,7 @@ def test_attention_switches_are_put_back_even_after_an_error(switch: Any):
 
 
 class Sideways(nn.Module):
-    """A Linear that meets inputs which are not contiguous, so that torch adds its bias apart."""
+    """A Linear with inputs which are not contiguous, so that torch adds its bias apart."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A look at a model finds what would make results wrong, names it, and leaves everything as it was."""
+"""A check of a model finds what would make results wrong, names it, and leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zoo import ZOO, Case, Through
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
 
-def look(net: nn.Module, x: Any = X, output_fn: Callable[[Any], Tensor] = first_tensor) -> Findings:
+def check(net: nn.Module, x: Any = X, output_fn: Callable[[Any], Tensor] = first_tensor) -> Findings:
     return check_model(copy_model(net), x, output_fn)
 
 
@@ -34,7 +34,7 @@ def through(forward: Callable[..., Any], **layers: Any) -> nn.Module:
 
 @pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
 def test_nothing_is_wrong_with_the_zoo(case: Case):
-    assert look(case.build(), case.inputs(12), case.output_fn) == Findings()
+    assert check(case.build(), case.inputs(12), case.output_fn) == Findings()
 
 
 # ------------------------------------------------------------------------------------------------------- own randomness
@@ -77,10 +77,10 @@ RANDOM: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("case", RANDOM)
-def test_a_host_with_its_own_randomness_is_refused_and_the_source_named(case: str):
+def test_a_model_with_its_own_randomness_is_refused_and_the_source_named(case: str):
     build, message = RANDOM[case]
     with pytest.raises(ModelError, match="Expected the same output for the same inputs, but .*" + message):
-        look(build())
+        check(build())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_host_with_its_own_randomness_is_refused_and_the_source_named(case: st
     ids=["no rate", "no weight", "seeded in the call"],
 )
 def test_randomness_without_an_effect_is_none(net: nn.Module):
-    assert look(net) == Findings()
+    assert check(net) == Findings()
 
 
 @pytest.mark.parametrize("net", [nn.Linear(3, 2), RANDOM["two sources"][0]()], ids=["fine", "refused"])
@@ -101,7 +101,7 @@ def test_the_global_random_state_is_left_alone(net: nn.Module):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     with contextlib.suppress(ModelError):
-        look(net)
+        check(net)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -134,7 +134,7 @@ def test_memory_that_shows_is_refused_and_memory_that_does_not_is_noted(how: str
         "Expected outputs that do not depend on earlier calls, but Sequential remembers them in `0.calls`. Update such state in"
     )
     with pytest.raises(ModelError, match=message):
-        look(nn.Sequential(counts(how, used=True)))
+        check(nn.Sequential(counts(how, used=True)))
     net = copy_model(counts(how, used=False))
     found = check_model(net, X)
     assert found == Findings(changing=("calls",))
@@ -151,7 +151,7 @@ def test_a_memory_of_the_first_rows_is_refused():
         return s.b(s.a(x / s.scale))
 
     with pytest.raises(ModelError, match="Through remembers them in `scale`"):
-        look(through(forward, scale=None))
+        check(through(forward, scale=None))
 
 
 def test_running_statistics_that_are_updated_in_evaluation_mode_are_refused():
@@ -161,7 +161,7 @@ def test_running_statistics_that_are_updated_in_evaluation_mode_are_refused():
             return super().forward(input)
 
     with pytest.raises(ModelError, match=r"Sequential remembers them in `1.running_mean`\."):
-        look(nn.Sequential(nn.Linear(3, 4), Norm(4)))
+        check(nn.Sequential(nn.Linear(3, 4), Norm(4)))
 
 
 def test_a_cache_that_depends_on_nothing_is_fine():
@@ -186,10 +186,10 @@ def test_a_cache_of_weights_is_refused():
     with pytest.raises(
         ModelError, match="computes anew from its weights, but Through keeps what it made of them in `unit`. Keep such"
     ):
-        look(through(forward, unit=None))
+        check(through(forward, unit=None))
 
 
-def test_what_a_host_keeps_of_its_last_call_is_noted():
+def test_what_a_model_keeps_of_its_last_call_is_noted():
     def forward(s: Any, x: Tensor) -> Tensor:
         s.last = s.a(x)
         return s.b(s.last)
@@ -217,20 +217,20 @@ def test_parameters_and_buffers_on_two_devices_are_refused_by_name():
         r"Move it, for example with `net.to\('cpu'\)`"
     )
     with pytest.raises(ModelError, match=message):
-        look(net)
+        check(net)
 
 
-def test_a_host_without_numbers_is_refused():
+def test_a_model_without_numbers_is_refused():
     with pytest.raises(
         ModelError, match="Expected a model that holds numbers, but Linear is on the meta device. Load its weights"
     ):
-        look(nn.Linear(3, 2, device="meta"))
+        check(nn.Linear(3, 2, device="meta"))
 
 
 def test_an_output_on_another_device_is_refused():
     message = "Expected an output on the device of the parameters, cpu, but Through answers on meta. Keep the model on one device"
     with pytest.raises(ModelError, match=message):
-        look(through(lambda s, x: s.b(s.a(x)).to("meta")))
+        check(through(lambda s, x: s.b(s.a(x)).to("meta")))
 
 
 # ---------------------------------------------------------------------------------------------------------------- reach
@@ -243,7 +243,7 @@ def detached(s: Any, x: Tensor) -> Tensor:
 
 
 def expert(s: Any, x: Tensor) -> Tensor:
-    """Rows past the first look go through `c` as well."""
+    """Rows past the first check go through `c` as well."""
     return s.b(s.a(x)) + (s.c(x) if bool((x == X[ROWS + 1]).all(1).any()) else 0)
 
 
@@ -268,18 +268,18 @@ def test_parameters_without_a_reader_or_a_gradient_are_told_apart(case: str):
     assert not any(p.requires_grad for p in net.parameters())
 
 
-def test_a_host_that_runs_without_gradients_only_is_all_hidden():
+def test_a_model_that_runs_without_gradients_only_is_all_hidden():
     def forward(s: Any, x: Tensor) -> Tensor:
         with torch.inference_mode():
             return s.b(s.a(x))
 
-    assert look(through(forward)).hidden == ("a.weight", "a.bias", "b.weight", "b.bias")
+    assert check(through(forward)).hidden == ("a.weight", "a.bias", "b.weight", "b.bias")
 
 
 def test_select_decides_what_is_reached():
     net = through(lambda s, x: {"left": s.a(x), "right": s.b(x)}, b=nn.Linear(3, 2))
-    assert look(net, output_fn=lambda out: out["left"]).unreached == ("b.weight", "b.bias")
-    assert look(net, output_fn=lambda out: out["right"]).unreached == ("a.weight", "a.bias")
+    assert check(net, output_fn=lambda out: out["left"]).unreached == ("b.weight", "b.bias")
+    assert check(net, output_fn=lambda out: out["right"]).unreached == ("a.weight", "a.bias")
 
 
 def test_notes_name_what_is_unreached_and_what_is_hidden():
@@ -291,7 +291,7 @@ def test_notes_name_what_is_unreached_and_what_is_hidden():
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- company
+# -------------------------------------------------------------------------------------------------------------- other rows
 
 
 @pytest.mark.parametrize(
@@ -303,8 +303,8 @@ def test_notes_name_what_is_unreached_and_what_is_hidden():
     ],
     ids=["batch statistics", "attention across rows", "number of rows"],
 )
-def test_rows_that_depend_on_their_company_are_noted(net: nn.Module):
-    found = look(net)
+def test_rows_that_depend_on_the_other_rows_of_the_batch_are_noted(net: nn.Module):
+    found = check(net)
     assert found.rows == (2, 8)
     assert found.notes[-1].startswith(
         "Outputs depend on the other rows of the batch: 2 alone give other outputs than among 8. Scores depend on the"
@@ -314,27 +314,27 @@ def test_rows_that_depend_on_their_company_are_noted(net: nn.Module):
 # ----------------------------------------------------------------------------------------------------------------- cost
 
 
-def test_a_host_that_fails_says_so_and_half_precision_gets_its_remedy():
+def test_a_model_that_fails_says_so_and_half_precision_gets_its_remedy():
     def fails(s: Any, x: Tensor) -> Tensor:
         raise RuntimeError("not implemented for 'Half'")
 
     with pytest.raises(
         ModelError, match=r"Through failed on inputs of shape \(2, 3\): not implemented for 'Half'.*trained on\.$"
     ):
-        look(through(fails))
+        check(through(fails))
     message = r"not implemented for 'Half'.*Or the CPU cannot run it in torch.float16: fit a copy in float32, `net.float\(\)`"
     with pytest.raises(ModelError, match=message):
-        look(through(fails).half(), X.half())
+        check(through(fails).half(), X.half())
 
 
-def test_a_look_calls_the_host_a_handful_of_times_on_few_rows():
+def test_a_check_calls_the_model_a_handful_of_times_on_few_rows():
     seen: list[int] = []
 
     def forward(s: Any, x: Tensor) -> Tensor:
         seen.append(x.shape[0])
         return s.b(s.a(x))
 
-    look(through(forward), torch.randn(500, 3))
+    check(through(forward), torch.randn(500, 3))
     assert len(seen) <= 8
     assert max(seen) <= ROWS
 

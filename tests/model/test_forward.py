@@ -91,7 +91,7 @@ def test_nothing_to_run_is_refused():
 
 
 @pytest.mark.parametrize("name", [n for n, c in ZOO.items() if not c.vmap])
-def test_a_host_that_vmap_cannot_run_is_refused_with_the_remedy(name: str):
+def test_a_model_that_vmap_cannot_run_is_refused_with_the_remedy(name: str):
     case = ZOO[name]
     net = copy_model(case.build())
     weights = scaling(net).draw(range(3))
@@ -104,7 +104,7 @@ def test_a_host_that_vmap_cannot_run_is_refused_with_the_remedy(name: str):
 
 @pytest.mark.parametrize("loop", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "tanh_mlp"])
-def test_a_host_that_cannot_take_the_inputs_is_refused_with_their_shape(name: str, loop: bool):
+def test_a_model_that_cannot_take_the_inputs_is_refused_with_their_shape(name: str, loop: bool):
     net = copy_model(ZOO[name].build())
     with pytest.raises(
         ModelError, match=rf"{type(net).__name__} failed on inputs of shape \(5, 4\): .*Check that the data have the"
@@ -112,7 +112,7 @@ def test_a_host_that_cannot_take_the_inputs_is_refused_with_their_shape(name: st
         forward(net, scaling(net).draw(range(3)), torch.zeros(5, 4), loop=loop)
 
 
-def test_a_host_without_one_output_per_row_is_refused():
+def test_a_model_without_one_output_per_row_is_refused():
     net = Through(lambda s, x: s.fc(x).mean(0), fc=nn.Linear(3, 2)).eval()
     with pytest.raises(ModelError, match=r"Expected one output row per input row, but Through made \(2,\) of 5 rows"):
         BatchedModel(net).outputs(scaling(net).draw, 2, torch.zeros(5, 3))

@@ -69,7 +69,7 @@ class Counted(nn.Module):
 
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("batch", [2, 128])
-def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -> None:
+def test_outputs_are_those_of_a_model_that_runs_as_a_whole(members: int, batch: int) -> None:
     at = choose(stack_models([lenet(seed=seed) for seed in range(members)]), X, "last-layer")
     q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
     whole = BatchedModel(at.module, chunk_size=1, batch_size=batch, output_numbers=10)
@@ -93,7 +93,7 @@ def test_outputs_are_those_of_a_host_that_runs_whole(members: int, batch: int) -
         (nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (4, 3)), nn.Linear(3, 2)), ["2.weight", "2.bias"]),
     ],
 )  # fmt: skip
-def test_other_hosts_have_no_ending(net: nn.Module, random: list[str]) -> None:
+def test_find_last_layer_gives_none_for_other_models(net: nn.Module, random: list[str]) -> None:
     assert find_last_layer(net, random, {}, inputs(4)) is None
 
 

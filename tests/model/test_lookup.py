@@ -12,18 +12,18 @@ from offmap.model.params import stack_models
 from offmap.posterior.basis import observe
 from zoo import Through
 
-HOSTS = {
+MODELS = {
     "embedding": Through(lambda s, x: s.table(x).mean(1), table=nn.Embedding(6, 3)),
     "bag": Through(lambda s, x: s.table(x), table=nn.EmbeddingBag(6, 3, mode="mean")),
     "functional": Through(lambda s, x: F.embedding(x, s.table.weight).mean(1), table=nn.Embedding(6, 3)),
 }
 
 
-@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("rotated", [True, False])
 def test_amplitude_is_the_root_of_the_frequency_with_half_a_count_more(name: str, rotated: bool):
     batches = [torch.tensor([[0, 1], [1, 1]]), torch.tensor([[4, 0], [1, 1]])]
-    at = stack_models(HOSTS[name])
+    at = stack_models(MODELS[name])
     seen = observe(at, lambda rows: batches, rotated=rotated)
     basis = seen.bases["table.weight"]
     shares = torch.tensor([2.5, 5.5, 0.5, 0.5, 1.5, 0.5], dtype=torch.float64) / 11
@@ -37,7 +37,7 @@ def test_amplitude_is_the_root_of_the_frequency_with_half_a_count_more(name: str
 
 def test_rows_that_were_never_seen_get_the_widest_noise_and_the_mean_square_over_the_data_is_that_of_the_table():
     x = torch.tensor([[0, 1], [1, 1], [4, 0], [1, 1]])
-    at = stack_models(HOSTS["embedding"])
+    at = stack_models(MODELS["embedding"])
     bases = observe(at, lambda rows: [x], rotated=True).bases
     scale = unit_scale(at.mean, bases, eps=1e-4)("table.weight")[0].double()
     assert bool((scale[[2, 3, 5]] > 1.5 * scale[[0, 1, 4]].amax(0)).all())

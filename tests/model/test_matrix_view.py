@@ -1,4 +1,4 @@
-"""Frames: any layout becomes a matrix and comes back; noise is turned block by block, piece by piece."""
+"""Matrix views: any layout becomes a matrix and comes back; noise is turned block by block, piece by piece."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 def test_a_parameter_becomes_a_matrix_and_comes_back(shape: tuple[int, ...], stack: int, data: st.DataObject):
     order = data.draw(st.permutations(range(len(shape))))
     cut = data.draw(st.integers(0, len(shape)))
-    frame = MatrixView(shape, tuple(order[:cut]), tuple(order[cut:]))
+    view = MatrixView(shape, tuple(order[:cut]), tuple(order[cut:]))
     weight = torch.randn(stack, *shape)
-    rows = frame.rows(weight)
-    assert rows.shape == (stack, frame.outputs, frame.fan_in)
-    assert torch.equal(frame.back(rows, torch.Size(shape)), weight)
+    rows = view.rows(weight)
+    assert rows.shape == (stack, view.outputs, view.fan_in)
+    assert torch.equal(view.back(rows, torch.Size(shape)), weight)
 
 
-FRAMES = {
+VIEWS = {
     "linear": (MatrixView((3, 4), (0,), (1,), (3,)), 1),
     "input first": (MatrixView((4, 3), (1,), (0,), (3,)), 1),
     "convolution": (MatrixView((3, 2, 2), (0,), (1, 2), (3,)), 1),
@@ -40,33 +40,33 @@ FRAMES = {
 }
 
 
-def bases(frame: MatrixView, pieces: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def bases(view: MatrixView, pieces: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Two members' random rotations; what fills the last piece up stays where it is."""
-    width = -(-frame.fan_in // pieces)
-    v = torch.eye(width, dtype=dtype).repeat(2, len(frame.blocks), pieces, 1, 1)
+    width = -(-view.fan_in // pieces)
+    v = torch.eye(width, dtype=dtype).repeat(2, len(view.blocks), pieces, 1, 1)
     for piece in range(pieces):
-        size = min(width, frame.fan_in - piece * width)
-        v[:, :, piece, :size, :size] = torch.linalg.qr(torch.randn(2, len(frame.blocks), size, size, dtype=dtype))[0]
+        size = min(width, view.fan_in - piece * width)
+        v[:, :, piece, :size, :size] = torch.linalg.qr(torch.randn(2, len(view.blocks), size, size, dtype=dtype))[0]
     return v
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", VIEWS)
 def test_rotation_is_a_product_with_v_along_every_fibre_and_keeps_lengths(name: str):
-    frame, pieces = FRAMES[name]
-    delta, v = torch.randn(2, 3, *frame.view, dtype=torch.float64), bases(frame, pieces)
-    turned = rotate(delta, v, frame)
+    view, pieces = VIEWS[name]
+    delta, v = torch.randn(2, 3, *view.view, dtype=torch.float64), bases(view, pieces)
+    turned = rotate(delta, v, view)
     for m, p in itertools.product(range(2), range(3)):
-        torch.testing.assert_close(turned[m, p], oracles.turn(delta[m, p], v[m], frame))
+        torch.testing.assert_close(turned[m, p], oracles.turn(delta[m, p], v[m], view))
     torch.testing.assert_close(turned.square().sum(), delta.square().sum())
-    torch.testing.assert_close(rotate(turned, v.mT, frame), delta)
+    torch.testing.assert_close(rotate(turned, v.mT, view), delta)
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_what_is_known_of_a_block_is_told_to_each_of_its_rows(name: str):
-    frame, _ = FRAMES[name]
-    values = torch.arange(len(frame.blocks)).view(1, -1, 1)
-    told = [block for block, size in enumerate(frame.blocks) for _ in range(size)]
-    assert frame.per_row(values).flatten().tolist() == told
+@pytest.mark.parametrize("name", VIEWS)
+def test_per_row_repeats_the_values_of_a_block_for_each_of_its_rows(name: str):
+    view, _ = VIEWS[name]
+    values = torch.arange(len(view.blocks)).view(1, -1, 1)
+    expected = [block for block, size in enumerate(view.blocks) for _ in range(size)]
+    assert view.per_row(values).flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("fan_in", [1, 5, 9, 64])
@@ -74,14 +74,16 @@ def test_what_is_known_of_a_block_is_told_to_each_of_its_rows(name: str):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_rotated_draw_does_not_depend_on_its_company(fan_in: int, out: int, groups: int, dtype: torch.dtype, by_rows: bool):
+def test_a_rotated_draw_does_not_depend_on_the_draws_beside_it(
+    fan_in: int, out: int, groups: int, dtype: torch.dtype, by_rows: bool
+):
     # one product for many draws would: matrix libraries round differently for every number of rows, and place in memory
-    frame = MatrixView((groups * out, fan_in), (0,), (1,), (out,) * groups)
-    delta, v = torch.randn(2, 20, *frame.view, dtype=dtype), bases(frame, 1, dtype)
+    view = MatrixView((groups * out, fan_in), (0,), (1,), (out,) * groups)
+    delta, v = torch.randn(2, 20, *view.view, dtype=dtype), bases(view, 1, dtype)
     v = v.contiguous() if by_rows else v.mT.contiguous().mT
-    together = rotate(delta, v, frame)
+    together = rotate(delta, v, view)
     for chunk in (1, 2, 3, 7):
-        parts = [rotate(delta[:, i : i + chunk], v, frame) for i in range(0, 20, chunk)]
+        parts = [rotate(delta[:, i : i + chunk], v, view) for i in range(0, 20, chunk)]
         assert torch.equal(torch.cat(parts, 1), together)
 
 

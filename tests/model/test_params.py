@@ -88,7 +88,7 @@ def test_the_last_layer_is_the_last_product_on_the_way_to_the_output(case: str):
 
 
 @pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
-def test_a_change_of_the_last_layer_of_any_host_in_the_zoo_moves_its_output(case: Case):
+def test_a_change_of_the_last_layer_of_any_model_in_the_zoo_moves_its_output(case: Case):
     net = copy_model(case.build())
     names = last_layer(net, case.inputs(), case.output_fn)
     weights = floating(net)
@@ -98,7 +98,7 @@ def test_a_change_of_the_last_layer_of_any_host_in_the_zoo_moves_its_output(case
     assert sum(weights[name].ndim >= 2 for name in names) == 1
 
 
-def test_a_host_without_a_product_has_no_last_layer():
+def test_a_model_without_a_product_has_no_last_layer():
     net = copy_model(nn.LayerNorm(3))
     with pytest.raises(
         ConfigError, match="Expected a matrix product on the way to the output for params='last-layer', but LayerNorm"

@@ -56,7 +56,7 @@ def test_the_smallest_change_is_one():
 
 
 @pytest.mark.parametrize("travel", [lambda net: net, copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_a_host_forgets_its_calls_also_as_a_copy_and_under_vmap(travel: Any):
+def test_a_model_forgets_its_calls_also_as_a_copy_and_under_vmap(travel: Any):
     net = Memo().requires_grad_(False)
     before = copy.deepcopy(net)
     restore_state(net, NAMES)

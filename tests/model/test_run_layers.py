@@ -58,7 +58,7 @@ def check(net: nn.Module, x: Tensor, draws: int = 3) -> None:
      hooked("register_forward_pre_hook"), parametrized(), ZOO["tied"].build(), ZOO["repeated"].build()],
     ids=["subclass", "sequential with a forward of its own", "hook", "pre-hook", "parametrized", "tied", "repeated"],
 )  # fmt: skip
-def test_hosts_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn.Module):
+def test_models_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn.Module):
     assert plan_layers(copy_model(net)) is None
     check(net, torch.randn(5, 3))
 
@@ -66,13 +66,13 @@ def test_hosts_that_do_more_than_they_seem_are_not_planned_and_run_right(net: nn
 @pytest.mark.parametrize(
     "name", ["linear", "mlp", "nested", "width_one", "float64", "dropout", "shared_activation", "activation_first"]
 )
-def test_plain_hosts_are_planned_and_run_right(name: str):
+def test_plain_models_are_planned_and_run_right(name: str):
     net, x = ZOO[name].build(), ZOO[name].inputs()
     assert plan_layers(copy_model(net))
     check(net, x)
 
 
-def test_a_host_in_training_mode_is_not_planned():
+def test_a_model_in_training_mode_is_not_planned():
     assert plan_layers(ZOO["dropout"].build().train()) is None
 
 
@@ -89,7 +89,7 @@ def test_every_activation_is_the_modules_own(activation: type[nn.Module]):
     first=st.booleans(),
 )
 @settings(max_examples=50)
-def test_any_stack_of_layers_equals_the_host(widths: list[int], biases: list[bool], rows: int, draws: int, first: bool):
+def test_any_stack_of_layers_equals_the_model(widths: list[int], biases: list[bool], rows: int, draws: int, first: bool):
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.ReLU()] if first else []
     size = 3
@@ -109,7 +109,7 @@ def test_the_users_inputs_are_never_written_to(first: nn.Module, draws: int):
     assert torch.equal(x, before)
 
 
-def test_parameters_that_are_not_random_come_from_the_host():
+def test_parameters_that_are_not_random_come_from_the_model():
     net = copy_model(ZOO["mlp"].build())
     x = ZOO["mlp"].inputs()
     for where in ("4.*", "*.bias", "0.weight"):

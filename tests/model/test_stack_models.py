@@ -14,7 +14,7 @@ from offmap.model.params import all_params, select_params, stack_models
 from zoo import ZOO
 
 
-def test_select_gives_detached_parameters_under_the_hosts_names():
+def test_select_gives_detached_parameters_under_the_models_names():
     net = ZOO["mlp"].build()
     chosen = select_params(net)
     assert list(chosen) == [n for n, _ in net.named_parameters()]
@@ -46,7 +46,7 @@ def test_where_that_picks_nothing_is_refused():
         select_params(ZOO["mlp"].build(), "fc*")
 
 
-def test_a_host_without_floating_parameters_is_refused():
+def test_a_model_without_floating_parameters_is_refused():
     whole = nn.Module()
     whole.register_parameter("n", nn.Parameter(torch.tensor([1, 2]), requires_grad=False))
     for net in (nn.ReLU(), whole):
@@ -85,7 +85,7 @@ def test_a_private_copy_is_in_evaluation_mode_and_out_of_reach():
 
 
 @pytest.mark.parametrize("name", ["tied", "lstm", "batchnorm", "partly_frozen"])
-def test_a_sharing_copy_reads_the_hosts_parameters_and_has_all_else_to_itself(name: str):
+def test_a_sharing_copy_reads_the_models_parameters_and_has_all_else_to_itself(name: str):
     net = ZOO[name].build()
     frozen = {n: p.requires_grad for n, p in net.named_parameters()}
     twin = copy_model(net, share=True)
@@ -96,7 +96,7 @@ def test_a_sharing_copy_reads_the_hosts_parameters_and_has_all_else_to_itself(na
     assert torch.equal(twin(x := ZOO[name].inputs()), copy_model(net)(x))
 
 
-def test_members_are_held_in_one_stack_apart_from_the_users_hosts():
+def test_members_are_held_in_one_stack_apart_from_the_users_models():
     nets = [ZOO["partly_frozen"].build(m) for m in range(2)]
     held = stack_models(nets, "*weight")
     stacked = held.mean | held.fixed
@@ -105,7 +105,7 @@ def test_members_are_held_in_one_stack_apart_from_the_users_hosts():
     assert torch.equal(held.module(x := ZOO["partly_frozen"].inputs()), copy_model(nets[0])(x))
 
 
-def test_a_copy_of_a_host_made_in_inference_mode_takes_gradients():
+def test_a_copy_of_a_model_made_in_inference_mode_takes_gradients():
     with torch.inference_mode():
         net = nn.Linear(3, 2)
     weight = copy_model(net).weight
@@ -119,14 +119,14 @@ def test_copies_keep_ties():
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
-def test_a_host_that_was_called_with_old_style_weight_norm_can_be_copied():
+def test_a_model_that_was_called_with_old_style_weight_norm_can_be_copied():
     net = nn.utils.weight_norm(nn.Linear(3, 2))
     net(torch.zeros(1, 3))  # leaves a non-leaf tensor behind, which deepcopy refuses
     x = torch.randn(4, 3)
     assert torch.equal(copy_model(net)(x), net(x))
 
 
-def test_a_host_that_cannot_be_copied_is_refused_with_the_reason():
+def test_a_model_that_cannot_be_copied_is_refused_with_the_reason():
     net = nn.Linear(1, 1)
     net.lock = threading.Lock()
     with pytest.raises(ModelError, match="Expected a model that `copy.deepcopy` can copy, but Linear raised: cannot pickle"):
@@ -182,7 +182,7 @@ def test_what_differs_between_members_is_kept_for_each(name: str):
 
 
 @pytest.mark.parametrize("name", ["tied", "repeated"])
-def test_a_call_with_other_weights_leaves_a_host_with_ties_as_it_was(name: str):
+def test_a_call_with_other_weights_leaves_a_model_with_ties_as_it_was(name: str):
     # pytorch issue 164759: functional_call itself leaves a repeated module with the weights of the call
     net, x = copy_model(ZOO[name].build()), ZOO[name].inputs()
     before, kept = net(x), dict(net.named_parameters())

@@ -36,7 +36,9 @@ class Case:
     whole: int | None = None  # inputs are whole numbers below this
     blocks: Mapping[str, int] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)
-    met: Callable[[Any, Any], Mapping[str, Tensor]] = lambda net, x: {}  # rows that meet bare parameters: (n, D) or (G, n, D)
+    layer_inputs: Callable[[Any, Any], Mapping[str, Tensor]] = (
+        lambda net, x: {}
+    )  # rows that multiply bare parameters: (n, D) or (G, n, D)
     output_fn: Callable[[Any], Tensor] = first_tensor
     positions: tuple[int, ...] | None = None  # a class for every position; None: one number to regress on
 

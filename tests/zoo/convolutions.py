@@ -130,7 +130,7 @@ def unet() -> nn.Module:
 
 
 def twice() -> nn.Module:
-    """One convolution in two places, under two sizes of picture."""
+    """One convolution in two places, under two sizes of image."""
     conv = nn.Conv2d(2, 2, 3, padding=1)
     return nn.Sequential(conv, nn.Tanh(), nn.AvgPool2d(2), conv, nn.Flatten(), nn.Linear(8, 2))
 

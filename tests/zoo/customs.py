@@ -59,12 +59,12 @@ def split_and_merge() -> nn.Module:
     return Through(forward, split=weight(3, 2, 4), merge=weight(2, 4, 2))
 
 
-def met_by_heads(net: Any, x: Tensor) -> dict[str, Tensor]:
+def inputs_by_heads(net: Any, x: Tensor) -> dict[str, Tensor]:
     return {"split": x, "merge": torch.einsum("bi,iho->bho", x, net.split).tanh().flatten(1)}
 
 
 def experts() -> nn.Module:
-    """Every expert meets every row."""
+    """Every expert reads every row."""
 
     def forward(s: Any, x: Tensor) -> Tensor:
         gate = s.gate(x).softmax(-1)
@@ -163,9 +163,9 @@ def dict_inside(s: Any, x: Tensor) -> Any:
     return h, {"result": s.head(h)}
 
 
-def picture_and_table() -> nn.Module:
-    def forward(s: Any, picture: Tensor, table: Tensor) -> Tensor:
-        return s.head(torch.cat([s.eye(picture).tanh().flatten(1), s.body(table)], 1))
+def image_and_table() -> nn.Module:
+    def forward(s: Any, image: Tensor, table: Tensor) -> Tensor:
+        return s.head(torch.cat([s.eye(image).tanh().flatten(1), s.body(table)], 1))
 
     return Through(forward, eye=nn.Conv2d(1, 1, 2), body=nn.Linear(3, 2), head=nn.Linear(4, 2))
 
@@ -182,23 +182,23 @@ def flat_rows(net: Any, x: Tensor) -> dict[str, Tensor]:
     return {"weight": x.transpose(0, 1)}
 
 
-TWO = {"blocks": {"weight": 2}, "met": flat_rows}
+TWO = {"blocks": {"weight": 2}, "layer_inputs": flat_rows}
 G = "parametrizations.weight.original0"
 
 CASES = (
-    Case("bare", bare, met=lambda net, x: {"weight": x}, shows="a bare parameter by `@`"),
-    Case("functional", functional, met=lambda net, x: {"first": x, "second": F.linear(x, net.first, net.bias).tanh()},
+    Case("bare", bare, layer_inputs=lambda net, x: {"weight": x}, shows="a bare parameter by `@`"),
+    Case("functional", functional, layer_inputs=lambda net, x: {"first": x, "second": F.linear(x, net.first, net.bias).tanh()},
          shows="bare parameters by `F.linear`; no module at all"),
-    Case("left", left, met=lambda net, x: {"a": x, "b": (x @ net.a.mT).tanh()}, shows="W @ x; a parameter stored as a transpose"),
-    Case("einsum", einsum, (2, 3), met=lambda net, x: {"a": x.sum(1), "b": (x.sum(1) @ net.a).tanh()},
+    Case("left", left, layer_inputs=lambda net, x: {"a": x, "b": (x @ net.a.mT).tanh()}, shows="W @ x; a transposed parameter"),
+    Case("einsum", einsum, (2, 3), layer_inputs=lambda net, x: {"a": x.sum(1), "b": (x.sum(1) @ net.a).tanh()},
          shows="einsum along either axis"),
     Case("heads_einsum", lambda: heads(lambda x, w: torch.einsum("bhd,hde->bhe", x, w)), (2, 3), **TWO,
          shows="a matrix per head by einsum"),
     Case("heads_matmul", lambda: heads(by_matmul), (2, 3), **TWO, shows="a matrix per head by broadcast matmul"),
     Case("heads_bmm", lambda: heads(batch_of_heads), (2, 3), **TWO, shows="a matrix per head by bmm"),
-    Case("split_and_merge", split_and_merge, met=met_by_heads, shows="into heads and out again by einsum"),
-    Case("experts", experts, met=lambda net, x: {"weight": x}, shows="experts that all meet the same rows"),
-    Case("sliced", sliced, blocks={"both": 2}, met=lambda net, x: {"both": torch.stack([x, x.tanh()])},
+    Case("split_and_merge", split_and_merge, layer_inputs=inputs_by_heads, shows="into heads and out again by einsum"),
+    Case("experts", experts, layer_inputs=lambda net, x: {"weight": x}, shows="experts that all read the same rows"),
+    Case("sliced", sliced, blocks={"both": 2}, layer_inputs=lambda net, x: {"both": torch.stack([x, x.tanh()])},
          shows="two halves of one matrix"),
     Case("weight_norm", lambda: normed(parametrizations.weight_norm), plain={f"0.{G}": "", f"2.{G}": ""}, vmap=False,
          shows="weight_norm by parametrize"),
@@ -211,7 +211,7 @@ CASES = (
          shows="a parametrization that bends every entry"),
     Case("pruned", pruned, shows="pruned layers: a mask times a weight"),
     Case("prototypes", prototypes, plain={"centres": "no product"}, shows="distances to centres, which no product reads"),
-    Case("two_inputs", picture_and_table, (9,), wrap=lambda x: (x[:, :6].reshape(-1, 1, 2, 3), x[:, 6:]),
+    Case("two_inputs", image_and_table, (9,), wrap=lambda x: (x[:, :6].reshape(-1, 1, 2, 3), x[:, 6:]),
          shows="two inputs of different kind"),
     Case("keywords", keywords, (3, 2), wrap=lambda x: {"tokens": x, "mask": (x[..., 0] > -1).to(x)},
          shows="a dict in, `.logits` out"),
