@@ -852,7 +852,7 @@ def sklearn_detector() -> Numbers:
 @case
 def sklearn_around_a_ready_net() -> Numbers:
     x, y = (part.numpy() for part in kinds(120, 0))
-    return estimator_numbers(OffmapClassifier(net=classifier(), draws=12, random_state=1).fit(x, y), new_rows().numpy())
+    return estimator_numbers(OffmapClassifier(model=classifier(), draws=12, random_state=1).fit(x, y), new_rows().numpy())
 
 
 NET = """

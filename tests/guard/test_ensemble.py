@@ -44,8 +44,8 @@ def by_hand(guards: Sequence[offmap.Guard], x: Tensor, valid: Tensor = VALID[0])
     """The mean over guards of their scores, in standard deviations over validation rows."""
     each = []
     for guard in guards:
-        known = guard.score(valid).double()
-        each.append((guard.score(x).double() - known.mean()) / known.std(correction=0))
+        id_scores = guard.score(valid).double()
+        each.append((guard.score(x).double() - id_scores.mean()) / id_scores.std(correction=0))
     return torch.stack(each).mean(0).float()
 
 

@@ -85,7 +85,7 @@ def test_the_guard_is_fitted_evaluated_logged_and_saved(pl, tmp_path):
 
 
 def test_without_validation_data_a_part_of_the_net_is_guarded_by_a_split(pl, tmp_path, caplog):
-    callback = GuardCallback(net=lambda module: module.net, solver="closed-form", draws=8)
+    callback = GuardCallback(model=lambda module: module.net, solver="closed-form", draws=8)
     module = module_of(pl)
     module.validation_step = None
     trainer = pl.Trainer(max_epochs=2, callbacks=[callback], logger=False, default_root_dir=tmp_path, **QUIET)

@@ -102,12 +102,12 @@ def test_the_detector_has_the_sign_of_scikit_learn_and_beats_chance_by_far():
     x, _ = make_moons(400, noise=0.05, random_state=0)
     ood = np.random.RandomState(0).uniform(-3, 3, (300, 2))
     ood = ood[np.linalg.norm(ood[:, None] - x, axis=2).min(1) > 0.5]
-    known, _ = make_moons(300, noise=0.05, random_state=1)
+    inside, _ = make_moons(300, noise=0.05, random_state=1)
     detector = OffmapDetector(random_state=0).fit(x)
-    scores = detector.score_samples(np.concatenate([known, ood]))
-    assert roc_auc_score([1] * len(known) + [0] * len(ood), scores) > 0.97
-    np.testing.assert_allclose(scores[: len(known)], -detector.guard_.score(torch.tensor(known)).numpy())
-    assert (detector.predict(known) == 1).mean() > 0.85
+    scores = detector.score_samples(np.concatenate([inside, ood]))
+    assert roc_auc_score([1] * len(inside) + [0] * len(ood), scores) > 0.97
+    np.testing.assert_allclose(scores[: len(inside)], -detector.guard_.score(torch.tensor(inside)).numpy())
+    assert (detector.predict(inside) == 1).mean() > 0.85
     assert (detector.predict(ood) == -1).mean() > 0.9
     np.testing.assert_array_equal(detector.off_map(ood), detector.predict(ood) == -1)
 
@@ -148,12 +148,12 @@ def test_a_ready_net_is_guarded_and_left_as_it_is():
         loss.backward()
         optimizer.step()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    classifier = clone(OffmapClassifier(net=net, draws=8, random_state=0)).fit(x, y)
+    classifier = clone(OffmapClassifier(model=net, draws=8, random_state=0)).fit(x, y)
     plain = net(torch.tensor(x, dtype=torch.float32)).argmax(1).numpy()
     assert (classifier.predict(x) == plain).mean() > 0.95
     assert classifier.guard_.predictive.members == 1
-    detector = OffmapDetector(net=net, draws=8, random_state=0)
-    with pytest.raises(ConfigError, match="Expected `y` beside a ready `net`: the targets that it was trained on."):
+    detector = OffmapDetector(model=net, draws=8, random_state=0)
+    with pytest.raises(ConfigError, match="Expected `y` beside a ready `model`: the targets that it was trained on."):
         detector.fit(x)
     assert (detector.fit(x, y).predict(x + 10) == -1).all()
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())

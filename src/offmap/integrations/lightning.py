@@ -49,21 +49,21 @@ class GuardCallback(Callback):
         train: Data to fit with; None: the trainer's training loader.
         valid: Data for τ, clip and threshold; None: the trainer's validation loader, or a tenth of `train` if there is none.
         test: In-distribution data that OOD data are compared with; None: `valid`, on which the threshold was set.
-        net: Picks the model out of the LightningModule, such as `lambda module: module.encoder`; None: the module itself.
+        model: Picks the model out of the LightningModule, such as `lambda module: module.encoder`; None: the module itself.
         path: Where to save the guard; None: nowhere.
         options: Further arguments of `offmap.fit`, such as `score="epistemic"` or `params="last-layer"`.
     """
 
     def __init__(
         self, ood: Mapping[str, Data] | None = None, *, train: Data | None = None, valid: Data | None = None,
-        test: Data | None = None, net: Callable[[Any], nn.Module] | None = None, path: str | Path | None = None, **options: Any,
+        test: Data | None = None, model: Callable[[Any], nn.Module] | None = None, path: str | Path | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if Callback is object:
             raise ConfigError("lightning is needed here and is not installed: pip install 'offmap[lightning]'")
         super().__init__()
         self.ood = dict(ood or {})
         self.train, self.valid, self.test = train, valid, test
-        self.net, self.path = net, path
+        self.model, self.path = model, path
         self.options: dict[str, Any] = {"progress": False, "ranks": "alone"} | options
         self.guard: Guard | None = None
         self.evaluation: Evaluation | None = None
@@ -78,7 +78,7 @@ class GuardCallback(Callback):
         if not trainer.is_global_zero:
             return
         train, valid, test = self._data(trainer)
-        model = pl_module if self.net is None else self.net(pl_module)
+        model = pl_module if self.model is None else self.model(pl_module)
         self.guard = fit(model, train, valid, **self.options)
         if self.ood:
             self.evaluation = evaluate(self.guard, test, self.ood, target=self.options.get("target", "labels"))

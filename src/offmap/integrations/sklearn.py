@@ -61,8 +61,8 @@ class Guarded(BaseEstimator):
     false_alarms: float = option(
         0.05, "Share of in-distribution rows that may be flagged.", check=partial(checks.fraction, "false_alarms", example=0.05)
     )
-    net: nn.Module | list[nn.Module] | None = option(
-        None, "A trained net (or a list of them) to guard instead of training some. It gets rows without preprocessing."
+    model: nn.Module | list[nn.Module] | None = option(
+        None, "A trained model (or a list of them) to guard instead of training some. It gets rows without preprocessing."
     )
     random_state: Any = option(None, "Seed of initial weights, split, order of rows, and draws.")
     guard_: Guard = field(init=False)
@@ -91,14 +91,14 @@ class Guarded(BaseEstimator):
         self, x: Tensor, y: Tensor, *, outputs: int, training: Likelihood, likelihood: Likelihood | str | None,
         scaled: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Guard the ready net, or nets that learn `scaled` targets with the likelihood `training`; the guard has `likelihood`."""
+        """Guard the model, or nets that learn `scaled` targets with the likelihood `training`; the guard has `likelihood`."""
         checks.validate(self)
         random = check_random_state(self.random_state)
         seed, order = int(random.randint(2**31 - 1)), torch.from_numpy(random.permutation(len(x)))
         # 19 rows are needed for a threshold with 5 % of false alarms
         cut = max(2, min(max(20, round(self.validation * len(x))), len(x) // 2))
         held, rest = order[:cut], order[cut:]
-        nets, targets = self.net, y if scaled is None else scaled
+        nets, targets = self.model, y if scaled is None else scaled
         if nets is None:
             nets = train_mlps(
                 (x[rest], targets[rest]), (x[held], targets[held]), outputs=outputs, likelihood=training, hidden=self.hidden,
@@ -120,7 +120,7 @@ def _numpy(values: Tensor | None) -> Array:
 class OffmapRegressor(RegressorMixin, Guarded):
     """Regress with small nets that predict a mean and a variance, and a guard around them; targets may be (B,) or (B, K).
 
-    A ready `net` gives (B, K) means or (B, 2K) means and log-variances in the targets' units.
+    A ready `model` gives (B, K) means or (B, 2K) means and log-variances in the targets' units.
     """
 
     def fit(self, X: Any, y: Any) -> Self:
@@ -132,7 +132,7 @@ class OffmapRegressor(RegressorMixin, Guarded):
         in_units = ScaledGaussian(count, flat, units=scaling.std.square(), scale=scaling.std, shift=scaling.mean)
         self._fit(
             x, targets, outputs=2 * count, training=Gaussian(count, flat), scaled=scaling(columns).reshape(targets.shape),
-            likelihood=in_units if self.net is None else "gaussian",
+            likelihood=in_units if self.model is None else "gaussian",
         )  # fmt: skip
         return self
 
@@ -151,7 +151,7 @@ class OffmapRegressor(RegressorMixin, Guarded):
 class OffmapClassifier(ClassifierMixin, Guarded):
     """Classify with small nets and a guard around them.
 
-    A ready `net` gives logits (B, C), its classes in the order of `classes_`, which is sorted; `guard_` counts them from 0.
+    A ready `model` gives logits (B, C), its classes in the order of `classes_`, which is sorted; `guard_` counts them from 0.
     """
 
     classes_: Array
@@ -163,7 +163,7 @@ class OffmapClassifier(ClassifierMixin, Guarded):
         self.classes_, index = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Expected at least two classes, but `y` holds one class only, {self.classes_[0]}.")
-        likelihood = Categorical() if self.net is None else None
+        likelihood = Categorical() if self.model is None else None
         x, targets = torch.tensor(rows), torch.tensor(index)
         self._fit(x, targets, outputs=len(self.classes_), training=Categorical(), likelihood=likelihood)
         return self
@@ -184,18 +184,18 @@ class OffmapDetector(OutlierMixin, Guarded):
 
     The nets learn to reproduce their inputs, so that no targets are needed; the guard's score combines the disagreement of
     sampled nets with the distance to training rows. All but `false_alarms` of the held-out rows are below the threshold; with
-    fewer than 19 of these (38 rows in all, for 5 %) it is infinite and nothing is flagged. With a ready `net`, `y` must be its
+    fewer than 19 of these (38 rows in all, for 5 %) it is infinite and nothing is flagged. With a ready `model`, `y` must be its
     training targets.
     """
 
     offset_: float
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Train nets on in-distribution rows, and guard them; `y` is only for a ready net."""
-        if self.net is not None and y is None:
-            raise ConfigError("Expected `y` beside a ready `net`: the targets that it was trained on.")
+        """Train nets on in-distribution rows, and guard them; `y` is only for a ready model."""
+        if self.model is not None and y is None:
+            raise ConfigError("Expected `y` beside a ready `model`: the targets that it was trained on.")
         x = torch.tensor(validate_data(self, X, dtype="float64", ensure_min_samples=MIN_ROWS))
-        if self.net is None:
+        if self.model is None:
             count = x.shape[1]
             training = Gaussian(count, flat=False, noise=x.new_ones(count))
             self._fit(x, Standardize(x)(x), outputs=count, training=training, likelihood="gaussian")
