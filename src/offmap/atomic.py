@@ -21,8 +21,7 @@ from torch import Tensor
 from offmap._types import Weights
 from offmap.errors import FileError, first_line
 
-HEADER = 1 << 23
-"""Bytes that a header of JSON in a file of ours may have; those of large ensembles have some hundred thousand."""
+HEADER = 1 << 23  # bytes that a header of JSON in a file of ours may have; those of large ensembles have some hundred thousand
 
 
 def cache_folder() -> Path:
@@ -62,14 +61,14 @@ def whole_file(path: Path, *, folders: bool = False) -> Generator[BinaryIO]:
             beside.unlink()
 
 
-def digest(tensor: Tensor) -> list[Any]:
+def digest(tensor: Tensor) -> tuple[tuple[int, ...], str, str]:
     """Return shape, dtype and SHA-256 of the numbers.
 
     >>> digest(torch.zeros(2))[:2]
-    [[2], 'torch.float32']
+    ((2,), 'torch.float32')
     """
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
-    return [list(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()]
+    return tuple(tensor.shape), str(tensor.dtype), hashlib.sha256(raw).hexdigest()
 
 
 def seal(header: Any, tensors: Mapping[str, Tensor]) -> bytes:

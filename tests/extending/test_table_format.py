@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -17,45 +17,38 @@ from safetensors.torch import save_file
 
 from offmap import cli
 from offmap.data.tables import table as tables
-from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
+from offmap.data.tables.table import FORMATS, Columns, Table, Write, rows_per_block
 from trained import regression, regressor
 
 # ---------------------------------------------------------------------------------------------------- the one file
 
 
 class JsonLinesTable(Table):
-    kind = "a table as JSON lines"
+    kind, writable = "a table as JSON lines", True
 
-    def __init__(self, path: Path, file: IO[str]) -> None:
-        super().__init__(path, list(json.loads(file.readline() or "{}")))
-        file.seek(0)
-        self.file = file
+    def open(self, separator: str | None, stack: ExitStack) -> list[str]:
+        self.file = stack.enter_context(self.path.open(encoding="utf-8"))
+        names = list(json.loads(self.file.readline() or "{}"))
+        self.file.seek(0)
+        return names
 
     def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
         while lines := list(islice(self.file, rows_per_block(len(self.names)))):
             rows = [json.loads(line) for line in lines]
             yield {name: [row[name] for row in rows] for name in columns}
 
+    @staticmethod
+    @contextmanager
+    def write(file: BinaryIO, path: Path) -> Generator[Write]:
+        def append(columns: Columns) -> None:
+            for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+                file.write(json.dumps(dict(zip(columns, values, strict=True))).encode() + b"\n")
 
-@contextmanager
-def open_json_lines(path: Path, separator: str | None) -> Generator[Table]:
-    with path.open(encoding="utf-8") as file:
-        with readable(path, JsonLinesTable.kind):
-            table = JsonLinesTable(path, file)
-        yield table
-
-
-@contextmanager
-def write_json_lines(file: BinaryIO, path: Path) -> Generator[Write]:
-    def write(columns: Columns) -> None:
-        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-            file.write(json.dumps(dict(zip(columns, values, strict=True))).encode() + b"\n")
-
-    yield write
+        yield append
 
 
 def register() -> None:
-    FORMATS[".jsonl"] = Format(open_json_lines, write_json_lines)
+    FORMATS[".jsonl"] = JsonLinesTable
 
 
 # ---------------------------------------------------------------------------------------------------- its use

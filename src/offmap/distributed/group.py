@@ -26,22 +26,12 @@ from torch import Tensor
 
 from offmap.errors import RankError, first_line
 
-JOIN_TIMEOUT = timedelta(minutes=10)
-"""How long the first ranks wait for the last one to join: it may still be reading its data."""
-
-BUCKET = 1 << 20
-"""Numbers of short tensors that are reduced together; longer tensors go by themselves."""
-
-BEAT = 1.0
-"""Seconds between two heartbeats."""
-
-SILENCE = 30.0
-"""Seconds that a rank may be silent, stopped or without a connection, until the others give it up."""
-
+JOIN_TIMEOUT = timedelta(minutes=10)  # how long the first ranks wait for the last one: it may still be reading its data
+BUCKET = 1 << 20  # longer tensors are reduced by themselves
+BEAT = 1.0  # seconds between two heartbeats
+SILENCE = 30.0  # seconds that a rank may be silent, stopped or without a connection, until the others give it up
+STATE_BYTES = 1024  # of a heartbeat: the state of a rank, and why it failed
 WORKING, LEFT, FAILED = 0, 1, 2
-STATE_BYTES = 1024
-"""Bytes of a heartbeat: the state of a rank, and why it failed."""
-
 RESTART = "Start all ranks again: with `checkpoint=` the fit goes on from its last state."
 
 
@@ -100,14 +90,12 @@ class ProcessGroup(Group):
     @torch.no_grad()
     def all_reduce(self, *tensors: Tensor) -> None:
         """Replace every tensor by its sum over the ranks: long ones by themselves, short ones of a kind together."""
-        short: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in tensors:
-            if tensor.numel() >= BUCKET and tensor.is_contiguous():
-                self._wait(dist.all_reduce(tensor, group=self.group, async_op=True))
-            else:
-                short.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        for bucket in short.values():
-            flat = torch.cat([t.detach().reshape(-1) for t in bucket])
+        buckets: dict[Any, list[Tensor]] = {}
+        for i, tensor in enumerate(tensors):
+            buckets.setdefault(i if tensor.numel() >= BUCKET else (tensor.dtype, tensor.device), []).append(tensor)
+        for bucket in buckets.values():
+            parts = [t.detach().reshape(-1) for t in bucket]
+            flat = torch.cat(parts) if len(parts) > 1 else parts[0]
             self._wait(dist.all_reduce(flat, group=self.group, async_op=True))
             for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(total.view(tensor.shape))
@@ -182,11 +170,18 @@ class Heartbeat:
         try:
             while self.trouble is None:
                 self._leaving.wait(BEAT)
-                states = self._exchange()
-                for rank, state in enumerate(states):
-                    if state[0] == FAILED:
-                        self.trouble = self.trouble or f"Rank {rank} failed: {state[1:].decode(errors='ignore')}"
-                if all(state[0] == LEFT for state in states):
+                state = self._state
+                timeout = 10 * BEAT if state[0] == FAILED else SILENCE  # a rank that failed does not wait long to say so
+                dist.monitored_barrier(self.group, timeout=timedelta(seconds=timeout))
+                content = torch.frombuffer(bytearray(state.ljust(STATE_BYTES, b"\0")), dtype=torch.uint8)
+                parts = [torch.zeros_like(content) for _ in range(self.size)]
+                dist.all_gather(parts, content, group=self.group)
+                states = [part.numpy().tobytes() for part in parts]
+                for rank, other in enumerate(states):
+                    if other[0] == FAILED:
+                        reason = other[1:].rstrip(b"\0").decode(errors="ignore")
+                        self.trouble = self.trouble or f"Rank {rank} failed: {reason}"
+                if all(other[0] == LEFT for other in states):
                     return
         except RuntimeError as error:  # of two ranks it is the other, of more only rank 0 can tell, by the text of the error
             found = re.findall(r"Rank (\d+),? failed", str(error)) if self.rank == 0 else []
@@ -195,16 +190,6 @@ class Heartbeat:
             self.trouble = self.trouble or f"{name} died, or has been silent for {SILENCE:g} seconds."
         finally:
             self.over.set()
-
-    def _exchange(self) -> list[bytes]:
-        """Return the states of all ranks."""
-        state = self._state
-        timeout = 10 * BEAT if state[0] == FAILED else SILENCE  # a rank that failed does not wait long to say so
-        dist.monitored_barrier(self.group, timeout=timedelta(seconds=timeout))
-        content = torch.frombuffer(bytearray(state.ljust(STATE_BYTES, b"\0")), dtype=torch.uint8)
-        parts = [torch.zeros_like(content) for _ in range(self.size)]
-        dist.all_gather(parts, content, group=self.group)
-        return [part.numpy().tobytes().rstrip(b"\0") or b"\0" for part in parts]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,9 @@ from offmap.scores.score import SCORES, fill_buffers
 FORMAT = "offmap-guard-6"
 KIND, REMEDY = "a guard file", "Save the guard again."
 LARGEST_SIZE = 1 << 40
+
+Digests: TypeAlias = dict[str, tuple[tuple[int, ...], str, str]]
+"""Shape, dtype and SHA-256 of tensors by name."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Header:
     """All that a guard file says beside its tensors."""
 
     format: str
-    models: list[dict[str, tuple[tuple[int, ...], str, str]]]  # shape, dtype and SHA-256 of every tensor
+    models: list[Digests]
     modules: dict[str, str]
     views: dict[str, MatrixView]
     why: dict[str, str]
@@ -139,7 +142,7 @@ def save(guard: Guard, path: str | Path) -> None:
         image_spec=guard.image_spec,
     )
     try:
-        content = seal({f.name: _plain(getattr(header, f.name)) for f in fields(header)}, tensors)
+        content = seal(asdict(header), tensors)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Expected plain and short values in `about`, as JSON has them, but {first_line(error)}.") from error
     write_whole(Path(path), content, folders=False)
@@ -253,20 +256,14 @@ class GuardFile:
     def _check_model(self, model: nn.Module, member: int, *, strict: bool) -> None:
         """Raise a FileError with the first difference between a model of fit time and this one."""
         then, now = self.header.models[member], _digests(dict(model.state_dict()), model)
-        before, after = self.header.modules, _modules(model)
-        differences = [
-            f"`{name}` exists in {'the given net' if name in now else 'the net it was fitted on'} only"
-            if name not in then or name not in now
-            else f"`{name}` was {then[name][0]} {then[name][1]} at fit time and is {now[name][0]} {now[name][1]} now"
-            for name in then | now
-            if then.get(name, ())[:2] != now.get(name, ())[:2]
-        ] + [
-            f"module `{name}` was {before.get(name, 'nothing')} at fit time and is {after.get(name, 'nothing')} now"
-            for name in before | after
-            if before.get(name) != after.get(name)
-        ]
-        if differences:
-            raise FileError(f"{self.path} belongs to another architecture: {differences[0]} (member {member}).")
+        before, after = _describe(then, self.header.modules), _describe(now, _modules(model))
+        for part in before | after:
+            was, is_now = before.get(part, "nothing"), after.get(part, "nothing")
+            if was != is_now:
+                raise FileError(
+                    f"{self.path} belongs to another architecture: {part} was {was} at fit time and is {is_now} now (member "
+                    f"{member})."
+                )
         other = [name for name in then if then[name] != now[name]]
         if strict and other:
             raise FileError(
@@ -307,26 +304,19 @@ def parse(value: Any, hint: Any) -> Any:
 _hints = cache(get_type_hints)
 
 
-def _plain(value: Any) -> Any:
-    """Return dataclasses, also those of a dict, as dicts."""
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
 def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[str, MatrixView]) -> bool:
     """Whether a tensor fits the models and its view; those of a score or likelihood are checked by what is built of them."""
     kind, _, rest = name.partition(".")
-    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+    floating = tensor.is_floating_point()
+    if kind in ("score", "likelihood"):
+        return not floating or not bool(tensor.isnan().any())
+    if kind == "calibration":
+        axes = {"scores": (1,), "residuals": (1, 2)}.get(rest, ())
+        return floating and tensor.ndim in axes and tensor.numel() > 0 and not bool(tensor.isnan().any())
+    if not floating or rest not in mean or not bool(tensor.isfinite().all()):
         return False
-    if kind in ("score", "likelihood") or not tensor.is_floating_point():
-        return kind in ("score", "likelihood")
-    if kind in ("raw_scale", "rotation"):
-        if rest not in mean or not bool(tensor.isfinite().all()):
-            return False
-        return tensor.shape == mean[rest].shape if kind == "raw_scale" else _rotates(tensor, views.get(rest), mean[rest])
-    axes = {"calibration.scores": (1,), "calibration.residuals": (1, 2)}
-    return tensor.ndim in axes.get(name, ()) and tensor.numel() > 0
+    shape_fits = kind == "raw_scale" and tensor.shape == mean[rest].shape
+    return shape_fits or (kind == "rotation" and _rotates(tensor, views.get(rest), mean[rest]))
 
 
 def _rotates(matrix: Tensor, view: MatrixView | None, mean: Tensor) -> bool:
@@ -341,11 +331,13 @@ def _rotates(matrix: Tensor, view: MatrixView | None, mean: Tensor) -> bool:
     return matrix.shape[4] == width and (pieces - 1) * width < view.fan_in <= pieces * width
 
 
-def _digests(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, tuple[tuple[int, ...], str, str]]:
-    """Return shape, dtype and SHA-256 of every tensor that a call of the model reads, by name."""
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    rows = {name: digest(weights.get(name, tensor)) for name, tensor in tensors.items()}
-    return {name: (tuple(shape), dtype, code) for name, (shape, dtype, code) in rows.items()}
+def _digests(weights: Mapping[str, Tensor], model: nn.Module) -> Digests:
+    """Return the digests of all tensors that a call of the model reads."""
+    return {n: digest(weights.get(n, t)) for n, t in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def _describe(digests: Digests, modules: Mapping[str, str]) -> dict[str, str]:
+    return {f"`{n}`": f"{row[0]} {row[1]}" for n, row in digests.items()} | {f"module `{n}`": m for n, m in modules.items()}
 
 
 def _modules(model: nn.Module) -> dict[str, str]:

@@ -35,9 +35,7 @@ from offmap.posterior.distribution import WeightDistribution
 FORMAT = "offmap-checkpoint-2"
 REMEDY = "Delete the file to start anew, or pass another `checkpoint=`."
 
-TIME_SHARE = 0.1
-"""Fraction of the time of a fit that may be spent on writing its state."""
-
+TIME_SHARE = 0.1  # of a fit that may be spent on writing its state
 MODEL = "the model"
 SAME_DATA = (DataError, "Pass the same data on every rank, a DataLoader with a DistributedSampler, or `ranks='sharded'`.")
 REMEDIES: dict[str, tuple[type[OffmapError], str]] = {

@@ -8,46 +8,53 @@ import gzip
 import io
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
+from offmap.data.tables.table import FORMATS, Columns, Table, Write, rows_per_block
 from offmap.errors import ConfigError, DataError
 
 logger = logging.getLogger("offmap")
 
 MAX_LINE_LETTERS = 1 << 24
-MAX_BLOCK_LETTERS = 1 << 25
-"""Fewer rows are read at a time where they are long."""
+MAX_BLOCK_LETTERS = 1 << 25  # fewer rows are read at a time where they are long
+
+
+WORDS: dict[str, Callable[[Any], str]] = {"b": lambda value: "true" if value else "false", "f": lambda value: f"{value:.9g}"}
+"""How truth values and numbers are written, by the kind of their dtype."""
 
 
 class CsvTable(Table):
     """An open CSV file; the position of `file` tells how much is left. `count` letters were read."""
 
-    kind, typed = "a table as CSV in UTF-8", False
+    kind, typed, writable = "a table as CSV in UTF-8", False, True
 
-    def __init__(self, path: Path, file: BinaryIO, separator: str | None) -> None:
-        self.file, self.count = file, 0
-        compressed = path.name.lower().endswith(".gz")
-        unpacked: Any = gzip.GzipFile(fileobj=file) if compressed else file
+    def open(self, separator: str | None, stack: ExitStack) -> list[str]:
+        """Read the header; the default separator is whichever of `,` `;` tab `|` it has most of."""
+        if separator is not None and len(separator) != 1:
+            raise ConfigError(f"Expected the separator to be one character, but got {separator!r}.")
+        compressed = self.path.name.lower().endswith(".gz")
+        self.file, self.count = stack.enter_context(self.path.open("rb")), 0
+        unpacked: Any = gzip.GzipFile(fileobj=self.file) if compressed else self.file
         self.text, lines = io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline=""), self._lines()
         header = next(lines, "")
         if not header.strip():
-            raise DataError(f"Expected a header row in {path}, but the file is empty.")
+            raise DataError(f"Expected a header row in {self.path}, but the file is empty.")
         separator = separator or max(",;\t|", key=header.count)
-        super().__init__(path, [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True))])
-        if len(self.names) == 1:
+        names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True))]
+        if len(names) == 1:
             raise DataError(
-                f"Expected several columns in {path}, but its header has one, {self.names[0][:60]!r}. If the separator is none "
+                f"Expected several columns in {self.path}, but its header has one, {names[0][:60]!r}. If the separator is none "
                 "of comma, semicolon, tab and |, pass it."
             )
         self.records = csv.reader(lines, delimiter=separator, strict=True)
         if not compressed:
-            with path.open("rb") as end:
+            with self.path.open("rb") as end:
                 end.seek(-1, io.SEEK_END)
                 if end.read(1) not in b"\r\n":
-                    logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", path)
+                    logger.warning("%s does not end with a line break: if it was cut, its last row is wrong.", self.path)
+        return names
 
     def _lines(self) -> Iterator[str]:
         while line := self.text.readline(MAX_LINE_LETTERS):
@@ -80,42 +87,32 @@ class CsvTable(Table):
     def _by_column(self, rows: list[list[str]], columns: Sequence[str]) -> dict[str, list[str]]:
         return {name: [row[i] for row in rows] for name in columns for i in [self.names.index(name)]}
 
+    @staticmethod
+    @contextmanager
+    def write(file: BinaryIO, path: Path) -> Generator[Write]:
+        """Write UTF-8; numbers with nine digits, as many as float32 has."""
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        writer, started = csv.writer(text, lineterminator="\n"), list[bool]()
 
-@contextmanager
-def open_csv(path: Path, separator: str | None) -> Generator[Table]:
-    """Open a CSV file; the default separator is whichever of `,` `;` tab `|` the header has most of."""
-    if separator is not None and len(separator) != 1:
-        raise ConfigError(f"Expected the separator to be one character, but got {separator!r}.")
-    with contextlib.ExitStack() as stack:
-        with readable(path, CsvTable.kind):
-            table = CsvTable(path, stack.enter_context(path.open("rb")), separator)
-        yield table
+        def append(columns: Columns) -> None:
+            if not started:
+                writer.writerow(columns)
+                started.append(True)
+            words = [map(WORDS.get(values.dtype.kind, lambda value: value), values.tolist()) for values in columns.values()]
+            writer.writerows(zip(*words, strict=True))
 
-
-WORDS: dict[str, Callable[[Any], str]] = {"b": lambda value: "true" if value else "false", "f": lambda value: f"{value:.9g}"}
-"""How truth values and numbers are written, by the kind of their dtype."""
-
-
-@contextmanager
-def write_csv(file: BinaryIO, path: Path) -> Generator[Write]:
-    """Write UTF-8; numbers with nine digits, as many as float32 has."""
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer, started = csv.writer(text, lineterminator="\n"), list[bool]()
-
-    def write(columns: Columns) -> None:
-        if not started:
-            writer.writerow(columns)
-            started.append(True)
-        words = [map(WORDS.get(values.dtype.kind, lambda value: value), values.tolist()) for values in columns.values()]
-        writer.writerows(zip(*words, strict=True))
-
-    try:
-        yield write
-        text.flush()
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            text.detach()
+        try:
+            yield append
+            text.flush()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                text.detach()
 
 
-FORMATS[".csv"] = Format(open_csv, write_csv)
-FORMATS[".csv.gz"] = Format(open_csv)
+class PackedCsvTable(CsvTable):
+    """A gzip-compressed CSV file, which is not written."""
+
+    writable = False
+
+
+FORMATS.update({".csv": CsvTable, ".csv.gz": PackedCsvTable})

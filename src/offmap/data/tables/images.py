@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,12 @@ class ImageTable(Table):
     kind = "images"
 
     def __init__(self, folder: Path, files: Sequence[str], transform: ImageTransform) -> None:
-        super().__init__(folder, [IMAGE, FILE])
+        self.path, self.names = folder, [IMAGE, FILE]
         self.files, self.transform, self.failed = files, transform, dict[str, str]()
+
+    def open(self, separator: str | None, stack: ExitStack) -> list[str]:
+        """Leave the files closed: they are opened one by one."""
+        return self.names
 
     def rows(self, done: int) -> int | None:
         """Return the number of files."""

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
+from offmap.data.tables.table import FORMATS, Columns, Table, Write, rows_per_block
 from offmap.errors import DataError
 
 MAX_COLUMNS = 1 << 20
-MAX_BYTES = 1 << 26
-"""Of one block, and of one row."""
+MAX_BYTES = 1 << 26  # of one block, and of one row
 
 
 class Member(NamedTuple):
@@ -35,27 +34,29 @@ class Member(NamedTuple):
 class NpzTable(Table):
     """An open NPZ file. The columns of an array are read together, unless it is in Fortran order."""
 
-    kind = "arrays of numbers or words"
+    kind, writable = "arrays of numbers or words", True
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        members = [self._read_header(archive, info, path) for info in archive.infolist()]
+    def open(self, separator: str | None, stack: ExitStack) -> list[str]:
+        """Read and compare the headers of all arrays."""
+        path, self.archive = self.path, stack.enter_context(zipfile.ZipFile(self.path))
+        members = [self._read_header(info) for info in self.archive.infolist()]
         lengths = {member.name: member.shape[0] for member in members}
         if not lengths:
             raise DataError(f"Expected {self.kind} in {path}, but there are none.")
         if len(set(lengths.values())) > 1:
             raise DataError(f"Expected arrays of one length in {path}, but got {lengths}.")
-        self.archive, self.count = archive, members[0].shape[0]
+        self.count = members[0].shape[0]
         self.columns = {
             f"{member.name}[{i}]" if len(member.shape) == 2 else member.name: (member, i)
             for member in members
             for i in range(member.shape[1] if len(member.shape) == 2 else 1)
         }
-        super().__init__(path, list(self.columns))
+        return list(self.columns)
 
-    def _read_header(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> Member:
+    def _read_header(self, info: zipfile.ZipInfo) -> Member:
         """Read the header of an array; believe it only if it fits the bytes that follow."""
-        name = info.filename.removesuffix(".npy")
-        with archive.open(info) as content:
+        name, path = info.filename.removesuffix(".npy"), self.path
+        with self.archive.open(info) as content:
             read = npy.read_array_header_1_0 if npy.read_magic(content) == (1, 0) else npy.read_array_header_2_0
             shape, fortran, dtype = read(content)
             start = content.tell()
@@ -95,6 +96,31 @@ class NpzTable(Table):
             arrays = {key: _read_rows(min(step, self.count - done), *stream) for key, stream in streams.items()}
             yield {name: a[:, self.columns[name][1]] if (a := arrays[keys[name]]).ndim == 2 else a for name in columns}
 
+    @staticmethod
+    @contextmanager
+    def write(file: BinaryIO, path: Path) -> Generator[Write]:
+        """Write an array (n,) for each column, kept in nameless files until all rows are there, as a header has their number."""
+        parts: dict[str, tuple[IO[bytes], list[tuple[int, np.dtype[Any]]]]] = {}
+        with ExitStack() as stack:
+
+            def append(columns: Columns) -> None:
+                for name, values in columns.items():
+                    if name not in parts:
+                        parts[name] = (stack.enter_context(tempfile.TemporaryFile(dir=path.absolute().parent)), [])
+                    parts[name][0].write(values.tobytes())
+                    parts[name][1].append((len(values), values.dtype))
+
+            yield append
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, (part, blocks) in parts.items():
+                    part.seek(0)
+                    dtype = np.result_type(*{kind for _, kind in blocks})  # words of different lengths have different types
+                    header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (sum(n for n, _ in blocks),)}
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        npy.write_array_header_2_0(member, header)
+                        for rows, kind in blocks:
+                            member.write(np.frombuffer(part.read(rows * kind.itemsize), kind).astype(dtype).tobytes())
+
 
 def _read_rows(rows: int, file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     content = file.read(rows * prod(shape) * dtype.itemsize)
@@ -103,38 +129,4 @@ def _read_rows(rows: int, file: IO[bytes], shape: tuple[int, ...], dtype: np.dty
     return np.frombuffer(content, dtype).reshape(rows, *shape)
 
 
-@contextmanager
-def open_npz(path: Path, separator: str | None) -> Generator[Table]:
-    """Open an NPZ file; read and compare the headers of all arrays."""
-    with ExitStack() as stack:
-        with readable(path, NpzTable.kind):
-            table = NpzTable(path, stack.enter_context(zipfile.ZipFile(path)))
-        yield table
-
-
-@contextmanager
-def write_npz(file: BinaryIO, path: Path) -> Generator[Write]:
-    """Write an array (n,) for each column, kept in nameless files until all rows are there: a header has the length and type."""
-    parts: dict[str, tuple[IO[bytes], list[tuple[int, np.dtype[Any]]]]] = {}
-    with ExitStack() as stack:
-
-        def write(columns: Columns) -> None:
-            for name, values in columns.items():
-                if name not in parts:
-                    parts[name] = (stack.enter_context(tempfile.TemporaryFile(dir=path.absolute().parent)), [])
-                parts[name][0].write(values.tobytes())
-                parts[name][1].append((len(values), values.dtype))
-
-        yield write
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, (part, blocks) in parts.items():
-                part.seek(0)
-                dtype = np.result_type(*{kind for _, kind in blocks})  # words of different lengths have different types
-                header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (sum(n for n, _ in blocks),)}
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    npy.write_array_header_2_0(member, header)
-                    for rows, kind in blocks:
-                        member.write(np.frombuffer(part.read(rows * kind.itemsize), kind).astype(dtype).tobytes())
-
-
-FORMATS[".npz"] = Format(open_npz, write_npz)
+FORMATS[".npz"] = NpzTable

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from offmap.data.tables.table import FORMATS, Columns, Format, Table, Write, readable, rows_per_block
+from offmap.data.tables.table import FORMATS, Columns, Table, Write, rows_per_block
 from offmap.errors import DataError
 from offmap.extras import require
 
@@ -18,11 +17,13 @@ from offmap.extras import require
 class ParquetTable(Table):
     """An open Parquet file; nulls are missing values."""
 
-    kind = "a table as Parquet"
+    kind, writable = "a table as Parquet", True
 
-    def __init__(self, path: Path, file: Any) -> None:
-        super().__init__(path, list(file.schema_arrow.names))
-        self.file = file
+    def open(self, separator: str | None, stack: ExitStack) -> list[str]:
+        """Read the footer."""
+        parquet = require("pyarrow.parquet", "parquet")
+        self.file: Any = stack.enter_context(parquet.ParquetFile(self.path, pre_buffer=False))
+        return list(self.file.schema_arrow.names)
 
     def rows(self, done: int) -> int | None:
         """Return the number of rows, as the footer has it."""
@@ -43,34 +44,24 @@ class ParquetTable(Table):
             raise self.not_a_number(name, done + first, values[first].as_py())
         return values.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
 
+    @staticmethod
+    @contextmanager
+    def write(file: BinaryIO, path: Path) -> Generator[Write]:
+        """Write one row group for each block; columns keep the type of their first block."""
+        arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+        with ExitStack() as stack:
+            writers: list[Any] = []
 
-@contextmanager
-def open_parquet(path: Path, separator: str | None) -> Generator[Table]:
-    """Open a Parquet file and read its footer."""
-    parquet = require("pyarrow.parquet", "parquet")
-    with readable(path, ParquetTable.kind):
-        file = parquet.ParquetFile(path, pre_buffer=False)
-    with file:
-        yield ParquetTable(path, file)
+            def append(columns: Columns) -> None:
+                table = arrow.table({name: arrow.array(values) for name, values in columns.items()})
+                if not writers:
+                    writers.append(stack.enter_context(parquet.ParquetWriter(file, table.schema)))
+                try:
+                    writers[0].write_table(table.cast(writers[0].schema))
+                except arrow.ArrowInvalid as error:
+                    raise DataError(f"Expected columns of one kind from the first row to the last, but {error}.") from error
 
-
-@contextmanager
-def write_parquet(file: BinaryIO, path: Path) -> Generator[Write]:
-    """Write one row group for each block; columns keep the type of their first block."""
-    arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    with contextlib.ExitStack() as stack:
-        writers: list[Any] = []
-
-        def write(columns: Columns) -> None:
-            table = arrow.table({name: arrow.array(values) for name, values in columns.items()})
-            if not writers:
-                writers.append(stack.enter_context(parquet.ParquetWriter(file, table.schema)))
-            try:
-                writers[0].write_table(table.cast(writers[0].schema))
-            except arrow.ArrowInvalid as error:
-                raise DataError(f"Expected columns of one kind from the first row to the last, but {error}.") from error
-
-        yield write
+            yield append
 
 
-FORMATS[".parquet"] = Format(open_parquet, write_parquet)
+FORMATS[".parquet"] = ParquetTable

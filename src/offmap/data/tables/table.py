@@ -6,8 +6,8 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,31 +21,44 @@ from offmap.errors import ConfigError, DataError, OffmapError, first_line
 
 BLOCK_NUMBERS = 1 << 20  # 8 MB
 BLOCK_ROWS = 1 << 16
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-"""Words that stand for a missing value, in any case."""
-
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
 STDOUT = "-"
+
+
+Columns = Mapping[str, NDArray[Any]]
+Write = Callable[[Columns], None]
+"""Appends consecutive rows: columns of one length, the same ones every time."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows: `x` (n, D) the requested columns as finite numbers, `raw` other columns with the values of the file.
-
-    If the only requested column is an array with more axes, `x` is that array, (n, ...).
+    """Consecutive rows: `x` (n, D) the requested columns as finite numbers, or (n, ...) the only one, if it is an array with more
+    axes; `raw` other columns with the values of the file.
     """
 
     x: NDArray[Any]
-    raw: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    raw: dict[str, list[Any]]
 
 
 class Table(ABC):
-    """An open table with columns `names`. A subclass reads one file format: it yields the values of columns in chunks."""
+    """An open table. A subclass reads one file format, and may write it: `FORMATS` has it by its suffix."""
 
     kind: ClassVar[str]  # what such a file holds, for error messages
     typed: ClassVar[bool] = True  # the file tells numbers from words; else (CSV) a column is numeric if all its words are numbers
+    writable: ClassVar[bool] = False
 
-    def __init__(self, path: Path, names: list[str]) -> None:
-        self.path, self.names = path, names
+    def __init__(self, path: Path, separator: str | None, stack: ExitStack) -> None:
+        self.path = path
+        self.names = self.open(separator, stack)
+
+    @abstractmethod
+    def open(self, separator: str | None, stack: ExitStack) -> list[str]:
+        """Open the file and return its columns; `separator` is that of a CSV file, `stack` closes what it is given."""
+
+    @staticmethod
+    def write(file: BinaryIO, path: Path) -> AbstractContextManager[Write]:
+        """Return a function, for the duration of a block, that appends rows to an open file, if such tables are `writable`."""
+        raise NotImplementedError
 
     @abstractmethod
     def chunks(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -79,10 +92,10 @@ class Table(ABC):
             return np.array(values, dtype=np.float64)
         except (ValueError, TypeError, OverflowError):  # rare: look at each value
             numbers = [math.nan if str(value).strip().lower() in MISSING else parse_number(value) for value in values]
-        if None in numbers:
-            row = numbers.index(None)
-            raise self.not_a_number(name, done + row, values[row])
-        return np.array(numbers, dtype=np.float64)
+            if None in numbers:
+                row = numbers.index(None)
+                raise self.not_a_number(name, done + row, values[row]) from None
+            return np.array(numbers, dtype=np.float64)
 
     def not_a_number(self, name: str, row: int, value: object) -> DataError:
         """Return the error for a word among numbers; `row` counts from 0."""
@@ -116,20 +129,7 @@ class Table(ABC):
         return x
 
 
-Columns = Mapping[str, NDArray[Any]]
-Write = Callable[[Columns], None]
-"""Appends consecutive rows: columns of one length, the same ones every time."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """How tables of one suffix are opened to read, given a path and the separator of CSV files, and, if they are, to write."""
-
-    read: Callable[[Path, str | None], AbstractContextManager[Table]]
-    write: Callable[[BinaryIO, Path], AbstractContextManager[Write]] | None = None
-
-
-FORMATS: dict[str, Format] = {}
+FORMATS: dict[str, type[Table]] = {}
 """By suffix, in lower case. A module adds its own; a package declares such modules in the entry-point group `offmap.tables`."""
 
 
@@ -137,11 +137,13 @@ FORMATS: dict[str, Format] = {}
 def open_table(path: str | Path, separator: str | None = None) -> Generator[Table]:
     """Open a table to read it; `separator` is that of a CSV file, by default detected from its header."""
     path = Path(path)
-    table_format = FORMATS[find_suffix(path)]
+    kind = FORMATS[find_suffix(path)]
     if not path.is_file():
         problem = "it is a folder" if path.is_dir() else "there is no such file"
         raise DataError(f"Expected a table at {path}, but {problem}.")
-    with table_format.read(path, separator) as table:
+    with ExitStack() as stack:
+        with readable(path, kind.kind):
+            table = kind(path, separator, stack)
         repeated = sorted({name for name in table.names if table.names.count(name) > 1})
         if repeated or "" in table.names or not table.names:
             raise DataError(
@@ -154,20 +156,15 @@ def open_table(path: str | Path, separator: str | None = None) -> Generator[Tabl
 def write_table(path: str | Path) -> Generator[Write]:
     """Open a table to write it block by block; "-" is CSV on standard output. The file appears only once it is complete."""
     to_stdout, path = str(path) == STDOUT, Path(path)
-    write_format = FORMATS[".csv" if to_stdout else find_suffix(path, to_write=True)].write
-    assert write_format is not None
-    if to_stdout:
-        with write_format(sys.stdout.buffer, path) as write:
-            yield write
-    else:
-        with whole_file(path) as file, write_format(file, path) as write:
-            yield write
+    kind = FORMATS[".csv" if to_stdout else find_suffix(path, to_write=True)]
+    with nullcontext(sys.stdout.buffer) if to_stdout else whole_file(path) as file, kind.write(file, path) as write:
+        yield write
 
 
 def list_suffixes(*, to_write: bool = False) -> list[str]:
     """Return the suffixes of tables that can be read, or written, those of other packages included."""
     _load_formats()
-    return sorted(suffix for suffix, known in FORMATS.items() if known.write or not to_write)
+    return sorted(suffix for suffix, known in FORMATS.items() if known.writable or not to_write)
 
 
 @cache
@@ -215,5 +212,6 @@ def readable(path: Path, kind: str) -> Generator[None]:
     except OffmapError:
         raise
     except Exception as error:  # readers raise errors of many kinds on arbitrary bytes
-        reason = f"it cannot be read: {first_line(error)}. Is the file cut or damaged?"
-        raise DataError(f"Expected {kind} at {path}, but {reason}") from error
+        raise DataError(
+            f"Expected {kind} at {path}, but it cannot be read: {first_line(error)}. Is the file cut or damaged?"
+        ) from error
