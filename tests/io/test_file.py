@@ -129,7 +129,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "shape": (lambda: _with(2, nn.Linear(12, 2)), r"another architecture: `2.weight` was \(1, 12\) .* is \(2, 12\) .*member 0"),
     "dtype": (lambda: regressor().double(), r"`0.weight` was \(12, 3\) torch.float32 at fit time and is \(12, 3\) torch.float64"),
     "less": (_without_bias, r"another architecture: `0.bias` was \(12,\) torch.float32 at fit time and is nothing now"),
-    "more": (lambda: _with(1, nn.Sequential(nn.ReLU(), nn.BatchNorm1d(12))), "module `1` was ReLU at fit time and is Sequential now"),
+    "more": (lambda: _with(1, nn.Sequential(nn.ReLU(), nn.BatchNorm1d(12))), "`1` was ReLU at fit time and is Sequential now"),
     "names": (lambda: Reshaped(regressor(), 1), "`0.weight` was .* at fit time and is nothing now"),
     "activation": (lambda: _with(1, nn.Tanh()), "architecture: module `1` was ReLU at fit time and is Tanh now .member 0"),
     "number": (lambda: [regressor(), regressor()], "was fitted on 1 nets, but 2 were given"),

@@ -7,7 +7,7 @@ GPU are reduced by NCCL, all else goes over gloo.
 from __future__ import annotations
 
 import ctypes
-import io
+import json
 import logging
 import os
 import re
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from offmap.errors import RankError, first_line
@@ -110,23 +112,25 @@ class ProcessGroup(Group):
                 tensor.copy_(content.view(tensor.dtype).view(tensor.shape))
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Return the plain values and tensors of all ranks: first their lengths in bytes, then all padded to the longest."""
-        file = io.BytesIO()
-        torch.save(value, file)
-        own = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        """Return the plain values of all ranks, sent as JSON."""
+        return [json.loads(content) for content in self._all_gather(json.dumps(value).encode())]
+
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the tensors of all ranks on this one's device, sent as safetensors."""
+        device = tensors[0].device if tensors else torch.device("cpu")
+        named = {str(i): tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for i, tensor in enumerate(tensors)}
+        ranks = [load_bytes(content) for content in self._all_gather(to_bytes(named))]
+        return [[parts[str(i)].to(device) for i in range(len(parts))] for parts in ranks]
+
+    def _all_gather(self, content: bytes) -> list[bytes]:
+        """Return the bytes of all ranks: first their lengths, then all padded to the longest."""
+        own = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         self._wait(dist.all_gather(lengths, torch.tensor([len(own)], device="cpu"), group=self.group, async_op=True))
         longest = max(int(length) for length in lengths)
         parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
         self._wait(dist.all_gather(parts, F.pad(own, (0, longest - len(own))), group=self.group, async_op=True))
-        contents = [io.BytesIO(part[: int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
-        return [torch.load(content, weights_only=True) for content in contents]
-
-    def all_gather(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Return the tensors of all ranks on this one's device."""
-        device = tensors[0].device if tensors else torch.device("cpu")
-        ranks = self.all_gather_object([tensor.detach().cpu().clone() for tensor in tensors])  # a view would bring its storage
-        return [[tensor.to(device) for tensor in parts] for parts in ranks]
+        return [part[: int(length)].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
 
     def _wait(self, work: Any) -> None:
         """Wait until the collective is done, or a rank is gone."""
