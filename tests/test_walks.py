@@ -18,7 +18,7 @@ from torch import nn
 import offmap
 
 ROOT = str(Path(offmap.__file__).parent) + "/"
-MOST = {"fit": (30, 14), "guard": (10, 10), "score": (29, 14)}
+MOST = {"fit": (30, 14), "guard": (10, 10), "score": (25, 14)}
 """Files and levels of each walk, which may only become smaller."""
 
 FIT = {"steps": 10, "check_every": 5, "progress": False}

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 import offmap
 from demo_jobs import die, die_once, fail, square
-from offmap.cli.scoring import Progress, ScoreResult, ScoreSpec, list_shards, score_folder
+from offmap.cli.folder import Progress, ScoreResult, ScoreSpec, list_shards, score_folder
+from offmap.cli.score import score_table
 from offmap.data.tables.schema import Schema
 from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, OffmapError
@@ -130,7 +131,7 @@ def scored(
             killed.append(progress.process)
 
     spec = ScoreSpec(data, out, "a guard", Schema(("a", "b", "c")), keep=("id",))
-    return score_folder(guard, spec, list_shards(data)[0], pool=pool, resume=False, report=report), killed
+    return score_folder(guard, spec, list_shards(data)[0], score_table, pool=pool, resume=False, report=report), killed
 
 
 def test_a_worker_killed_in_the_middle_loses_no_row_and_repeats_none(guard: offmap.Guard, data: Path, tmp_path: Path) -> None:

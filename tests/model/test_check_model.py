@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from offmap.errors import ModelError
 from offmap.model.forward import copy_model, first_tensor
 from offmap.model.inspect import ROWS, Findings, check_model
+from offmap.model.params import as_models
 from zoo import ZOO, Case, Through
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -217,14 +218,14 @@ def test_parameters_and_buffers_on_two_devices_are_refused_by_name():
         r"Move it, for example with `net.to\('cpu'\)`"
     )
     with pytest.raises(ModelError, match=message):
-        check(net)
+        as_models(net)
 
 
 def test_a_model_without_numbers_is_refused():
     with pytest.raises(
         ModelError, match="Expected a model that holds numbers, but Linear is on the meta device. Load its weights"
     ):
-        check(nn.Linear(3, 2, device="meta"))
+        as_models(nn.Linear(3, 2, device="meta"))
 
 
 def test_an_output_on_another_device_is_refused():

@@ -14,7 +14,8 @@ import pytest
 import offmap
 from faults.damage import damaged
 from faults.places import shared_folder
-from offmap.cli.scoring import NOTES, ScoreResult, ScoreSpec, list_shards, score_folder
+from offmap.cli.folder import NOTES, ScoreResult, ScoreSpec, list_shards, score_folder
+from offmap.cli.score import score_table
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
 from offmap.distributed.jobs import Pool
@@ -62,7 +63,7 @@ def _finished() -> Path:
 
 def scored(data: Path, out: Path) -> list[ScoreResult]:
     spec = ScoreSpec(data, out, "a guard", Schema(("a", "b", "c")))
-    return score_folder(_guard(), spec, list_shards(data)[0], pool=Pool(), resume=True, report=lambda n, text: None)
+    return score_folder(_guard(), spec, list_shards(data)[0], score_table, pool=Pool(), resume=True, report=lambda n, text: None)
 
 
 def trial(seed: int, folder: Path) -> str:

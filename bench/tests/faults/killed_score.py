@@ -14,7 +14,7 @@ from faults.damaged_scores import fill, read
 from faults.places import shared_folder
 from faults.zygote import Ended, drawn, zygote
 from offmap import cli
-from offmap.cli.scoring import NOTES
+from offmap.cli.folder import NOTES
 from offmap_bench.checks.trust import Check
 from trained import quick, regression, regressor
 

@@ -21,7 +21,7 @@ from faults.disks import WAYS, mount_small
 from faults.places import shared_folder
 from faults.zygote import zygote
 from offmap.atomic import unseal
-from offmap.cli.scoring import NOTES
+from offmap.cli.folder import NOTES
 from offmap.errors import OffmapError
 from offmap.export.onnx import verify_checksum
 from offmap_bench.checks.trust import Check

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
+import torch
 import typer
+from numpy.typing import NDArray
 
 from offmap.cli import options as opt
+from offmap.cli.folder import Progress, ScoreResult, ScoreSpec, Shard, file_digest, list_shards, score_folder
 from offmap.cli.options import UsageError, load_guard, option, print_note, print_result, usage_errors
-from offmap.cli.scoring import Progress, ScoreResult, ScoreSpec, Shard, file_digest, list_shards, score_folder, score_table
-from offmap.data.tables.images import SUFFIXES, ImageTransform
-from offmap.data.tables.schema import ColumnError
-from offmap.data.tables.table import STDOUT, find_suffix, open_table
+from offmap.data.tables.images import FILE, IMAGE, SUFFIXES, ImageTable, ImageTransform
+from offmap.data.tables.schema import ColumnError, Schema, find_columns
+from offmap.data.tables.table import STDOUT, Table, find_suffix, open_table, write_table
+from offmap.detector import Result
 from offmap.distributed.jobs import Pool
+from offmap.errors import DataError
 from offmap.guard import Guard
 from offmap.progress import bar
 
@@ -120,6 +126,52 @@ def _score_table(guard: Guard, spec: ScoreSpec, show: bool | None) -> ScoreResul
             return score_table(guard, spec, table, spec.out, report)
 
 
+def score_table(guard: Guard, spec: ScoreSpec, table: Table, out: Path, report: Callable[[int], None]) -> ScoreResult:
+    """Score a table block by block and write a row of scores for each of its rows; `report` gets their number."""
+    images, rows, flagged = isinstance(table, ImageTable), 0, 0
+    inputs, unused = ((IMAGE,), []) if images else spec.schema.find_inputs(table, spec.drop)
+    keep = [FILE] if images else [column for name in spec.keep for column in find_columns(table, name, "--keep")]
+    with write_table(out) as write:
+        for block in table.blocks(inputs, keep):
+            result = guard(torch.from_numpy(block.x))
+            scores, copied = result_columns(result, spec.schema), {name: _to_array(values) for name, values in block.raw.items()}
+            if scores.keys() & copied.keys():
+                raise ColumnError(f"Expected --keep to name other columns than the output has already, {', '.join(scores)}.")
+            write(copied | scores)
+            rows, flagged = rows + len(block.x), flagged + int(result.ood.sum())
+            report(rows)
+        if not rows:
+            raise DataError(f"Expected rows in {table.path}, but there are none.")
+    return ScoreResult(rows, flagged, unused=tuple(name for name in unused if name not in keep))
+
+
+def result_columns(result: Result, schema: Schema) -> dict[str, NDArray[Any]]:
+    """Return the columns of the output, (n,) each: score, ood and p_value, then mean and std, or label and probabilities.
+
+    Several targets have a mean and a std each. Predictions at several positions are left out.
+    """
+    columns = {"score": result.score, "ood": result.ood, "p_value": result.p_value}
+    for name, values in (("mean", result.mean), ("std", result.std)):
+        values = values.squeeze(1) if values is not None and values.shape[1:] == (1,) else values
+        if values is not None and values.ndim == 1:
+            columns[name] = values
+        elif values is not None and values.ndim == 2:
+            labels = schema.targets if len(schema.targets) == values.shape[1] else range(values.shape[1])
+            columns |= {f"{name}_{label}": column for label, column in zip(labels, values.unbind(1), strict=True)}
+    if result.probs is not None and result.label is not None and result.probs.ndim == 2:
+        columns["label"], labels = result.label, schema.classes or range(result.probs.shape[1])
+        columns |= {f"probability_{label}": column for label, column in zip(labels, result.probs.unbind(1), strict=True)}
+    arrays: dict[str, NDArray[Any]] = {name: values.detach().cpu().numpy() for name, values in columns.items()}
+    return arrays | ({"label": np.array(schema.classes)[arrays["label"]]} if schema.classes and "label" in arrays else {})
+
+
+def _to_array(values: list[Any]) -> NDArray[Any]:
+    """Convert a copied column: numbers of one type, else words."""
+    types = {type(value) for value in values}
+    numeric = types <= {bool} or types <= {int} or types <= {int, float}
+    return np.array(values) if numeric else np.array(["" if value is None else str(value) for value in values])
+
+
 def _score_folder(
     guard: Guard, spec: ScoreSpec, shards: list[Shard], pool: Pool, resume: bool, show: bool | None
 ) -> list[ScoreResult]:
@@ -131,7 +183,7 @@ def _score_folder(
             speed = sum(p.rows for p in latest.values()) / (time.perf_counter() - start)
             advance(sum(p.finished for p in latest.values()), f"{speed:,.0f} rows/s", total=len(shards))
 
-        return score_folder(guard, spec, shards, pool=pool, resume=resume, report=report)
+        return score_folder(guard, spec, shards, score_table, pool=pool, resume=resume, report=report)
 
 
 def _parse_transform(data: Path, image: str | None, mean: str | None, std: str | None) -> ImageTransform:

@@ -36,7 +36,7 @@ from offmap.posterior.basis import Rotation
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import noise_from_state, noise_state
 from offmap.posterior.predictive import History, Stochastic
-from offmap.scores.score import SCORES, fill_buffers
+from offmap.scores.score import SCORES
 
 FORMAT = "offmap-guard-6"
 KIND, REMEDY = "a guard file", "Save the guard again."
@@ -209,7 +209,8 @@ class GuardFile:
         for name, tensor in self.tensors.items():
             if not _fits(name, tensor, stacked.mean, header.views):
                 raise self._misfit(name)
-        restore_state(stacked.module, header.restore_state)
+        if header.restore_state:
+            restore_state(stacked.module, header.restore_state)
         place = Place.of(stacked.module)
         q = WeightDistribution(
             stacked.mean,
@@ -230,7 +231,7 @@ class GuardFile:
                             "module that registers it.")  # fmt: skip
         score = SCORES[header.score.name].from_config(header.score.config).eval()
         try:
-            fill_buffers(score, self._part("score."))
+            score.fill_buffers(self._part("score."))
         except ValueError as error:
             raise self._misfit(f"score.{error}") from error
         return Guard(

@@ -85,27 +85,13 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")
 
 
-def one_device(model: nn.Module) -> torch.device:
-    """The device on which all parameters and buffers live; raise a ModelError that names those elsewhere."""
-    places = {n: t.device for n, t in (*model.named_parameters(), *model.named_buffers())}
-    first, *others = dict.fromkeys(places.values())
-    if others:
-        each = "; ".join(f"{listed(n for n, place in places.items() if place == d)} on {d}" for d in (first, *others))
-        raise ModelError(f"Expected a model on one device, but it has {each}. Move it, for example with `net.to('{first}')`.")
-    if first.type == "meta":
-        raise ModelError(
-            f"Expected a model that holds numbers, but {type(model).__name__} is on the meta device. Load its weights."
-        )
-    return first
-
-
 @torch.no_grad()
 def check_model(model: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> Findings:
     """Check a private model in evaluation mode; raise a ModelError for what would make every result wrong.
 
     Costs about seven calls on at most 8 rows, and one copy of the weights at a time.
     """
-    device = one_device(model)
+    device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
         # some models rewrite their parameters in a call, as embeddings with `max_norm` do

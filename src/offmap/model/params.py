@@ -20,7 +20,7 @@ from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
 from offmap.model.capture import LOOKUP, CaptureMode, ParamUse
 from offmap.model.forward import BatchedModel, OutputFn, call, copy_model, first_tensor, no_fast_path, no_fused_attention
-from offmap.model.inspect import ROWS, listed, one_device, restore_state
+from offmap.model.inspect import ROWS, listed, restore_state
 
 # which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all
 ParamSelection: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
@@ -52,11 +52,24 @@ def as_models(models: Any) -> list[nn.Module]:
             raise ModelError(f"Expected a trained model, but {type(model).__name__} has parameters without a size. Call it once.")
         if not any(p.is_floating_point() for p in model.parameters()):
             raise ModelError(f"Expected a model with floating-point parameters, but {type(model).__name__} has none.")
-        one_device(model)
+        _check_device(model)
         for name, p in model.named_parameters():
             if not bool(p.detach().isfinite().all()):
                 raise ModelError(f"Expected a trained model with finite weights, but `{name}` holds NaN or infinite values.")
     return result
+
+
+def _check_device(model: nn.Module) -> None:
+    """Raise a ModelError unless all parameters and buffers live on one device; it names those elsewhere."""
+    places = {n: t.device for n, t in (*model.named_parameters(), *model.named_buffers())}
+    first, *others = dict.fromkeys(places.values())
+    if others:
+        each = "; ".join(f"{listed(n for n, place in places.items() if place == d)} on {d}" for d in (first, *others))
+        raise ModelError(f"Expected a model on one device, but it has {each}. Move it, for example with `net.to('{first}')`.")
+    if first.type == "meta":
+        raise ModelError(
+            f"Expected a model that holds numbers, but {type(model).__name__} is on the meta device. Load its weights."
+        )
 
 
 def floating(model: nn.Module) -> Weights:
@@ -134,7 +147,8 @@ def stack_models(models: nn.Module | Sequence[nn.Module], params: ParamSelection
     module = copy_model(models[0], share=len(models) > 1)
     # hooks make some tensors that are neither parameters nor buffers anew in every call, as pruning does
     own = [(f"{path}.{n}".lstrip("."), t) for path, m in module.named_modules() for n, t in vars(m).items()]
-    restore_state(module, [name for name, value in own if isinstance(value, Tensor)])
+    if names := [name for name, value in own if isinstance(value, Tensor)]:
+        restore_state(module, names)
     chosen = [select_params(model, params) for model in (module, *models[1:])]
     if len(models) == 1:
         return StackedModel(module, {n: w.unsqueeze(0) for n, w in chosen[0].items()}, {})

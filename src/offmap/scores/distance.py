@@ -9,8 +9,9 @@ distance of row i to its own k nearest, and f = 0.1 mean_i s_i:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,29 @@ class FittedModule(nn.Module):
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that the module's own buffers must have, by name, given what they hold."""
         return {}
+
+    def fill_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors in the place of the buffers; a ValueError names the first that does not fit."""
+        names = set(self.state_dict())
+        for name in [*tensors, *names]:
+            if name not in tensors or name not in names:
+                raise ValueError(name)
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.get_submodule(owner), leaf, tensors[name])
+        for prefix, module in self.named_modules():
+            shapes = module.buffer_shapes() if isinstance(module, FittedModule) else {}
+            for leaf, shape in shapes.items():
+                if tuple(getattr(module, leaf).shape) != shape or 0 in shape:
+                    raise ValueError(f"{prefix}.{leaf}")
+
+    def config(self) -> dict[str, Any]:
+        """Return plain values that `from_config` needs beside the buffers."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Build the module with empty buffers, which are then filled."""
+        return cls(**config)
 
 
 class ZScore(FittedModule):

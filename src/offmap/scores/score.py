@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -127,15 +127,6 @@ class Score(FittedModule, ABC):
         """Say in a few words what is compared."""
         return "the draws' outputs alone"
 
-    def config(self) -> dict[str, Any]:
-        """Return plain values that `from_config` needs beside the buffers."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build the score with empty buffers, which are then filled."""
-        return cls(**config)
-
 
 SCORES: dict[str, type[Score]] = {}
 """Scores by name; `register_score` adds one."""
@@ -152,21 +143,6 @@ def register_score(name: str) -> Callable[[type[AnyScore]], type[AnyScore]]:
         return kind
 
     return register
-
-
-def fill_buffers(score: Score, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors in the place of the buffers; a ValueError names the first that does not fit."""
-    names = set(score.state_dict())
-    for name in [*tensors, *names]:
-        if name not in tensors or name not in names:
-            raise ValueError(name)
-        owner, _, leaf = name.rpartition(".")
-        setattr(score.get_submodule(owner), leaf, tensors[name])
-    for prefix, module in score.named_modules():
-        shapes = module.buffer_shapes() if isinstance(module, FittedModule) else {}
-        for leaf, shape in shapes.items():
-            if tuple(getattr(module, leaf).shape) != shape or 0 in shape:
-                raise ValueError(f"{prefix}.{leaf}")
 
 
 class OutputScore(Score):

@@ -1,4 +1,4 @@
-"""Score a table, or a folder of tables or images: one file of scores for each shard, resumable, on this machine or on Ray."""
+"""Score a folder of tables or images: one file of scores for each shard, resumable, on this machine or on Ray."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from offmap._version import __version__
 from offmap.atomic import write_whole
 from offmap.cli.options import UsageError
-from offmap.data.tables.images import FILE, IMAGE, SUFFIXES, ImageTable, ImageTransform
-from offmap.data.tables.schema import ColumnError, Schema, find_columns
-from offmap.data.tables.table import Table, list_suffixes, open_table, write_table
-from offmap.detector import Result
+from offmap.data.tables.images import SUFFIXES, ImageTable, ImageTransform
+from offmap.data.tables.schema import Schema
+from offmap.data.tables.table import Table, list_suffixes, open_table
 from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, FileError, OffmapError
 from offmap.guard import Guard
@@ -82,52 +80,6 @@ class Progress:
     finished: bool = False
 
 
-def score_table(guard: Guard, spec: ScoreSpec, table: Table, out: Path, report: Callable[[int], None]) -> ScoreResult:
-    """Score a table block by block and write a row of scores for each of its rows; `report` gets their number."""
-    images, rows, flagged = isinstance(table, ImageTable), 0, 0
-    inputs, unused = ((IMAGE,), []) if images else spec.schema.find_inputs(table, spec.drop)
-    keep = [FILE] if images else [column for name in spec.keep for column in find_columns(table, name, "--keep")]
-    with write_table(out) as write:
-        for block in table.blocks(inputs, keep):
-            result = guard(torch.from_numpy(block.x))
-            scores, copied = result_columns(result, spec.schema), {name: _to_array(values) for name, values in block.raw.items()}
-            if scores.keys() & copied.keys():
-                raise ColumnError(f"Expected --keep to name other columns than the output has already, {', '.join(scores)}.")
-            write(copied | scores)
-            rows, flagged = rows + len(block.x), flagged + int(result.ood.sum())
-            report(rows)
-        if not rows:
-            raise DataError(f"Expected rows in {table.path}, but there are none.")
-    return ScoreResult(rows, flagged, unused=tuple(name for name in unused if name not in keep))
-
-
-def result_columns(result: Result, schema: Schema) -> dict[str, NDArray[Any]]:
-    """Return the columns of the output, (n,) each: score, ood and p_value, then mean and std, or label and probabilities.
-
-    Several targets have a mean and a std each. Predictions at several positions are left out.
-    """
-    columns = {"score": result.score, "ood": result.ood, "p_value": result.p_value}
-    for name, values in (("mean", result.mean), ("std", result.std)):
-        values = values.squeeze(1) if values is not None and values.shape[1:] == (1,) else values
-        if values is not None and values.ndim == 1:
-            columns[name] = values
-        elif values is not None and values.ndim == 2:
-            labels = schema.targets if len(schema.targets) == values.shape[1] else range(values.shape[1])
-            columns |= {f"{name}_{label}": column for label, column in zip(labels, values.unbind(1), strict=True)}
-    if result.probs is not None and result.label is not None and result.probs.ndim == 2:
-        columns["label"], labels = result.label, schema.classes or range(result.probs.shape[1])
-        columns |= {f"probability_{label}": column for label, column in zip(labels, result.probs.unbind(1), strict=True)}
-    arrays: dict[str, NDArray[Any]] = {name: values.detach().cpu().numpy() for name, values in columns.items()}
-    return arrays | ({"label": np.array(schema.classes)[arrays["label"]]} if schema.classes and "label" in arrays else {})
-
-
-def _to_array(values: list[Any]) -> NDArray[Any]:
-    """Convert a copied column: numbers of one type, else words."""
-    types = {type(value) for value in values}
-    numeric = types <= {bool} or types <= {int} or types <= {int, float}
-    return np.array(values) if numeric else np.array(["" if value is None else str(value) for value in values])
-
-
 def list_shards(folder: Path) -> tuple[list[Shard], list[str]]:
     """List the shards of all tables, or all images, also in sub-folders, and other files; skip names with a leading dot."""
     files = sorted(_list_files(folder))
@@ -154,9 +106,14 @@ def _list_files(folder: Path) -> Iterator[str]:
         yield from ((Path(parent) / name).relative_to(folder).as_posix() for name in files if not name.startswith("."))
 
 
+ScoreTable: TypeAlias = Callable[[Guard, ScoreSpec, Table, Path, Callable[[int], None]], ScoreResult]
+"""Scores one open table into a file; the last argument is called with the rows so far."""
+
+
 def score_folder(
-    guard: Guard, spec: ScoreSpec, shards: Sequence[Shard], *, pool: Pool, resume: bool, report: Callable[[int, Progress], None]
-) -> list[ScoreResult]:
+    guard: Guard, spec: ScoreSpec, shards: Sequence[Shard], score_table: ScoreTable, *, pool: Pool, resume: bool,
+    report: Callable[[int, Progress], None],
+) -> list[ScoreResult]:  # fmt: skip
     """Score all shards; `report` gets the number of a shard and its progress. With `resume`, finished scores are kept.
 
     Blocks of rows depend on the files alone, so every pool writes the same scores to the bit.
@@ -164,7 +121,7 @@ def score_folder(
     _prepare_output(spec, shards, resume)
     try:
         jobs = [(score_shard, (shard, spec.note(shard).exists())) for shard in shards]
-        return pool.run_jobs(jobs, report=report, shared=(guard, spec))
+        return pool.run_jobs(jobs, report=report, shared=(guard, spec, score_table))
     finally:
         _remove_parts(spec.out)
 
@@ -202,7 +159,9 @@ def _remove_parts(out: Path) -> None:
             path.unlink()
 
 
-def score_shard(guard: Guard, spec: ScoreSpec, shard: Shard, noted: bool, *, report: Callable[[Progress], None]) -> ScoreResult:
+def score_shard(
+    guard: Guard, spec: ScoreSpec, score_table: ScoreTable, shard: Shard, noted: bool, *, report: Callable[[Progress], None]
+) -> ScoreResult:
     """Score one shard with one thread, or find its scores finished: `noted` before this run, or by a worker that died.
 
     Files that cannot be read are listed in the result; an output that cannot be written is an error.
@@ -212,8 +171,8 @@ def score_shard(guard: Guard, spec: ScoreSpec, shard: Shard, noted: bool, *, rep
     try:
         recipe = [__version__, asdict(replace(spec, data=Path(), out=Path()))]  # all that decides what is written
         source = {"recipe": _digest(recipe), "inputs": {file: file_digest(spec.data / file) for file in shard.files}}
-        finished = _read_note(spec, shard, source)
-        result = _score_files(guard, spec, shard, source, report) if finished is None else replace(finished, reused=noted)
+        finished, run = _read_note(spec, shard, source), partial(score_table, guard, spec)
+        result = _score_files(run, spec, shard, source, report) if finished is None else replace(finished, reused=noted)
     except FileError:
         raise
     except OffmapError as error:
@@ -225,7 +184,7 @@ def score_shard(guard: Guard, spec: ScoreSpec, shard: Shard, noted: bool, *, rep
 
 
 def _score_files(
-    guard: Guard, spec: ScoreSpec, shard: Shard, source: dict[str, Any], report: Callable[[Progress], None]
+    run: Callable[..., ScoreResult], spec: ScoreSpec, shard: Shard, source: dict[str, Any], report: Callable[[Progress], None]
 ) -> ScoreResult:
     out, note = spec.out / shard.out, spec.note(shard)
     for path in (note, out):  # scores of other inputs must not stay if these cannot be read
@@ -237,7 +196,7 @@ def _score_files(
     opened = open_table(spec.data / shard.files[0], spec.separator) if images is None else contextlib.nullcontext(images)
     with opened as table:
         try:
-            result = score_table(guard, spec, table, out, lambda rows: report(Progress(rows, os.getpid())))
+            result = run(table, out, lambda rows: report(Progress(rows, os.getpid())))
         except DataError:
             if images is None or len(images.failed) < len(shard.files):
                 raise

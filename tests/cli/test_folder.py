@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import offmap
+from offmap.cli.folder import NOTES, ScoreResult, ScoreSpec, file_digest, list_shards, score_folder
 from offmap.cli.options import UsageError
-from offmap.cli.scoring import NOTES, ScoreResult, ScoreSpec, file_digest, list_shards, score_folder
+from offmap.cli.score import score_table
 from offmap.data.tables.images import ImageTransform, read_pixels
 from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table
@@ -59,7 +60,9 @@ def spec(data: Path, out: Path, **options) -> ScoreSpec:
 
 def score(guard: offmap.Guard, job: ScoreSpec, *, resume: bool = False, workers: int = 1) -> list[ScoreResult]:
     pool = Pool(workers=workers)
-    return score_folder(guard, job, list_shards(job.data)[0], pool=pool, resume=resume, report=lambda number, progress: None)
+    return score_folder(
+        guard, job, list_shards(job.data)[0], score_table, pool=pool, resume=resume, report=lambda number, progress: None
+    )
 
 
 def read(path: Path) -> np.ndarray:
