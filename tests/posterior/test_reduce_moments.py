@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from offmap.model.capture import TWICE
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
-from offmap.posterior.basis import Moment, Observed, Total, observe, reduce_moments
+from offmap.posterior.basis import Moment, Observed, Total, build_bases, observe, reduce_moments
 from threads import Thread, in_ranks
 from zoo import Through
 
@@ -129,3 +129,15 @@ def test_counts_of_other_lengths_are_added_row_by_row():
     merged = summed(Moment(counts=torch.tensor([1, 0, 2])), Moment(), Moment(counts=torch.tensor([4, 1, 1, 5, 6])), None)
     assert merged.counts is not None
     assert merged.counts.tolist() == [5, 1, 3, 5, 6]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_basis_is_made_by_one_rank(size: int, monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+    monkeypatch.setattr(
+        "offmap.posterior.basis.build_bases",
+        lambda moments, mean, **options: made.extend(mean) or build_bases(moments, mean, **options),
+    )
+    net, data = mlp(), BATCHES[mlp]
+    in_ranks(size, lambda group: observe_in(group, net, data, rotated=True))
+    assert sorted(made) == sorted(name for name, _ in net.named_parameters())

@@ -2,7 +2,7 @@
 
 For a parameter with layer inputs h: E[h hᵀ] = V diag(s²) Vᵀ, one per block. Eigenvectors are not continuous in the moment, so
 signs are fixed, and what may be compared between runs is s, φ and V diag(φ²) Vᵀ, never V itself. Every rank of several ends with
-the same bases, to the bit: ranks reduce sums, and take the bases of the first.
+the same bases, to the bit: ranks reduce sums, and one rank makes each basis and sends it to the others.
 """
 
 from __future__ import annotations
@@ -103,10 +103,7 @@ def observe(
         )
         if group.size > 1:
             reduce_moments(moments, group, models.device)
-        bases, why = build_bases(moments, {n: models.mean[n] for n in names}, rotated=rotated, along=along)
-        # as rank 0 has them: other machines may round otherwise
-        group.broadcast(*(t for b in bases.values() for t in (b.input_rms, b.output_rms)))
-        group.broadcast(*(b.matrix.mT for b in bases.values() if b.matrix is not None))
+        bases, why = _build_on_ranks(moments, {n: models.mean[n] for n in names}, group, rotated=rotated, along=along)
         observed.bases.update(bases)
         observed.why.update(why)
     observed.why.update({b.bias: "a bias" for b in observed.bases.values() if b.bias in observed.why})
@@ -384,7 +381,7 @@ def reduce_moments(moments: Sequence[dict[str, Moment]], group: Group, device: t
 
 def _reduce(mine: Moment, ranks: list[dict[str, Any]], group: Group, device: torch.device) -> Moment:
     """One moment as if a single process had added all uses: with two sets of axes, it cannot be rotated."""
-    views = [MatrixView(*map(tuple, rank["view"].values())) for rank in ranks if rank["view"]]
+    views = [_view(rank["view"]) for rank in ranks if rank["view"]]
     final = next((rank["why"] for rank in ranks if rank["final"]), TWICE if any(v != views[0] for v in views[1:]) else None)
     merged = Moment(ranks[0]["limit"], bias=next((rank["bias"] for rank in ranks if rank["bias"]), None))
     if final is not None:
@@ -406,3 +403,26 @@ def _reduce(mine: Moment, ranks: list[dict[str, Any]], group: Group, device: tor
         merged.counts = F.pad(own, (0, length - len(own)))
         group.all_reduce(merged.counts)
     return merged
+
+
+def _build_on_ranks(
+    moments: list[dict[str, Moment]], mean: Mapping[str, Tensor], group: Group, **options: Any
+) -> tuple[dict[str, Basis], dict[str, str]]:
+    """Do as `build_bases`, each parameter on one rank: the widest first, in turn, so that all have as much to do."""
+    bases, why = build_bases(moments, dict(list(mean.items())[group.rank :: group.size]), **options)
+    if group.size == 1:
+        return bases, why
+    parts = {n: [t for t in (b.input_rms, b.output_rms, b.matrix) if t is not None] for n, b in bases.items()}
+    headers = group.all_gather_object([[[n, asdict(b.view), b.bias, len(parts[n])] for n, b in bases.items()], why])
+    tensors = group.all_gather([t for part in parts.values() for t in part])
+    for (header, reasons), sent in zip(headers, tensors, strict=True):
+        source = iter(sent)
+        for name, view, bias, count in header:
+            found = [next(source).to(mean[name].device) for _ in range(count)]
+            bases[name] = Basis(_view(view), *found, bias=bias)
+        why |= reasons
+    return {n: bases[n] for n in mean if n in bases}, {n: why[n] for n in mean if n in why}
+
+
+def _view(state: Mapping[str, Sequence[int]]) -> MatrixView:
+    return MatrixView(**{field: tuple(numbers) for field, numbers in state.items()})

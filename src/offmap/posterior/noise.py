@@ -165,6 +165,6 @@ def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, s
         members, shape = tensor.shape[0], tuple(tensor.shape[1:])
         rows = [noise.sample(shape, generator(seed, stream, m, draw, name)) for m in range(members) for draw in draws]
         # large models draw one at a time: no copy
-        z = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows) if rows else torch.empty(0, *shape)
+        z = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows) if rows else tensor.new_empty(0, *shape)
         result[name] = z.unflatten(0, (members, len(draws))).to(tensor)
     return result
