@@ -26,14 +26,9 @@ logger = logging.getLogger("offmap")
 def mlp(
     inputs: int, outputs: int, *, hidden: Sequence[int] = (100, 100, 100), dropout: float = 0.0, seed: int = 0
 ) -> nn.Sequential:
-    """Build a fully connected ReLU net, by default the paper's: Glorot-uniform weights that depend on `seed` alone, zero biases.
+    """Build a fully connected ReLU net, (B, inputs) -> (B, outputs), by default the paper's, with Dropout layers if asked.
 
-    Args:
-        inputs: Columns of a row.
-        outputs: Numbers that the net returns.
-        hidden: Widths of the hidden layers.
-        dropout: Rate of a Dropout after every activation; 0 for none.
-        seed: Address of the random weights.
+    Weights are Glorot-uniform and depend on `seed` alone; biases are 0.
 
     >>> [tuple(p.shape) for p in mlp(8, 2, hidden=[5]).parameters()]
     [(5, 8), (5,), (2, 5), (2,)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -76,12 +76,6 @@ class Guarded(BaseEstimator):
         """Return whether the guard's score is above its threshold, (B,) bool."""
         rows = self._rows(X)
         return (self.guard_.score(rows) > self.guard_.threshold).cpu().numpy()
-
-    def __getstate__(self) -> Any:
-        """Leave out cached draws: they are far larger than all the rest, and drawn again when needed."""
-        state: dict[str, Any] = {**cast(Any, super()).__getstate__()}
-        guard = state.get("guard_")
-        return state if guard is None else state | {"guard_": replace(guard, predictive=replace(guard.predictive))}
 
     def _rows(self, X: Any) -> Tensor:
         check_is_fitted(self)

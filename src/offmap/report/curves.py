@@ -1,7 +1,4 @@
-"""The numbers that a page draws of one detector: histograms, ROC, risk, history, and predictions as its weights are clipped.
-
-Their amount does not depend on the number of rows.
-"""
+"""The numbers that a page draws of one detector, few for any number of rows: histograms, ROC, risk, history, clips."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offmap.evaluation import Details, Evaluation, Points
+from offmap.evaluation import Details, Evaluation
 from offmap.guard import Guard
 from offmap.likelihoods import Prediction
 from offmap.likelihoods.classification import predictive_entropy
@@ -23,14 +20,11 @@ from offmap.posterior.predictive import History, Member, Stochastic
 from offmap.report.diagnosis import risk_limits
 from offmap.report.page import Array
 
-CURVE, DECADES = 160, 50
-"""Points of a curve; the ratio from which scores get an axis that is not linear."""
+DECADES = 50
+"""The ratio from which scores get an axis that is not linear."""
 
 CLIPS: tuple[float | None, ...] = (None, 5.0, 2.0, 1.5, 1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
 """Clips of the frames, besides the guard's own."""
-
-LINE, SIDE, DOTS = 161, 44, 150
-"""Points of a line; points of one side of a square; drawn rows of a set."""
 
 DIGITS = {"thresholds": 6, "answered": 6, "auroc": 5}
 """Digits of the numbers under these names; all others have four."""
@@ -145,7 +139,7 @@ def _roc_curve(label: str, area: float, id_scores: Array, ood_scores: Array) -> 
     return {"name": label, "auroc": area, "x": alarms[few], "y": catches[few]}
 
 
-def thin(along: Array, count: int = CURVE) -> list[int]:
+def thin(along: Array, count: int = 160) -> list[int]:
     """Return positions of at most `count` points of a curve, evenly spread by a quantity that grows along it, with both ends."""
     if len(along) <= count:
         return list(range(len(along)))
@@ -202,7 +196,7 @@ def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
     room = 0.06 * (high - low) + 1e-9 * high.abs().clamp_min(1)
     low, high = low - room, high + room
     flat = len(low) == 2
-    sides = [torch.linspace(float(a), float(b), SIDE if flat else LINE) for a, b in zip(low, high, strict=True)]
+    sides = [torch.linspace(float(a), float(b), 44 if flat else 161) for a, b in zip(low, high, strict=True)]
     x = torch.cartesian_prod(*reversed(sides)).flip(-1) if flat else sides[0][:, None]  # row by row from the lowest y up
     clips = sorted({*CLIPS, guard.clip}, key=lambda clip: -math.inf if clip is None else -clip)
     predictions = [guard.predict(x, clip=clip) for clip in clips]
@@ -212,7 +206,8 @@ def clip_frames(evaluation: Evaluation, name: str) -> dict[str, Any] | str:
         "own": clips.index(guard.clip),
         "unit": "predictive entropy" if predictions[0].probs is not None else "standard deviation",
         "medians": medians, "low": low, "high": high,
-        "points": {label: _dots(p) for label, p in points.items()},
+        "points": {label: {"x": _some(p.inputs), "y": None if p.targets is None else _first(_some(p.targets))}
+                   for label, p in points.items()},
         **(_plane(predictions) if flat else _line(predictions, points["test"].targets)),
     }  # fmt: skip
 
@@ -228,10 +223,9 @@ def _spread(prediction: Prediction) -> Tensor:
     return _first(prediction.std if prediction.probs is None else predictive_entropy(prediction.probs[None]))
 
 
-def _dots(points: Points) -> dict[str, Any]:
-    """Return some rows, with their class or their first target."""
-    some = slice(None, None, -(-len(points.inputs) // DOTS))
-    return {"x": points.inputs[some], "y": None if points.targets is None else _first(points.targets[some])}
+def _some(rows: Tensor) -> Tensor:
+    """Return at most 150 rows, evenly spread."""
+    return rows[:: -(-len(rows) // 150)]
 
 
 def _line(predictions: list[Prediction], targets: Tensor | None) -> dict[str, Any]:
@@ -262,4 +256,4 @@ def _plane(predictions: list[Prediction]) -> dict[str, Any]:
         shares = np.log(np.maximum(values, low) / low) / math.log(high / low)
     levels = np.clip(np.nan_to_num(shares, nan=1.0, posinf=1.0) * 255, 0, 255).round().astype(np.uint8)
     frames = [base64.b64encode(frame.tobytes()).decode() for frame in levels]
-    return {"kind": "map", "side": SIDE, "frames": frames, "ends": (low, high)}
+    return {"kind": "map", "side": 44, "frames": frames, "ends": (low, high)}

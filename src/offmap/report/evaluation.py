@@ -40,7 +40,7 @@ def write_page(
     evaluation: Evaluation, path: str | Path, *, title: str = "What is out of distribution?", columns: Sequence[str] = (),
     classes: Sequence[str] = (), image_shape: tuple[int, ...] | None = None,
 ) -> Path:  # fmt: skip
-    """Write an evaluation as one HTML file that needs no network, atomically; it stays below 2 MB for a guard.
+    """Write an evaluation as one HTML file that needs no network, atomically, and return its full path; below 2 MB for a guard.
 
     Args:
         evaluation: What `offmap.evaluate` returned.
@@ -49,9 +49,6 @@ def write_page(
         columns: Names of the input columns, for the tables of examples.
         classes: Names of the classes.
         image_shape: (height, width) or (channels, height, width) of images that come as flat rows.
-
-    Returns:
-        The full path of the file.
     """
     target = page.check_path(Path(path))
     names, parts = Names(columns, classes, image_shape), {key: {**part} for key, part in page.texts()["sections"].items()}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,32 +170,24 @@ def _cell(value: Any) -> str:
     return "" if value is None else html.escape(format_number(value) if isinstance(value, float) else str(value))
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A heading and the HTML below it."""
 
     title: str
     body: str
 
-    @property
-    def anchor(self) -> str:
-        """The heading as an address, such as '1-d-regression'."""
-        return re.sub(r"[^\w]+", "-", self.title.lower()).strip("-")
-
 
 def render(title: str, lead: str, sections: Sequence[Section], *, foot: str = "", heading: str = "", **parts: str) -> str:
-    """Return the page as text.
-
-    Args:
-        title: The title of the document.
-        lead: A little Markdown below the heading.
-        sections: The sections, which the contents list.
-        foot: A little Markdown at the end.
-        heading: The first heading, if it is not the title.
-        parts: HTML in the `head`, `above` the heading, `below` the lead, and at the `end`.
-    """
+    """Return the page as text; lead and foot are Markdown, parts are HTML: `head`, `above` the heading, `below`, `end`."""
     # the screen decides between light and dark, unless the page says `data-theme`
     light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
+    contents, bodies = list[str](), list[str]()
+    for name, body in sections:
+        anchor, text = re.sub(r"[^\w]+", "-", name.lower()).strip("-"), html.escape(name)
+        contents.append(f'<li><a href="#{anchor}">{text}</a></li>')
+        bodies.append(
+            f'<section id="{anchor}" aria-labelledby="{anchor}-h">\n<h2 id="{anchor}-h">{text}</h2>\n{body}\n</section>'
+        )
     return Template(resource("page.html")).substitute(
         {"head": "", "above": "", "below": "", "end": ""} | parts,
         title=html.escape(title),
@@ -204,12 +196,8 @@ def render(title: str, lead: str, sections: Sequence[Section], *, foot: str = ""
         css=resource("page.css"),
         heading=html.escape(heading or title),
         lead=paragraphs(lead, "lead"),
-        contents="".join(f'<li><a href="#{s.anchor}">{html.escape(s.title)}</a></li>' for s in sections),
-        sections="\n".join(
-            f'<section id="{s.anchor}" aria-labelledby="{s.anchor}-h">\n'
-            f'<h2 id="{s.anchor}-h">{html.escape(s.title)}</h2>\n{s.body}\n</section>'
-            for s in sections
-        ),
+        contents="".join(contents),
+        sections="\n".join(bodies),
         foot=paragraphs(foot),
     )
 
