@@ -19,7 +19,7 @@ def test_svd_guard_beats_the_plain_entropy_by_a_point_and_keeps_accuracy():
     gains, losses = [], []
     for seed in SEEDS:
         task = digits(seed=seed)
-        strange = task.ood["digits 5–9"]
+        ood = task.ood["digits 5–9"]
         net = mlp(64, 5, hidden=(100, 100), seed=seed)
         place = Place.of(net)
         train, valid = (
@@ -30,7 +30,7 @@ def test_svd_guard_beats_the_plain_entropy_by_a_point_and_keeps_accuracy():
         baseline = offmap.guard(plain, task.valid, score="paper")
         guard = offmap.fit(plain.nets()[0], task.train, task.valid, score="paper", seed=seed)
         x, y = task.test
-        area = [float(auroc(g.score(x), g.score(strange))) for g in (guard, baseline)]
+        area = [float(auroc(g.score(x), g.score(ood))) for g in (guard, baseline)]
         accuracy = [float((g.predict(x).label == y).float().mean()) for g in (guard, baseline)]
         gains.append(area[0] - area[1])
         losses.append(accuracy[1] - accuracy[0])

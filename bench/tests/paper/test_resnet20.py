@@ -12,7 +12,7 @@ from offmap_bench.nets.resnet import cifar_resnet
 from offmap_bench.tasks.images import read_pair
 from offmap_bench.tasks.pretrained import weights
 
-STRANGE = {"tinyimagenet": "tinyimagenet apart", "textures": "textures", "scenes": "scenes", "mnist": "mnist"}
+OOD = {"tinyimagenet": "tinyimagenet apart", "textures": "textures", "scenes": "scenes", "mnist": "mnist"}
 MEASURED = {
     "msp": (88.6, 86.6, 86.1, 90.9),
     "energy": (93.4, 89.1, 89.8, 97.9),
@@ -33,8 +33,8 @@ def test_detectors_agree_with_a_first_measurement(data_folder: Path) -> None:
     x, y = read_pair("cifar10", FORM, images, rows=4000)
     train = tuple(t[18_000:] for t in read_pair("cifar10 train", FORM, images))
     detectors = offmap.detect_all(net, train, (x[:500], y[:500]), methods=list(MEASURED))
-    strange = {name: read_pair(source, FORM, images, rows=2000)[0] for name, source in STRANGE.items()}
-    found = offmap.evaluate(detectors, (x[2000:], y[2000:]), strange)
+    ood = {name: read_pair(source, FORM, images, rows=2000)[0] for name, source in OOD.items()}
+    found = offmap.evaluate(detectors, (x[2000:], y[2000:]), ood)
     for name, wanted in MEASURED.items():
         got = torch.tensor([100 * row["auroc"] for row in found.rows if row["scorer"] == name])
         torch.testing.assert_close(

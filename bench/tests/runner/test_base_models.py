@@ -22,7 +22,7 @@ def weights(nets: list[nn.Module]) -> torch.Tensor:
     return torch.stack([torch.cat([p.detach().flatten() for p in net.parameters()]) for net in nets])
 
 
-def test_hosts_are_trained_once_and_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_trained_once_and_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = models(task("regression"), 0, RECIPE, tmp_path)
     monkeypatch.setattr(module, "train", None)
     assert torch.equal(weights(models(task("regression"), 0, RECIPE, tmp_path)), weights(first))

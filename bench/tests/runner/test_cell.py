@@ -1,4 +1,4 @@
-"""Parts of a cell: means over members, and outputs that are remembered."""
+"""Parts of a cell: means over members, and outputs that are cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_number_that_one_member_lacks_has_no_mean() -> None:
     }  # fmt: skip
 
 
-def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
+def test_a_cached_predictive_runs_once_for_the_same_rows() -> None:
     data = task("regression")
     nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
     calls: list[int] = []
@@ -42,7 +42,7 @@ def test_a_remembered_predictive_runs_once_for_the_same_rows() -> None:
     assert len(calls) == 3
 
 
-def test_a_remembered_predictive_keeps_no_more_than_it_may() -> None:
+def test_a_cached_predictive_keeps_no_more_than_it_may() -> None:
     data = task("regression")
     nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
     own = as_predictive(nets, data)

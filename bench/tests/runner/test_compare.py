@@ -28,8 +28,8 @@ def results(plan: Plan, values: dict[str, float], **metrics: Any) -> Results:
     for cell in cells(plan):
         if cell.label in values:
             auroc = values[cell.label] - 0.2 * ("wine" in cell.task) + 0.02 * cell.seed
-            told = {"test": {"nll": auroc / 10, "width": auroc}, "extrapolation": {"auroc": auroc}}
-            records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), told)
+            metrics_of = {"test": {"nll": auroc / 10, "width": auroc}, "extrapolation": {"auroc": auroc}}
+            records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), metrics_of)
     return Results(plan, Records(records, {}))
 
 
@@ -70,7 +70,7 @@ def test_every_row_says_ours_printed_and_the_verdict() -> None:
 
 def test_the_first_plan_that_has_a_label_answers() -> None:
     made = compare_table(SHEET.tables[0], SEVERAL[::-1])
-    assert next(iter(made.rows.values()))[0].mean == pytest.approx(41.0)
+    assert next(iter(made.values()))[0].mean == pytest.approx(41.0)
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_the_printed_averages_are_the_means_of_the_printed_cells() -> None:
 @pytest.mark.parametrize("name", read_packaged("plans/printed"))
 def test_every_label_of_a_sheet_is_in_a_plan_that_answers(name: str) -> None:
     found = sheet(name)
-    told = [tomllib.loads(read_packaged()[plan]) for plan in found.plans]
-    labels = {method.get("label", method["name"]) for plan in told for method in plan["method"]}
+    plans = [tomllib.loads(read_packaged()[plan]) for plan in found.plans]
+    labels = {method.get("label", method["name"]) for plan in plans for method in plan["method"]}
     for table in found.tables:
         assert {label for _, answers in table.methods for label in answers} <= labels
         assert {number.relative for number in table.numbers} <= labels | {None}
-    known = all(method["name"] in METHODS for plan in told for method in plan["method"])
+    known = all(method["name"] in METHODS for plan in plans for method in plan["method"])
     if not known:
         pytest.skip("some of its methods are not registered yet")
     tasks = {task for plan in found.plans for task in read_plan(plan).tasks}

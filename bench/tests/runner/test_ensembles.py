@@ -1,4 +1,4 @@
-"""Ensembles in a benchmark: a grid in one stack, nets that are remembered, and MaxWEnt around them."""
+"""Ensembles in a benchmark: a grid in one stack, nets that are cached, and MaxWEnt around them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_grid_that_no_stack_can_hold_is_fitted_one_after_another() -> None:
     assert fit_cell(asked, DATA).chosen == {"steps": 40}
 
 
-def test_the_chosen_nets_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_chosen_nets_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     candidates = [{"tradeoff": 1.0}, {"tradeoff": 1e-3}]
     how = recipe("negative_correlation", QUICK, candidates)
     first = trained(DATA, 0, how)
@@ -172,8 +172,8 @@ def test_a_plan_names_an_ensemble_to_start_from() -> None:
 
 
 def test_settings_are_filled_in_and_impossible_ones_refused() -> None:
-    told = settings_of(cell("anchored", {"tradeoff": 10.0, "score": "paper"}))["config"]
-    assert told == {
+    settings = settings_of(cell("anchored", {"tradeoff": 10.0, "score": "paper"}))["config"]
+    assert settings == {
         "hidden": [100, 100, 100], "batch_size": 128, "steps": 10000, "lr": 0.001, "adam_epsilon": 1e-7, "check_every": 100,
         "tradeoff": 10.0, "anchor_scale": 1.0, "score": "paper",
     }  # fmt: skip

@@ -22,7 +22,7 @@ from offmap_bench.runner.table import Results, kind_of, ranks_markdown
 from offmap_bench.tasks.task import Task
 
 SIDE = 12
-HOST = {"epochs": 3, "lr": 3e-3, "batch_size": 16}
+NET = {"epochs": 3, "lr": 3e-3, "batch_size": 16}
 
 
 def stripes(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -43,26 +43,26 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
 
 
 def test_a_net_is_trained_once_and_read_afterwards(task: Task, tmp_path: Path) -> None:
-    first, seconds = learned(task, "godin", HOST, seed=1)
+    first, seconds = learned(task, "godin", NET, seed=1)
     assert seconds > 0
     (path,) = (tmp_path / "cache" / "classifiers").iterdir()
     written = path.stat().st_mtime_ns
-    again, same = learned(task, "godin", HOST, seed=1)
+    again, same = learned(task, "godin", NET, seed=1)
     assert same == pytest.approx(seconds)
     assert path.stat().st_mtime_ns == written
     x = task.test[0]
     assert torch.equal(first.score(x), again.score(x))
-    assert not torch.equal(learned(task, "godin", HOST, seed=2)[0].score(x), first.score(x))
-    assert not torch.equal(learned(task, "godin", HOST, seed=1, member=1)[0].score(x), first.score(x))
+    assert not torch.equal(learned(task, "godin", NET, seed=2)[0].score(x), first.score(x))
+    assert not torch.equal(learned(task, "godin", NET, seed=1, member=1)[0].score(x), first.score(x))
     other = replace(task, train=stripes(96, 5))
-    assert not torch.equal(learned(other, "godin", HOST, seed=1)[0].score(x), first.score(x))
+    assert not torch.equal(learned(other, "godin", NET, seed=1)[0].score(x), first.score(x))
 
 
 def test_a_damaged_file_is_said_and_the_net_trained_again(task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first, _ = learned(task, "plain", HOST, seed=0)
+    first, _ = learned(task, "plain", NET, seed=0)
     (path,) = (tmp_path / "cache" / "classifiers").iterdir()
     path.write_bytes(path.read_bytes()[:200])
-    again, _ = learned(task, "plain", HOST, seed=0)
+    again, _ = learned(task, "plain", NET, seed=0)
     assert "cannot be read" in caplog.text
     assert "are trained again" in caplog.text
     assert torch.equal(first.score(task.test[0]), again.score(task.test[0]))
@@ -80,11 +80,11 @@ def test_the_form_of_the_images_decides_on_the_net(task: Task) -> None:
 
 
 def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
-    ground = FitContext(task, 0)
-    fits = {name: METHODS["detector"].fit(ground, {"method": name, **HOST}) for name in ("energy", "knn", "odin")}
-    net = learned(task, "plain", HOST, seed=0)[0].net
+    context = FitContext(task, 0)
+    fits = {name: METHODS["detector"].fit(context, {"method": name, **NET}) for name in ("energy", "knn", "odin")}
+    net = learned(task, "plain", NET, seed=0)[0].net
     passes: list[int] = []
-    model = pass_over(task, 0, tuple(sorted(HOST.items())))[0].classifier.model
+    model = pass_over(task, 0, tuple(sorted(NET.items())))[0].classifier.model
     hook = model.register_forward_hook(lambda m, args, out: passes.append(len(args[0])))
     for name, fitted in fits.items():
         alone = offmap.detect(net, task.train, task.valid, method=name)
@@ -97,8 +97,8 @@ def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
 
 
 def test_a_guard_takes_one_net_or_several_and_some_rows(task: Task) -> None:
-    ground = FitContext(task, 0)
-    one, two = (METHODS["image_guard"].fit(ground, {**HOST, "members": m, "rows": 50, "draws": 5}).scorer for m in (1, 2))
+    context = FitContext(task, 0)
+    one, two = (METHODS["image_guard"].fit(context, {**NET, "members": m, "rows": 50, "draws": 5}).scorer for m in (1, 2))
     assert isinstance(one, offmap.Guard)
     assert isinstance(two, offmap.Guard)
     assert (one.predictive.members, two.predictive.members) == (1, 2)
@@ -127,7 +127,7 @@ def test_pretrained_nets_of_different_kinds_are_mixed(task: Task, monkeypatch: p
 
 
 def cell(name: str, config: dict[str, Any]) -> Cell:
-    return Cell("images/mnist", name, "any", {**config, **HOST}, 0)
+    return Cell("images/mnist", name, "any", {**config, **NET}, 0)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_cell_tells_detection_accuracy_and_seconds(method: str, config: dict[s
 
 def test_a_guard_in_a_cell_has_the_score_that_the_cell_names(task: Task) -> None:
     bench = Bench(_task=(("images/mnist", 0), task))
-    net, found = learned(task, "plain", HOST, 0)[0].net, list[float]()
+    net, found = learned(task, "plain", NET, 0)[0].net, list[float]()
     for name in ("default", "paper"):
         record = bench.run(cell("image_guard", {"draws": 5, "score": name}))
         guard = offmap.fit(net, task.train, task.valid, draws=5, score=name)
@@ -176,8 +176,8 @@ def test_a_guard_in_a_cell_has_the_score_that_the_cell_names(task: Task) -> None
     ],
 )
 def test_impossible_settings_are_refused_before_anything_runs(method: str, config: dict[str, Any], message: str) -> None:
-    told = ", ".join(f"{key} = {value!r}".replace("'", '"') for key, value in config.items())
-    text = f'name = "x"\nseeds = [0]\ntasks = ["images/mnist"]\n[[method]]\nname = "{method}"\nconfig = {{{told}}}\n'
+    settings = ", ".join(f"{key} = {value!r}".replace("'", '"') for key, value in config.items())
+    text = f'name = "x"\nseeds = [0]\ntasks = ["images/mnist"]\n[[method]]\nname = "{method}"\nconfig = {{{settings}}}\n'
     with pytest.raises(ConfigError, match=message):
         parse(text, "x.toml")
 

@@ -27,7 +27,7 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def ground(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FitContext:
+def context(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FitContext:
     monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path))
     task = Task(
         "small",
@@ -42,11 +42,11 @@ def ground(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> FitContext:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_fit_gives_scores_or_outputs(name: str, ground: FitContext) -> None:
+def test_a_fit_gives_scores_or_outputs(name: str, context: FitContext) -> None:
     method = METHODS[name]
     assert set(QUICK[name]) <= method.keys
-    fitted = method.fit(ground, QUICK[name])
-    x = ground.task.test[0]
+    fitted = method.fit(context, QUICK[name])
+    x = context.task.test[0]
     if method.scores_only:
         assert fitted.scorer is not None
         assert fitted.scorer.score(x).shape == (20,)
@@ -58,12 +58,12 @@ def test_a_fit_gives_scores_or_outputs(name: str, ground: FitContext) -> None:
     assert json.loads(json.dumps(short(method.settings(QUICK[name])))) is not None
 
 
-def test_a_grid_of_the_competitor_is_what_its_settings_give_alone(ground: FitContext) -> None:
+def test_a_grid_of_the_competitor_is_what_its_settings_give_alone(context: FitContext) -> None:
     candidates = [{"tradeoff": value} for value in (0.01, 100.0)]
-    x, fit_grid = ground.task.test[0], METHODS["mean_field"].fit_grid
+    x, fit_grid = context.task.test[0], METHODS["mean_field"].fit_grid
     assert fit_grid is not None
-    for own, together in zip(candidates, fit_grid(ground, QUICK["mean_field"], candidates), strict=True):
-        alone = METHODS["mean_field"].fit(ground, {**QUICK["mean_field"], **own})
+    for own, together in zip(candidates, fit_grid(context, QUICK["mean_field"], candidates), strict=True):
+        alone = METHODS["mean_field"].fit(context, {**QUICK["mean_field"], **own})
         assert together.predictive is not None
         assert alone.predictive is not None
         assert together.chosen["tradeoff"] == own["tradeoff"]

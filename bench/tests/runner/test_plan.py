@@ -89,7 +89,7 @@ def test_a_method_says_more_than_its_defaults_and_quick_more_than_both() -> None
     assert quick.entries[1].source == {"method": "deep_ensemble", "config": {"steps": 2}}
 
 
-def test_hosts_follow_the_defaults_when_no_method_of_the_plan_trains_them() -> None:
+def test_base_models_follow_the_defaults_when_no_method_of_the_plan_trains_them() -> None:
     text = TEXT.replace('name = "deep_ensemble"', 'name = "mahalanobis"').replace('from = "plain"\n', "")
     assert plan(text).entries[1].source == {"method": "deep_ensemble", "config": {"steps": 90}}
 

@@ -91,14 +91,14 @@ def test_a_task_without_any_record_leaves_no_mean() -> None:
     assert "**4 of 8 cells not run yet:**" in page
 
 
-def test_failures_are_told_with_their_reason() -> None:
+def test_failures_are_listed_with_their_reason() -> None:
     change = {"status": "failed", "metrics": {}, "traceback": "Traceback\nHostError: no luck\n"}
     page = markdown(PLAN, found(Plain_energy_0=change))
     assert "**1 of 8 cells failed:**\n\n- Plain, 1: uci/energy/extrapolation (seed 0): HostError: no luck" in page
     assert lines(page, "| Plain")[0] == "| Plain | 80.0\\* | 50.0\\* | – |"
 
 
-def test_stale_and_damaged_records_are_told() -> None:
+def test_stale_and_damaged_records_are_listed() -> None:
     some = found(Near_yacht_0={"settings": {"config": {"k": 9}}})
     page = markdown(PLAN, some)
     assert "**1 of 8 cells made with other defaults, to be run again:**" in page

@@ -18,9 +18,7 @@ FOLDER = Path("bench/records")
 
 PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that comes with offmap, such as `uci`, or a .toml file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The plan's own shortcut, only to see that it runs.")]
-Folder = Annotated[
-    Path, typer.Option("--folder", "--records", help="Folder of the records of all plans, or a .jsonl file of one.")
-]
+Folder = Annotated[Path, typer.Option("--folder", "--records", help="Folder of the records of all plans, or one .jsonl file.")]
 Records = Annotated[Path | None, typer.Option(help="File of the records; by default bench/records/PLAN.jsonl.")]
 Out = Annotated[Path | None, typer.Option(help="Where to write.")]
 
@@ -78,40 +76,27 @@ def bench_run(
         raise typer.Exit(1)
 
 
-PAGES = {
-    "table": ("The tables are at", "Write the records of a plan as Markdown tables (default: docs/PLAN.md)."),
-    "compare": (
-        "The comparison is at",
-        "Write our numbers beside the printed ones, marked where they are better or worse (default: docs/PLAN-compare.md).",
-    ),
-    "figures": (
-        "",
-        "Draw the records of a plan as SVG files (default: docs/figures/PLAN); a fit that has to be looked at is made once more.",
-    ),
-    "page": (
-        "The page is at",
-        "Write tables, comparison and figures of a plan as one self-contained HTML page (default: PLAN.html).",
-    ),
+PAGES = {  # what is written, where by default, and what is said in the end
+    "table": ("the records of a plan as Markdown tables", "docs/PLAN.md", "The tables are at"),
+    "compare": ("our numbers beside the printed ones, better or worse", "docs/PLAN-compare.md", "The comparison is at"),
+    "figures": ("SVG files; a fit that has to be looked at is made once more", "docs/figures/PLAN", "{} figures are in"),
+    "page": ("tables, comparison and figures of a plan as one HTML page", "PLAN.html", "The page is at"),
 }
 
 
-def add_page(name: str, words: str, text: str) -> None:
+def add_page(name: str, content: str, default: str, words: str) -> None:
     """Add a sub-command that writes something made of records."""
 
     def command(plan: PlanName, quick: Quick = False, folder: Folder = FOLDER, out: Out = None, as_json: Json = False) -> None:
         from offmap_bench.report.experiment import WRITERS, Experiment
 
-        experiment = Experiment(plan, folder, quick)
         with Console(stderr=True).status("Drawing") as status:
-            target, paths = WRITERS[name](experiment, out, status.update)
-        if words:
-            print_result(as_json, {"page": target}, f"{words} {target}")
-            return
-        names = [path.name for path in paths]
-        shown = f"{len(names)} figures are in {target}" + (f": {', '.join(names)}" if names else "")
-        print_result(as_json, {"folder": target, "figures": names}, shown)
+            target, paths = WRITERS[name](Experiment(plan, folder, quick), out, status.update)
+        names = [path.name for path in paths] if name == "figures" else []
+        record = {"folder": target, "figures": names} if name == "figures" else {"page": target}
+        print_result(as_json, record, f"{words.format(len(names))} {target}" + (f": {', '.join(names)}" if names else ""))
 
-    bench.command(name, help=f"{text}\n\nExample: offmap bench {name} uci")(command)
+    bench.command(name, help=f"Write {content} (default: {default}).\n\nExample: offmap bench {name} uci")(command)
 
 
 for _name, _words in PAGES.items():

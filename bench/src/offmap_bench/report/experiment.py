@@ -18,7 +18,7 @@ from offmap.table import Table
 from offmap_bench.report.panels import dots_panel, series_legend, write_sheet
 from offmap_bench.report.paper_figures import FIGURES, Say
 from offmap_bench.runner import table as tables
-from offmap_bench.runner.compare import LEGEND, Sheet, answers, compare_markdown, compare_table, far, parse_sheet, sheet
+from offmap_bench.runner.compare import LEGEND, Sheet, answers, compare_all, compare_markdown, parse_sheet, sheet
 from offmap_bench.runner.plan import read_packaged, read_plan
 from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import Results, TableSection, complete_seeds, ranks_markdown
@@ -138,11 +138,10 @@ def _section(each: TableSection) -> Section:
 def _compared(experiment: Experiment) -> list[Section]:
     if experiment.printed is None:
         return []
-    made = [compare_table(table, experiment.answers) for table in experiment.printed.tables]
+    sections, _, far = compare_all(experiment.printed, experiment.answers)
     body = paragraphs(f"Ours (printed). {LEGEND}") + paragraphs(" ".join(experiment.printed.note.split()))
-    for comparison in made:
-        body += f"<h3>{comparison.title}</h3>" + _html_table(comparison.section())
-    return [Section("Beside the paper", body + paragraphs("\n\n".join(_plain(far(made)).splitlines())))]
+    body += "".join(f"<h3>{section.title}</h3>" + _html_table(section) for section in sections)
+    return [Section("Beside the paper", body + paragraphs("\n\n".join(_plain(far).splitlines())))]
 
 
 def _figure(name: str, panels: Sequence[Panel], results: Results) -> Section:

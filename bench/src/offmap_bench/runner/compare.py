@@ -98,17 +98,8 @@ class Entry:
         return f"{ours} ({theirs}) {MARKS.get(self.verdict or '', '')}".strip()
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One printed table with our rows, {(label, the printed name it answers to): entries}; those that answer come first."""
-
-    title: str
-    numbers: tuple[Number, ...]
-    rows: dict[tuple[str, str], list[Entry]]
-
-    def section(self) -> TableSection:
-        head = ["here", "in the paper", *(number.title for number in self.numbers)]
-        return TableSection(self.title, head, [[*names, *map(str, entries)] for names, entries in self.rows.items()])
+Rows = dict[tuple[str, str], list[Entry]]
+"""{(our label, the printed name it answers to): entries of one table}; those that answer come first."""
 
 
 def sheet(name: str) -> Sheet:
@@ -134,12 +125,12 @@ def _read_table(content: dict[str, Any]) -> Printed:
     return Printed(title, methods, numbers)
 
 
-def compare_table(printed: Printed, several: Sequence[Results]) -> Comparison:
+def compare_table(printed: Printed, several: Sequence[Results]) -> Rows:
     """Set what the records of several plans say beside a printed table; the first plan that has a label answers."""
     owners = {label: (name, index) for index, (name, answers) in enumerate(printed.methods) for label in answers}
     labels = dict.fromkeys([*owners, *(label for results in several for label in results.plan.labels)])
     means = [(number, [means_of(number, results) for results in several]) for number in printed.numbers]
-    rows: dict[tuple[str, str], list[Entry]] = {}
+    rows: Rows = {}
     for label in labels:
         name, index = owners.get(label, ("", None))
         rows[label, name] = [
@@ -148,7 +139,24 @@ def compare_table(printed: Printed, several: Sequence[Results]) -> Comparison:
         ]
     run = {label for (label, _), entries in rows.items() if any(entry.ours for entry in entries)}
     first = {answers[0] for _, answers in printed.methods if not run & {*answers}}  # a printed method that nobody answers to yet
-    return Comparison(printed.title, printed.numbers, {names: row for names, row in rows.items() if names[0] in run | first})
+    return {names: row for names, row in rows.items() if names[0] in run | first}
+
+
+def compare_all(sheet: Sheet, several: Sequence[Results]) -> tuple[list[TableSection], list[Entry], str]:
+    """Return all tables as text, their entries, and means over several tasks that lie further than 5 points from the printed."""
+    sections, everything, far = list[TableSection](), list[Entry](), list[str]()
+    for printed in sheet.tables:
+        rows = compare_table(printed, several)
+        head = ["here", "in the paper", *(number.title for number in printed.numbers)]
+        sections.append(TableSection(printed.title, head, [[*names, *map(str, entries)] for names, entries in rows.items()]))
+        for (label, _), entries in rows.items():
+            everything += entries
+            for entry in (e for e in entries if "*" in e.number.tasks and e.number.show == "percent"):
+                if entry.gap is not None and abs(entry.gap) > FAR:
+                    words = f"{entry.mean:.1f} here, {entry.printed:.1f} printed"
+                    far.append(f"- {label}, {printed.title}, {entry.number.title}: {words}")
+    title = "## Means more than 5 points from the printed ones"
+    return sections, everything, "\n".join([title, "", *far]) if far else ""
 
 
 def means_of(number: Number, results: Results) -> dict[str, tuple[float, ...]]:
@@ -168,24 +176,12 @@ def answers(sheet: Sheet, folder: Path, *, quick: bool = False) -> list[Results]
 
 
 def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str:
-    made = [compare_table(printed, several) for printed in sheet.tables]
-    total = Counter(e.verdict for comparison in made for entries in comparison.rows.values() for e in entries if e.verdict)
+    sections, entries, far = compare_all(sheet, several)
+    total = Counter(entry.verdict for entry in entries if entry.verdict)
     lead = (
         f"Written by `offmap bench compare {name}`. Ours (printed): mean ± standard deviation over seeds. {LEGEND} "
         f"Of {total.total()} printed numbers that we have too, {total['better']} are better here, {total['alike']} alike and "
         f"{total['worse']} worse."
     )
     lacking = [part for results in several for part in missing(results)]
-    return page(f"{name}, beside the paper", lead, sheet.note, *lacking, *(c.section().markdown() for c in made), far(made))
-
-
-def far(made: Sequence[Comparison]) -> str:
-    """Return means over several tasks that lie further than 5 points from the printed ones, to be explained."""
-    lines = [
-        f"- {label}, {comparison.title}, {entry.number.title}: {entry.mean:.1f} here, {entry.printed:.1f} printed"
-        for comparison in made
-        for (label, _), entries in comparison.rows.items()
-        for entry in entries
-        if "*" in entry.number.tasks and entry.number.show == "percent" and entry.gap is not None and abs(entry.gap) > FAR
-    ]
-    return "\n".join(["## Means more than 5 points from the printed ones", "", *lines]) if lines else ""
+    return page(f"{name}, beside the paper", lead, sheet.note, *lacking, *(section.markdown() for section in sections), far)

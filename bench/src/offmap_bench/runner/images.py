@@ -27,7 +27,7 @@ from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, tr
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet
 from offmap_bench.runner.base_models import SEED_STEP, digest_with, read_or_train
-from offmap_bench.runner.methods import FitContext, Fitted, Method, Settings, config_of, fill_defaults, without
+from offmap_bench.runner.methods import FitContext, Fitted, Method, Settings, config_keys, config_of, fill_defaults, without
 from offmap_bench.tasks.pretrained import WEIGHTS, weights
 from offmap_bench.tasks.task import Pair, Task
 
@@ -71,11 +71,8 @@ def learned(
     name = pretrained_name(task)
     if name is not None:
         return Learned(TRAININGS["plain"], pretrained_net(name, task.outputs), TrainConfig()), 0.0
-    method, start, config = (
-        TRAININGS[training],
-        SEED_STEP * seed + member,
-        train_config(training, settings, task.train[0].shape[1]),
-    )
+    method, start = TRAININGS[training], SEED_STEP * seed + member
+    config = train_config(training, settings, task.train[0].shape[1])
     header: dict[str, Any] = {"format": FORMAT, "training": training, "config": asdict(config), "seed": start}
     key = hashlib.sha256(json.dumps([header, digest_of(task)], sort_keys=True).encode()).hexdigest()[:16]
     path = (folder or cache_folder()) / "classifiers" / f"{task.name.replace('/', '-')}-{training}-{start}-{key}.safetensors"
@@ -188,8 +185,7 @@ def classifier_settings(settings: Settings) -> dict[str, Any]:
 
 
 DETECTOR_KEYS = NET_KEYS | {"method"} | {option for each in DETECTORS.values() for option in each.options}
-CONFIG_KEYS = {f.name for f in fields(maxwent.Config)} - {"parameterization"}
-GUARD_KEYS = NET_KEYS | CONFIG_KEYS | {"members", "rows", "nets", "config", "score", "draws", "chunk_size"}
+GUARD_KEYS = NET_KEYS | config_keys(maxwent.Config) | {"members", "rows", "nets", "config", "chunk_size"}
 CLASSIFIER_KEYS = frozenset({"training", "members"} | {f.name for each in TRAININGS.values() for f in fields(each.config)})
 
 IMAGE_METHODS: dict[str, Method] = {

@@ -41,6 +41,7 @@ def measure() -> dict[str, Any]:
     """Fit every setting around the same net; return the numbers, and write the figures."""
     torch.set_num_threads(1)
     bench = Bench(MOONS, MOONS.task(), 0, print)
+    inputs = grid(bench.task.inputs, bench.plan.grid)
     numbers: dict[str, Any] = {}
     diagnoses: dict[str, Diagnosis] = {}
     maps: list[Panel] = []
@@ -50,7 +51,9 @@ def measure() -> dict[str, Any]:
         seconds = round(time.perf_counter() - start, 1)
         diagnoses[title] = diagnose(guard, bench.task.train, draws=DRAWS)
         numbers[title] = describe(bench, guard, diagnoses[title]) | {"seconds": seconds}
-        maps.append(uncertainty_map(bench, guard, title, numbers[title]["auroc"]))
+        view = view_of(guard.predict(inputs, clip=None))
+        svg, area = map_panel(view["entropy"], bench.task.train), per_cent(numbers[title]["auroc"])
+        maps.append(Panel(svg, title, f"Uncertainty map of {title}", f"AUROC {area}"))
         print(title, numbers[title], flush=True)
     draw(diagnoses, maps)
     return numbers
@@ -90,12 +93,6 @@ def describe(bench: Bench, guard: Guard, diagnosis: Diagnosis) -> dict[str, Any]
         "validation nll": round(history.final_risk[0], 4), "max_risk": round(history.max_risk[0], 4),
         "kept step": history.kept[0], "layers": layers,
     }  # fmt: skip
-
-
-def uncertainty_map(bench: Bench, guard: Guard, title: str, area: float) -> Panel:
-    """The entropy of the mean prediction around the moons, unclipped."""
-    view = view_of(guard.predict(grid(bench.task.inputs, bench.plan.grid), clip=None))
-    return Panel(map_panel(view["entropy"], bench.task.train), title, f"Uncertainty map of {title}", f"AUROC {per_cent(area)}")
 
 
 def draw(diagnoses: dict[str, Diagnosis], maps: list[Panel]) -> None:
