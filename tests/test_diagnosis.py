@@ -151,7 +151,7 @@ def test_other_blocks_than_at_fit_time_are_left_out_and_said():
     observed = observe(
         stack_models(net), lambda rows: [x], rotated=False, along={"2.weight": q.rotation["2.weight"][..., :3, :3]}
     )
-    assert observed.why["2.weight"] == "met its inputs in other blocks than at fit time"
+    assert observed.why["2.weight"] == "had its inputs in other blocks than at fit time"
 
 
 def test_the_table_tells_entropy_risk_and_uncertainty(moon_nets: list[nn.Module]):

@@ -310,7 +310,7 @@ def build_bases(
         del uses, values
         given = (along or {}).get(name)
         if given is not None and given.shape != stacked.shape:
-            why[name] = "met its inputs in other blocks than at fit time"
+            why[name] = "had its inputs in other blocks than at fit time"
             continue
         # like the scales, the bases of half-precision models are kept in float32
         dtype = torch.promote_types(weight.dtype, torch.float32)

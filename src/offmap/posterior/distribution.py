@@ -297,19 +297,19 @@ class WeightDistribution(nn.Module):
 
 
 def scaling(
-    nets: Models, *, params: ParamSelection = None, noise: str | Noise = "uniform", initial_scale: float = 1e-3
+    models: Models, *, params: ParamSelection = None, noise: str | Noise = "uniform", initial_scale: float = 1e-3
 ) -> WeightDistribution:
     """Make a distribution with V = I around models, which are not touched: every weight has its own scale.
 
     >>> scaling(nn.Linear(3, 2)).dimension
     8
     """
-    models = stack_models(nets, params)
-    return WeightDistribution(models.mean, fixed=models.fixed, noise=as_noise(noise), initial_scale=initial_scale)
+    stack = stack_models(models, params)
+    return WeightDistribution(stack.mean, fixed=stack.fixed, noise=as_noise(noise), initial_scale=initial_scale)
 
 
 def svd(
-    nets: Models,
+    models: Models,
     inputs: Iterable[Any],
     *,
     params: ParamSelection = None,
@@ -322,10 +322,9 @@ def svd(
     >>> svd(nn.Linear(3, 2), [torch.eye(3)]).rotation["weight"].shape
     torch.Size([1, 1, 1, 3, 3])
     """
-    models, batches = stack_models(nets, params), list(inputs)
-    rotation = observe(models, lambda rows: batches, rotated=True, limit=limit).rotation()
-    noise = as_noise(noise)
-    return WeightDistribution(models.mean, rotation=rotation, fixed=models.fixed, noise=noise, initial_scale=initial_scale)
+    stack, batches = stack_models(models, params), list(inputs)
+    rotation, law = observe(stack, lambda rows: batches, rotated=True, limit=limit).rotation(), as_noise(noise)
+    return WeightDistribution(stack.mean, rotation=rotation, fixed=stack.fixed, noise=law, initial_scale=initial_scale)
 
 
 def sum_per_member(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -155,7 +155,7 @@ class LayerDistance(DistanceTerm):
             rows = join_members(features, name, unit=self.reads.pooled)
             if rows is None:
                 raise ModelError(
-                    f"Expected `{name}` to meet one row per example, as at fit time, but on these inputs it does not. "
+                    f"Expected `{name}` to get one row per example, as at fit time, but on these inputs it does not. "
                     "Check their form, or fit with score='epistemic', which compares no layers."
                 )
             pairs.append((space, project(rows, getattr(self, f"directions{place}"))))  # pyright: ignore[reportArgumentType]
@@ -260,16 +260,16 @@ def image_terms(data: ScoreData) -> dict[str, Score] | None:
     # the first convolution gets the image itself, whose colours tell little
     *inner, last = [name for name in names if name != convolutions[0]] or convolutions
     names = [*spread_out(inner, IMAGE_LAYERS), last]
-    known, new = (read_layers(data, part, names, images=True) for part in (data.train, [thin_out(data.valid)]))
+    reference, fresh = (read_layers(data, part, names, images=True) for part in (data.train, [thin_out(data.valid)]))
     spaces: dict[str, KNNDistance] = {}
-    for name, rows in known.items():
+    for name, rows in reference.items():
         narrow = directions(rows.shape[1])
         space = KNNDistance.fit(project(rows, narrow), standardized=False, uniform=name == last)
         if space is not None:
-            spaces[name] = space.rescaled(project(new[name], narrow))
+            spaces[name] = space.rescaled(project(fresh[name], narrow))
     if last not in spaces:
         return None
-    widths = {name: known[name].shape[1] for name in spaces}
+    widths = {name: reference[name].shape[1] for name in spaces}
     terms: dict[str, Score] = {"disagreement": Disagreement.fit(data), "logits": Energy.fit(data)}
     terms["last layer"] = LayerDistance({last: widths.pop(last)}, True, [spaces.pop(last)])
     return terms | ({"layers": LayerDistance(widths, True, list(spaces.values()))} if spaces else {})
