@@ -56,7 +56,7 @@ class Walk:
 
 def check(walk: Walk, name: str) -> None:
     files, depth = MOST[name]
-    assert len(walk.files) <= files, sorted(walk.files)
+    assert len(walk.files) <= files, " ".join(sorted(walk.files))
     assert walk.depth <= depth
 
 

@@ -75,10 +75,7 @@ def _declared(kind: type) -> list[tuple[dataclasses.Field[Any], tuple[Any, ...]]
     return [(f, unions[f.name]) for f in dataclasses.fields(kind) if "bounds" in f.metadata]
 
 
-def integer(
-    name: str, value: Any, at_least: float | None = None, at_most: float | None = None, *, above: float | None = None,
-    optional: bool = False,
-) -> int:  # fmt: skip
+def integer(name: str, value: Any, at_least: float | None = None, at_most: float | None = None, **bounds: Any) -> int:
     """Return a whole number of any library as a plain int; truth values are refused.
 
     >>> integer("seed", torch.tensor(3)), integer("draws", 5, 2)
@@ -88,27 +85,23 @@ def integer(
         result = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError):
         result = None
-    return int(_bounded(result, "a whole number", name, value, at_least, at_most, above, optional=optional))
+    return int(_bounded(result, "a whole number", name, value, at_least, at_most, **bounds))
 
 
-def number(
-    name: str, value: Any, at_least: float | None = None, at_most: float | None = None, *, above: float | None = None,
-    optional: bool = False,
-) -> float:  # fmt: skip
+def number(name: str, value: Any, at_least: float | None = None, at_most: float | None = None, **bounds: Any) -> float:
     """Return a finite number as a plain float."""
-    bounded = at_least is not None or above is not None
+    bounded = at_least is not None or bounds.get("above") is not None
     result = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     finite = math.isfinite(result) and (bounded or abs(result) <= LARGEST)
-    kind = "a number" if bounded else "a finite number"
-    _bounded(result if finite else None, kind, name, value, at_least, at_most, above, optional=optional)
+    _bounded(result if finite else None, "a number" if bounded else "a finite number", name, value, at_least, at_most, **bounds)
     if result > LARGEST:
         raise ConfigError(f"Expected `{name}` to be at most {LARGEST:g}, but got {value!r}.")
     return result
 
 
 def _bounded(
-    result: float | None, kind: str, name: str, value: Any, at_least: float | None, at_most: float | None, above: float | None, *,
-    optional: bool,
+    result: float | None, kind: str, name: str, value: Any, at_least: float | None, at_most: float | None,
+    above: float | None = None, optional: bool = False,
 ) -> float:  # fmt: skip
     """Return the result, or raise with what was expected: "a whole number ≥ 2 or None" and the like."""
     low = -math.inf if at_least is None else at_least
