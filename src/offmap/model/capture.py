@@ -19,17 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap._torch_private import TorchDispatchMode
-from offmap._types import Inputs
+from offmap._types import Inputs, Weights
 from offmap.data.batch import rows_of, take_rows
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, hook_inputs, model_failed, no_fast_path, replica
 from offmap.model.matrix_view import AliasTable, MatrixView, ParamView
 
+Names: TypeAlias = Collection[str] | None  # of parameters; None are all that take part in a product
 aten = torch.ops.aten
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 BLOCK = 1 << 20  # numbers per block of gathered rows: what bounds the memory of a convolution's layer inputs
-
 # why a parameter has no basis
 PARTLY = "read in parts of its fan-in"
 TWICE = "read along two different axes"
@@ -66,18 +66,9 @@ class ParamUse:
 
 
 def capture(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    inputs: Inputs,
-    names: Collection[str] | None = None,
-    *,
-    output_fn: OutputFn = first_tensor,
-    last: bool = False,
+    model: nn.Module, weights: Weights, x: Inputs, names: Names = None, *, output_fn: OutputFn = first_tensor, last: bool = False
 ) -> tuple[Tensor, dict[str, LayerInput]]:
-    """Run the model once; return its output, and the first (or last) layer input of each parameter in order of execution.
-
-    `names` are the parameters to read; None finds all that take part in a product. Threads may share the model.
-    """
+    """Run a model that threads may share; return its output and each parameter's first (or last) layer input, as executed."""
     layers = {} if names is None else _hookable(model, names)
     uses: dict[str, LayerInput] = {}
 
@@ -91,13 +82,13 @@ def capture(
     with torch.inference_mode(False), torch.no_grad(), no_fast_path, replica(model) as twin:
         try:
             with hook_inputs(twin, layers, last=last) as hooked, CaptureMode(watched, visit) if watched else nullcontext():
-                output = call(twin, weights, inputs, output_fn)
+                output = call(twin, weights, x, output_fn)
             if uncalled := {n: own[n] for n in layers if n not in hooked}:  # layers whose weight other code reads
                 with CaptureMode(uncalled, visit):
-                    call(twin, weights, inputs, output_fn)
+                    call(twin, weights, x, output_fn)
         except MODEL_ERRORS as error:
-            raise model_failed(model, inputs, error) from error
-    uses |= {n: _as_layer_input(model.get_submodule(layers[n]), x) for n, x in hooked.items()}
+            raise model_failed(model, x, error) from error
+    uses |= {n: _as_layer_input(model.get_submodule(layers[n]), h) for n, h in hooked.items()}
     return output, uses if names is None else {n: uses[n] for n in names if n in uses}
 
 
@@ -138,18 +129,9 @@ def pool_map(x: Tensor) -> Tensor:
 
 
 def features(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    x: Inputs,
-    output_fn: OutputFn = first_tensor,
-    *,
-    names: Collection[str] | None = None,
-    maps: bool = False,
+    model: nn.Module, weights: Weights, x: Inputs, output_fn: OutputFn = first_tensor, *, names: Names = None, maps: bool = False
 ) -> dict[str, Tensor]:
-    """Return {parameter: (B, D)}: the first layer input of each matrix that has one row per example.
-
-    With `maps`, convolutions are not left out: mean and standard deviation of every channel stand for the example.
-    """
+    """First layer inputs with one row per example, {parameter: (B, D)}; with `maps`, also those of convolutions, pooled."""
     # of one row, some operators make a vector, and every count looks like the batch
     batch, pair = rows_of(x), take_rows(x, [0, 0]) if rows_of(x) == 1 else x
     result: dict[str, Tensor | None] = {}
@@ -228,10 +210,8 @@ class CaptureMode(TorchDispatchMode):
 
 
 def product_input(shape: tuple[int, ...], place: ParamView, rows: Tensor, fan_in: int) -> LayerInput | None:
-    """Describe a product of `rows` (batch, n, D) with an operand (batch, ·, ·) at `place`, along whose dimension `fan_in` D runs.
-
-    Batch axes come first, then the other outputs; the one axis that is cut comes first of all.
-    """
+    """Describe a product of `rows` (batch, n, D) with an operand (batch, ·, ·) at `place`, whose dimension `fan_in` is D."""
+    # batch axes come first, then the other outputs; the one axis that is cut comes first of all
     batch, axes, outs = place.dims[0], place.dims[fan_in], place.dims[3 - fan_in]
     if place.repeats[fan_in] > 1 or place.repeats[3 - fan_in] > 1:
         return None

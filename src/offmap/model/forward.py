@@ -40,9 +40,7 @@ OUTPUT_NUMBERS = 1 << 24  # numbers in the stacked outputs of one block of rows 
 LOOP_NUMBERS = 1 << 21  # weights drawn at once for a model that is looped over (8 MB): cheaper than one by one
 TILE = 1 << 18  # activations in flight in batched products: few enough to stay in a core's cache
 # modules that treat every number alike (dropout is the identity in evaluation mode)
-ELEMENTWISE = (
-    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity, nn.Dropout,
-)  # fmt: skip
+ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity, nn.Dropout)
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -301,10 +299,7 @@ def plan_layers(model: nn.Module) -> Plan | None:
 
 
 def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Run a plain stack of layers as batched products: {name: (S, ...)}, (B, D) -> (S, B, K).
-
-    The bias rides in the product; without gradients, activations work in place, and weight sets and rows are cut into tiles.
-    """
+    """Run a plain stack of layers as batched products, in tiles without gradients: {name: (S, ...)}, (B, D) -> (S, B, K)."""
     gradients, result, cuts = torch.is_grad_enabled(), None, [(slice(None), slice(None))]
     if not gradients:
         size, rows = next(iter(weights.values())).shape[0], x.shape[0]
@@ -349,10 +344,7 @@ def apply_last_layer(layer: str, inputs: Sequence[Tensor], weights: Mapping[str,
 def find_last_layer(
     model: nn.Module, random: Collection[str], weights: Weights, x: Inputs, output_fn: OutputFn = first_tensor
 ) -> str | None:
-    """Name the last `nn.Linear` of a model if the parameters in `random` are its own, and used nowhere else.
-
-    Other weights are put there, and the model's output is compared with the layer's: whatever else a model does shows.
-    """
+    """Name the `nn.Linear` whose own parameters are `random` if, as a trial of other weights shows, its output is the model's."""
     path = next(iter(random)).rpartition(".")[0]
     module = model.get_submodule(path)
     if type(module) is not nn.Linear or {f"{path}.{n}".lstrip(".") for n, _ in module.named_parameters()} != set(random):

@@ -87,10 +87,7 @@ def listed(names: Iterable[str], most: int = 4) -> str:
 
 @torch.no_grad()
 def check_model(model: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> Findings:
-    """Check a private model in evaluation mode; raise a ModelError for what would make every result wrong.
-
-    Costs about seven calls on at most 8 rows, and one copy of the weights at a time.
-    """
+    """Check a private model by about seven calls on at most 8 rows; raise a ModelError for what makes every result wrong."""
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
@@ -286,8 +283,8 @@ def changed(before: nn.Module, after: nn.Module) -> list[str]:
 
 def restore_state(model: nn.Module, names: Iterable[str]) -> None:
     """Make a private model forget what its calls leave under these names: after `vmap`, dead tensors that nothing can copy."""
-    places = [(path, name) for path, _, name in (name.rpartition(".") for name in names)]
-    kept = [(path, name, copy.deepcopy(_table(model, path, name).get(name, ABSENT))) for path, name in places]
+    places = [name.rpartition(".") for name in names]
+    kept = [(path, name, copy.deepcopy(_table(model, path, name).get(name, ABSENT))) for path, _, name in places]
     if kept:
         model.register_forward_hook(partial(_put_back, kept=kept), always_call=True)
 
@@ -311,5 +308,4 @@ def restored_names(model: nn.Module) -> list[str]:
 def _table(model: nn.Module, path: str, name: str) -> dict[str, Any]:
     """Find the table of a module that holds the buffer or attribute of that name."""
     module = model.get_submodule(path)
-    buffers = tensor_tables(module)[1]
-    return buffers if name in buffers else vars(module)
+    return tensor_tables(module)[1] if name in tensor_tables(module)[1] else vars(module)

@@ -1,8 +1,7 @@
 """Parameters as matrices (out, D) over their layer inputs: which axes inputs run along, and which part of one an operand is.
 
-* `MatrixView` turns a parameter of any layout into a matrix and back. Rows are cut into blocks with different inputs (groups of a
-  convolution, parts of a packed projection); columns into pieces, when one basis for the whole fan-in would be too large.
-* `AliasTable` finds the parameter, and the axes of it, that an operand of an operator is a view of.
+Rows are cut into blocks with different inputs (groups of a convolution, parts of a packed projection); columns into pieces, when
+one basis for the whole fan-in would be too large.
 """
 
 from __future__ import annotations
@@ -21,12 +20,7 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class MatrixView:
-    """Seen under the shape `view`, a parameter has fan-in `axes`, and output axes `outs` whose rows are cut in `blocks`.
-
-    >>> view = MatrixView(view=(6, 4, 3, 3), outs=(0,), axes=(1, 2, 3), blocks=(3, 3))  # two groups
-    >>> view.outputs, view.fan_in, view.rows(torch.zeros(1, 6, 4, 3, 3)).shape
-    (6, 36, torch.Size([1, 6, 36]))
-    """
+    """Seen under the shape `view`, a parameter has fan-in `axes`, and output axes `outs` whose rows are cut in `blocks`."""
 
     view: tuple[int, ...]
     outs: Axes
@@ -113,14 +107,12 @@ def _rotate_draw(rows: Tensor, transposed: Tensor, blocks: tuple[int, ...]) -> T
 
 @dataclass(frozen=True)
 class ParamView:
-    """Where an operand lies in a parameter: per dimension the parameter's axes it runs over, slowest first, and how often it
-    is repeated; `part` is the one axis of which it holds only (axis, start, stop), if there is one.
-    """
+    """Where an operand lies in a parameter."""
 
     name: str
-    dims: tuple[Axes, ...]
-    repeats: tuple[int, ...]
-    part: tuple[int, int, int] | None = None
+    dims: tuple[Axes, ...]  # per dimension the parameter's axes that it runs over, slowest first
+    repeats: tuple[int, ...]  # per dimension
+    part: tuple[int, int, int] | None = None  # the one axis of which it holds a part alone: (axis, start, stop)
 
     @property
     def complete(self) -> bool:
@@ -172,11 +164,9 @@ class AliasTable:
 
 
 def _locate_in(owner: Tensor, operand: Tensor) -> ParamView | None:
-    """Tell where a view lies in the tensor `owner` of its storage.
-
-    Dimensions of size one have no direction, so strides are compared for longer ones alone.
-    """
+    """Tell where a view lies in the tensor `owner` of its storage."""
     offset = int(operand.storage_offset()) - int(owner.storage_offset())
+    # dimensions of size one have no direction, so strides are compared for longer ones alone
     strides = {t: d for d, (n, t) in enumerate(zip(owner.shape, owner.stride(), strict=True)) if n > 1}
     covered: dict[int, int] = {}  # how much of a dimension of `owner` the operand covers
     dims: list[Axes] = []

@@ -1,7 +1,4 @@
-"""The models of a fit: checked, stacked, and which of their parameters are random.
-
-Weights are keyed by name; tied ones appear once, under their first name.
-"""
+"""The models of a fit: checked, stacked, and which parameters are random, by name (tied ones once, under their first)."""
 
 from __future__ import annotations
 
@@ -223,10 +220,7 @@ def choose(
 
 @torch.no_grad()
 def last_layer(model: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) -> list[str]:
-    """Weight and bias of the last matrix product that leads to the selected output, in order of execution.
-
-    Products are tried from the last one backwards: the first whose result matters when it is changed is the one.
-    """
+    """Weight and bias of the last matrix product that leads to the output: the last whose result matters when it is changed."""
     weights = floating(model)
 
     def run(position: int) -> tuple[Tensor, list[ParamUse]]:
