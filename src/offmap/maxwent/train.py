@@ -198,7 +198,7 @@ class BestValidation:
         self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, ceiling: Tensor | None = None
     ) -> None:
         self.weights, self.loss, self.every, self.ceiling = list(weights.values()), loss, every, ceiling
-        self.best, self.lowest = [w.detach().clone() for w in self.weights], torch.tensor(torch.inf)
+        self.best, self.lowest = [w.detach().clone() for w in self.weights], torch.tensor(torch.inf, device="cpu")
 
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Check now and then; never stop the loop."""
