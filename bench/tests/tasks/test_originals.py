@@ -6,7 +6,6 @@ import io
 import logging
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +26,17 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def zipped(name: str, values: np.ndarray, folder: str = "") -> bytes:
     """A zip of the archive's kind: columns in its order, its delimiter and header, another file beside."""
     original = ORIGINALS[name]
-    wide = np.zeros((len(values), max(original.columns) + 1))
-    wide[:, list(original.columns)] = values
-    text = "a header\n" * original.skip + "\n".join((original.delimiter or "   ").join(map(repr, row)) for row in wide.tolist())
+    wide = np.zeros((len(values), max(original["columns"]) + 1))
+    wide[:, list(original["columns"])] = values
+    delimiter = original.get("delimiter", "   ")
+    lines = "\n".join(delimiter.join(map(repr, row)) for row in wide.tolist())
+    text = "a header\n" * original.get("skip", 0) + lines
+        (original.get("delimiter") or "   ").join(map(repr, row)) for row in wide.tolist()
+    )
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("Readme.txt", "about the data")
-        archive.writestr(folder + original.member, text + "\n")
+        archive.writestr(folder + original["member"], text + "\n")
     return content.getvalue()
 
 
@@ -41,16 +44,16 @@ def zipped(name: str, values: np.ndarray, folder: str = "") -> bytes:
 def test_the_archives_zip_gives_the_table_of_the_records(name: str, site: Site, data_folder: Path, tmp_path: Path) -> None:
     values = read(name, data_folder / "uci")
     site.content = zipped(name, values, "UCI CBM Dataset/")
-    download(name, tmp_path / f"{name}.csv.gz", replace(ORIGINALS[name], url=site.url))
+    download(name, tmp_path / f"{name}.csv.gz", ORIGINALS[name] | {"url": site.url})
     np.testing.assert_array_equal(read(name, tmp_path), values)
     assert [file.name for file in tmp_path.iterdir()] == [f"{name}.csv.gz"]
 
 
 def test_protein_has_its_target_first_in_the_archive(data_folder: Path) -> None:
     values = read("protein", data_folder / "uci")
-    assert digest(values) == ORIGINALS["protein"].order
-    assert digest(values[np.lexsort(values.T[::-1])]) == ORIGINALS["protein"].rows
-    assert list(ORIGINALS["protein"].columns)[-1] == 0
+    assert digest(values) == ORIGINALS["protein"]["order"]
+    assert digest(values[np.lexsort(values.T[::-1])]) == ORIGINALS["protein"]["rows"]
+    assert list(ORIGINALS["protein"]["columns"])[-1] == 0
 
 
 def test_a_missing_set_is_downloaded_once_to_its_place(
@@ -59,7 +62,7 @@ def test_a_missing_set_is_downloaded_once_to_its_place(
     values = read("yacht", data_folder / "uci")
     site.content = zipped("yacht", values)
     monkeypatch.setenv("OFFMAP_DATA", str(tmp_path))
-    monkeypatch.setitem(ORIGINALS, "yacht", replace(ORIGINALS["yacht"], url=site.url))
+    monkeypatch.setitem(ORIGINALS, "yacht", ORIGINALS["yacht"] | {"url": site.url})
     for _ in range(2):
         assert uci("yacht", "extrapolation").inputs == 6
     assert len(site.asked) == 1
@@ -71,7 +74,7 @@ def test_rows_in_another_order_are_taken_and_said(
 ) -> None:
     site.content = zipped("yacht", read("yacht", data_folder / "uci")[::-1])
     with caplog.at_level(logging.WARNING, "offmap"):
-        download("yacht", tmp_path / "yacht.csv.gz", replace(ORIGINALS["yacht"], url=site.url))
+        download("yacht", tmp_path / "yacht.csv.gz", ORIGINALS["yacht"] | {"url": site.url})
     assert "The rows of yacht come in another order than in offmap's records" in caplog.text
 
 
@@ -80,7 +83,7 @@ def test_other_numbers_are_refused(site: Site, data_folder: Path, tmp_path: Path
     values[7, 3] += 0.01
     site.content = zipped("yacht", values)
     with pytest.raises(DataError, match="but its numbers are not those that offmap knows. Put a table that you trust at .*yacht"):
-        download("yacht", tmp_path / "yacht.csv.gz", replace(ORIGINALS["yacht"], url=site.url))
+        download("yacht", tmp_path / "yacht.csv.gz", ORIGINALS["yacht"] | {"url": site.url})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,7 +99,7 @@ def test_other_numbers_are_refused(site: Site, data_folder: Path, tmp_path: Path
 def test_another_file_than_the_zip_is_said(content: bytes, message: str, site: Site, tmp_path: Path) -> None:
     site.content = content
     with pytest.raises(DataError, match=f"Expected yacht_hydrodynamics.data in the zip at http.*cannot be read: {message}"):
-        download("yacht", tmp_path / "yacht.csv.gz", replace(ORIGINALS["yacht"], url=site.url))
+        download("yacht", tmp_path / "yacht.csv.gz", ORIGINALS["yacht"] | {"url": site.url})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,4 +107,4 @@ def test_a_zip_that_would_fill_the_memory_is_refused(site: Site, tmp_path: Path,
     monkeypatch.setattr("offmap_bench.tasks.uci.MAX_TEXT", 1000)
     site.content = zipped("yacht", np.ones((1000, 7)))
     with pytest.raises(DataError, match="it would be larger than 1000 bytes"):
-        download("yacht", tmp_path / "yacht.csv.gz", replace(ORIGINALS["yacht"], url=site.url))
+        download("yacht", tmp_path / "yacht.csv.gz", ORIGINALS["yacht"] | {"url": site.url})

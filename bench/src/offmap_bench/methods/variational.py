@@ -40,11 +40,7 @@ logger = logging.getLogger("offmap")
 
 
 def kl(
-    q: WeightDistribution,
-    variance: float,
-    mean: Mapping[str, Tensor] | None = None,
-    *,
-    scale: Mapping[str, Tensor] | None = None,
+    q: WeightDistribution, variance: float, mean: Mapping[str, Tensor] | None = None, *, scale: Mapping[str, Tensor] | None = None
 ) -> Tensor:
     """KL(q ‖ N(m, σ²I)) per member in nats, (M,), in closed form for noise of entropy h and variance v per component:
 

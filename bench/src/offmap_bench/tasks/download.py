@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import requests
 from filelock import FileLock
 
 from offmap.atomic import cache_folder
-from offmap.errors import ConfigError, DataError
+from offmap.errors import DataError
 from offmap.progress import bar
 
 LARGEST = 1 << 30
@@ -33,31 +32,8 @@ def offline() -> bool:
     return os.environ.get("OFFMAP_OFFLINE", "0") not in ("", "0")
 
 
-@dataclass(frozen=True)
-class Remote:
-    """A file on a server. `sha256` is the whole digest or its beginning; None: the file is not verified."""
-
-    url: str
-    sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        if not re.match(r"https?://", self.url):
-            raise ConfigError(f"Expected the address of a file to begin with https:// or http://, but got {self.url!r}.")
-        if self.sha256 is not None and not re.fullmatch(r"[0-9a-f]{8,64}", self.sha256):
-            raise ConfigError(f"Expected `sha256` to be 8 to 64 hexadecimal digits, but got {self.sha256!r}.")
-
-    def missing(self, path: Path, reason: str) -> DataError:
-        """The error that says which file belongs where."""
-        return DataError(f"Expected a file at {path}, but there is none and {reason}. Put {self.url} there.")
-
-
-def fetch(
-    remote: Remote, path: str | Path, *, show: bool | None = None, tries: int = 4, pause: float = 1.0, timeout: float = 30.0
-) -> Path:
-    """Return the file at `path`, downloaded unless it is there.
-
-    Bytes gather in `<path>.part`, which outlives a broken connection or a killed process. `tries` attempts in a row may bring
-    nothing, with `pause` seconds between them. The file takes its name when it is complete and its digest is right.
+def fetch(url: str, path: str | Path, **options: Any) -> Path:
+    """Return the file at `path`, downloaded unless it is there; options are fields of `Downloader`.
 
     Raises:
         DataError: Offline, not found, or not what was expected; the message says where to put the file by hand.
@@ -65,35 +41,45 @@ def fetch(
     path = Path(path)
     if path.exists():
         return path
+    downloader = Downloader(url, path, **options)
     if offline():
-        raise remote.missing(path, "OFFMAP_OFFLINE forbids to download it")
-    downloader = Downloader(remote, path, show, tries, pause, timeout)
+        raise downloader.missing("OFFMAP_OFFLINE forbids to download it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):  # another process may be faster: pooch looks again
             pooch.get_logger().setLevel("WARNING")
-            pooch.retrieve(remote.url, None, path.name, path.parent, downloader=downloader)  # pyright: ignore[reportArgumentType]
+            pooch.retrieve(url, None, path.name, path.parent, downloader=downloader)  # pyright: ignore[reportArgumentType]
         Path(f"{path}.lock").unlink(missing_ok=True)
     except OSError as error:
-        raise remote.missing(path, f"it cannot be written: {error}") from error
+        raise downloader.missing(f"it cannot be written: {error}") from error
     return path
 
 
 @dataclass(frozen=True)
 class Downloader:
-    """A downloader for pooch that asks for the rest of a file, and begins again if the server has another version by now."""
+    """A downloader for pooch that asks for the rest of a file, and begins again if the server has another version by now.
 
-    remote: Remote
+    Bytes gather in `<path>.part`, which outlives a broken connection or a killed process. `tries` attempts in a row may bring
+    nothing, with `pause` seconds between them. The file takes its name when it is complete and its digest is right: `sha256` is
+    the whole digest or its beginning; None: the file is not verified.
+    """
+
+    url: str
     path: Path
-    show: bool | None
-    tries: int
-    pause: float
-    timeout: float
+    sha256: str | None = None
+    show: bool | None = None
+    tries: int = 4
+    pause: float = 1.0
+    timeout: float = 30.0
 
     @property
     def part(self) -> Path:
         """The bytes that are there; their version stands in a file beside it."""
         return self.path.with_name(f"{self.path.name}.part")
+
+    def missing(self, reason: str) -> DataError:
+        """The error that says which file belongs where."""
+        return DataError(f"Expected a file at {self.path}, but there is none and {reason}. Put {self.url} there.")
 
     def __call__(self, url: str, output: Any, caller: Any) -> None:
         """Download until the part is complete, verify it, and move it to `output`."""
@@ -107,24 +93,24 @@ class Downloader:
                 code = 0 if error.response is None else error.response.status_code
                 reason = f"the server answered {code} ({error})"
                 if code not in (408, 416, 425, 429, 500, 502, 503, 504):  # another attempt may improve these
-                    raise self.remote.missing(self.path, reason) from None
+                    raise self.missing(reason) from None
                 if code == 416:  # nothing lies beyond what is there
                     self.discard()
             except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL) as error:
-                raise self.remote.missing(self.path, f"the server sends on to an address that is refused: {error}") from error
+                raise self.missing(f"the server sends on to an address that is refused: {error}") from error
             except requests.RequestException as error:
                 reason = f"the server cannot be reached or broke off: {error}"
             idle = 0 if self.size() > before else idle + 1
             time.sleep(self.pause)
         else:
-            raise self.remote.missing(self.path, reason)
+            raise self.missing(reason)
         with self.part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if not digest.startswith(self.remote.sha256 or ""):
+        if not digest.startswith(self.sha256 or ""):
             self.discard()
             raise DataError(
-                f"Expected a file with SHA-256 {self.remote.sha256} at {self.remote.url}, but got {digest}. It was removed; the "
-                "file on the server has changed or was damaged on its way."
+                f"Expected a file with SHA-256 {self.sha256} at {self.url}, but got {digest}. It was removed; the file on the "
+                "server has changed or was damaged on its way."
             )
         os.replace(self.part, output)
         self.discard()
@@ -134,10 +120,10 @@ class Downloader:
         version_file = self.part.with_name(f"{self.part.name}.tag")
         have, version = self.size(), version_file.read_text("latin-1") if version_file.exists() else ""
         headers = {"User-Agent": "offmap", "Accept-Encoding": "identity"}
-        if have and (version or self.remote.sha256):
+        if have and (version or self.sha256):
             headers |= {"Range": f"bytes={have}-"} | ({"If-Range": version} if version else {})
-        with requests.get(self.remote.url, headers=headers, stream=True, timeout=self.timeout) as response:
-            if self.remote.url.startswith("https://") and not response.url.startswith("https://"):
+        with requests.get(self.url, headers=headers, stream=True, timeout=self.timeout) as response:
+            if self.url.startswith("https://") and not response.url.startswith("https://"):
                 raise requests.exceptions.InvalidSchema(f"{response.url} is not secure")
             response.raise_for_status()
             if response.status_code != 206 or not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
@@ -155,7 +141,7 @@ class Downloader:
                         break
         if have > LARGEST:
             self.discard()
-            raise DataError(f"Expected a file of at most {LARGEST} bytes at {self.remote.url}, but it is longer. It was removed.")
+            raise DataError(f"Expected a file of at most {LARGEST} bytes at {self.url}, but it is longer. It was removed.")
 
     def size(self) -> int:
         """Bytes that are there."""

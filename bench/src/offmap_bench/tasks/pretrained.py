@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offmap.errors import ConfigError, DataError, FileError, nearest
 from offmap_bench.nets.resnet import ResNet50
-from offmap_bench.tasks.download import Remote, data_folder, fetch
+from offmap_bench.tasks.download import data_folder, fetch
 from offmap_bench.tasks.task import data_root
 
 WEIGHTS = {f"cifar10_resnet{depth}": depth for depth in (20, 32, 56)}
@@ -42,7 +42,7 @@ def load_tensors(path: Path, expected: str, error: type[Exception]) -> Any:
         raise error(f"Expected {expected}, but it cannot be read: {words}") from reason
 
 
-RESNET50 = Remote("https://download.pytorch.org/models/resnet50-0676ba61.pth", sha256="0676ba61")
+RESNET50 = "https://download.pytorch.org/models/resnet50-0676ba61.pth"
 """ResNet-50, trained on ImageNet; files of this kind carry the beginning of their digest in their name."""
 
 
@@ -50,9 +50,10 @@ def resnet50(path: str | Path | None = None) -> ResNet50:
     """The net with the weights of a torchvision file: by default `weights/resnet50-0676ba61.pth` in the data folder, downloaded
     to there if it is missing.
     """
-    path = fetch(RESNET50, data_folder() / "weights" / RESNET50.url.rpartition("/")[2]) if path is None else Path(path)
+    name = RESNET50.rpartition("/")[2]
+    path = fetch(RESNET50, data_folder() / "weights" / name, sha256=name[-12:-4]) if path is None else Path(path)
     if not path.exists():
-        raise DataError(f"Expected the weights of ResNet-50 at {path}, but there is no such file. Put {RESNET50.url} there.")
+        raise DataError(f"Expected the weights of ResNet-50 at {path}, but there is no such file. Put {RESNET50} there.")
     state = load_tensors(path, f"the weights of ResNet-50 at {path}", DataError)
     with torch.device("meta"):
         net = ResNet50()

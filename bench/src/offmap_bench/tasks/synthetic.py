@@ -10,11 +10,6 @@ from offmap_bench.tasks.task import Task, pair, tensor
 
 Array = NDArray[np.float64]
 
-CENTRES = (-0.5, 0.75)
-"""Where the inputs of the 1-D regression lie, ± 0.1."""
-
-OUTSIDE = ((-1.5, -1.1), (1.1, 1.5))
-GAP = (-0.1, 0.4)
 SQUARE = 3.0
 """Half the side of the square around the moons."""
 
@@ -36,12 +31,12 @@ def regression(*, test: int = 200, ood_points: int = 200) -> Task:
     rng = np.random.RandomState(123)
 
     def sample(n: int) -> tuple[Array, Array]:
-        x = np.concatenate([rng.randn(n // 2) * 0.1 + centre for centre in CENTRES])
+        x = np.concatenate([rng.randn(n // 2) * 0.1 + centre for centre in (-0.5, 0.75)])
         return x[:, None], truth(x) + 0.02 * rng.randn(len(x))
 
     train, valid, held_out = sample(100), sample(20), sample(test)
-    outside = np.concatenate([np.linspace(low, high, ood_points // 2) for low, high in OUTSIDE])
-    gap = np.linspace(*GAP, ood_points)
+    outside = np.concatenate([np.linspace(low, high, ood_points // 2) for low, high in ((-1.5, -1.1), (1.1, 1.5))])
+    gap = np.linspace(-0.1, 0.4, ood_points)
     ood = {"outside": tensor(outside[:, None]), "gap": tensor(gap[:, None])}
     return Task("regression", pair(*train), pair(*valid), pair(*held_out), ood, likelihood="gaussian", outputs=2)
 
@@ -65,19 +60,12 @@ def moons(*, test: int = 400, ood_points: int = 1000, distance: float = 0.5) -> 
     return Task("moons", pair(*train), pair(*valid), pair(*held_out), ood, likelihood="bernoulli", outputs=1)
 
 
-SHOWN = 5
-"""Digits 0–4 are in-distribution, 5–9 OOD."""
-
-SHARES = (0.6, 0.8)
-"""Where training data end and where validation data end; the rest is for testing."""
-
-
 def digits(*, seed: int = 0) -> Task:
     """901 images of 0–4, split 60/20/20 at random by `seed`; the 896 images of 5–9 are OOD. Pixels from 0 to 1."""
     bunch = require("sklearn.datasets", "sklearn").load_digits()
     x, y = bunch.data / 16.0, bunch.target
-    rows = np.random.RandomState(seed).permutation(np.flatnonzero(y < SHOWN))
-    first, second = (round(share * len(rows)) for share in SHARES)
-    train, valid, test = (pair(x[part], y[part]) for part in np.split(rows, [first, second]))
-    ood = {"digits 5–9": tensor(x[y >= SHOWN])}
-    return Task("digits", train, valid, test, ood, likelihood="categorical", outputs=SHOWN)
+    rows = np.random.RandomState(seed).permutation(np.flatnonzero(y < 5))
+    ends = [round(share * len(rows)) for share in (0.6, 0.8)]
+    train, valid, test = (pair(x[part], y[part]) for part in np.split(rows, ends))
+    ood = {"digits 5–9": tensor(x[y >= 5])}
+    return Task("digits", train, valid, test, ood, likelihood="categorical", outputs=5)

@@ -9,15 +9,14 @@ import logging
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from offmap.atomic import write_whole
 from offmap.errors import ConfigError, DataError, nearest
-from offmap_bench.tasks.download import Remote, data_folder, fetch, offline
+from offmap_bench.tasks.download import data_folder, fetch, offline
 from offmap_bench.tasks.tabular import MODES, halves, read_gzip
 from offmap_bench.tasks.task import Array, Index, Pair, Task, data_root, moments, pair, split, tensor
 
@@ -85,58 +84,44 @@ MAX_TEXT = 100_000_000
 """Bytes of a text file; what claims more is no table of the archive."""
 
 
-@dataclass(frozen=True)
-class Original:
-    """A zip of the archive; `uci.toml` says what its fields are."""
-
-    url: str
-    member: str
-    columns: Sequence[int]
-    rows: str
-    order: str
-    delimiter: str | None = None
-    skip: int = 0
+ORIGINALS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("uci.toml").read_text(encoding="utf-8"))
+"""Zips of the archive; the file says what its fields are."""
 
 
-ORIGINALS = {
-    name: Original(**fields)
-    for name, fields in tomllib.loads(Path(__file__).with_name("uci.toml").read_text(encoding="utf-8")).items()
-}
-
-
-def download(name: str, path: Path, original: Original | None = None, *, show: bool | None = None) -> None:
+def download(name: str, path: Path, original: dict[str, Any] | None = None, *, show: bool | None = None) -> None:
     """Write the table to `path` as gzip-compressed CSV, one header row, from the archive's file."""
     original = original or ORIGINALS[name]
-    archive = fetch(Remote(original.url), path.with_name(f"{name}.zip"), show=show)
+    url, member = original["url"], original["member"]
+    archive = fetch(url, path.with_name(f"{name}.zip"), show=show)
     try:
         values = table(archive, original)
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, IndexError, NotImplementedError) as error:
-        raise DataError(f"Expected {original.member} in the zip at {original.url}, but it cannot be read: {error}.") from error
+        raise DataError(f"Expected {member} in the zip at {url}, but it cannot be read: {error}.") from error
     finally:
         archive.unlink()
-    if digest(values[np.lexsort(values.T[::-1])]) != original.rows:
+    if digest(values[np.lexsort(values.T[::-1])]) != original["rows"]:
         raise DataError(
-            f"Expected the table of {name!r} at {original.url}, but its numbers are not those that offmap knows. "
+            f"Expected the table of {name!r} at {url}, but its numbers are not those that offmap knows. "
             f"Put a table that you trust at {path}."
         )
-    if digest(values) != original.order:
+    if digest(values) != original["order"]:
         logger.warning("The rows of %s come in another order than in offmap's records, so splits by seed differ.", name)
     text = "\n".join(",".join(map(repr, row)) for row in values.tolist())
     header = ",".join([*(f"x{i}" for i in range(values.shape[1] - 1)), "y"])
     write_whole(path, gzip.compress(f"{header}\n{text}\n".encode(), mtime=0))
 
 
-def table(path: Path, original: Original) -> Array:
+def table(path: Path, original: dict[str, Any]) -> Array:
     """The numbers of the text file in the zip, the target last: (n, columns)."""
     with zipfile.ZipFile(path) as archive:
-        members = [name for name in archive.namelist() if name.rpartition("/")[2] == original.member and "MACOSX" not in name]
+        members = [name for name in archive.namelist() if name.rpartition("/")[2] == original["member"] and "MACOSX" not in name]
         if not members:
             raise ValueError(f"it holds only {archive.namelist()[:10]}")
         if archive.getinfo(members[0]).file_size > MAX_TEXT:
             raise ValueError(f"it would be larger than {MAX_TEXT} bytes")
         text = archive.read(members[0]).decode("utf-8")
-    values = np.loadtxt(io.StringIO(text), delimiter=original.delimiter, skiprows=original.skip, ndmin=2)
-    return values[:, list(original.columns)]
+    values = np.loadtxt(io.StringIO(text), delimiter=original.get("delimiter"), skiprows=original.get("skip", 0), ndmin=2)
+    return values[:, original["columns"]]
 
 
 def digest(values: Array) -> str:
