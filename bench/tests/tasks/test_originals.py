@@ -31,8 +31,6 @@ def zipped(name: str, values: np.ndarray, folder: str = "") -> bytes:
     delimiter = original.get("delimiter", "   ")
     lines = "\n".join(delimiter.join(map(repr, row)) for row in wide.tolist())
     text = "a header\n" * original.get("skip", 0) + lines
-        (original.get("delimiter") or "   ").join(map(repr, row)) for row in wide.tolist()
-    )
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("Readme.txt", "about the data")
