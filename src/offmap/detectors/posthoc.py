@@ -212,6 +212,7 @@ def detect(
     >>> detector.score(torch.tensor([[2.0], [0.0]])).tolist()
     [-2.0, -0.0]
     """
+    method = checks.one_of("method", method, DETECTORS)
     return detect_all(
         model, train, valid, methods={checks.one_of("method", method, DETECTORS): options}, features=features,
         output_fn=output_fn, target=target, false_alarms=false_alarms, rows=rows, batch_size=batch_size, seed=seed, cache=False,

@@ -77,12 +77,9 @@ class Head(nn.Module):
 
 
 class DistilledScore(Score):
-    """The score that a head reads off the inputs and the inputs of some layers of the first member.
+    """The score that a head, once it is trained, reads off the inputs and the inputs of some layers of the first member.
 
-    Args:
-        widths: Numbers per row of the inputs, "", and of every layer; those of more than 256 are turned into random directions.
-        dtype: Of the features, float32 at least.
-        head: The head, once it is trained.
+    `widths` are numbers per row of the inputs, "", and of every layer; more than 256 are turned into random directions.
     """
 
     def __init__(self, widths: dict[str, int], dtype: torch.dtype, head: Head | None = None) -> None:

@@ -128,13 +128,7 @@ class FrozenDraws(nn.Module):
 
     Three ways: of a model whose last layer alone is random, only that is run, on its inputs in a pass of every member; a plain
     stack of layers runs in batched products; others run once for every weight set, in a loop, which takes any number of rows.
-
-    Args:
-        model: The model.
-        drawn: The random weights, {name: (S, ...)}.
-        fixed: The others, {name: (M, ...)}.
-        members: M.
-        half: Keep weights in half precision, and compute in their own.
+    Random weights are `drawn`, {name: (S, ...)}, the others `fixed`, {name: (M, ...)}; `half` stores them in half precision.
     """
 
     def __init__(self, model: BatchedModel, drawn: Weights, fixed: Weights, members: int = 1, *, half: bool = False) -> None:
@@ -182,17 +176,10 @@ def freeze_draws(
 
 
 class GuardModule(nn.Module):
-    """Tensors of the inputs, in order -> {"mean", "std" or "probs", "score", "ood"}.
+    """Tensors of the inputs, in order -> {"mean", "std" or "probs", "score", "ood"}; other values are those of the example.
 
-    Args:
-        example: Inputs, whose values that are no tensors stay what they are.
-        likelihood: Turns outputs into predictions.
-        score: The guard's own score.
-        threshold: Scores above it are OOD.
-        dtype: Of the score.
-        base: The members with their trained weights, if somebody reads them.
-        predicting: Clipped draws; None predicts with the first member's trained weights.
-        scoring: Unclipped draws, if the score reads other ones than those that predict.
+    `base` are the members with their trained weights, if somebody reads them; `predicting` clipped draws (None: the first
+    member's trained weights); `scoring` unclipped draws, if the score reads other ones than those that predict.
     """
 
     def __init__(
