@@ -261,9 +261,9 @@ def test_inputs_of_another_size_and_layers_without_inputs_are_refused(guard: off
         ShapeError, match="Expected 3 numbers per input, as at fit time, but got 4. Bring inputs to one size, or fit"
     ):
         wide.score(inputs(5, 0, 4))
-    lost = CombinedScore({"layers": LayerDistance({"gone.weight": 3})})
+    lost = CombinedScore({"layers": LayerDistance({"0.bias": 3})})
     with pytest.raises(
-        ModelError, match="Expected `gone.weight` to get one row per example, as at fit time, but on these inputs"
+        ModelError, match="Expected `0.bias` to get one row per example, as at fit time, but on these inputs"
     ):
         replace(guard, score_module=lost).score(X)
 
