@@ -262,9 +262,7 @@ def test_inputs_of_another_size_and_layers_without_inputs_are_refused(guard: off
     ):
         wide.score(inputs(5, 0, 4))
     lost = CombinedScore({"layers": LayerDistance({"0.bias": 3})})
-    with pytest.raises(
-        ModelError, match="Expected `0.bias` to get one row per example, as at fit time, but on these inputs"
-    ):
+    with pytest.raises(ModelError, match="Expected `0.bias` to get one row per example, as at fit time, but on these inputs"):
         replace(guard, score_module=lost).score(X)
 
 
