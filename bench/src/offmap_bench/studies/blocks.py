@@ -107,13 +107,13 @@ def render_promises() -> str:
     for promise in PROMISES:
         tests = "<br>".join(f"`{test}`" for test in promise["tests"])
         trials = {name: trust.read(name) for name in promise.get("trials", ())}
-        figures = [describe_trials(name, outcomes) for name, outcomes in trials.items() if outcomes.done]
+        hangs = {name: sum(why.startswith("hang") for why in outcomes.failures.values()) for name, outcomes in trials.items()}
+        figures = [
+            f"[{name}](trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs[name]} hangs"
+            for name, outcomes in trials.items()
+            if outcomes.done
+        ]
         cells = {key: cell(*source) for key, source in promise.get("cells", {}).items()}
         figures += [promise["figure"].format(zoo=f"{len(models):,}", **cells)] if "figure" in promise else []
         lines.append(f"| **{promise['name']}.** {promise['sentence']} | {tests} | {'<br>'.join(figures)} |")
     return "\n".join(lines)
-
-
-def describe_trials(name: str, outcomes: Any) -> str:
-    hangs = sum(failure.startswith("hang") for failure in outcomes.failures.values())
-    return f"[{name}](trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs} hangs"

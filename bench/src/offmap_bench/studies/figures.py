@@ -22,15 +22,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import offmap
-from offmap import Gaussian, Guard
-from offmap.data import Place, as_batches, load_rows
-from offmap.integrations.nets import mlp
+from offmap import Guard
 from offmap.report.page import COLOURS, RC, colour
 from offmap_bench.demo.run import DIGITS, MOONS, REGRESSION, Bench
-from offmap_bench.methods import deep_ensemble
 from offmap_bench.paths import DOCS
 from offmap_bench.studies.study import render_svg
-from offmap_bench.tasks.synthetic import regression, truth
+from offmap_bench.tasks.synthetic import truth
 from offmap_bench.tasks.task import Task
 
 FOLDER = DOCS / "figures"
@@ -39,11 +36,8 @@ TALL, CLIP = 1.6, 0.1  # half of the height; the clip of the middle panel, as th
 
 
 def draw_all() -> None:
-    task, place = regression(), Place(torch.device("cpu"), torch.float32)
-    train = as_batches(task.train, place, name="train", batch_size=100)
-    valid = load_rows(as_batches(task.valid, place, name="valid"))
-    config = deep_ensemble.Config(steps=2000, lr=2e-3)
-    (net,) = deep_ensemble.fit(mlp(1, 2), train, valid, likelihood=Gaussian(), config=config).nets()
+    task = REGRESSION.task()
+    (net,) = Bench(REGRESSION, task, 0).plain(range(1))
     guard, x = offmap.fit(net, task.train, task.valid, progress=False), torch.linspace(-1.5, 1.5, 151)[:, None]
     write("hero", [
         ("A plain net is sure everywhere", lambda axes: draw_band(axes, guard, task, x, clip=0.0)),
