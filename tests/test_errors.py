@@ -8,7 +8,7 @@ import pytest
 
 import offmap
 from offmap import errors
-from offmap.errors import OffmapError, nearest
+from offmap.errors import OffmapError, first_line, nearest
 
 NAMES = ["ModelError", "ShapeError", "ConfigError", "DataError", "FileError", "NotFittedError", "RankError"]
 
@@ -40,3 +40,15 @@ def test_offmap_error_is_no_builtin_error() -> None:
 )
 def test_nearest_word_is_named_only_when_it_is_near(word: str, said: str) -> None:
     assert nearest(word, ("sgd", "refine")) == said
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("Too long.\nLine 3"), "Too long"),
+        (ValueError(), "ValueError"),
+        (FileNotFoundError(2, "No such file", "a"), "No such file"),
+    ],
+)
+def test_the_first_line_of_an_error_has_no_full_stop(error: Exception, line: str) -> None:
+    assert first_line(error) == line

@@ -124,12 +124,7 @@ def _check_alike(guards: Sequence[Guard], rows: Rows) -> None:
 
 
 def mix(predictions: Sequence[Prediction]) -> Prediction:
-    """Mix evenly: the mean of probabilities; or the mean of means, and the root of mean variance and variance of means.
-
-    >>> two = mix([Prediction(torch.tensor([mean]), torch.tensor([3.0])) for mean in (0.0, 8.0)])
-    >>> two.mean, two.std
-    (tensor([4.]), tensor([5.]))
-    """
+    """Mix evenly: the mean of probabilities; or the mean of means, and the root of mean variance and variance of means."""
     if predictions[0].probs is not None:
         probs = torch.stack([p.probs for p in predictions if p.probs is not None]).mean(0)
         return Prediction(probs=probs, label=probs.argmax(1))
@@ -139,11 +134,7 @@ def mix(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def mixture_nll(prediction: Prediction, y: Tensor) -> Tensor:
-    """Compute the NLL of a mixture at the targets, (n,), nats: of its probabilities, or of a Gaussian with its moments.
-
-    >>> mixture_nll(Prediction(probs=torch.tensor([[0.25, 0.75]])), torch.tensor([0]))
-    tensor([1.3863])
-    """
+    """Compute the NLL of a mixture at the targets, (n,), nats: of its probabilities, or of a Gaussian with its moments."""
     if prediction.probs is not None:
         y, smallest = align_targets(y, prediction.probs[:, 0].shape).long(), torch.finfo(prediction.probs.dtype).tiny
         return F.nll_loss(prediction.probs.clamp_min(smallest).log(), y, ignore_index=IGNORED, reduction="none")

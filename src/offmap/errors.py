@@ -39,11 +39,7 @@ class NotFittedError(OffmapError):
 
 
 def nearest(word: object, valid: Iterable[str]) -> str:
-    """Half a sentence that names the valid words and the nearest one to `word`.
-
-    >>> nearest("clossed-form", ["closed-form", "refine", "sgd"])
-    "one of ['closed-form', 'refine', 'sgd'] (did you mean 'closed-form'?)"
-    """
+    """Half a sentence that names the valid words and the nearest one to `word`."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -51,10 +47,6 @@ def nearest(word: object, valid: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error's message without its full stop, or its type if there is none.
-
-    >>> first_line(ValueError("Too long.\nLine 3")), first_line(ValueError())
-    ('Too long', 'ValueError')
-    """
+    """Return the first line of an error's message without its full stop, or its type if there is none."""
     message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (message.strip().splitlines() or [type(error).__name__])[0].rstrip(". ")

@@ -9,13 +9,9 @@ from offmap.errors import ConfigError
 
 
 def require(module: str, extra: str, *, package: str = "offmap", no_deps: str = "") -> Any:
-    """Import an optional module, or raise a ConfigError that says what to install.
+    """Import an optional module, or raise a ConfigError that says what to install: the `extra` of a `package`.
 
-    Args:
-        module: The module, such as "pyarrow.parquet".
-        extra: The extra that installs it.
-        package: The distribution that has the extra.
-        no_deps: Packages to install without their dependencies, since these would bring another torch.
+    Packages in `no_deps` are to be installed without their dependencies, since these would bring another torch.
     """
     try:
         return importlib.import_module(module)

@@ -14,11 +14,6 @@ from torch import Tensor
 from offmap import checks
 from offmap.errors import DataError, ShapeError
 
-__all__ = [
-    "aupr_in", "aupr_out", "auroc", "confidence_curve", "coverage", "coverage_curve", "ence", "expected_calibration_error",
-    "fpr_at", "mean_width", "quantile_ece", "rank_correlation", "risk_coverage",
-]  # fmt: skip
-
 
 def auroc(id_scores: Tensor, ood_scores: Tensor) -> Tensor:
     """Compute the probability that a random OOD score exceeds a random ID score, ties counted half.

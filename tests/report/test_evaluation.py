@@ -303,3 +303,8 @@ def test_flat_rows_are_folded_to_images():
     assert as_image(torch.zeros(1, 6), None) is None
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
+
+
+def test_numbers_of_a_page_have_few_digits_and_what_json_cannot_hold_is_none():
+    found = to_json({"auroc": np.array([1 / 3, math.inf]), "rows": 3, "deep": [(2 / 3, torch.tensor(0.1)), "a", None, True]})
+    assert found == {"auroc": [0.33333, None], "rows": 3, "deep": [[0.6667, 0.1], "a", None, True]}

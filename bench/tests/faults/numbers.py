@@ -40,7 +40,7 @@ UNIT = ("auroc", "aupr_in", "aupr_out", "fpr_at", "coverage", "expected_calibrat
 """Numbers between 0 and 1."""
 
 FUNCTIONS: list[Callable[..., Any]] = [
-    *(getattr(metrics, name) for name in metrics.__all__),
+    *(f for name, f in inspect.getmembers(metrics, inspect.isfunction) if f.__module__ == metrics.__name__ and name[0] != "_"),
     conformal.quantile,
 ]  # fmt: skip
 

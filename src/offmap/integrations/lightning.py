@@ -1,7 +1,4 @@
-"""A Lightning callback that fits a guard when `Trainer.fit` ends, and logs its metrics on OOD data.
-
-It works with `lightning` and with `pytorch_lightning`; without either the module imports, and the callback raises.
-"""
+"""A callback of `lightning` or `pytorch_lightning` that fits a guard when `Trainer.fit` ends, and logs metrics on OOD data."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ from offmap.evaluation import Evaluation, evaluate
 from offmap.fit import fit
 from offmap.guard import Guard
 
-PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""Distributions of Lightning, and the modules of their Callback."""
+PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}  # {distribution: module of Callback}
 
 
 def callback_class() -> Any:

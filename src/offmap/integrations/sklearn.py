@@ -35,8 +35,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E40
 
 Array: TypeAlias = NDArray[Any]
 
-MIN_ROWS = 4
-"""Least number of rows: two to train on and two to validate with."""
+MIN_ROWS = 4  # two to train on and two to validate with
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -70,11 +70,7 @@ def quality(evaluation: Evaluation, name: str) -> dict[str, Any]:
 
 
 def to_json(value: Any, digits: int = 4) -> Any:
-    """Return nested numbers as JSON can hold them: in few digits, and None for those that are not finite.
-
-    >>> to_json({"auroc": np.array([1 / 3, math.inf]), "rows": 3})
-    {'auroc': [0.33333, None], 'rows': 3}
-    """
+    """Return nested numbers as JSON can hold them: in few digits, and None for those that are not finite."""
     if isinstance(value, Mapping):
         return {key: to_json(entry, DIGITS.get(key, digits)) for key, entry in value.items()}
     if isinstance(value, np.ndarray | Tensor):
