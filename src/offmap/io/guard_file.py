@@ -279,8 +279,10 @@ def parse(value: Any, hint: Any) -> Any:
     >>> parse({"view": [2, 3], "outs": [0], "axes": [1], "blocks": []}, MatrixView)
     MatrixView(view=(2, 3), outs=(0,), axes=(1,), blocks=())
     """
-    kind, kinds = get_origin(hint), get_args(hint)
-    if hint is Any or (value is None and NoneType in kinds):
+    if type(value) is hint or hint is Any:
+        return value
+    kind, kinds = _parts(hint)
+    if value is None and NoneType in kinds:
         return value
     if kind in (Union, UnionType):
         return parse(value, next(k for k in kinds if k is not NoneType))
@@ -297,12 +299,11 @@ def parse(value: Any, hint: Any) -> Any:
         built: Any = hint(**{name: parse(entry, _hints(hint)[name]) for name, entry in value.items()})  # pyright: ignore
         checks.validate(built)
         return built
-    if type(value) is not hint:
-        raise ValueError(value)
-    return value
+    raise ValueError(value)
 
 
 _hints = cache(get_type_hints)
+_parts = cache(lambda hint: (get_origin(hint), get_args(hint)))
 
 
 def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[str, MatrixView]) -> bool:

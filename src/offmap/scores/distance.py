@@ -83,13 +83,13 @@ class FittedModule(nn.Module):
 
     def fill_buffers(self, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors in the place of the buffers; a ValueError names the first that does not fit."""
-        names = set(self.state_dict())
-        for name in [*tensors, *names]:
-            if name not in tensors or name not in names:
-                raise ValueError(name)
+        modules, names = dict(self.named_modules()), set(self.state_dict())
+        for name in names ^ tensors.keys():
+            raise ValueError(name)
+        for name, tensor in tensors.items():
             owner, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(owner), leaf, tensors[name])
-        for prefix, module in self.named_modules():
+            setattr(modules[owner], leaf, tensor)
+        for prefix, module in modules.items():
             shapes = module.buffer_shapes() if isinstance(module, FittedModule) else {}
             for leaf, shape in shapes.items():
                 if tuple(getattr(module, leaf).shape) != shape or 0 in shape:
