@@ -224,10 +224,8 @@ def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
     if clip is not None and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1, device="cpu")) is not None:
         left = q.clipped_entropy(clip)
         inside, ends, share = (float(part.mean()) for part in (left.continuous, left.points, left.share))
-        lines.append(
-            f"clipped at {clip:g}, a member keeps {inside:.4g} nats inside and {ends:.4g} at the clip, which {share:.1%} of its "
-            "weights reach"
-        )
+        at_clip = f"{ends:.4g} at the clip, which {share:.1%} of its weights reach"
+        lines.append(f"clipped at {clip:g}, a member keeps {inside:.4g} nats inside and {at_clip}")
     if history.max_risk and history.final_risk:
         lines.append(f"validation risk {fmean(history.final_risk):.4g}, τ {fmean(history.max_risk):.4g}")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -120,16 +121,16 @@ def evaluate(
             examples[label] = pick_extremes(scores[label], parts)
             _add_points(evaluation.points, label, parts)
             evaluation.rows.append({"scorer": name, "set": label, **measure_separation(scores["test"], scores[label], positive)})
-        # a scorer of the user may or may not have a threshold
-        evaluation.details[name] = Details(getattr(scorer, "threshold", None), examples, losses, reliability)
+        threshold: float | None = getattr(scorer, "threshold", None)  # a scorer of the user may have none
+        evaluation.details[name] = Details(threshold, examples, losses, reliability)
     return evaluation
 
 
 def measure_separation(id_scores: Tensor, ood_scores: Tensor, positive: Literal["id", "ood"] = "id") -> dict[str, float]:
     """Measure how well two sets of scores are separated."""
-    both = (id_scores, ood_scores)
-    values = {"auroc": metrics.auroc(*both), "fpr95": metrics.fpr_at(*both, positive=positive)}
-    return {k: float(v) for k, v in (values | {"aupr_in": metrics.aupr_in(*both), "aupr_out": metrics.aupr_out(*both)}).items()}
+    ranking = {"auroc": metrics.auroc, "fpr95": partial(metrics.fpr_at, positive=positive)}
+    measures = ranking | {"aupr_in": metrics.aupr_in, "aupr_out": metrics.aupr_out}
+    return {name: float(measure(id_scores, ood_scores)) for name, measure in measures.items()}
 
 
 def measure_predictions(detector: Detector, rows: Rows) -> tuple[dict[str, float], Tensor | None, dict[str, Tensor]]:
