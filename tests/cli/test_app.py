@@ -113,7 +113,7 @@ def test_the_quick_uci_plan_runs_to_its_tables(monkeypatch, capsys, tmp_path, da
         assert page.count(f"| {label} |") >= 4
 
 
-def test_failed_cells_are_told_with_their_reason(monkeypatch, capsys, tmp_path):
+def test_failed_cells_are_listed_with_their_reason(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("OFFMAP_DATA", str(tmp_path / "nowhere"))
     words = ["bench", "run", "uci", "--quick", "--only", "Nearest row", "--records", str(tmp_path / "records")]
     code, out, err = command(monkeypatch, capsys, *words)

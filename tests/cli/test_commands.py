@@ -145,7 +145,7 @@ def test_scores_in_other_formats_are_the_same_to_the_bit(suffix, shell):
         assert np.array_equal(block.x[:, place], getattr(result, name).double().numpy()), name
 
 
-def test_unused_columns_are_told_and_scores_may_go_to_standard_output(shell):
+def test_unused_columns_are_named_and_scores_may_go_to_standard_output(shell):
     done = shell("score", "guard", "new.csv", *MODEL, "-o", "-")
     assert done.code == 0
     assert len(done.out.splitlines()) == TEXT + 1
@@ -195,8 +195,8 @@ def test_classes_are_words_and_come_back_as_words(shell):
     assert done.code == 0
     scores = parquet.read_table(shell.folder / "colours.parquet")
     assert scores.column_names == ["score", "ood", "p_value", "label", *(f"probability_{w}" for w in ("blue", "green", "red"))]
-    told, true = scores["label"].to_pylist(), (shell.folder / "words.csv").read_text().splitlines()[1:]
-    assert sum(b.endswith(a) for a, b in zip(told, true, strict=True)) > 100
+    labels, true = scores["label"].to_pylist(), (shell.folder / "words.csv").read_text().splitlines()[1:]
+    assert sum(b.endswith(a) for a, b in zip(labels, true, strict=True)) > 100
     done = shell("evaluate", "colours", "--trust-model", "--test", "words.csv", "--ood", "far.npz", "--json")
     assert done.code == 0
     assert json.loads(done.out)["metrics"]["test"]["accuracy"] > 0.8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,7 +82,7 @@ def test_the_last_matrix_is_found_and_makes_the_logits(model: nn.Module, x: Tens
 def test_logits_and_features_do_not_depend_on_the_batch() -> None:
     model = cifar_resnet(8, width=4)
     whole = find_features(model, IMAGES).activations(IMAGES)
-    parts = find_features(model, IMAGES, batch_size=2).activations(IMAGES)  # the last batch is one image
+    parts = replace(find_features(model, IMAGES), batch_size=2).activations(IMAGES)  # the last batch is one image
     torch.testing.assert_close(parts.features, whole.features)
     torch.testing.assert_close(parts.logits, whole.logits)
 
@@ -169,7 +171,7 @@ def test_a_cache_sees_equal_inputs_once_and_others_anew() -> None:
             calls.append(len(x))
             return self.fc(F.relu(x))
 
-    classifier = find_features(Counted(), ROWS, cache=LRUCache())
+    classifier = replace(find_features(Counted(), ROWS), cache=LRUCache())
     first, before = classifier.activations(ROWS), len(calls)
     again = classifier.activations(ROWS.clone())
     assert len(calls) == before

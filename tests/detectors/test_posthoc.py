@@ -25,11 +25,11 @@ def images(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def eye() -> nn.Sequential:
     """Right on all of them: the last matrix reads the mean of each channel."""
-    net = nn.Sequential(nn.Identity(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    model = nn.Sequential(nn.Identity(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
     with torch.no_grad():
-        net[3].weight.copy_(20 * torch.eye(3))
-        net[3].bias.fill_(-10)
-    return net
+        model[3].weight.copy_(20 * torch.eye(3))
+        model[3].bias.fill_(-10)
+    return model
 
 
 def test_three_lines_give_a_verdict() -> None:

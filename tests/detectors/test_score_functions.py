@@ -1,4 +1,4 @@
-"""Every detector against a slow and obvious version of its definition, on a small trained net and on OOD inputs."""
+"""Every detector against a slow and obvious version of its definition, on a small trained model and on OOD inputs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from offmap.detectors.react import percentile
 from offmap.detectors.temperature import best_temperature
 from offmap.errors import ConfigError, DataError
 from trained import classes
-from trained import classifier as trained_net
+from trained import classifier as trained_model
 
 RANGE = ImageSpec(None, -1.0, 1.0, False)
 
 
 @cache
 def fit_data() -> FitData:
-    classifier = find_features(trained_net(), classes(8)[0])
+    classifier = find_features(trained_model(), classes(8)[0])
     (x, y), (other, other_y) = classes(300), classes(100, 1)
     batch = classifier.activations(x)
     return FitData(
@@ -247,7 +247,7 @@ def test_fdbd_averages_distances_to_decision_boundaries() -> None:
 
 
 def test_odin_moves_each_input_towards_confidence() -> None:
-    model = trained_net()
+    model = trained_model()
 
     def slow(x: Tensor) -> float:
         x = x.float().requires_grad_(True)
@@ -262,9 +262,9 @@ def test_odin_moves_each_input_towards_confidence() -> None:
 @torch.no_grad()
 def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(18, 2)).eval()
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten(), nn.Linear(18, 2)).eval()
     x, other, new = torch.randn(3, 30, 1, 6, 6).unbind(0)
-    classifier = find_features(net, x)
+    classifier = find_features(model, x)
     batch = classifier.activations(x)
     k = FitData(
         classifier,
@@ -279,7 +279,7 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     detector = fit_detector("gram", k, powers=2)
 
     def statistics(row: Tensor) -> list[list[float]]:
-        inputs = [net[:2](row[None])[0].flatten(1), net[:4](row[None])[0][:, None]]
+        inputs = [model[:2](row[None])[0].flatten(1), model[:4](row[None])[0][:, None]]
         values = []
         for h in inputs:
             first = [sum(float(h[i] @ h[j]) for j in range(len(h))) for i in range(len(h))]
@@ -290,7 +290,7 @@ def test_gram_sums_how_far_channels_correlate_outside_the_range_of_a_class() -> 
     trained = {c: [statistics(row) for row in x[batch.logits.argmax(1) == c]] for c in (0, 1)}
 
     def deviations(row: Tensor) -> list[float]:
-        same, total = trained[int(net(row[None]).argmax())], []
+        same, total = trained[int(model(row[None]).argmax())], []
         for layer, values in enumerate(statistics(row)):
             total.append(0.0)
             for i, v in enumerate(values):
@@ -316,10 +316,10 @@ class SequenceClassifier(nn.Module):
 
 def test_gram_takes_sequences_of_any_length_and_layers_that_never_deviate() -> None:
     torch.manual_seed(0)
-    net, x = SequenceClassifier(), torch.randn(40, 6, 3)
+    model, x = SequenceClassifier(), torch.randn(40, 6, 3)
     with torch.no_grad():
-        net.out.bias -= net(x).mean(0)  # both classes are predicted
-    classifier = find_features(net, x)
+        model.out.bias -= model(x).mean(0)  # both classes are predicted
+    classifier = find_features(model, x)
     batch = classifier.activations(x)
     best = batch.logits.argmax(1)
     data = FitData(classifier, batch.features, batch.logits, best, batch, best, lambda: [x], RANGE)

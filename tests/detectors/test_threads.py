@@ -26,14 +26,14 @@ class Slow(nn.Module):
 @pytest.mark.parametrize(("method", "features", "options"), [("knn", "3", {"k": 3}), ("mds", "3", {}), ("gram", None, {})])
 def test_eight_threads_share_a_detector(method: str, features: str | None, options: dict[str, int]) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(
+    model = nn.Sequential(
         nn.Linear(3, 16), Slow(), nn.ReLU(), nn.Linear(16, 8), Slow(), nn.ReLU(), nn.Linear(8, 8), Slow(), nn.Linear(8, 2)
     )
     x = torch.randn(200, 3)
     with torch.no_grad():
-        net[-1].bias -= net(x).mean(0)
-        y = net(x).argmax(1)
-    detector = offmap.detect(net, (x, y), (x, y), method=method, features=features, **options)
+        model[-1].bias -= model(x).mean(0)
+        y = model(x).argmax(1)
+    detector = offmap.detect(model, (x, y), (x, y), method=method, features=features, **options)
     inputs = [i * torch.ones(4, 3) + torch.randn(4, 3) for i in range(CALLS)]
     alone = [detector.score(rows) for rows in inputs]
     before = sys.getswitchinterval()

@@ -230,8 +230,8 @@ def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: P
     x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
     id_rows, ood_rows = x[y < 8], x[y >= 8]  # eights and nines are off the map
     y = y[y < 8]
-    net = model(id_rows[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
-    guard = quick(net, (id_rows[:600], y[:600]), (id_rows[600:900], y[600:900]), score="epistemic")
+    digits_model = model(id_rows[:600], 6.0 * nn.functional.one_hot(y[:600]).float(), hidden=100)
+    guard = quick(digits_model, (id_rows[:600], y[:600]), (id_rows[600:900], y[600:900]), score="epistemic")
     info = guard.export(tmp_path / "half.onnx", id_rows[:30], half=True)
     numbers = sum(tensor.numel() for tensor in guard_module(guard, x[:2]).buffers())
     assert info.size < 0.7 * 4 * numbers  # bytes in full precision

@@ -70,9 +70,9 @@ def started(path: Path) -> Generator[tuple[str, subprocess.Popen[str]]]:
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        said = process.stdout.readline()
-        found = re.search(r"http://\S+", said)
-        assert found, said
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line
         yield found[0], process
     finally:
         process.send_signal(signal.SIGTERM)

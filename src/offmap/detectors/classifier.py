@@ -156,10 +156,7 @@ class Classifier:
         return features, layer.head(features)
 
 
-def find_features(
-    model: nn.Module, x: Inputs, *, features: str | None = None, output_fn: OutputFn | None = None, batch_size: int = 128,
-    cache: LRUCache | None = None,
-) -> Classifier:  # fmt: skip
+def find_features(model: nn.Module, x: Inputs, *, features: str | None = None, output_fn: OutputFn | None = None) -> Classifier:
     """Run a few rows of `x` through a private copy of the model and find its features, or those at the layer of that name.
 
     A layer that returns the logits stands for its input; any other for its output, flattened to one vector per example.
@@ -170,7 +167,7 @@ def find_features(
     """
     probe = take_rows(x, slice(0, 8))
     probe = take_rows(probe, [0, 0]) if rows_of(probe) == 1 else probe
-    classifier = Classifier(copy_model(model), output_fn or first_tensor, None, "", batch_size, cache)
+    classifier = Classifier(copy_model(model), output_fn or first_tensor, None)
     logits, uses = capture(classifier.model, {}, probe, output_fn=classifier.output_fn, last=True)
     check_rows(classifier.model, logits, probe)
     if logits.ndim != 2 or logits.shape[1] < 2:

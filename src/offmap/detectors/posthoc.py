@@ -285,13 +285,13 @@ def prepare_fit_data(
         place = Place.of(as_models(model)[0])
         data, held = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
         first, _ = next(iter(data))
-        spec, memory = ImageSpec.of(first), LRUCache(1 << 24) if cache else None  # 64 MB in float32
-        classifier = find_features(model, first, features=features, output_fn=output_fn, batch_size=batch_size, cache=memory)
+        spec, classifier = ImageSpec.of(first), find_features(model, first, features=features, output_fn=output_fn)
+        classifier = replace(classifier, batch_size=batch_size)
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for x, y in _take_batches(data, rows, seed):
             spec.check_shape(x, "the training inputs")
             spec = spec.widen(x)
-            batch = replace(classifier, cache=None).activations(x)
+            batch = classifier.activations(x)
             Categorical().check_targets(batch.logits, y, data.name)
             counted = y != IGNORED
             parts.append((batch.features[counted], batch.logits[counted], y[counted].long()))
@@ -300,6 +300,7 @@ def prepare_fit_data(
             raise DataError(f"Expected classes in `{data.name}`, but every target is −100.")
         warn_if_inaccurate(spec, z, y)
         spec.check(held.inputs, "the validation inputs")
+        classifier = replace(classifier, cache=LRUCache(1 << 24) if cache else None)  # 64 MB in float32
         valid_rows = classifier.activations(held.inputs)
         Categorical().check_targets(valid_rows.logits, held.targets, held.name)
     inputs = lambda: (x for x, _ in _take_batches(data, rows, seed))  # noqa: E731

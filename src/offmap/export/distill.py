@@ -1,6 +1,6 @@
-"""A guard's score from one pass of the first base model: `distill` trains a head, `DistilledGuard` answers with it.
+"""A guard's score from one pass of the first base model: `distill` trains a head, `DistilledGuard` scores with it.
 
-The inputs of an example and of some hidden layers are known after one pass. A head of three small layers reads the guard's score
+The inputs of an example and of some hidden layers are there after one pass. A head of three small layers reads the guard's score
 off them:
 
     score(x) = c + s·sinh(head(W·(features(x) − m)))
@@ -158,7 +158,7 @@ class DistilledGuard(Detector):
 
 
 def run_base(guard: Guard, base: BaseModels, rows: Tensor) -> Features:
-    """Run the first member, and return what is known after that."""
+    """Run the first member, and return what a head may read of it."""
     run = base(rows)
     return Features(rows, guard.likelihood, 1, base_outputs=torch.stack(run.outputs), layer_inputs=run.layer_inputs)
 

@@ -222,7 +222,7 @@ def predicted(result: Any) -> dict[str, Tensor]:
 
 
 def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardModule:
-    """Return the module that answers as the guard does."""
+    """Return the module that computes what the guard does."""
     predictive, score = with_weights(guard.predictive), guard.score_module
     reads, base, scoring = score.reads, None, None
     if reads.layers or reads.base or predictive.model.last_layer is not None:
@@ -282,7 +282,7 @@ def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None)
 def export_module(
     detector: Detector, module: GuardModule, rows: Inputs, path: Path, model: nn.Module, facts: dict[str, Any]
 ) -> ExportInfo:
-    """Write a module that answers as the detector does; `levels` split scores of in-distribution data into ten equal parts."""
+    """Write a module that computes what the detector does; `levels` split scores of in-distribution data into ten equal parts."""
     scores = detector.calibration.scores.double()
     scores, shares = scores[scores.isfinite()], torch.arange(1, 10, dtype=torch.float64, device=scores.device) / 10
     levels = scores.quantile(shares).tolist() if len(scores) else []
