@@ -17,25 +17,14 @@ from offmap.likelihoods.likelihood import Likelihood, Prediction, align_targets,
 
 
 def predictive_entropy(probs: Tensor) -> Tensor:
-    r"""Return the entropy of the mean prediction in nats, all the doubt there is: (P, B, C, ...) -> (B, ...).
-
-    .. math:: u = -\sum_c \bar p_c \log \bar p_c, \qquad \bar p = \frac1P \sum_p p_p, \qquad 0 \log 0 = 0
-
-    >>> predictive_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
-    tensor([0.6931])
-    """
+    """Return the entropy of the mean prediction in nats, all the doubt there is: (P, B, C, ...) -> (B, ...)."""
     return torch.special.entr(probs.mean(0)).sum(1)
 
 
 def mutual_information(probs: Tensor) -> Tensor:
-    r"""Return the entropy of the mean prediction minus the mean entropy in nats, never below 0: (P, B, C, ...) -> (B, ...).
-
-    .. math:: u = \frac1P \sum_p \sum_c p_{pc} \log\frac{p_{pc}}{\bar p_c} - p_{pc} + \bar p_c
+    """Return (1/P) Σ_p Σ_c p_pc log(p_pc / p̄_c) − p_pc + p̄_c in nats, never below 0: (P, B, C, ...) -> (B, ...).
 
     Its terms are small when the draws nearly agree, whereas two entropies would drown a difference below 1e-7 in float32.
-
-    >>> mutual_information(torch.tensor([[[0.5, 0.5]], [[0.0, 1.0]]]))
-    tensor([0.2158])
     """
     mean = probs.mean(0)
     gap = probs - mean
@@ -79,11 +68,7 @@ class Classification(Likelihood):
         return mutual_information(self.logits(outputs).softmax(2))
 
     def baseline_nll(self, y: Tensor) -> Tensor:
-        """Return −log of the frequency of every target that counts.
-
-        >>> Categorical().baseline_nll(torch.tensor([0, 0, 0, 1])).max()
-        tensor(1.3863, dtype=torch.float64)
-        """
+        """Return −log of the frequency of every target that counts."""
         _, index, counts = torch.unique(y[y != IGNORED], return_inverse=True, return_counts=True)
         return -(counts.double() / counts.sum()).log()[index.flatten()]
 

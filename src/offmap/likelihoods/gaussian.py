@@ -14,11 +14,7 @@ from offmap.likelihoods.likelihood import Likelihood, Prediction, align_targets,
 
 
 def epistemic_variance(means: Tensor) -> Tensor:
-    """Return the variance of the means over the draws (divided by P, not P − 1), infinite if they overflow: (P, ...) -> (...).
-
-    >>> epistemic_variance(torch.tensor([[[1.0]], [[3.0]]]))
-    tensor([[1.]])
-    """
+    """Return the variance of the means over the draws (divided by P, not P − 1), infinite if they overflow: (P, ...) -> (...)."""
     # relative to one draw the numbers are small, so their mean keeps the bits that the mean of raw values loses
     shifted = means - means[:1]
     variance = (shifted - shifted.mean(0)).square().mean(0)
@@ -92,11 +88,7 @@ class Gaussian(Likelihood):
         return Prediction(mean=self._reshape(mean), std=self._reshape(variance.sqrt()))
 
     def mixture_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of the mixture, noise plus how far draws lie apart: (P, B, ...) -> (B, *positions, K) each.
-
-        >>> Gaussian(noise=torch.tensor([0.5])).mixture_moments(torch.tensor([[[1.0]], [[3.0]]]))
-        (tensor([[2.]]), tensor([[1.5000]]))
-        """
+        """Return mean and variance of the mixture, noise plus how far draws lie apart: (P, B, ...) -> (B, *positions, K) each."""
         means, variances = self.moments(outputs)
         # relative to one draw, so that large means keep their last digits
         return means[0] + (means - means[:1]).mean(0), epistemic_variance(means) + variances.mean(0)

@@ -207,11 +207,7 @@ def drop_axis(shape: torch.Size, axis: int) -> torch.Size:
 
 
 def align_targets(y: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return targets in the shape of what is predicted, (B, *positions); only axes of size 1 may differ.
-
-    >>> align_targets(torch.tensor([[1], [0]]), (2,))
-    tensor([1, 0])
-    """
+    """Return targets in the shape of what is predicted, (B, *positions); only axes of size 1 may differ."""
     if y.numel() != math.prod(shape):
         raise ShapeError(
             f"Expected one target per prediction, {tuple(shape)}, but got targets {tuple(y.shape)}. "
@@ -221,11 +217,7 @@ def align_targets(y: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def mean_over_positions(values: Tensor, y: Tensor) -> Tensor:
-    """Return the mean over the positions that count, 0 if none does: (..., B, *positions), (B, *positions) -> (..., B).
-
-    >>> mean_over_positions(torch.tensor([[1.0, 3.0, 9.0], [5.0, 5.0, 5.0]]), torch.tensor([[0, 1, -100], [-100, -100, -100]]))
-    tensor([2., 0.])
-    """
+    """Return the mean over the positions that count, 0 if none does: (..., B, *positions), (B, *positions) -> (..., B)."""
     counted = (y != IGNORED).unsqueeze(-1).flatten(1)
     rows = values.unsqueeze(-1).flatten(values.ndim - y.ndim + 1)
     return torch.where(counted, rows, 0).sum(-1) / counted.sum(-1).clamp_min(1)
@@ -235,9 +227,6 @@ def sample_position(values: Tensor, counted: Tensor) -> Tensor:
     """Return the value at one random position of those that count, for every row that has some: (n, *positions) -> (m,).
 
     Positions of one row are alike, rows are exchangeable: one of each keeps conformal coverage exact for a random position.
-
-    >>> sample_position(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[False, True], [False, False]]))
-    tensor([2.])
     """
     if values.ndim == 1:
         return values[counted]

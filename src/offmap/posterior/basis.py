@@ -273,12 +273,7 @@ def plan_pass(
 
 
 def eigenbasis(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Return s (..., D), falling, and eigenvectors V (..., D, D) in columns, the largest entry of each made positive.
-
-    >>> s, v = eigenbasis(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))
-    >>> s.square()
-    tensor([3.0000, 1.0000], dtype=torch.float64)
-    """
+    """Return s (..., D), falling, and eigenvectors V (..., D, D) in columns, the largest entry of each made positive."""
     values, vectors = torch.linalg.eigh(moment)
     values, vectors = values.flip(-1), vectors.flip(-1)
     # the first among entries of nearly the largest size, so that rounding does not choose between equals

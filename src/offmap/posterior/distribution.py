@@ -28,12 +28,7 @@ Models: TypeAlias = nn.Module | Sequence[nn.Module]
 
 
 class NamedTensors(nn.Module, Mapping[str, Tensor]):
-    """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping.
-
-    >>> named = NamedTensors({"fc.weight": torch.zeros(2, 3), "scale": torch.ones(1)}, trainable=True)
-    >>> sorted(named.state_dict()), named["fc.weight"].shape
-    (['fc.weight', 'scale'], torch.Size([2, 3]))
-    """
+    """Tensors by dotted name, as parameters (`trainable`) or buffers, not copied; a read-only mapping."""
 
     __eq__, __hash__ = object.__eq__, object.__hash__  # pyright: ignore[reportAssignmentType]  # a module equals itself alone
 
@@ -299,11 +294,7 @@ class WeightDistribution(nn.Module):
 def scaling(
     models: Models, *, params: ParamSelection = None, noise: str | Noise = "uniform", initial_scale: float = 1e-3
 ) -> WeightDistribution:
-    """Make a distribution with V = I around models, which are not touched: every weight has its own scale.
-
-    >>> scaling(nn.Linear(3, 2)).dimension
-    8
-    """
+    """Make a distribution with V = I around models, which are not touched: every weight has its own scale."""
     stack = stack_models(models, params)
     return WeightDistribution(stack.mean, fixed=stack.fixed, noise=as_noise(noise), initial_scale=initial_scale)
 
@@ -317,11 +308,7 @@ def svd(
     initial_scale: float = 1e-3,
     limit: int = LIMIT,
 ) -> WeightDistribution:
-    """Make a distribution with V from the second moments of the layer inputs, over batches of `inputs`.
-
-    >>> svd(nn.Linear(3, 2), [torch.eye(3)]).rotation["weight"].shape
-    torch.Size([1, 1, 1, 3, 3])
-    """
+    """Make a distribution with V from the second moments of the layer inputs, over batches of `inputs`."""
     stack, batches = stack_models(models, params), list(inputs)
     rotation, law = observe(stack, lambda rows: batches, rotated=True, limit=limit).rotation(), as_noise(noise)
     return WeightDistribution(stack.mean, rotation=rotation, fixed=stack.fixed, noise=law, initial_scale=initial_scale)
@@ -333,11 +320,7 @@ def sum_per_member(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def inverse_softplus(scale: Tensor) -> Tensor:
-    """Return u with softplus(u) = φ, for φ of at least 1e-12, below which it would be −∞.
-
-    >>> F.softplus(inverse_softplus(torch.tensor([1e-3, 1.0, 50.0])))
-    tensor([1.0000e-03, 1.0000e+00, 5.0000e+01])
-    """
+    """Return u with softplus(u) = φ, for φ of at least 1e-12, below which it would be −∞."""
     scale = scale.clamp_min(1e-12)
     return scale.neg().expm1_().neg_().log_().add_(scale)  # in place: models may be large
 

@@ -132,11 +132,7 @@ def as_noise(noise: str | Noise) -> Noise:
 
 
 def noise_state(noise: Noise) -> dict[str, Any]:
-    """Describe a registered noise for a file: its name, and its numbers.
-
-    >>> noise_state(Uniform(1.0))
-    {'name': 'uniform', 'state': {'half_width': 1.0}}
-    """
+    """Describe a registered noise for a file: its name, and its numbers."""
     name = next((name for name, registered in NOISES.items() if type(registered) is type(noise)), None)
     if name is None:
         raise ConfigError(
@@ -152,13 +148,7 @@ def noise_from_state(state: Mapping[str, Any]) -> Noise:
 
 
 def draw_noise(like: Mapping[str, Tensor], index: Iterable[int], *, seed: int, stream: Stream, noise: Noise) -> Weights:
-    """Draw noise for the draws in `index` of every member, in the tensors' dtype: {name: (M, ...)} -> {name: (M, P, ...)}.
-
-    >>> z = draw_noise({"w": torch.zeros(1, 2)}, [7], seed=0, stream="infer", noise=Uniform())
-    >>> again = draw_noise({"w": torch.zeros(1, 2)}, range(5, 8), seed=0, stream="infer", noise=Uniform())
-    >>> torch.equal(z["w"][:, 0], again["w"][:, 2])
-    True
-    """
+    """Draw noise for the draws in `index` of every member, in the tensors' dtype: {name: (M, ...)} -> {name: (M, P, ...)}."""
     draws = list(index)
     result: Weights = {}
     for name, tensor in like.items():

@@ -121,15 +121,7 @@ class OutputsOnly:
 
 
 def as_predictive(source: Outputs) -> Predictive:
-    """Return `source` itself if it is a full Predictive; complete it if it has `members` and `outputs`; else raise.
-
-    >>> class Coin:
-    ...     members = 1
-    ...     def outputs(self, x, draws, *, clip, seed):
-    ...         return torch.zeros(draws, len(x))
-    >>> as_predictive(Coin()).model is None
-    True
-    """
+    """Return `source` itself if it is a full Predictive; complete it if it has `members` and `outputs`; else raise."""
     if isinstance(source, type) or not isinstance(source, Outputs):
         raise ConfigError(f"Expected `predictive` to have `members` and `outputs`, but got {type(source).__name__}.")
     if isinstance(source, Predictive):
@@ -176,18 +168,11 @@ class Stochastic:
 
 @dataclass(frozen=True)
 class Sampled:
-    """A model whose weights come from a function; there is nothing to clip.
-
-    Args:
-        model: The model and how it is run.
-        weights: The members' trained weights, {name: (M, ...)}.
-        draw: `draw(span, seed)` gives {name: (M·p, ...)}; without it nothing is random and P is 1.
-        history: How it was fitted, if that is known.
-    """
+    """A model whose weights come from a function; there is nothing to clip."""
 
     model: BatchedModel
-    weights: Weights
-    draw: Callable[[range, int], Weights] | None = None
+    weights: Weights  # the members' trained ones, {name: (M, ...)}
+    draw: Callable[[range, int], Weights] | None = None  # (span, seed) -> {name: (M·p, ...)}; without it nothing is random, P = 1
     history: History | None = None
 
     @property
@@ -263,12 +248,7 @@ class Member(Wrapper):
 
 @dataclass(frozen=True)
 class CachedPredictive(Wrapper):
-    """A Predictive that runs once for equal rows, draws, clip and seed: members, clips and scores then share its outputs.
-
-    Args:
-        source: What is run.
-        cache: Holds the outputs; the oldest go first.
-    """
+    """A Predictive that runs once for equal rows, draws, clip and seed: members, clips and scores then share its outputs."""
 
     cache: LRUCache = field(default_factory=LRUCache, repr=False, compare=False)
 

@@ -134,11 +134,8 @@ class InputDistance(DistanceTerm):
 class LayerDistance(DistanceTerm):
     """The distance to training rows in the inputs of some layers of all base models, side by side; the mean over layers.
 
-    Args:
-        widths: Numbers per row by layer. Those of more than 256 are turned into 256 random directions.
-        images: Read convolutions too, and give every member's vectors length one: away from the training data features shrink,
-            and only their direction tells.
-        spaces: Training rows in every layer.
+    `widths` are numbers per row by layer. For `images` convolutions are read too, and every member's vectors get length one:
+    away from the training data features shrink, and only their direction tells.
     """
 
     def __init__(self, widths: Mapping[str, int], images: bool = False, spaces: Sequence[KNNDistance] | None = None) -> None:
@@ -349,23 +346,15 @@ def spread_out(names: list[str], most: int) -> list[str]:
 
 
 def join(terms: Mapping[str, Tensor], *, soft: bool) -> Tensor:
-    """Join terms (B,) by their mean, or their soft maximum, log mean exp; infinite in one is infinite altogether.
-
-    >>> terms = {"disagreement": torch.tensor([1.0, 0.0]), "inputs": torch.tensor([3.0, torch.inf])}
-    >>> join(terms, soft=False), join(terms, soft=True)
-    (tensor([2., inf]), tensor([2.4338, inf]))
-    """
+    """Join terms (B,) by their mean, or their soft maximum, log mean exp; infinite in one is infinite altogether."""
     stacked = torch.stack(list(terms.values()))
     joined = stacked.logsumexp(0) - math.log(len(stacked)) if soft else stacked.mean(0)
     return joined.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:
-    """Return log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's disagreement.
-
-    The logarithm first: of members as wide as the data allow, one may be wider than all others by orders of magnitude. Members
-    that are not random disagree only with each other.
-    """
+    """Return log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's disagreement."""
+    # the logarithm first, for one member may be wider than all others; members that are not random disagree with each other
     draws = outputs.shape[0] // members
     parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
     values = torch.stack([likelihood.epistemic(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -375,10 +364,6 @@ def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Te
 def flatten_inputs(x: Inputs) -> Tensor | None:
     """Return floating-point inputs as rows, (B, D). None if there are none or too many, and for series beside lengths, masks or
     ids: their padding is not part of them.
-
-    >>> x = torch.zeros(4, 2, 3)
-    >>> flatten_inputs((x, torch.ones(4))).shape, flatten_inputs((x, torch.tensor([2, 1, 2, 2])))
-    (torch.Size([4, 7]), None)
     """
     size = rows_of(x)
     leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
@@ -402,9 +387,6 @@ def project(rows: Tensor, directions: Tensor | None) -> Tensor:
     """Turn rows (B, D) into directions (D, N), if there are some.
 
     Distances stay what they are to a few per cent (Johnson and Lindenstrauss), and are found in a fraction of the time.
-
-    >>> project(torch.zeros(2, 3000), directions(3000)).shape, directions(30)
-    (torch.Size([2, 256]), None)
     """
     if directions is None:
         return rows

@@ -35,9 +35,6 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
     A matrix product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for a
     difference of two numbers is rounded by its own size, not by theirs. Of N rows at most N − 1 are taken, as many as a row
     itself can see; `itself` (B,) are rows that each x is not compared with.
-
-    >>> nearest(torch.tensor([[0.0], [3.0], [10.0]]), torch.tensor([[2.0]]), k=2)[1]
-    tensor([[1, 0]])
     """
     centre, k = rows.double().mean(0), min(k, len(rows) - 1)
     centred = (rows.double() - centre).float()
@@ -63,11 +60,7 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
 
 
 def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
-    """Return log ratio(x), (B,), from distances (B, k) to rows of these numbers (B, k) and spacings (N,); NaN becomes ∞.
-
-    >>> relative(torch.tensor([[5.0]]), torch.tensor([[2]]), torch.tensor([1.0, 1.0, 2.0])).exp()
-    tensor([2.3500])
-    """
+    """Return log ratio(x), (B,), from distances (B, k) to rows of these numbers (B, k) and spacings (N,); NaN becomes ∞."""
     eps = SHARE * spacings.mean()
     tiny = torch.finfo(spacings.dtype).tiny ** 0.5
     ratio = (distances.mean(1) + SHARE * eps) / (spacings[numbers].mean(1) + eps).clamp_min(tiny)
@@ -110,9 +103,6 @@ class ZScore(FittedModule):
 
     Far from the data a classifier may be sure of itself in every draw: that is no reason to trust it, and must not outweigh
     the distance.
-
-    >>> ZScore.fit(torch.tensor([1.0, 3.0]))(torch.tensor([5.0, -90.0, torch.inf]))
-    tensor([ 3., -1., inf])
     """
 
     mean: Tensor

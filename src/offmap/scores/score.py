@@ -207,11 +207,7 @@ class FunctionScore(OutputScore):
 
 
 def unpadded(inputs: Inputs, scores: Tensor) -> Tensor | None:
-    """Tell which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one.
-
-    >>> unpadded({"attention_mask": torch.tensor([[1, 1, 0]])}, torch.zeros(1, 2))
-    tensor([[ True, False]])
-    """
+    """Tell which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one."""
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     if mask is None or mask.ndim != 2 or scores.ndim != 2 or mask.shape[1] - scores.shape[1] not in (0, 1):
         return None
