@@ -139,7 +139,7 @@ def test_what_is_wrong_with_a_csv_is_named(text, message, tmp_path):
         whole(path, ["a", "b"])
 
 
-def test_a_csv_that_may_be_cut_in_its_last_number_is_told(tmp_path, caplog):
+def test_csv_without_a_last_line_break_logs_a_warning(tmp_path, caplog):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,2\n3,4")
     whole(path, ["a", "b"])
@@ -250,7 +250,7 @@ def test_standard_output_is_csv(capsys):
     assert capsys.readouterr().out == "score\n1.5\n2.5\n"
 
 
-def test_unknown_endings_are_refused_before_a_file_is_made(tmp_path):
+def test_unknown_suffixes_are_refused_before_a_file_is_made(tmp_path):
     message = r"end in one of \['.csv', '.npz', '.parquet'\], but got 'x.json'"
     with pytest.raises(ConfigError, match=message), write_table(tmp_path / "x.json"):
         pytest.fail("opened")

@@ -126,7 +126,7 @@ def test_the_state_of_another_fit_is_refused_and_left_alone(name: str, state: Pa
 
 
 @pytest.mark.parametrize("what", ["the model", "`train`", "`valid`"])
-def test_other_hosts_and_data_are_refused(what: str, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_models_and_data_are_refused(what: str, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if what == "the model":
         net, known = jobs.mlp(), {count: jobs.rows(count, seed) for count, seed in ((301, 7), (60, 11))}
         net[0].bias.data[3] += 1e-6  # pyright: ignore[reportIndexIssue]

@@ -75,7 +75,7 @@ def title(pid: int) -> str:
         return ""
 
 
-def test_what_is_told_comes_in_order_and_an_error_as_it_was() -> None:
+def test_reports_come_in_order_and_an_error_as_it_was() -> None:
     x, said = torch.arange(3.0), list[Any]()
     with pytest.raises(DataError, match="Expected a fine day, but got rain."):
         Pool("ray", 1).run_jobs([(square, (x,)), (square, (x[:1],)), (fail, ())], report=lambda *told: said.append(told))
@@ -148,7 +148,7 @@ def test_a_worker_killed_in_the_middle_loses_no_row_and_repeats_none(guard: offm
     assert left == [".offmap", "0.parquet", "1.parquet", "2.parquet"]
 
 
-def test_the_command_joins_a_cluster_and_finds_the_net_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_joins_a_cluster_and_finds_the_model_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_nets.py").write_text(
         "from torch import nn\n\nclass Own(nn.Sequential):\n    pass\n\n"
         "def make():\n    return Own(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 1))\n"

@@ -78,7 +78,7 @@ def test_rows_that_each_rank_has_of_its_own_count_as_if_one_had_them_all(folder:
 
 
 @pytest.mark.parametrize("job", ["fsdp", "fully-shard"])
-def test_hosts_in_shards_are_refused_and_the_remedy_works(folder: Path, job: str) -> None:
+def test_sharded_models_are_refused_and_the_remedy_works(folder: Path, job: str) -> None:
     assert_near(made(folder, job), made(folder, "wrapped"), 0, ("scale.", "covariance.", "scores"))
 
 
@@ -89,7 +89,7 @@ def test_other_data_on_one_rank_are_an_error_on_all(folder: Path) -> None:
     assert texts[0].endswith("a DataLoader with a DistributedSampler, or `ranks='sharded'`.")
 
 
-def test_an_error_of_one_rank_is_told_by_the_others(folder: Path) -> None:
+def test_an_error_of_one_rank_is_raised_on_the_others(folder: Path) -> None:
     texts = [(folder / f"one-fails-{rank}.txt").read_text(encoding="utf-8") for rank in (0, 1)]
     assert texts[1].startswith("ModelError: ")
     assert texts[0].startswith(f"RankError: Rank 1 failed: {texts[1]}")
@@ -138,7 +138,7 @@ def test_a_rank_that_hangs_is_given_up_within_a_minute(tmp_path: Path) -> None:
     assert said.startswith("RankError: Rank 1 died, or has been silent for 30 seconds. Look at that rank's own output.")
 
 
-def test_a_data_parallel_host_is_unwrapped() -> None:
+def test_a_data_parallel_model_is_unwrapped() -> None:
     wrapped = nn.DataParallel(nn.DataParallel(jobs.mlp()))
     guard = offmap.fit(wrapped, *jobs.TWO, solver="closed-form", **jobs.OPTIONS)
     assert type(guard.predictive.model.module) is nn.Sequential  # pyright: ignore[reportAttributeAccessIssue]

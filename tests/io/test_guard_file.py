@@ -179,7 +179,7 @@ def test_members_in_another_order_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nets", [None, "net", [], nn.Linear])
-def test_what_is_no_net_is_refused(saved: Path, nets: Any) -> None:
+def test_what_is_no_model_is_refused(saved: Path, nets: Any) -> None:
     with pytest.raises(ModelError, match="Expected a torch.nn.Module or a list of them, but got"):
         offmap.load(saved, nets)
 
@@ -287,7 +287,7 @@ def test_numbers_of_the_likelihood_are_as_many_as_targets(saved: Path, tmp_path:
 SPACE = ("rows", "centre", "unit", "spacings", "zscore.mean", "zscore.std")
 
 
-def test_files_hold_scales_and_no_weights_of_the_host(saved: Path) -> None:
+def test_files_hold_scales_and_no_weights_of_the_model(saved: Path) -> None:
     with safe_open(saved, "pt") as file:
         names = set(file.keys())
     assert names == {
@@ -442,7 +442,7 @@ def test_no_file_is_read_by_running_it() -> None:
     assert [(name, word) for name, text in texts.items() for word in words if word in text] == []
 
 
-def test_a_host_that_keeps_its_activations_is_made_to_forget_them_after_loading_too(tmp_path: Path) -> None:
+def test_a_model_that_keeps_its_activations_forgets_them_after_loading_too(tmp_path: Path) -> None:
     def keep(model: Through, x: torch.Tensor) -> torch.Tensor:
         model.kept = model.a(x).relu()
         return model.b(model.kept)

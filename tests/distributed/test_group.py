@@ -50,7 +50,7 @@ def targets(source: Batches) -> list[list[float]]:
 
 @pytest.mark.parametrize("form", ["rows", "loader", "iterable"])
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 5))
-def test_batches_are_dealt_and_rows_are_divided(form: str, rows: int, size: int, ranks: int) -> None:
+def test_shards_cover_all_batches_and_all_rows(form: str, rows: int, size: int, ranks: int) -> None:
     source = data(form, rows, size)
     whole = targets(source)
 
