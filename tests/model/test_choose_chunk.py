@@ -55,6 +55,15 @@ def test_choose_chunk_keeps_the_widest_result_within_a_cache(rows: int, width: i
     assert choose_chunk(stacked.module, stacked.mean | stacked.fixed, torch.zeros(rows, 3)) == chunk
 
 
+def test_choose_chunk_loops_over_attention_earlier_which_runs_fused_in_a_loop():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).eval()
+    stacked = stack_models([layer])
+    weights = stacked.mean | stacked.fixed
+    assert choose_chunk(stacked.module, weights, torch.zeros(56, 6, 32)) > 1  # 56 · 6 · 96 queries, keys and values < 2¹⁵
+    assert choose_chunk(stacked.module, weights, torch.zeros(57, 6, 32)) == 1
+
+
 def test_choose_chunk_agrees_between_processes():
     code = "from zoo import ZOO; from test_choose_chunk import chunk_of; print([chunk_of(n) for n in sorted(ZOO)[:12]])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment())

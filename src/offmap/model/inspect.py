@@ -245,7 +245,8 @@ def choose_chunk(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs
 
     1. never more than MOST_DRAWS draws or CHUNK_NUMBERS weights;
     2. plain stacks of layers on a table run in batched products: as many as that;
-    3. models that `vmap` cannot run, and those whose widest result for `inputs` has more than WIDE numbers, are looped over: 1;
+    3. models that `vmap` cannot run, and those whose widest result for `inputs` has more than WIDE numbers (with torch's own
+       attention half of that), are looped over: 1;
     4. others run under `vmap`, the widest result of a chunk within CHUNK_ACTIVATIONS numbers.
     """
     most = min(MOST_DRAWS, CHUNK_NUMBERS // max(1, sum(w.numel() for w in weights.values())))
@@ -264,7 +265,8 @@ def choose_chunk(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs
         call(twin, {n: w[0] for n, w in weights.items()}, inputs, output_fn)
     first = next(iter(weights.values()))
     scale = 1 if first.device.type == "cpu" else 16  # elsewhere a call costs more, beside the arithmetic
-    if mode.widest > scale * WIDE:
+    attention = any(isinstance(m, nn.MultiheadAttention) for m in model.modules())  # fused in a loop, not under `vmap`
+    if mode.widest > scale * WIDE // (1 + attention):
         return 1
     return max(2, min(most, scale * CHUNK_ACTIVATIONS // max(1, mode.widest * first.shape[0])))
 
