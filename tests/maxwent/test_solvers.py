@@ -434,4 +434,4 @@ def test_softplus_keeps_scales_positive_however_hard_they_are_pushed():
 def test_a_max_risk_below_the_base_risk_is_reported_as_out_of_reach(solver, caplog):
     with caplog.at_level(logging.WARNING, logger="offmap"):
         solve(models(), solver=solver, max_risk=-1e3)
-    assert "stays above the threshold [-1000.0] however small the distribution: raise `max_risk`" in caplog.text
+    assert "stays above `max_risk` [-1000.0] however small the distribution: raise `max_risk`" in caplog.text

@@ -87,7 +87,7 @@ def fit(
     runtime.group.broadcast(*q.raw_scale.values())
     if any(risk > bound for risk, bound in zip(history.final_risk, history.max_risk, strict=True)):
         logger.warning(
-            "The validation risk %s stays above the threshold %s however small the distribution: raise `max_risk`, or check "
+            "The validation risk %s stays above `max_risk` %s however small the distribution: raise `max_risk`, or check "
             "that `valid` is like the data the model was trained on.", history.final_risk, history.max_risk,
         )  # fmt: skip
     return Stochastic(model, q, history)
