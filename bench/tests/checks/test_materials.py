@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from offmap_bench.checks.materials import ROOT, audit, bill, changed, installed, licence, pins
+from offmap_bench.checks.materials import ROOT, audit, bill, find_changes, find_packages, licence, pins
 
 
 @pytest.fixture(scope="module")
 def packages() -> dict[str, Distribution]:
-    return installed()
+    return find_packages()
 
 
 def make_package(folder: Path, version: str = "1.0", about: str = "License-Expression: MIT\n") -> Distribution:
@@ -68,10 +68,10 @@ def test_a_package_as_it_was_installed_passes(tmp_path: Path) -> None:
 def test_a_file_that_was_changed_or_removed_is_named(tmp_path: Path) -> None:
     package = make_package(tmp_path)
     (tmp_path / "small.py").write_bytes(b"x = 2\n")
-    assert changed(package) == ["small.py"]
+    assert find_changes(package) == ["small.py"]
     assert audit({"small": package}, {"small": "1.0"}) == ["small 1.0: small.py is not the file that was installed"]
     (tmp_path / "small.py").unlink()
-    assert changed(package) == ["small.py"]
+    assert find_changes(package) == ["small.py"]
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,9 @@ def test_godin_moves_images_along_the_sign_of_the_slope_and_chooses_the_step_by_
             up, down = (net.nearest(IMAGES + s * shift.view_as(IMAGES[0])) for s in (1, -1))
             slopes.flatten(1)[:, place] = up - down
         want = net.nearest(IMAGES + 0.02 * slopes.sign())
-    torch.testing.assert_close(net.moved(IMAGES, 0.02), want)
+    torch.testing.assert_close(net.score_at(IMAGES, 0.02), want)
     losses.choose_step(net, IMAGES, LABELS, TrainConfig())
-    means = [float(net.moved(IMAGES, step).mean()) for step in losses.STEPS]
+    means = [float(net.score_at(IMAGES, step).mean()) for step in losses.STEPS]
     assert float(net.step) == pytest.approx(losses.STEPS[means.index(max(means))])
 
 

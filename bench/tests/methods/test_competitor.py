@@ -16,7 +16,7 @@ from offmap.integrations.nets import mlp
 from offmap.likelihoods import Gaussian
 from offmap.maxwent.config import Runtime
 from offmap.model.params import stack_models
-from offmap_bench.methods.competitor import check_settings, per_setting, shared
+from offmap_bench.methods.competitor import check_same_training, check_settings, per_setting
 from offmap_bench.methods.stack import Problem, Stack, Training, ensemble_nll, maximum_likelihood, member_nll, train_stack
 
 LAW = Gaussian()
@@ -160,11 +160,11 @@ def test_training_ends_when_every_setting_has_diverged(caplog: pytest.LogCapture
 
 
 def test_settings_must_share_how_they_are_trained() -> None:
-    assert shared([Tuned(tradeoff=1.0), Tuned(tradeoff=2.0)]).steps == 10_000
+    assert check_same_training([Tuned(tradeoff=1.0), Tuned(tradeoff=2.0)]).steps == 10_000
     with pytest.raises(
         ConfigError, match=r"Expected the settings of a grid to share `steps`, but got \[5, 6\]. Fit them one by one."
     ):
-        shared([Tuned(steps=5), Tuned(steps=6)])
+        check_same_training([Tuned(steps=5), Tuned(steps=6)])
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "big", True, None])

@@ -57,7 +57,7 @@ def experiment(folder: Path, *, whole: bool = True) -> Experiment:
         records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), metrics)
     results = Results(PLAN, Records(records, {}))
     made = Experiment("two", folder)
-    vars(made).update(results=results, printed=SHEET, answers=[results])
+    vars(made).update(results=results, sheet=SHEET, answers=[results])
     return made
 
 

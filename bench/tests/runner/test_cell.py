@@ -6,7 +6,7 @@ import torch
 
 from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, OutputsOnly
-from offmap_bench.runner.base_models import as_predictive, untrained
+from offmap_bench.runner.base_models import as_predictive, init_nets
 from offmap_bench.runner.methods import recipe
 from offmap_bench.runner.run import average_members
 from offmap_bench.tasks.catalog import task
@@ -21,7 +21,7 @@ def test_a_number_that_one_member_lacks_has_no_mean() -> None:
 
 def test_a_cached_predictive_runs_once_for_the_same_rows() -> None:
     data = task("regression")
-    nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
+    nets = init_nets(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
     calls: list[int] = []
 
     class Counted:
@@ -44,7 +44,7 @@ def test_a_cached_predictive_runs_once_for_the_same_rows() -> None:
 
 def test_a_cached_predictive_keeps_no_more_than_it_may() -> None:
     data = task("regression")
-    nets = untrained(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
+    nets = init_nets(data, 0, recipe("deep_ensemble", {"hidden": [4]}))
     own = as_predictive(nets, data)
     x = data.test[0]
     whole = CachedPredictive(own, LRUCache(own.outputs(x, 1).numel()))

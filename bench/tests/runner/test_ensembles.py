@@ -13,7 +13,7 @@ from offmap.errors import ConfigError
 from offmap_bench.methods import anchored
 from offmap_bench.runner import base_models
 from offmap_bench.runner import run as cells
-from offmap_bench.runner.base_models import SILENT, Recipe, digest, prepare, trained, untrained
+from offmap_bench.runner.base_models import SILENT, Recipe, digest, init_nets, load_nets, prepare
 from offmap_bench.runner.methods import FitContext, candidates, recipe
 from offmap_bench.runner.plan import METHODS, Cell, parse
 from offmap_bench.runner.plan import cells as plan_cells
@@ -66,9 +66,9 @@ def test_a_grid_that_no_stack_can_hold_is_fitted_one_after_another() -> None:
 def test_the_chosen_nets_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     candidates = [{"tradeoff": 1.0}, {"tradeoff": 1e-3}]
     how = recipe("negative_correlation", QUICK, candidates)
-    first = trained(DATA, 0, how)
+    first = load_nets(DATA, 0, how)
     monkeypatch.setattr(base_models, "train", pytest.fail)
-    again = trained(DATA, 0, how)
+    again = load_nets(DATA, 0, how)
     assert (again.chosen, again.seconds) == (first.chosen, first.seconds)
     for one, other in zip(first.nets, again.nets, strict=True):
         assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
@@ -78,10 +78,10 @@ def test_the_chosen_nets_are_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_the_lowest_validation_nll_is_chosen() -> None:
     """Among fits of which only one has learned anything."""
     candidates = [{"tradeoff": 0.0}, {"tradeoff": 1e6}, {"tradeoff": 1e7}]
-    made = trained(DATA, 0, recipe("anchored", QUICK, candidates))
+    made = load_nets(DATA, 0, recipe("anchored", QUICK, candidates))
     assert made.chosen == {"tradeoff": 0.0}
     how = recipe("anchored", {**QUICK, "tradeoff": 0.0})
-    nets = untrained(DATA, 0, how)
+    nets = init_nets(DATA, 0, how)
     rows, valid, law = prepare(nets, DATA, how.batch_size)
     alone = anchored.fit(nets, rows, valid, likelihood=law, config=how.training, runtime=SILENT)
     outputs = torch.stack([net(valid.inputs).detach() for net in made.nets])

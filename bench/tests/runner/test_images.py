@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.errors import ConfigError
 from offmap.metrics import auroc
-from offmap_bench.runner.images import learned, pass_over, pretrained_name, subset, train_config, untrained
+from offmap_bench.runner.images import init_net, load_classifier, pass_over, pretrained_name, subset, train_config
 from offmap_bench.runner.methods import FitContext
 from offmap_bench.runner.plan import METHODS, Cell, cells, digest, narrow_plan, parse
 from offmap_bench.runner.run import Bench, run
@@ -43,35 +43,35 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
 
 
 def test_a_net_is_trained_once_and_read_afterwards(task: Task, tmp_path: Path) -> None:
-    first, seconds = learned(task, "godin", NET, seed=1)
+    first, seconds = load_classifier(task, "godin", NET, seed=1)
     assert seconds > 0
     (path,) = (tmp_path / "cache" / "classifiers").iterdir()
     written = path.stat().st_mtime_ns
-    again, same = learned(task, "godin", NET, seed=1)
+    again, same = load_classifier(task, "godin", NET, seed=1)
     assert same == pytest.approx(seconds)
     assert path.stat().st_mtime_ns == written
     x = task.test[0]
     assert torch.equal(first.score(x), again.score(x))
-    assert not torch.equal(learned(task, "godin", NET, seed=2)[0].score(x), first.score(x))
-    assert not torch.equal(learned(task, "godin", NET, seed=1, member=1)[0].score(x), first.score(x))
+    assert not torch.equal(load_classifier(task, "godin", NET, seed=2)[0].score(x), first.score(x))
+    assert not torch.equal(load_classifier(task, "godin", NET, seed=1, member=1)[0].score(x), first.score(x))
     other = replace(task, train=stripes(96, 5))
-    assert not torch.equal(learned(other, "godin", NET, seed=1)[0].score(x), first.score(x))
+    assert not torch.equal(load_classifier(other, "godin", NET, seed=1)[0].score(x), first.score(x))
 
 
 def test_a_damaged_file_is_said_and_the_net_trained_again(task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first, _ = learned(task, "plain", NET, seed=0)
+    first, _ = load_classifier(task, "plain", NET, seed=0)
     (path,) = (tmp_path / "cache" / "classifiers").iterdir()
     path.write_bytes(path.read_bytes()[:200])
-    again, _ = learned(task, "plain", NET, seed=0)
+    again, _ = load_classifier(task, "plain", NET, seed=0)
     assert "cannot be read" in caplog.text
     assert "are trained again" in caplog.text
     assert torch.equal(first.score(task.test[0]), again.score(task.test[0]))
 
 
 def test_the_form_of_the_images_decides_on_the_net(task: Task) -> None:
-    assert untrained(task, 0)(task.test[0][:2]).shape == (2, 2)
+    assert init_net(task, 0)(task.test[0][:2]).shape == (2, 2)
     colour = replace(task, train=(torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])), outputs=6)
-    assert untrained(colour, 0)(torch.rand(2, 3, 32, 32)).shape == (2, 6)
+    assert init_net(colour, 0)(torch.rand(2, 3, 32, 32)).shape == (2, 6)
     assert train_config("plain", {}, 3).augment
     assert not train_config("plain", {}, 1).augment
     assert train_config("mixup", {"alpha": 0.3, "epochs": 2}, 3).alpha == 0.3
@@ -82,7 +82,7 @@ def test_the_form_of_the_images_decides_on_the_net(task: Task) -> None:
 def test_detectors_are_those_of_detect_and_look_once(task: Task) -> None:
     context = FitContext(task, 0)
     fits = {name: METHODS["detector"].fit(context, {"method": name, **NET}) for name in ("energy", "knn", "odin")}
-    net = learned(task, "plain", NET, seed=0)[0].net
+    net = load_classifier(task, "plain", NET, seed=0)[0].net
     passes: list[int] = []
     model = pass_over(task, 0, tuple(sorted(NET.items())))[0].classifier.model
     hook = model.register_forward_hook(lambda m, args, out: passes.append(len(args[0])))
@@ -149,7 +149,7 @@ def test_a_cell_tells_detection_accuracy_and_seconds(method: str, config: dict[s
 
 def test_a_guard_in_a_cell_has_the_score_that_the_cell_names(task: Task) -> None:
     bench = Bench(_task=(("images/mnist", 0), task))
-    net, found = learned(task, "plain", NET, 0)[0].net, list[float]()
+    net, found = load_classifier(task, "plain", NET, 0)[0].net, list[float]()
     for name in ("default", "paper"):
         record = bench.run(cell("image_guard", {"draws": 5, "score": name}))
         guard = offmap.fit(net, task.train, task.valid, draws=5, score=name)

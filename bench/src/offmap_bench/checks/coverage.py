@@ -63,8 +63,8 @@ def package_of(name: str) -> str:
     >>> [package_of(f"src/{name}.py") for name in ("offmap/model/params", "offmap/fit", "offmap_bench/speed/page")]
     ['model', 'fit', 'bench/speed']
     """
-    found = re.search(r"src/offmap(_bench)?/([^/]+)", name.replace("\\", "/"))
-    return f"{'bench/' if found[1] else ''}{found[2]}".removesuffix(".py") if found else name
+    match = re.search(r"src/offmap(_bench)?/([^/]+)", name.replace("\\", "/"))
+    return f"{'bench/' if match[1] else ''}{match[2]}".removesuffix(".py") if match else name
 
 
 def shares(packages: Mapping[str, Mapping[str, int]]) -> tuple[float, ...]:
@@ -103,13 +103,13 @@ class Reach:
         reached = {n: [name for name in names if name] for n, names in self._data.contexts_by_lineno(str(ROOT / file)).items()}
         near = max((n for n in reached if n <= line), default=line)
         names = {n.rpartition("|")[0] for n in reached.get(near) or (name for some in reached.values() for name in some)}
-        own, folder = own_test(file), own_test(file).rpartition("/")[0]
-        is_new = (ROOT / own).exists() and (ROOT / own).stat().st_mtime > SECONDS.stat().st_mtime
-        chosen = [own] if is_new or ((ROOT / own).exists() and not reached.get(near)) else []
+        test_file, folder = own_test(file), own_test(file).rpartition("/")[0]
+        is_new = (ROOT / test_file).exists() and (ROOT / test_file).stat().st_mtime > SECONDS.stat().st_mtime
+        chosen = [test_file] if is_new or ((ROOT / test_file).exists() and not reached.get(near)) else []
 
         def rank(name: str) -> tuple[bool, bool, str, float]:
             path = name.partition("::")[0]
-            return path not in (file, own), not path.startswith(folder), path, self._seconds.get(name, 1.0)
+            return path not in (file, test_file), not path.startswith(folder), path, self._seconds.get(name, 1.0)
 
         for name in sorted(names, key=rank):
             seconds = self._seconds.get(name, 1.0)

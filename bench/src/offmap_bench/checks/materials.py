@@ -37,7 +37,7 @@ EXTRAS = tuple(extra for extra in PROJECT["optional-dependencies"] if extra not 
 Packages = Mapping[str, Distribution]
 
 
-def installed() -> dict[str, Distribution]:
+def find_packages() -> dict[str, Distribution]:
     """Offmap and all that it needs, by name; extras that are not installed here are left out."""
     packages: dict[str, Distribution] = {}
     queue = visited = {("offmap", frozenset(EXTRAS))}
@@ -110,12 +110,12 @@ def audit(packages: Packages, pinned: Mapping[str, str]) -> list[str]:
             f"{name} {version} is a pre-release": version.is_prerelease,
             f"{name} {version} names no licence": not licence(package),
         }
-        wrong += [fault for fault, found in faults.items() if found]
-        wrong += [f"{name} {version}: {path} is not the file that was installed" for path in changed(package)]
+        wrong += [fault for fault, holds in faults.items() if holds]
+        wrong += [f"{name} {version}: {path} is not the file that was installed" for path in find_changes(package)]
     return wrong
 
 
-def changed(package: Distribution) -> list[str]:
+def find_changes(package: Distribution) -> list[str]:
     """Files that are missing, or whose SHA-256 is not the one in the package's list."""
 
     def digest(path: Path) -> str:
@@ -128,7 +128,7 @@ def changed(package: Distribution) -> list[str]:
 
 
 def main() -> None:
-    packages = installed()
+    packages = find_packages()
     if sys.argv[1:] == ["bill"]:
         replace_file(path := ROOT / "build" / "sbom.json", json.dumps(bill(packages), indent=1) + "\n")
         return print(f"{len(packages)} packages: {path}")

@@ -96,15 +96,15 @@ def mutants_of(file: str) -> dict[Span, list[Mutant]]:
     from cosmic_ray.plugins import get_operator, operator_names
 
     nodes, spared = list(ast_nodes(get_ast(read(file)))), find_annotations(read(file))
-    found: dict[Span, list[Mutant]] = {}
+    by_span: dict[Span, list[Mutant]] = {}
     for name in operator_names():
         if (kind := get_operator(name)).arguments():
             continue  # those need arguments
         spans = (span for node in nodes for span in kind().mutation_positions(node))
         for i, span in enumerate(spans):
             if not any(start <= span[0] and span[1] <= stop for start, stop in spared):
-                found.setdefault(span, []).append(Mutant(file, name, i, span[0][0]))
-    return found
+                by_span.setdefault(span, []).append(Mutant(file, name, i, span[0][0]))
+    return by_span
 
 
 def find_annotations(text: str) -> list[Span]:
@@ -186,18 +186,18 @@ def change_of(entry: Entry) -> tuple[str, str, str]:
     return entry["file"], entry["before"], entry["after"]
 
 
-def explained() -> set[tuple[str, str, str]]:
+def read_reasons() -> set[tuple[str, str, str]]:
     """Changes of which `mutants.toml` says why no test can tell them from the code."""
     return {change_of(entry) for entry in tomllib.loads(EXPLAINED.read_text(encoding="utf-8")).get("mutant", [])}
 
 
-def left() -> list[Entry]:
-    reasons = explained()
+def find_survivors() -> list[Entry]:
+    reasons = read_reasons()
     return [e for e in records.read("mutants") if e["end"] == "survived" and is_current(e) and change_of(e) not in reasons]
 
 
 def table() -> str:
-    reasons, entries = explained(), records.read("mutants")
+    reasons, entries = read_reasons(), records.read("mutants")
     rows = ["| file | mutants | killed | survived | explained |", "|---|--:|--:|--:|--:|"]
     for name in [*sorted({entry["file"] for entry in entries}), "all"]:
         some = [entry for entry in entries if name in (entry["file"], "all")]
@@ -217,11 +217,11 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="so many seconds of tests for a mutant")
     asked = parser.parse_args()
     if asked.command == "left":
-        print("\n".join(f"{Mutant.of(e)}  ({e['tests']} tests)\n  - {e['before']}\n  + {e['after']}" for e in left()))
+        print("\n".join(f"{Mutant.of(e)}  ({e['tests']} tests)\n  - {e['before']}\n  + {e['after']}" for e in find_survivors()))
         return
-    known = {Mutant.of(entry) for entry in records.read("mutants") if is_current(entry)}
-    drawn = (mutant for mutant in islice(draw(asked.seed), asked.count) if mutant not in known)
-    chosen = drawn if asked.command == "run" else map(Mutant.of, left())
+    judged = {Mutant.of(entry) for entry in records.read("mutants") if is_current(entry)}
+    drawn = (mutant for mutant in islice(draw(asked.seed), asked.count) if mutant not in judged)
+    chosen = drawn if asked.command == "run" else map(Mutant.of, find_survivors())
     judge((mutant for mutant in chosen if not asked.files or mutant.file in asked.files), asked.minutes, asked.budget)
 
 

@@ -133,9 +133,9 @@ class Branched(BodyAndHead):
 def hinted_loss(logits: Tensor, confidence: Tensor, y: Tensor, hinted: Tensor, price: Tensor) -> tuple[Tensor, Tensor]:
     """−log p′_y + price·(−log c), p′ = c·p + (1 − c)·onehot(y) for rows that are `hinted`, else p; and the mean of −log c."""
     c, p = confidence.sigmoid(), logits.softmax(1).gather(1, y[:, None])[:, 0]
-    asked = F.softplus(-confidence).mean()
-    given = torch.where(hinted, c * p + (1 - c), p)
-    return -given.clamp_min(1e-12).log().mean() + price * asked, asked
+    hint_cost = F.softplus(-confidence).mean()
+    likelihood = torch.where(hinted, c * p + (1 - c), p)
+    return -likelihood.clamp_min(1e-12).log().mean() + price * hint_cost, hint_cost
 
 
 def confidence_loss(net: Branched, x: Tensor, y: Tensor, config: ConfidenceConfig, moment: Moment) -> Tensor:
@@ -180,7 +180,7 @@ class Quotient(nn.Module):
         """max_c h_c(x), (B,)."""
         return self.cosine(self.body(x)).amax(1)
 
-    def moved(self, x: Tensor, step: float) -> Tensor:
+    def score_at(self, x: Tensor, step: float) -> Tensor:
         """max_c h_c at x + step·sign ∇_x max_c h_c, (B,)."""
         with torch.inference_mode(False), torch.enable_grad():
             near = x.clone().requires_grad_(True)
@@ -192,7 +192,7 @@ class Quotient(nn.Module):
 
 def choose_step(net: Quotient, x: Tensor, y: Tensor, config: TrainConfig) -> None:
     """The step that makes validation images most in-distribution, as the authors choose it without OOD ones."""
-    gains = [torch.cat([net.moved(part, step) for part in x.split(BLOCK)]).mean() for step in STEPS]
+    gains = [torch.cat([net.score_at(part, step) for part in x.split(BLOCK)]).mean() for step in STEPS]
     net.step.fill_(STEPS[int(torch.stack(gains).argmax())])
 
 
@@ -226,8 +226,8 @@ def squared_distance(features: Tensor, points: Tensor) -> Tensor:
 def bounded_loss(features: Tensor, points: Tensor, radius: Tensor, y: Tensor, bound: float) -> Tensor:
     """CE(d, y) + bound·mean max(d_e(f, p_y) − R, 0), d = d_e(f, p) − f·p, d_e the mean squared distance."""
     distance = squared_distance(features, points)
-    own = distance.gather(1, y[:, None])[:, 0]
-    return F.cross_entropy(distance - features @ points.mT, y) + bound * (own - radius).clamp_min(0).mean()
+    to_label = distance.gather(1, y[:, None])[:, 0]
+    return F.cross_entropy(distance - features @ points.mT, y) + bound * (to_label - radius).clamp_min(0).mean()
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ TRAININGS: dict[str, TrainingMethod] = {
         lambda net, config: Branched(net, config.price),
     ),
     "godin": TrainingMethod(
-        score=lambda net, x, config: -net.moved(x, float(net.step)), build=lambda net, config: Quotient(net), settle=choose_step
+        score=lambda net, x, _: -net.score_at(x, float(net.step)), build=lambda net, config: Quotient(net), settle=choose_step
     ),
     "arpl": TrainingMethod(
         ARPLConfig, lambda net, x, y, config, moment: bounded_loss(net.body(x), net.points, net.radius, y, config.bound),

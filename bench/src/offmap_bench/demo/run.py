@@ -92,20 +92,20 @@ class Bench:
     report: Report = lambda doing: None
 
     def __post_init__(self) -> None:
-        self.train, self.valid, self.likelihood = prepare(self.untrained(range(1)), self.task, self.plan.batch_size)
+        self.train, self.valid, self.likelihood = prepare(self.init_nets(range(1)), self.task, self.plan.batch_size)
         self.seconds: dict[str, float] = {}
 
-    def untrained(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
+    def init_nets(self, members: range, dropout: float = 0.0) -> list[nn.Module]:
         """Return untrained nets; a member's start depends on the seed and its number alone."""
         first, hidden = self.seed * self.plan.members, self.plan.hidden
         return [mlp(self.task.inputs, self.task.outputs, hidden=hidden, dropout=dropout, seed=first + m) for m in members]
 
-    def trained(self, method: Any, nets: list[nn.Module]) -> Any:
+    def train_nets(self, method: Any, nets: list[nn.Module]) -> Any:
         config = method.Config(steps=self.plan.steps, lr=self.plan.lr)
         return method.fit(nets, self.train, self.valid, likelihood=self.likelihood, config=config, seed=self.seed, runtime=SILENT)
 
-    def plain(self, members: range) -> list[nn.Module]:
-        return self.trained(deep_ensemble, self.untrained(members)).nets()
+    def train_members(self, members: range) -> list[nn.Module]:
+        return self.train_nets(deep_ensemble, self.init_nets(members)).nets()
 
     def guard(self, predictive: Predictive, **options: Any) -> Guard:
         draws = self.plan.draws
@@ -117,7 +117,7 @@ class Bench:
             score="paper", draws=self.plan.draws, seed=self.seed, progress=False, **self.plan.fit | options,
         )  # fmt: skip
 
-    def timed(self, label: str, work: Callable[[], Value]) -> Value:
+    def time_work(self, label: str, work: Callable[[], Value]) -> Value:
         self.report(label)
         start = time.perf_counter()
         result = work()
@@ -130,19 +130,19 @@ def run(plan: Plan, seed: int, report: Report = lambda doing: None) -> Result:
     task = plan.task()
     bench = Bench(plan, task, seed, report)
     warm_up()
-    first = bench.timed(PLAIN, lambda: bench.plain(range(1)))
-    nets = first + bench.timed(ENSEMBLE, lambda: bench.plain(range(1, plan.members)))
+    first = bench.time_work(PLAIN, lambda: bench.train_members(range(1)))
+    nets = first + bench.time_work(ENSEMBLE, lambda: bench.train_members(range(1, plan.members)))
     bench.seconds[ENSEMBLE] += bench.seconds[PLAIN]
     guards = {label: bench.guard(as_predictive(n, task), score="paper") for label, n in ((PLAIN, first), (ENSEMBLE, nets))}
-    dropout = bench.timed(DROPOUT, lambda: bench.trained(mc_dropout, bench.untrained(range(1), plan.dropout)))
+    dropout = bench.time_work(DROPOUT, lambda: bench.train_nets(mc_dropout, bench.init_nets(range(1), plan.dropout)))
     guards[DROPOUT] = bench.guard(dropout, score="paper")
     for label, basis in ((SCALING, "identity"), (SVD, "svd")):
-        guards[label] = bench.timed(label, lambda basis=basis: bench.maxwent(first, basis))
+        guards[label] = bench.time_work(label, lambda basis=basis: bench.maxwent(first, basis))
     entropy_weight = guards[SVD].history.chosen["entropy_weight"]  # what one net chose serves for five
-    guards[SVD5] = bench.timed(SVD5, lambda: bench.maxwent(nets, "svd", entropy_weight=entropy_weight))
-    joined = bench.timed(JOINED, lambda: bench.guard(guards[SVD5].predictive, train=task.train))
+    guards[SVD5] = bench.time_work(SVD5, lambda: bench.maxwent(nets, "svd", entropy_weight=entropy_weight))
+    joined = bench.time_work(JOINED, lambda: bench.guard(guards[SVD5].predictive, train=task.train))
     bench.seconds[JOINED] += bench.seconds[SVD5]
-    baseline = bench.timed(NEAREST, lambda: Nearest(task.train[0], standardise=plan.standardise))
+    baseline = bench.time_work(NEAREST, lambda: Nearest(task.train[0], standardise=plan.standardise))
     report("Looking around")
     scorers: dict[str, Scorer] = {**guards, JOINED: joined, NEAREST: baseline}
     thresholds = {label: g.threshold for label, g in {**guards, JOINED: joined}.items()}

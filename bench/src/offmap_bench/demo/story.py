@@ -58,15 +58,15 @@ def write_chapter(plan: Plan, seed: int, report: Callable[[str], None]) -> tuple
 def tabulate(result: Result) -> Table:
     """Return detection on every OOD set, quality on test data, and seconds, as text."""
     title, key = ("RMSE", "rmse") if result.task.likelihood == "gaussian" else ("accuracy", "accuracy")
-    found = {(row["scorer"], row["set"]): row for row in result.evaluation.rows}
+    by_scorer = {(row["scorer"], row["set"]): row for row in result.evaluation.rows}
     several = len(result.task.ood) > 1
     lines: list[dict[str, str]] = []
     for method in result.evaluation.scores:
         line = {"method": method}
         for name, measure in (("AUROC", "auroc"), ("FPR@95", "fpr95")):
             for ood in result.task.ood:
-                line[f"{name} {ood}" if several else name] = f"{100 * found[method, ood][measure]:.1f}"
-        value = found.get((method, "test"), {}).get(key)
+                line[f"{name} {ood}" if several else name] = f"{100 * by_scorer[method, ood][measure]:.1f}"
+        value = by_scorer.get((method, "test"), {}).get(key)
         line[title] = "–" if value is None else f"{value:.4f}" if key == "rmse" else f"{100 * value:.1f}"
         line["fit, s"] = f"{'+' if method in ON_TOP else ''}{result.seconds[method]:.1f}"
         lines.append(line)
@@ -165,18 +165,18 @@ def describe_digits(result: Result) -> Description:
     alarms, false = (shares([scores[m][s] > result.thresholds[m] for m in methods]) for s in (name, "test"))
     area = {row["scorer"]: f"{100 * row['auroc']:.1f}" for row in result.evaluation.rows if row["set"] == name}
     fields: dict[str, Any] = {"rows": len(result.task.train[0]), "unknown": len(images), "alarms": alarms, "false": false}
-    fields |= {"areas": listed([area[m] for m in methods]), "nearest": area[NEAREST], "joined": area[JOINED]}
+    fields |= {"areas": join_words([area[m] for m in methods]), "nearest": area[NEAREST], "joined": area[JOINED]}
     return "digits", fields, "Most and least OOD, for the SVD guard", gallery(panels, width="26rem")
 
 
 def shares(flags: Sequence[Tensor]) -> str:
-    return listed([f"{100 * float(each.float().mean()):.0f} %" for each in flags])
+    return join_words([f"{100 * float(each.float().mean()):.0f} %" for each in flags])
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Write a list in prose.
 
-    >>> listed(["a", "b", "c"])
+    >>> join_words(["a", "b", "c"])
     'a, b and c'
     """
     return f"{', '.join(words[:-1])} and {words[-1]}"

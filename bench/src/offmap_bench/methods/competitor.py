@@ -30,7 +30,7 @@ def refuse_unless(words: str, test: Callable[[Any], bool]) -> Check:
     return check
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Return the entries of a list, or a list of one value."""
     return list(value) if isinstance(value, list | tuple) and value else [value]
 
@@ -53,20 +53,20 @@ CHECKS: dict[str, Check] = {
     **dict.fromkeys(("momentum", "shrinkage", "dropout"), SHARE),
     **dict.fromkeys(("clip_loss", "rescale", "standardise", "augment", "fixed_median"),
                     refuse_unless("true or false", lambda v: isinstance(v, bool))),
-    "entropy_weight": lambda name, value: [checks.number(name, v, at_least=0) for v in listed(value)],
-    "eps": lambda name, value: [checks.number(name, v, above=0) for v in listed(value)],
-    "params": refuse_unless("a pattern of names of parameters, or a list of such", lambda v: {*map(type, listed(v))} == {str}),
-    "hidden": refuse_unless("a list of whole numbers above 0", lambda v: listed(v) != [v] and all(map(is_count, v))),
+    "entropy_weight": lambda name, value: [checks.number(name, v, at_least=0) for v in as_list(value)],
+    "eps": lambda name, value: [checks.number(name, v, above=0) for v in as_list(value)],
+    "params": refuse_unless("a pattern of names of parameters, or a list of such", lambda v: {*map(type, as_list(v))} == {str}),
+    "hidden": refuse_unless("a list of whole numbers above 0", lambda v: as_list(v) != [v] and all(map(is_count, v))),
     "chunk_size": refuse_unless('"auto" or a whole number above 0', lambda v: v == "auto" or is_count(v)),
     "initial_raw_scale": checks.number,
 }  # fmt: skip
 """How settings are checked, by their names; what is not here is checked by the method itself."""
 
 
-def check_settings(settings: Mapping[str, Any], **own: Check) -> None:
-    """Refuse settings of the wrong kind, by CHECKS and the method's own."""
+def check_settings(settings: Mapping[str, Any], **more_checks: Check) -> None:
+    """Refuse settings of the wrong kind, by CHECKS and `more_checks` of the method."""
     for name, value in settings.items():
-        (CHECKS | own).get(name, lambda name, value: None)(name, value)
+        (CHECKS | more_checks).get(name, lambda name, value: None)(name, value)
 
 
 def as_settings(config: Any) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def as_settings(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
-def check_fields(config: Any, **own: Check) -> None:
+def check_fields(config: Any, **more_checks: Check) -> None:
     """Refuse fields of the wrong kind, but for None where it is the default; a `Literal` field must be one of its words."""
     words = {n: get_args(hint) for n, hint in get_type_hints(type(config)).items() if get_origin(hint) is Literal}
-    own |= {name: lambda name, value: checks.one_of(name, value, words[name]) for name in words}
+    more_checks |= {name: lambda name, value: checks.one_of(name, value, words[name]) for name in words}
     default = as_settings(type(config)())
-    check_settings({n: v for n, v in as_settings(config).items() if v is not None or default[n] is not None}, **own)
+    check_settings({n: v for n, v in as_settings(config).items() if v is not None or default[n] is not None}, **more_checks)
 
 
 C = TypeVar("C")
@@ -119,7 +119,7 @@ def one_by_one(fit: Callable[[Nets, Problem, C], P]) -> Callable[[Nets, Problem,
     return lambda nets, problem, configs: [fit(nets, problem, config) for config in configs]
 
 
-def shared(configs: Sequence[Training]) -> Training:
+def check_same_training(configs: Sequence[Training]) -> Training:
     """Return how all settings of a grid are trained; refuse settings that differ in it, as they take the same steps."""
     for name in (f.name for f in fields(Training)):
         values = list(dict.fromkeys(getattr(config, name) for config in configs))
@@ -133,14 +133,14 @@ def per_setting(configs: Sequence[Any], name: str, stack: Stack) -> Tensor:
     return next(iter(stack.weights.values())).new_tensor([float(getattr(config, name)) for config in configs])
 
 
-def stacked(
+def build_ensemble(
     config: type[T], losses: Callable[[Stack, Problem, Sequence[T]], Losses], judge: Judge = member_nll
 ) -> Competitor[T, Sampled]:
     """Return an ensemble: nets minimise `losses`, all settings in one stack; `judge` picks the state that each member keeps."""
 
     def fit_all(nets: Nets, problem: Problem, configs: Sequence[T]) -> list[Sampled]:
         stack = Stack.build(nets, problem.valid.inputs, problem.runtime, settings=len(configs))
-        train_stack(stack, losses(stack, problem, configs), problem, shared(configs), judge=judge)
+        train_stack(stack, losses(stack, problem, configs), problem, check_same_training(configs), judge=judge)
         return stack.predictives()
 
     return Competitor(config, fit_all)

@@ -18,7 +18,7 @@ from offmap.posterior.distribution import sum_per_member
 from offmap.posterior.noise import NOISES, draw_noise
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
-from offmap_bench.methods.competitor import Competitor, Nets, one_by_one, per_setting, stacked
+from offmap_bench.methods.competitor import Competitor, Nets, build_ensemble, one_by_one, per_setting
 from offmap_bench.methods.stack import (
     Losses,
     Problem,
@@ -30,7 +30,7 @@ from offmap_bench.methods.stack import (
     train_stack,
 )
 
-deep_ensemble = stacked(Training, lambda stack, problem, _: maximum_likelihood(stack, problem.likelihood))
+deep_ensemble = build_ensemble(Training, lambda stack, problem, _: maximum_likelihood(stack, problem.likelihood))
 """Plain nets trained from different starts by maximum likelihood. One net is the plain baseline."""
 
 
@@ -58,7 +58,7 @@ def correlation_losses(stack: Stack, likelihood: Likelihood, tradeoff: Tensor) -
     return losses
 
 
-negative_correlation = stacked(
+negative_correlation = build_ensemble(
     DiversityConfig, lambda s, problem, c: correlation_losses(s, problem.likelihood, per_setting(c, "tradeoff", s)), ensemble_nll
 )
 """Members are pushed away from what the ensemble predicts, on the training data themselves."""
@@ -87,7 +87,7 @@ def draw_in_box(x: Inputs, seed: int, step: int) -> Tensor:
     return low + (high - low) * share.to(x)
 
 
-overall_diversity = stacked(
+overall_diversity = build_ensemble(
     DiversityConfig,
     lambda s, problem, c: diversity_losses(s, problem.likelihood, per_setting(c, "tradeoff", s), seed=problem.seed),
     ensemble_nll,
@@ -123,7 +123,7 @@ def draw_anchors(stack: Stack, configs: Sequence[AnchoredConfig], seed: int) -> 
     return {n: scale.view(-1, *[1] * (w.ndim - 2)) * w[:, 0].repeat(stack.settings, *[1] * (w.ndim - 2)) for n, w in z.items()}
 
 
-anchored = stacked(
+anchored = build_ensemble(
     AnchoredConfig,
     lambda s, problem, c: anchor_losses(s, problem.likelihood, per_setting(c, "tradeoff", s), draw_anchors(s, c, problem.seed)),
 )
@@ -167,7 +167,7 @@ def repulsion_losses(stack: Stack, likelihood: Likelihood, configs: Sequence[Rep
     return losses
 
 
-repulsive = stacked(RepulsiveConfig, lambda s, problem, c: repulsion_losses(s, problem.likelihood, c), ensemble_nll)
+repulsive = build_ensemble(RepulsiveConfig, lambda s, problem, c: repulsion_losses(s, problem.likelihood, c), ensemble_nll)
 """RDE: members push each other apart in weight space, the nearest most."""
 
 

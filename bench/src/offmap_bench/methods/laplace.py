@@ -76,27 +76,27 @@ class Approximated:
     def outputs(self, x: Inputs, draws: int, *, clip: float | None = None, seed: int = 0) -> Tensor:
         """(M·P, B, ...), member-major."""
         if self.linear:
-            random = self._linearised(x, draws, seed)
+            random = self._linearise_outputs(x, draws, seed)
         else:
-            random = self.model.outputs(lambda span: self._sampled(span, seed), draws, x, members=self.members)
+            random = self.model.outputs(lambda span: self._draw_weights(span, seed), draws, x, members=self.members)
         if self.means is None:
             return random
         base = self.model.outputs(lambda span: self.weights, 1, x, members=self.members).repeat_interleave(draws, 0)
         return torch.cat([random[..., : self.means], base[..., self.means :]], -1)
 
-    def _drawn(self, span: range, seed: int) -> tuple[Weights, Weights]:
+    def _repeat_and_draw(self, span: range, seed: int) -> tuple[Weights, Weights]:
         """All weights, w̄ of each draw, and δ of the random ones."""
         return {name: w.repeat_interleave(len(span), 0) for name, w in self.weights.items()}, self.draw(span, seed)
 
-    def _sampled(self, span: range, seed: int) -> Weights:
-        weights, delta = self._drawn(span, seed)
+    def _draw_weights(self, span: range, seed: int) -> Weights:
+        weights, delta = self._repeat_and_draw(span, seed)
         return weights | {name: weights[name] + d for name, d in delta.items()}
 
     @torch.enable_grad()  # no gradient is asked for, but tiles are written in place without
-    def _linearised(self, x: Inputs, draws: int, seed: int) -> Tensor:
+    def _linearise_outputs(self, x: Inputs, draws: int, seed: int) -> Tensor:
         step, parts = max(1, self.model.chunk_size), list[Tensor]()
         for span in (range(i, min(i + step, draws)) for i in range(0, draws, step)):
-            weights, delta = self._drawn(span, seed)
+            weights, delta = self._repeat_and_draw(span, seed)
             point, rows = {name: weights[name] for name in delta}, list[Tensor]()
             for start in range(0, rows_of(x), self.model.batch_size):
                 taken = take_rows(x, slice(start, start + self.model.batch_size))
@@ -187,21 +187,21 @@ def find_posterior(library: Any, model: Means, loader: DataLoader[Any], law: str
     """laplace-torch's posterior around one member, with its prior, and the noise of a regression."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = library.Laplace(model, law, subset_of_weights="all", hessian_structure=config.structure)
-        made.fit(loader)
+        posterior = library.Laplace(model, law, subset_of_weights="all", hessian_structure=config.structure)
+        posterior.fit(loader)
         if config.prior_precision is None:
-            by_evidence(made, noisy=law == "regression")
+            by_evidence(posterior, noisy=law == "regression")
         else:
-            made.prior_precision = float(config.prior_precision)
+            posterior.prior_precision = float(config.prior_precision)
             if law == "regression":
                 x, y = loader.dataset.tensors  # pyright: ignore[reportAttributeAccessIssue]
                 with torch.no_grad():
-                    made.sigma_noise = (model(x) - y).square().mean().sqrt()
-    return made
+                    posterior.sigma_noise = (model(x) - y).square().mean().sqrt()
+    return posterior
 
 
 @torch.no_grad()
-def by_evidence(made: Any, *, noisy: bool) -> None:
+def by_evidence(posterior: Any, *, noisy: bool) -> None:
     """Prior precision, and noise, of highest log marginal likelihood: a grid in powers of ten, repeated around its best point.
 
     No gradients: laplace-torch 0.3 gives none of the Kronecker log-determinant in the noise.
@@ -209,7 +209,7 @@ def by_evidence(made: Any, *, noisy: bool) -> None:
     best, sides = (0.0, -1.0)[: 1 + noisy], (4.0, 2.0)[: 1 + noisy]  # middle and half side of the grid
 
     def evidence(powers: tuple[float, ...]) -> float:
-        value = float(made.log_marginal_likelihood(*(made.mean.new_tensor([10.0**power]) for power in powers)))
+        value = float(posterior.log_marginal_likelihood(*(posterior.mean.new_tensor([10.0**power]) for power in powers)))
         return value if math.isfinite(value) else -math.inf
 
     for _ in range(4):  # each grid has 9 points a side, at a quarter of the distance of the one before

@@ -18,7 +18,7 @@ from offmap.model.forward import copy_model
 from offmap.model.params import stack_models
 from offmap.posterior.predictive import Sampled
 from offmap.random import generator
-from offmap_bench.methods.competitor import Competitor, Nets, shared
+from offmap_bench.methods.competitor import Competitor, Nets, check_same_training
 from offmap_bench.methods.stack import Problem, Stack, Training, train_stack
 
 Shapes: TypeAlias = dict[str, tuple[float, tuple[int, ...]]]
@@ -111,19 +111,19 @@ def _fit_all(nets: Nets, problem: Problem, configs: Sequence[Config]) -> list[Sa
     stack = Stack.build(at, valid.inputs, problem.runtime, settings=len(configs))
     like = next(iter(at.mean.values()))
     by_setting = [
-        {n: (own if c.dropout is None else c.dropout, shape) for n, (own, shape) in shapes.items()} for c in configs
+        {n: (rate if c.dropout is None else c.dropout, shape) for n, (rate, shape) in shapes.items()} for c in configs
     ]  # fmt: skip
 
     def losses(step: int, batch: Batch) -> Tensor:
         address = range(step, step + 1), "fit", problem.seed, rows_of(batch[0])
-        drawn = [draw_masks(own, at.members, like, *address) for own in by_setting]
+        drawn = [draw_masks(setting, at.members, like, *address) for setting in by_setting]
         stacked = {name: torch.cat([mask[name] for mask in drawn]) for name in shapes}
         outputs = stack.model(stack.weights | stack.fixed | stacked, batch[0])
         return stack.by_setting(likelihood.nll(outputs, batch[1]).mean(1)).sum(1)
 
-    train_stack(stack, losses, problem, shared(configs))
+    train_stack(stack, losses, problem, check_same_training(configs))
     trained = zip(stack.trained_weights(), by_setting, strict=True)
-    return [Sampled(stack.model, weights, partial(draw_thinned, weights, own)) for weights, own in trained]
+    return [Sampled(stack.model, weights, partial(draw_thinned, weights, setting)) for weights, setting in trained]
 
 
 mc_dropout = Competitor(Config, _fit_all)

@@ -246,7 +246,7 @@ class Posteriors:
             total += torch.stack([self.likelihood.predictive_nll(drawn, y).double().sum() for drawn in by_member])
         return total / valid.rows
 
-    def setting(self, number: int, risk: Tensor, stop_reason: str, config: MeanFieldConfig) -> Stochastic:
+    def take_setting(self, number: int, risk: Tensor, stop_reason: str, config: MeanFieldConfig) -> Stochastic:
         """One setting by itself, M members."""
         part = slice(number * self.members, (number + 1) * self.members)
         q = distribution(
@@ -281,7 +281,7 @@ def _fit_mean_field(nets: Nets, problem: Problem, configs: Sequence[MeanFieldCon
     losses = partial(posterior.losses, weight)
     stop_reason = train_stack(stack, losses, problem, config, judge=lambda *_: posterior.validation(valid))
     risk = posterior.validation(valid)
-    return [posterior.setting(g, risk, stop_reason, c) for g, c in enumerate(configs)]
+    return [posterior.take_setting(g, risk, stop_reason, c) for g, c in enumerate(configs)]
 
 
 mean_field = Competitor(MeanFieldConfig, _fit_mean_field, partial(check_fields, tradeoff=POSITIVE))

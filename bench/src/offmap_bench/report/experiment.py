@@ -43,18 +43,18 @@ class Experiment:
         return Results(plan, read_records(path))
 
     @cached_property
-    def printed(self) -> Sheet | None:
+    def sheet(self) -> Sheet | None:
         text = read_packaged("plans/printed").get(self.name)
         return None if text is None else parse_sheet(text)
 
     @cached_property
     def answers(self) -> Sequence[Results]:
-        return [] if self.printed is None else answers(self.printed, self.records, quick=self.quick)
+        return [] if self.sheet is None else answers(self.sheet, self.records, quick=self.quick)
 
 
 def write_table(experiment: Experiment, out: Path | None, say: Say) -> Written:
-    plan, made = experiment.results.plan, {"means": tables.markdown, "ranks": ranks_markdown}
-    return _write_text(out or Path("docs") / f"{plan.name}.md", made[plan.page](experiment.results))
+    plan, writers = experiment.results.plan, {"means": tables.markdown, "ranks": ranks_markdown}
+    return _write_text(out or Path("docs") / f"{plan.name}.md", writers[plan.page](experiment.results))
 
 
 def write_comparison(experiment: Experiment, out: Path | None, say: Say) -> Written:
@@ -70,20 +70,20 @@ def _write_text(path: Path, text: str) -> Written:
 
 def write_figures(experiment: Experiment, out: Path | None, say: Say) -> Written:
     folder = out or Path("docs/figures") / experiment.results.plan.name
-    made = figures(experiment, say)
-    return folder, [write_sheet(folder / f"{n}.svg", panels, _caption(n).get("columns", 3)) for n, panels in made.items()]
+    drawings = figures(experiment, say)
+    return folder, [write_sheet(folder / f"{n}.svg", panels, _caption(n).get("columns", 3)) for n, panels in drawings.items()]
 
 
 def write_page(experiment: Experiment, out: Path | None, say: Say) -> Written:
     results = experiment.results
     target = check_path(out or Path(f"{results.plan.name}.html"))
-    made = figures(experiment, say)
-    lacking = [Section("What is missing", paragraphs(part.replace("\n- ", "\n\n- ", 1))) for part in tables.missing(results)]
+    drawings = figures(experiment, say)
+    lacking = [Section("What is missing", paragraphs(part.replace("\n- ", "\n\n- ", 1))) for part in tables.list_missing(results)]
     sections = [
         *lacking,
         *map(_section, tables.detection(results)),
-        *_compared(experiment),
-        *(_figure(name, panels, results) for name, panels in made.items()),
+        *_render_comparison(experiment),
+        *(_figure(name, panels, results) for name, panels in drawings.items()),
         *map(_section, tables.quality(results)),
         *(_section(each) for each in tables.each_task(results) if len(each.head) > 2),
     ]
@@ -113,7 +113,7 @@ def dots(experiment: Experiment) -> list[Panel]:
         lines: dict[str, tuple[list[float], float | None]] = {}
         for label, values in results.values(name, "auroc").items():
             means = [complete_seeds(values, [task], results.plan.seeds) for task in tasks]
-            printed = None if experiment.printed is None else printed_mean(experiment.printed, label, tasks)
+            printed = None if experiment.sheet is None else printed_mean(experiment.sheet, label, tasks)
             lines[label] = [100 * fmean(seeds) for seeds in means if seeds], printed
         words = ", ".join(f"{label} {sum(values) / len(values):.1f}" for label, (values, _) in lines.items() if values)
         panels.append(Panel(dots_panel(lines, label="AUROC, %"), f"AUROC, {name}", f"Mean AUROC in per cent: {words}."))
@@ -135,11 +135,11 @@ def _section(each: TableSection) -> Section:
     return Section(each.title, paragraphs(each.text) + _html_table(each) + paragraphs(_plain("\n\n".join(each.notes)), "note"))
 
 
-def _compared(experiment: Experiment) -> list[Section]:
-    if experiment.printed is None:
+def _render_comparison(experiment: Experiment) -> list[Section]:
+    if experiment.sheet is None:
         return []
-    sections, _, far = compare_all(experiment.printed, experiment.answers)
-    body = paragraphs(f"Ours (printed). {LEGEND}") + paragraphs(" ".join(experiment.printed.note.split()))
+    sections, _, far = compare_all(experiment.sheet, experiment.answers)
+    body = paragraphs(f"Ours (printed). {LEGEND}") + paragraphs(" ".join(experiment.sheet.note.split()))
     body += "".join(f"<h3>{section.title}</h3>" + _html_table(section) for section in sections)
     return [Section("Beside the paper", body + paragraphs("\n\n".join(_plain(far).splitlines())))]
 

@@ -159,12 +159,12 @@ def steps_panel(lines: Sequence[tuple[Array, Array, float | None]], *, label: st
     """Draw one quantity over the steps, (steps, values, the step kept) per fit; τ dashed, a dotted line at every step kept."""
 
     def draw(axes: Axes) -> None:
-        for place, (steps, values, kept) in enumerate(lines):
-            seen = np.isfinite(values)
-            if seen.any():
-                _plot_series(axes, place, steps[seen], values[seen], linewidth=1.2)
-            if kept is not None:
-                axes.axvline(kept, color=series(place)[0], linewidth=0.8, linestyle=(0, (1, 2)))
+        for place, (steps, values, best_step) in enumerate(lines):
+            finite = np.isfinite(values)
+            if finite.any():
+                _plot_series(axes, place, steps[finite], values[finite], linewidth=1.2)
+            if best_step is not None:
+                axes.axvline(best_step, color=series(place)[0], linewidth=0.8, linestyle=(0, (1, 2)))
         axes.set(xlabel="step", ylabel=label)
         if bound is not None:
             axes.axhline(bound, color=colour("ink"), linewidth=0.9, linestyle=(0, (4, 2)))
@@ -257,7 +257,7 @@ def render_sheet(panels: Sequence[Panel], columns: int) -> str:
         subtitle = f'<tspan x="{x:.0f}" dy="11" fill="{colour("soft")}">{html.escape(panel.subtitle)}</tspan>'
         parts.append(f'<text x="{x:.0f}" y="{y + 8:.0f}" font-size="9">{words}{subtitle}</text>')
         svg = themed(panel.svg, panel.title + panel.subtitle + panel.alt).replace("var(--font)", "system-ui, sans-serif")
-        svg = re.sub(r"var\(--(\w+)\)", lambda found: colour(found[1]), svg)
+        svg = re.sub(r"var\(--(\w+)\)", lambda match: colour(match[1]), svg)
         svg = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', svg, count=2)  # in the sheet's own units
         svg = "\n".join(line.rstrip() for line in svg.splitlines())
         parts.append(svg.replace("<svg", f'<svg x="{x:.0f}" y="{y + CAPTION - 6:.0f}"', 1))

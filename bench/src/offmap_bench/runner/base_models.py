@@ -68,13 +68,13 @@ class Trained:
 
 def models(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> list[nn.Module]:
     """Return the trained members for a task, read if they have been trained before."""
-    return trained(task, seed, recipe, folder).nets
+    return load_nets(task, seed, recipe, folder).nets
 
 
-def trained(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> Trained:
+def load_nets(task: Task, seed: int = 0, recipe: Recipe | None = None, folder: str | Path | None = None) -> Trained:
     """Return the members with the time of their training. Two processes that need the same models at once both train them."""
     recipe = recipe or Recipe()
-    nets = untrained(task, seed, recipe)
+    nets = init_nets(task, seed, recipe)
 
     def train_members() -> tuple[dict[str, Tensor], dict[str, Any]]:
         begin = time.perf_counter()
@@ -108,7 +108,7 @@ def read_or_train(
     return weights, header
 
 
-def untrained(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
+def init_nets(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
     """Return untrained members: a start depends on the seed and the member's number alone."""
     seeds = range(SEED_STEP * seed, SEED_STEP * seed + recipe.members)
     return [mlp(task.inputs, task.outputs, hidden=recipe.hidden, dropout=recipe.dropout, seed=start) for start in seeds]

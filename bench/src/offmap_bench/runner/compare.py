@@ -14,7 +14,7 @@ from typing import Any, Literal
 from offmap.errors import ConfigError, nearest
 from offmap_bench.runner.plan import read_packaged, read_plan
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.table import NOTHING, SHOW, Results, TableSection, complete_seeds, missing, page, spread
+from offmap_bench.runner.table import NOTHING, SHOW, Results, TableSection, complete_seeds, list_missing, page, spread
 
 MARKS = {"better": "▲", "alike": "≈", "worse": "▼"}
 LEGEND = (
@@ -165,8 +165,8 @@ def means_of(number: Number, results: Results) -> dict[str, tuple[float, ...]]:
     values = results.values(number.part, number.measure)
     if number.relative is not None:  # a multiple of one label's number on the same task with the same seed
         unit = values.get(number.relative, {})
-        values = {label: {key: v / unit[key] for key, v in own.items() if unit.get(key)} for label, own in values.items()}
-    return {label: tuple(complete_seeds(own, tasks, results.plan.seeds)) for label, own in values.items()}
+        values = {label: {key: v / unit[key] for key, v in by_cell.items() if unit.get(key)} for label, by_cell in values.items()}
+    return {label: tuple(complete_seeds(by_cell, tasks, results.plan.seeds)) for label, by_cell in values.items()}
 
 
 def answers(sheet: Sheet, folder: Path, *, quick: bool = False) -> list[Results]:
@@ -183,5 +183,5 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
         f"Of {total.total()} printed numbers that we have too, {total['better']} are better here, {total['alike']} alike and "
         f"{total['worse']} worse."
     )
-    lacking = [part for results in several for part in missing(results)]
+    lacking = [part for results in several for part in list_missing(results)]
     return page(f"{name}, beside the paper", lead, sheet.note, *lacking, *(section.markdown() for section in sections), far)

@@ -53,7 +53,7 @@ def pretrained_net(name: str, classes: int) -> nn.Module:
     return net
 
 
-def untrained(task: Task, seed: int) -> nn.Sequential:
+def init_net(task: Task, seed: int) -> nn.Sequential:
     """Return a LeNet for grey images; for coloured ones a residual net of eight layers."""
     channels, side = task.train[0].shape[1:3]
     return lenet(task.outputs, side=side, seed=seed) if channels == 1 else resnet(task.outputs, blocks=1, seed=seed)
@@ -64,7 +64,7 @@ def train_config(training: str, settings: Settings, channels: int) -> Any:
     return replace(TRAININGS[training].config(), **{**DEFAULTS["grey" if channels == 1 else "colour"], **settings})
 
 
-def learned(
+def load_classifier(
     task: Task, training: str, settings: Settings, seed: int, member: int = 0, folder: Path | None = None
 ) -> tuple[Learned, float]:
     """Return the classifier, read if it has been trained before, and the seconds that its training took."""
@@ -78,10 +78,10 @@ def learned(
     path = (folder or cache_folder()) / "classifiers" / f"{task.name.replace('/', '-')}-{training}-{start}-{key}.safetensors"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start)
-        net = method.build(untrained(task, start), config)
+        net = method.build(init_net(task, start), config)
 
     def train_net() -> tuple[dict[str, Tensor], dict[str, Any]]:
-        _, seconds = timed(lambda: train(method, net, task.train, task.valid, config=config, seed=start))
+        _, seconds = time_work(lambda: train(method, net, task.train, task.valid, config=config, seed=start))
         return net.state_dict(), header | {"task": task.name, "seconds": seconds}
 
     state, header = read_or_train(path, net.state_dict(), train_net)
@@ -95,17 +95,17 @@ def digest_of(task: Task) -> str:
     return digest_with(str(task.outputs), *task.train, *task.valid)
 
 
-def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+def time_work(work: Callable[[], Result]) -> tuple[Result, float]:
     """Return a result, and the seconds that this process computed meanwhile: other work on the machine does not count."""
     begin = time.process_time()
     result = work()
     return result, time.process_time() - begin
 
 
-def fitted(scorer: Scorer, task: Task, seconds: float, **options: Any) -> Fitted:
+def time_scoring(scorer: Scorer, task: Task, seconds: float, **options: Any) -> Fitted:
     """Time the scoring of a thousand images."""
     x = task.test[0][:TIMED]
-    _, spent = timed(lambda: scorer.score(x))
+    _, spent = time_work(lambda: scorer.score(x))
     return Fitted(scorer=scorer, seconds=seconds, thousand=1000 * spent / len(x), **options)
 
 
@@ -124,16 +124,16 @@ def net_settings(settings: Settings) -> dict[str, Any]:
 @lru_cache(maxsize=1)  # detectors that come one after another share it
 def pass_over(task: Task, seed: int, settings: tuple[tuple[str, Any], ...]) -> tuple[FitData, float]:
     """Return the pass over a task of a net that is trained so, and the seconds it took."""
-    net = learned(task, "plain", dict(settings), seed)[0].net
-    return timed(lambda: prepare_fit_data(net, task.train, task.valid, seed=seed))
+    net = load_classifier(task, "plain", dict(settings), seed)[0].net
+    return time_work(lambda: prepare_fit_data(net, task.train, task.valid, seed=seed))
 
 
 def fit_detector(context: FitContext, settings: Settings) -> Fitted:
     """Fit a post-hoc detector; its seconds are those of the pass, which others share, and its own."""
     data, passing = pass_over(context.task, context.seed, tuple(sorted(net_settings(settings).items())))
-    made, seconds = timed(lambda: fit_posthoc(settings["method"], data, **without(settings, "method", *NET_KEYS)))
-    fresh = replace(made, classifier=replace(made.classifier, cache=None))
-    return replace(fitted(fresh, context.task, passing + seconds), scorer=made)
+    detector, seconds = time_work(lambda: fit_posthoc(settings["method"], data, **without(settings, "method", *NET_KEYS)))
+    fresh = replace(detector, classifier=replace(detector.classifier, cache=None))
+    return replace(time_scoring(fresh, context.task, passing + seconds), scorer=detector)
 
 
 def detector_settings(settings: Settings) -> dict[str, Any]:
@@ -145,18 +145,18 @@ def detector_settings(settings: Settings) -> dict[str, Any]:
 def fit_guard(context: FitContext, settings: Settings) -> Fitted:
     """Fit a guard around the nets, one or several; or an ensemble of guards around pretrained `nets` of different kinds."""
     task, options = context.task, without(settings, "members", "rows", "nets", *NET_KEYS)
-    rows = subset(task.train, settings.get("rows"), context.seed)
+    rows, members = subset(task.train, settings.get("rows"), context.seed), range(settings.get("members", 1))
 
-    def guard(nets: list[nn.Module]) -> Guard:
+    def fit_around(nets: list[nn.Module]) -> Guard:
         return fit(nets, rows, task.valid, seed=context.seed, progress=False, **options)
 
     if "nets" in settings:
         nets = [pretrained_net(name, task.outputs) for name in settings["nets"]]
-        mixed, seconds = timed(lambda: combine([guard([net]) for net in nets], task.valid))
-        return fitted(mixed, task, seconds)
-    nets = [learned(task, "plain", net_settings(settings), context.seed, m)[0].net for m in range(settings.get("members", 1))]
-    made, seconds = timed(lambda: guard(nets))
-    return fitted(made, task, seconds, steps=max(made.history.step, default=0))
+        mixed, seconds = time_work(lambda: combine([fit_around([net]) for net in nets], task.valid))
+        return time_scoring(mixed, task, seconds)
+    nets = [load_classifier(task, "plain", net_settings(settings), context.seed, m)[0].net for m in members]
+    guard, seconds = time_work(lambda: fit_around(nets))
+    return time_scoring(guard, task, seconds, steps=max(guard.history.step, default=0))
 
 
 def guard_settings(settings: Settings) -> dict[str, Any]:
@@ -172,9 +172,9 @@ def guard_settings(settings: Settings) -> dict[str, Any]:
 def fit_classifier(context: FitContext, settings: Settings) -> Fitted:
     """Train a classifier in a way of its own, or an ensemble of such; its seconds are those of the training."""
     options, members = without(settings, "training", "members"), range(settings.get("members", 1))
-    fits = [learned(context.task, settings["training"], options, context.seed, member) for member in members]
+    fits = [load_classifier(context.task, settings["training"], options, context.seed, member) for member in members]
     scorer = fits[0][0] if len(fits) == 1 else Ensemble([net for net, _ in fits])
-    return fitted(scorer, context.task, sum(seconds for _, seconds in fits))
+    return time_scoring(scorer, context.task, sum(seconds for _, seconds in fits))
 
 
 def classifier_settings(settings: Settings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mc_dropout, 
 from offmap_bench.methods.competitor import as_settings, check_fields, check_settings
 from offmap_bench.methods.laplace import Approximated
 from offmap_bench.methods.variational import ABLATION
-from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, likelihood_of, prepare, trained, untrained
+from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, init_nets, likelihood_of, load_nets, prepare
 from offmap_bench.tasks.task import Task
 
 SCORING = ("score", "draws")  # settings that say how a fit is scored
@@ -58,7 +58,7 @@ class FitContext:
         """Return the trained members; of a grid, those that predict the validation data best."""
         source = self.source or {}
         how = recipe(source.get("method", BASE), source.get("config", {}), candidates(source.get("grid", {})))
-        return trained(self.task, self.seed, how).nets
+        return load_nets(self.task, self.seed, how).nets
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def config_of(module: Any, settings: Settings, key: str = "", presets: Mapping[s
     """Build a method's config: its default or the preset that `settings[key]` names, with differences; checked."""
     presets = presets or {"": module.Config()}
     preset = presets[one_of(key, settings.get(key, next(iter(presets))), presets)]
-    known = {f.name for f in fields(preset)}
-    config = override(preset, {name: value for name, value in settings.items() if name in known})
+    names = {f.name for f in fields(preset)}
+    config = override(preset, {name: value for name, value in settings.items() if name in names})
     getattr(module, "check", check_fields)(config)
     return config
 
@@ -142,10 +142,10 @@ def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = N
         rows, valid, likelihood = prepare(nets, context.task, settings.get("batch_size", BATCH))
         runtime = Runtime(progress=False, **{key: settings[key] for key in ("chunk_size", "batch_size") if key in settings})
         begin = time.perf_counter()
-        made = module.fit(nets, rows, valid, likelihood=likelihood, config=config, seed=context.seed, runtime=runtime)
+        predictive = module.fit(nets, rows, valid, likelihood=likelihood, config=config, seed=context.seed, runtime=runtime)
         seconds = time.perf_counter() - begin
-        steps = max(made.history.step, default=0) if isinstance(made, Stochastic) else getattr(config, "steps", 0)
-        return Fitted(made, likelihood, seconds=seconds, steps=steps, chosen=describe_fit(made))
+        steps = max(predictive.history.step, default=0) if isinstance(predictive, Stochastic) else getattr(config, "steps", 0)
+        return Fitted(predictive, likelihood, seconds=seconds, steps=steps, chosen=describe_fit(predictive))
 
     names = config_keys(module.Config) | {*keys, *defaults}
     return Method(fit, lambda settings: fill_defaults(read(settings), settings, **defaults), names, from_models=True)
@@ -159,15 +159,15 @@ def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
 
     def fit_grid(context: FitContext, settings: Settings, candidates: Sequence[Settings]) -> list[Fitted]:
         nets_of = {key: settings[key] for key in ("hidden", "batch_size") if key in settings}
-        nets = untrained(context.task, context.seed, Recipe(**nets_of, dropout=dropout))
+        nets = init_nets(context.task, context.seed, Recipe(**nets_of, dropout=dropout))
         rows, valid, likelihood = prepare([nets[0].eval(), *nets[1:]], context.task, settings.get("batch_size", BATCH))
         configs = [read({**settings, **candidate}) for candidate in candidates]
         begin = time.perf_counter()
         fits = module.fit_grid(nets, rows, valid, likelihood=likelihood, configs=configs, seed=context.seed, runtime=SILENT)
         share = (time.perf_counter() - begin) / len(fits)
         return [
-            Fitted(made, likelihood, seconds=share, steps=configs[0].steps, chosen={**describe_fit(made), **candidate})
-            for made, candidate in zip(fits, candidates, strict=True)
+            Fitted(fit, likelihood, seconds=share, steps=configs[0].steps, chosen={**describe_fit(fit), **candidate})
+            for fit, candidate in zip(fits, candidates, strict=True)
         ]
 
     return Method(
@@ -183,9 +183,9 @@ def ensemble(name: str) -> Method:
 
     def fit_grid(context: FitContext, settings: Settings, candidates: Sequence[Settings]) -> list[Fitted]:
         how = recipe(name, without(settings, *SCORING), candidates)
-        made = trained(context.task, context.seed, how)
-        predictive, likelihood = as_predictive(made.nets, context.task), likelihood_of(context.task, made.nets[0])
-        return [Fitted(predictive, likelihood, seconds=made.seconds, steps=how.training.steps, chosen=made.chosen)]
+        members = load_nets(context.task, context.seed, how)
+        predictive, likelihood = as_predictive(members.nets, context.task), likelihood_of(context.task, members.nets[0])
+        return [Fitted(predictive, likelihood, seconds=members.seconds, steps=how.training.steps, chosen=members.chosen)]
 
     def fill(settings: Settings) -> dict[str, Any]:
         how = recipe(name, without(settings, *SCORING))
@@ -202,8 +202,8 @@ def scorer(make: Callable[..., Scorer], *keys: str, of_net: bool = False) -> Met
 
     def fit(context: FitContext, settings: Settings) -> Fitted:
         begin, x = time.perf_counter(), context.task.train[0]
-        made = make(context.models()[0], x, **settings) if of_net else make(context, x, **settings)
-        return Fitted(scorer=made, seconds=time.perf_counter() - begin)
+        detector = make(context.models()[0], x, **settings) if of_net else make(context, x, **settings)
+        return Fitted(scorer=detector, seconds=time.perf_counter() - begin)
 
     return Method(fit, dict, frozenset(keys), from_models=of_net, scores_only=True)
 

@@ -189,12 +189,12 @@ def _read_plan(content: Settings, quick: bool) -> Plan:
 def _check_shared(methods: list[Any], defaults: Settings, quick: Settings) -> None:
     """Check [defaults] and [quick]: keys for every method that has them, and tables for one method by its name."""
     names = [BASE, *(str(method.get("name")) for method in methods if isinstance(method, dict))]
-    known = {name: METHODS[name].keys for name in names if name in METHODS}
+    keys_of = {name: METHODS[name].keys for name in names if name in METHODS}
     for section, content, more in (("defaults", defaults, ()), ("quick", quick, QUICK_KEYS)):
-        tables = {key: value for key, value in content.items() if isinstance(value, dict) and key in known}
+        tables = {key: value for key, value in content.items() if isinstance(value, dict) and key in keys_of}
         for name, table in tables.items():
-            _check_keys(table, known[name], f"[{section}.{name}]")
-        _check_keys(without(content, *tables), {*names, *more}.union(*known.values()), f"[{section}]")
+            _check_keys(table, keys_of[name], f"[{section}.{name}]")
+        _check_keys(without(content, *tables), {*names, *more}.union(*keys_of.values()), f"[{section}]")
 
 
 def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
@@ -217,7 +217,7 @@ def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
     if "from" in content and not (method.from_models and isinstance(content["from"], str)):
         words = "`from` only on methods that start from trained nets, as a name"
         raise ConfigError(f"Expected {words}, but {name!r} has {content['from']!r}.")
-    config = {**_chosen(defaults, name), **config, **_chosen(quick, name)}
+    config = {**_select_settings(defaults, name), **config, **_select_settings(quick, name)}
     if name == "maxwent" and "entropy_weight" in grid:  # it chooses itself, by appendix B: the highest entropy below τ
         config, grid = config | {"entropy_weight": grid["entropy_weight"]}, without(grid, "entropy_weight")
     for key, changes in [("config", {}), *(("grid", {setting: v}) for setting, values in grid.items() for v in values)]:
@@ -244,12 +244,12 @@ def _add_source(entry: Entry, content: Settings, entries: Sequence[Entry], *laye
         words = f"`from` of {entry.label!r} to name nets without a `grid`"
         raise ConfigError(f"Expected {words}, but {named.label!r} has one.")
     name = named.name if named else source
-    config = named.config if named else {k: v for layer in layers for k, v in _chosen(layer, name).items()}
+    config = named.config if named else {k: v for layer in layers for k, v in _select_settings(layer, name).items()}
     grid = {"grid": named.grid} if named and named.grid else {}
     return replace(entry, source={"method": name, "config": without(config, *SCORING), **grid})
 
 
-def _chosen(shared: Settings, name: str) -> Settings:
+def _select_settings(shared: Settings, name: str) -> Settings:
     """Return the settings of [defaults] or [quick] for one method: keys that it has, then its own table."""
     general = {key: value for key, value in shared.items() if key in METHODS[name].keys}
     return {**general, **(shared[name] if isinstance(shared.get(name), dict) else {})}

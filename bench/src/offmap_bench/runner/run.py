@@ -128,7 +128,7 @@ class Bench:
                 if self._task is None or self._task[0] != (cell.task, cell.seed):
                     self._task = (cell.task, cell.seed), task_of(cell.task, cell.seed)
                 task = self._task[1]
-                fitted = self.fitted(cell, task, warnings)
+                fitted = self.share_fit(cell, task, warnings)
                 begin = time.perf_counter()
                 metrics, chosen = measure(cell, task, fitted)
                 seconds = {"fit": fitted.seconds, "score": time.perf_counter() - begin}
@@ -138,7 +138,7 @@ class Bench:
         done = {"metrics": metrics, "chosen": chosen, "seconds": seconds, "steps": fitted.steps, "warnings": warnings}
         return replace(record, status="ok", **done)
 
-    def fitted(self, cell: Cell, task: Task, warnings: list[str]) -> Fitted:
+    def share_fit(self, cell: Cell, task: Task, warnings: list[str]) -> Fitted:
         """Return the cell's fit; cells that share a fit share its error and its warnings."""
         key = cell.hash if METHODS[cell.method].scores_only else cell.fit_key
         if self._fit is None or self._fit[0] != key:
@@ -234,10 +234,10 @@ def average_members(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Ta
     result: dict[str, dict[str, Any]] = {}
     for name, first in parts[0].items():
         values = {measure: [part[name][measure] for part in parts] for measure in first}
-        lost = {measure: sum(not math.isfinite(v) for v in own) for measure, own in values.items()}
-        result[name] = {m: None if lost[m] else math.fsum(own) / len(own) for m, own in values.items()}
-        if any(lost.values()):
-            result[name]["not_finite"] = {measure: count for measure, count in lost.items() if count}
+        not_finite = {measure: sum(not math.isfinite(v) for v in numbers) for measure, numbers in values.items()}
+        result[name] = {m: None if not_finite[m] else math.fsum(numbers) / len(numbers) for m, numbers in values.items()}
+        if any(not_finite.values()):
+            result[name]["not_finite"] = {measure: count for measure, count in not_finite.items() if count}
     result["test"]["valid_rows"] = len(task.valid[1])
     return result
 

@@ -96,7 +96,7 @@ class TableSection:
 def markdown(results: Results) -> str:
     lead = f"Written by `offmap bench table {words(results)}` from {describe(results)}"
     sections = (*detection(results), *quality(results), *each_task(results))
-    return page(results.plan.name, lead, results.plan.note, *missing(results), *(section.markdown() for section in sections))
+    return page(results.plan.name, lead, results.plan.note, *list_missing(results), *(section.markdown() for section in sections))
 
 
 def page(title: str, *parts: str) -> str:
@@ -120,7 +120,7 @@ def describe(results: Results) -> str:
     )
 
 
-def missing(results: Results) -> list[str]:
+def list_missing(results: Results) -> list[str]:
     """Return what is not in the tables, by state; labels that lack the same cells in one line. Nothing when all is there."""
     lines: list[str] = []
     for state, words in (
@@ -135,7 +135,7 @@ def missing(results: Results) -> list[str]:
         if by_label:
             lines += [f"**{sum(map(len, by_label.values()))} of {len(results.cells)} cells {words}:**", ""]
         for names in dict.fromkeys(map(tuple, by_label.values())):
-            labels = [label for label, own in by_label.items() if tuple(own) == names]
+            labels = [label for label, cells in by_label.items() if tuple(cells) == names]
             shown = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
             lines.append(f"- {', '.join(labels)}, {len(names)}{' each' * (len(labels) > 1)}: {shown}")
         lines += [""] if by_label else []
@@ -152,12 +152,12 @@ def quality(results: Results) -> list[TableSection]:
     """Return predictions on in-distribution data, mean over all tasks, without the rows and columns that hold nothing."""
     sections: list[TableSection] = []
     for spec in tomllib.loads(read_packaged("templates")["tables"])["table"]:
-        made = summary(results, spec["title"], "test", results.plan.tasks, spec["columns"], spec["text"])
-        rows = [row for row in made.rows if set(row[1:]) != {NOTHING}]
-        shown = [0, *(i for i in range(1, len(made.head)) if any(row[i] != NOTHING for row in rows))]
+        section = summary(results, spec["title"], "test", results.plan.tasks, spec["columns"], spec["text"])
+        rows = [row for row in section.rows if set(row[1:]) != {NOTHING}]
+        shown = [0, *(i for i in range(1, len(section.head)) if any(row[i] != NOTHING for row in rows))]
         if shown[1:2] == [1]:
-            head, *rows = ([row[i] for i in shown] for row in (made.head, *rows))
-            sections.append(TableSection(made.title, head, rows, made.text, made.notes))
+            head, *rows = ([row[i] for i in shown] for row in (section.head, *rows))
+            sections.append(TableSection(section.title, head, rows, section.text, section.notes))
     return sections
 
 
@@ -309,7 +309,7 @@ def ranks_markdown(results: Results) -> str:
         title = f"{family}, {'open sets' if is_open else 'near and far'}"
         sections.append(section(board, title, tasks, (OPEN,) if is_open else (NEAR, FAR)))
     sections += [each_set(board, task) for task in plan.tasks if any(t == task for _, t in board.records)]
-    return page(plan.name, lead, plan.note, *missing(results), *sections)
+    return page(plan.name, lead, plan.note, *list_missing(results), *sections)
 
 
 def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str], *, costs: bool = True) -> str:
@@ -352,7 +352,7 @@ def each_set(board: Board, task: str) -> str:
     """Return the AUROC of every method on every OOD set of a task, with the standard deviation over seeds."""
     numbers = {label: board.aurocs(label, task) for label in board.labels if (label, task) in board.records}
     sets = list(next(iter(numbers.values())))
-    mean = {label: fmean(fmean(values) for values in own.values()) for label, own in numbers.items()}
+    mean = {label: fmean(fmean(values) for values in by_set.values()) for label, by_set in numbers.items()}
     head = ["method", *(name if kind_of(task, name) == OPEN else f"{name} ({kind_of(task, name)})" for name in sets)]
     rows: list[list[str]] = []
     for label in sorted(numbers, key=lambda label: -mean[label]):

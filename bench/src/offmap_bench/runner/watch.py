@@ -79,8 +79,8 @@ def trace(cell: Cell, folder: Path) -> dict[str, Array]:
 
         def look(predictive: Stochastic, likelihood: Likelihood, task: Task) -> tuple[float, float]:
             count[0] += 1
-            seen = count[0] % every == 1 or every == 1
-            return detection_of(predictive, likelihood, task, cell.seed) if seen else (math.nan, math.nan)
+            is_due = count[0] % every == 1 or every == 1
+            return detection_of(predictive, likelihood, task, cell.seed) if is_due else (math.nan, math.nan)
 
         with single_thread():
             fitted, observed = watch(cell, look)
@@ -90,10 +90,10 @@ def trace(cell: Cell, folder: Path) -> dict[str, Array]:
         values |= {"step": h.step, "max_risk": h.max_risk[0], "kept": h.kept[0]}
         return {name: np.asarray(value, np.float64) for name, value in values.items()}
 
-    return cached(folder / "traces" / f"{cell.hash}-{digest(settings_of(cell))}.npz", make)
+    return read_or_make(folder / "traces" / f"{cell.hash}-{digest(settings_of(cell))}.npz", make)
 
 
-def cached(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+def read_or_make(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     """Return the arrays of a file, made and written first if it is absent or damaged."""
     if path.exists():
         try:
@@ -165,10 +165,10 @@ def views(cell: Cell, record: Record, folder: Path, clips: Sequence[float | None
         if x is None:
             raise ConfigError(f"Expected a task of one or two inputs to draw, but {cell.task!r} has {task.inputs}.")
         guard = read_as(cell, refit(cell, record, task), task)
-        seen = {clip: view_of(guard.predict(x, clip=clip)) for clip in clips}
-        return {f"{kind} {clip}": values for clip, view in seen.items() for kind, values in view.items()}
+        by_clip = {clip: view_of(guard.predict(x, clip=clip)) for clip in clips}
+        return {f"{kind} {clip}": values for clip, view in by_clip.items() for kind, values in view.items()}
 
     chosen = {key: record.chosen[key] for key in cell.grid}
     name = f"{cell.hash}-{digest({'settings': record.settings, 'chosen': chosen, 'clips': list(clips)})}.npz"
-    arrays = cached(folder / "views" / name, make)
+    arrays = read_or_make(folder / "views" / name, make)
     return [{k.partition(" ")[0]: v for k, v in arrays.items() if k.endswith(f" {clip}")} for clip in clips]

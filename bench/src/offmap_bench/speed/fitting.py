@@ -139,7 +139,7 @@ def basis(rounds: int = 3) -> Record:
 
         def find_basis(at: StackedModel = at, x: Tensor = x, turns: list[Timing] = turns) -> None:
             turns.append(Timing())
-            with mock.patch.object(torch.linalg, "eigh", partial(timed, turns[-1], torch.linalg.eigh)):
+            with mock.patch.object(torch.linalg, "eigh", partial(time_call, turns[-1], torch.linalg.eigh)):
                 observe(at, lambda size: iter(x.split(max(on.BATCH, size))), rotated=True)
 
         works: dict[str, Work] = {"plain pass": lambda net=net, x=x: on.run_passes(net, x, on.BATCH), "both": find_basis}
@@ -147,15 +147,15 @@ def basis(rounds: int = 3) -> Record:
             works["maxwent, `fit_svd`"] = lambda net=net, x=x: on.maxwent(net).fit_svd(x.numpy(), batch_size=on.BATCH)
         timings = race(works, rounds=rounds, gemm={GEMM: find_basis})
         measured = turns[1 : rounds + 1]  # the first is not measured
-        both, apart = timings.pop("both"), Timing([sum(t.cpu) for t in measured], [sum(t.wall) for t in measured])
-        rest = Timing(*([a - b for a, b in zip(*pair, strict=True)] for pair in ((both.cpu, apart.cpu), (both.wall, apart.wall))))
-        shown = {"plain pass": timings.pop("plain pass"), "basis pass": rest, "`eigh`": apart, "basis pass and `eigh`": both}
+        both, eigh = timings.pop("both"), Timing([sum(t.cpu) for t in measured], [sum(t.wall) for t in measured])
+        rest = Timing(*([a - b for a, b in zip(*pair, strict=True)] for pair in ((both.cpu, eigh.cpu), (both.wall, eigh.wall))))
+        shown = {"plain pass": timings.pop("plain pass"), "basis pass": rest, "`eigh`": eigh, "basis pass and `eigh`": both}
         shown |= {GEMM: timings.pop(GEMM), **timings}
         passes |= {f"{subject.name}, {rows:,} rows: {name}": timing for name, timing in shown.items()}
     return record("basis", rounds, passes, "ms")
 
 
-def timed(timing: Timing, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def time_call(timing: Timing, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call a function as one more turn."""
     results: list[Any] = []
     timing.run(lambda: results.append(function(*args, **options)))

@@ -58,8 +58,8 @@ class Spent(NamedTuple):
 
 def prepare(folder: Path, net: nn.Module, hidden: tuple[int, ...], **guards: offmap.Guard) -> None:
     """Write a module that builds the net, its weights, and guards that know the names of the columns."""
-    made = f"mlp({on.FEATURES}, {on.OUTPUTS}, hidden={hidden}, seed=0)"
-    text = f"from offmap.integrations.nets import mlp\n\ndef make_model():\n    return {made}\n"
+    call = f"mlp({on.FEATURES}, {on.OUTPUTS}, hidden={hidden}, seed=0)"
+    text = f"from offmap.integrations.nets import mlp\n\ndef make_model():\n    return {call}\n"
     (folder / "bench_module.py").write_text(text, encoding="utf-8")
     save_file(net.state_dict(), folder / "w.safetensors")
     for name, guard in guards.items():
@@ -302,7 +302,7 @@ def spawn(function: str, *arguments: str) -> Any:
 
 
 @contextmanager
-def exported(guard: offmap.Guard) -> Generator[tuple[Path, Any]]:
+def open_export(guard: offmap.Guard) -> Generator[tuple[Path, Any]]:
     """The path of an exported guard, and a session that runs it."""
     with tempfile.TemporaryDirectory() as folder:
         path = guard.export(Path(folder, "g.onnx"), on.table()["valid"][0][:64]).path
@@ -312,7 +312,7 @@ def exported(guard: offmap.Guard) -> Generator[tuple[Path, Any]]:
 def export(rounds: int = 5) -> Record:
     """Few rows and many, the graph and the guard in turns."""
     guard, every = on.fit_guard(), dict[str, Timing]()
-    with exported(guard) as (_, session):
+    with open_export(guard) as (_, session):
         for rows, calls in {32: 100, 4_096: 1}.items():
             x = on.table()["score"][0][:rows]
             works: dict[str, Work] = {
@@ -336,7 +336,7 @@ def serving(rounds: int = 5) -> Record:
     np.save(buffer, x)
     npy = {"content": buffer.getvalue(), "headers": {"Content-Type": "application/x-npy"}}
     bare, product, turns = "bare `session.run`", measure.multiply(), dict[str, list[Turn]]()
-    with exported(guard) as (path, session), start_server(path) as (process, address):
+    with open_export(guard) as (path, session), start_server(path) as (process, address):
         contestants: dict[str, Callable[[], Turn]] = {
             bare: lambda: time_calls(lambda: session.run(None, {"input": x})),
             "NPY body": lambda: time_requests(process, address, **npy),
@@ -371,7 +371,7 @@ def time_calls(call: Work, calls: int = CALLS) -> Turn:
 def time_requests(process: int, address: str, clients: int = 1, **body: Any) -> Turn:
     """Post a body from so many clients at once, `CALLS` times in all; the processor time is the server's."""
 
-    def spent() -> float:
+    def read_cpu_time() -> float:
         words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return 1e3 * (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -379,10 +379,10 @@ def time_requests(process: int, address: str, clients: int = 1, **body: Any) -> 
         with httpx.Client(timeout=30) as client:
             return time_calls(lambda: client.post(f"{address}/score", **body).raise_for_status(), CALLS // clients)[1]
 
-    begin = spent()
+    begin = read_cpu_time()
     with ThreadPoolExecutor(clients) as pool:
         walls = [wall for each in pool.map(post, range(clients)) for wall in each]
-    return (spent() - begin) / CALLS, walls
+    return (read_cpu_time() - begin) / CALLS, walls
 
 
 @contextmanager

@@ -166,11 +166,11 @@ def slope(seconds: Mapping[int, float]) -> float:
 
 def series_of(record: Record) -> dict[str, dict[int, float]]:
     """{what grows: {size: seconds}} of a record."""
-    found: dict[str, dict[int, float]] = {}
+    seconds: dict[str, dict[int, float]] = {}
     for measured in record.measurements:
         name, size = measured.what.split(": ")
-        found.setdefault(name, {})[int(size.replace(",", ""))] = measured.best / 1e3
-    return found
+        seconds.setdefault(name, {})[int(size.replace(",", ""))] = measured.best / 1e3
+    return seconds
 
 
 def draw_exponents(record: Record) -> None:

@@ -118,11 +118,11 @@ def measure(name: str, mode: str) -> dict[str, dict[str, float]]:
     """AUROC of every term and combination for each fit; for each ε, of what the weights alone say."""
     task = cut(f"{name}/{mode}", *TABLES[name](RandomState(7)), mode, 0)
     nets = models(task, 0, RECIPE)
-    found = {label: measure_terms(nets, task, mode, options) for label, options in FITS.items()}
+    aurocs = {label: measure_terms(nets, task, mode, options) for label, options in FITS.items()}
     for label in ("refine", "closed form"):
         for eps, option in EPSILONS.items():
-            found[f"{label}, {eps}"] = measure_epsilon(nets, task, mode, FITS[label] | option)
-    return found
+            aurocs[f"{label}, {eps}"] = measure_epsilon(nets, task, mode, FITS[label] | option)
+    return aurocs
 
 
 def measure_terms(nets: Sequence[nn.Module], task: Task, mode: str, options: dict[str, Any]) -> dict[str, float]:

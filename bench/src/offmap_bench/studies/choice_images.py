@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.metrics import auroc
 from offmap.scores.distance import ZScore
-from offmap_bench.runner.images import PRETRAINED, learned, pretrained_net
+from offmap_bench.runner.images import PRETRAINED, load_classifier, pretrained_net
 from offmap_bench.studies.study import Runs, Study, markdown, per_cent
 from offmap_bench.tasks.images import images, open_set
 from offmap_bench.tasks.task import Task
@@ -126,7 +126,7 @@ def measure_six(title: str, name: str, members: int = 1) -> dict[str, Any]:
     task, full = open_set(name, SEED), images(name, SEED, ood=False)
     shown = np.random.RandomState(SEED).permutation(10)[:6]
     unknown = full.train[0][~torch.isin(full.train[1], torch.from_numpy(shown))][:UNKNOWN_IMAGES]
-    nets = [learned(task, "plain", {}, SEED, member)[0].net for member in range(members)]
+    nets = [load_classifier(task, "plain", {}, SEED, member)[0].net for member in range(members)]
     sets = sets_of(task, unknown)
     rows = judge(terms_of(nets, task, sets))
     if members > 1:

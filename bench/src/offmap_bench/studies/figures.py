@@ -37,7 +37,7 @@ TALL, CLIP = 1.6, 0.1  # half of the height; the clip of the middle panel, as th
 
 def draw_all() -> None:
     task = REGRESSION.task()
-    (net,) = Bench(REGRESSION, task, 0).plain(range(1))
+    (net,) = Bench(REGRESSION, task, 0).train_members(range(1))
     guard, x = offmap.fit(net, task.train, task.valid, progress=False), torch.linspace(-1.5, 1.5, 151)[:, None]
     write("hero", [
         ("A plain net is sure everywhere", lambda axes: draw_band(axes, guard, task, x, clip=0.0)),
@@ -128,7 +128,7 @@ def take_screenshots() -> None:
         for name, plan, title, (width, height), colours, top, shape in SHOTS:
             task = plan.task()
             bench = Bench(plan, task, 0)
-            guard = bench.maxwent(bench.plain(range(1)), "svd")
+            guard = bench.maxwent(bench.train_members(range(1)), "svd")
             guards = {"MaxWEnt-SVD": guard, "with distances": bench.guard(guard.predictive, train=task.train)}
             evaluation = offmap.evaluate(guards if plan is MOONS else guard, task.test, task.ood)
             path = offmap.write_page(evaluation, Path(folder, f"{name}.html"), title=title, image_shape=shape)

@@ -23,7 +23,7 @@ from offmap.evaluation import measure_separation
 from offmap.random import sample
 from offmap_bench.runner.base_models import models
 from offmap_bench.speed.subjects import mean_head
-from offmap_bench.studies.study import Runs, Study, markdown, mean_over, per_cent, signed, significant
+from offmap_bench.studies.study import Runs, Study, format_signed, markdown, mean_over, per_cent, significant
 from offmap_bench.tasks.catalog import task as named
 from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, SETS
@@ -129,7 +129,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     header = ["contestant", *(f"{measure} {mode}" for mode in MODES for measure in ("AUROC", "FPR@95"))]
     rows = [
         [title, *(per_cent(mean_over(runs, mode, title, key)) for mode in MODES for key in ("auroc", "fpr95")),
-         *(signed(mean_over(runs, "", title, key)) for key in ("entropy", "fit", "score"))]
+         *(format_signed(mean_over(runs, "", title, key)) for key in ("entropy", "fit", "score"))]
         for title in titles
     ]  # fmt: skip
     tasks = [[name.removeprefix("uci/"), *(per_cent(run[title]["auroc"]) for title in titles)] for name, run in runs.items()]

@@ -79,7 +79,7 @@ def per_cent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def signed(value: float, digits: int = 2) -> str:
+def format_signed(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 

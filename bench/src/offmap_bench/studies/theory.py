@@ -20,7 +20,7 @@ from offmap_bench.methods.variational import ABLATION, bnn
 from offmap_bench.paths import DOCS
 from offmap_bench.report.panels import map_panel, write_sheet
 from offmap_bench.runner.watch import grid, view_of
-from offmap_bench.studies.study import Runs, Study, markdown, per_cent, signed
+from offmap_bench.studies.study import Runs, Study, format_signed, markdown, per_cent
 
 FIGURES = DOCS / "figures"
 SHARED: dict[str, Any] = {
@@ -45,7 +45,7 @@ def measure() -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     diagnoses: dict[str, Diagnosis] = {}
     maps: list[Panel] = []
-    for title, fit in settings(bench, bench.plain(range(1))[0]).items():
+    for title, fit in settings(bench, bench.train_members(range(1))[0]).items():
         start = time.perf_counter()
         guard = fit()
         seconds = round(time.perf_counter() - start, 1)
@@ -115,13 +115,13 @@ def fields(runs: Runs) -> dict[str, Any]:
     """Both tables, and the AUROC of the Bayesian settings by their names."""
     (numbers,) = runs.values()
     ablation = [
-        [title, per_cent(n["auroc"]), per_cent(n["fpr95"]), signed(n["entropy"]), f"{n['validation nll']:.3f}",
+        [title, per_cent(n["auroc"]), per_cent(n["fpr95"]), format_signed(n["entropy"]), f"{n['validation nll']:.3f}",
          f"{n['max_risk']:.3f}", str(n["kept step"])]
         for title, n in numbers.items()
     ]  # fmt: skip
     keys = ("rank correlation", "slope", "of the plain net")
     layers = [
-        [title, *("{} ({}; {})".format(*(signed(layer[key]) for key in keys)) for layer in n["layers"].values())]
+        [title, *("{} ({}; {})".format(*(format_signed(layer[key]) for key in keys)) for layer in n["layers"].values())]
         for title, n in numbers.items()
     ]
     names = list(next(iter(numbers.values()))["layers"])

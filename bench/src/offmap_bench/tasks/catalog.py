@@ -31,7 +31,7 @@ TASKS: dict[str, Callable[[int], Task]] = {
     "digits": lambda seed: digits(seed=seed),
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
     **IMAGE_TASKS,
-    **{f"{name}/few": partial(few, whole) for name, whole in IMAGE_TASKS.items()},
+    **{f"{name}/few": partial(few, make_task) for name, make_task in IMAGE_TASKS.items()},
     **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }
 

@@ -150,20 +150,20 @@ def find_runs(root: Path, cameras: Sequence[str]) -> list[Run]:
             f"{', '.join(lost)}. Get the data set from https://www.citycam-cmu.com and unpack it there, or set OFFMAP_DATA to "
             "the folder that has it in its folder `citycam`."
         )
-    seen: set[str] = set()
-    return [run for run in sequences if not run.buses or not (run.folder.name in seen or seen.add(run.folder.name))]
+    folders: set[str] = set()
+    return [run for run in sequences if not run.buses or not (run.folder.name in folders or folders.add(run.folder.name))]
 
 
 def runs(root: Path, camera: str) -> list[Run]:
     """The sequences of a camera, those of large vehicles included, in the order of their names; none if it has no folder."""
-    found: list[Run] = []
+    sequences: list[Run] = []
     for folder, inner, files in os.walk(root / camera):
         inner.sort()
         images = tuple(sorted(name for name in files if re.fullmatch(r"\d{6}\.jpg", name, re.IGNORECASE)))
         if images:
             name = Path(folder).name.lower().replace("_", "")
-            found.append(Run(Path(folder), camera, images, camera == BUSES or BUSES in name))
-    return found
+            sequences.append(Run(Path(folder), camera, images, camera == BUSES or BUSES in name))
+    return sequences
 
 
 def select_frames(run: Run, rule: Rule, damaged: list[str]) -> list[tuple[Frame, bool]]:
@@ -215,9 +215,9 @@ def parse_time(text: str) -> datetime | None:
     >>> parse_time("2016/02/23 14:05:09"), parse_time("noon")
     (datetime.datetime(2016, 2, 23, 14, 5, 9), None)
     """
-    found = re.fullmatch(r"\s*(\d{4})\D(\d{1,2})\D(\d{1,2})\D+(\d{1,2})\D(\d{1,2})(?:\D(\d{1,2}))?\s*", text)
+    match = re.fullmatch(r"\s*(\d{4})\D(\d{1,2})\D(\d{1,2})\D+(\d{1,2})\D(\d{1,2})(?:\D(\d{1,2}))?\s*", text)
     try:
-        return datetime.fromisoformat("{:0>4}-{:0>2}-{:0>2} {:0>2}:{:0>2}:{:0>2}".format(*found.groups("0"))) if found else None
+        return datetime.fromisoformat("{:0>4}-{:0>2}-{:0>2} {:0>2}:{:0>2}:{:0>2}".format(*match.groups("0"))) if match else None
     except ValueError:
         return None
 

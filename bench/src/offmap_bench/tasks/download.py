@@ -43,7 +43,7 @@ def fetch(url: str, path: str | Path, **options: Any) -> Path:
         return path
     downloader = Downloader(url, path, **options)
     if offline():
-        raise downloader.missing("OFFMAP_OFFLINE forbids to download it")
+        raise downloader.build_error("OFFMAP_OFFLINE forbids to download it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):  # another process may be faster: pooch looks again
@@ -51,7 +51,7 @@ def fetch(url: str, path: str | Path, **options: Any) -> Path:
             pooch.retrieve(url, None, path.name, path.parent, downloader=downloader)  # pyright: ignore[reportArgumentType]
         Path(f"{path}.lock").unlink(missing_ok=True)
     except OSError as error:
-        raise downloader.missing(f"it cannot be written: {error}") from error
+        raise downloader.build_error(f"it cannot be written: {error}") from error
     return path
 
 
@@ -77,7 +77,7 @@ class Downloader:
         """The bytes that are there; their version stands in a file beside it."""
         return self.path.with_name(f"{self.path.name}.part")
 
-    def missing(self, reason: str) -> DataError:
+    def build_error(self, reason: str) -> DataError:
         """The error that says which file belongs where."""
         return DataError(f"Expected a file at {self.path}, but there is none and {reason}. Put {self.url} there.")
 
@@ -93,17 +93,17 @@ class Downloader:
                 code = 0 if error.response is None else error.response.status_code
                 reason = f"the server answered {code} ({error})"
                 if code not in (408, 416, 425, 429, 500, 502, 503, 504):  # another attempt may improve these
-                    raise self.missing(reason) from None
+                    raise self.build_error(reason) from None
                 if code == 416:  # nothing lies beyond what is there
                     self.discard()
             except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL) as error:
-                raise self.missing(f"the server sends on to an address that is refused: {error}") from error
+                raise self.build_error(f"the server sends on to an address that is refused: {error}") from error
             except requests.RequestException as error:
                 reason = f"the server cannot be reached or broke off: {error}"
             idle = 0 if self.size() > before else idle + 1
             time.sleep(self.pause)
         else:
-            raise self.missing(reason)
+            raise self.build_error(reason)
         with self.part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if not digest.startswith(self.sha256 or ""):

@@ -67,7 +67,7 @@ class Extractor:
             total.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             total.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         noise = np.random.RandomState(0).randint(0, 256, (240, 352, 3)).astype(np.uint8)
-        once, again = (self.prepared(require("PIL.Image", "images").fromarray(noise)) for _ in range(2))
+        once, again = (self.preprocess_image(require("PIL.Image", "images").fromarray(noise)) for _ in range(2))
         if not torch.equal(once, again):
             raise ConfigError(
                 "Expected `preprocess` to give the same for the same image, but two calls differ: leave out what is random."
@@ -75,7 +75,7 @@ class Extractor:
         total.update(f"{tuple(once.shape)} {once.dtype}".encode() + once.contiguous().numpy().tobytes())
         return total.hexdigest()
 
-    def prepared(self, image: Any) -> Tensor:
+    def preprocess_image(self, image: Any) -> Tensor:
         """What the backbone is given of one image."""
         value = self.preprocess(image)
         if not isinstance(value, Tensor):
@@ -93,7 +93,7 @@ class Extractor:
                 if isinstance(image, str):
                     failures[place] = image
                 else:
-                    batch.append(self.prepared(image))
+                    batch.append(self.preprocess_image(image))
             if batch:
                 parts.append(run(self.backbone, torch.stack(batch)))
         return torch.cat(parts) if parts else torch.zeros(0, 0), failures

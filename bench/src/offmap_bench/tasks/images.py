@@ -77,23 +77,23 @@ def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows
     """Some of the classes of `images(name)` (six of ten), at random by `seed` and numbered anew, are in-distribution; test images
     of the others are OOD.
     """
-    setting, whole = setting_of(name), images(name, seed, folder, rows=rows, ood=False)
-    known = np.sort(np.random.RandomState(seed).permutation(setting.classes)[: setting.known])
+    setting, task = setting_of(name), images(name, seed, folder, rows=rows, ood=False)
+    classes = np.sort(np.random.RandomState(seed).permutation(setting.classes)[: setting.known])
     number = torch.full((setting.classes,), -1)
-    number[torch.from_numpy(known)] = torch.arange(setting.known)
+    number[torch.from_numpy(classes)] = torch.arange(setting.known)
 
     def renumber(part: Pair) -> Pair:
         x, y = part[0], number[part[1]]
         return x[y >= 0], y[y >= 0]
 
-    train, valid, test = (renumber(part) for part in (whole.train, whole.valid, whole.test))
-    ood = {"unknown classes": whole.test[0][number[whole.test[1]] < 0]}
+    train, valid, test = (renumber(part) for part in (task.train, task.valid, task.test))
+    ood = {"unknown classes": task.test[0][number[task.test[1]] < 0]}
     return Task(f"images/{name}/open", train, valid, test, ood, likelihood="categorical", outputs=setting.known)
 
 
-def few(whole: Callable[[int], Task], seed: int = 0) -> Task:
+def few(make_task: Callable[[int], Task], seed: int = 0) -> Task:
     """Some images of every part of a task, at even distances."""
-    task = whole(seed)
+    task = make_task(seed)
 
     def some(part: str, x: Tensor) -> Tensor:
         return x[torch.arange(min(FEW[part], len(x))) * len(x) // min(FEW[part], len(x))]
@@ -103,9 +103,9 @@ def few(whole: Callable[[int], Task], seed: int = 0) -> Task:
     return replace(task, name=f"{task.name}/few", train=train, valid=valid, test=test, ood=ood)
 
 
-def rename_task(whole: Callable[[int], Task], name: str, seed: int = 0) -> Task:
+def rename_task(make_task: Callable[[int], Task], name: str, seed: int = 0) -> Task:
     """The same task under another name, which may say more, such as whose net is to be used."""
-    return replace(whole(seed), name=name)
+    return replace(make_task(seed), name=name)
 
 
 def setting_of(name: str) -> Setting:
