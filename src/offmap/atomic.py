@@ -105,9 +105,9 @@ def unseal_as(kind: str, version: str, content: bytes, path: Path, remedy: str) 
         header, tensors = unseal(content)
     except Exception as error:  # whatever the bytes are
         raise FileError(f"{path} is damaged or not {kind} ({first_line(error)}). {remedy}") from error
-    found = header.get("format") if isinstance(header, dict) else None
-    if found != version:
-        raise FileError(f"{path} is not {kind} of this version: expected {version!r}, but got {found!r}. {remedy}")
+    format_name = header.get("format") if isinstance(header, dict) else None
+    if format_name != version:
+        raise FileError(f"{path} is not {kind} of this version: expected {version!r}, but got {format_name!r}. {remedy}")
     return header, tensors
 
 

@@ -49,7 +49,7 @@ def option(default: Any, doc: str, *, check: Callable[[Any], Any] | None = None,
 
 def validate(options: Any) -> None:
     """Raise a ConfigError for the first field of a dataclass whose value its type and its `option` do not allow."""
-    for f, kinds in _declared(type(options)):
+    for f, kinds in _find_options(type(options)):
         name, value, check, optional = f.name, getattr(options, f.name), f.metadata["check"], NoneType in kinds
         words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
         if value is None and optional:
@@ -68,7 +68,7 @@ def validate(options: Any) -> None:
 
 
 @cache
-def _declared(kind: type) -> list[tuple[dataclasses.Field[Any], tuple[Any, ...]]]:
+def _find_options(kind: type) -> list[tuple[dataclasses.Field[Any], tuple[Any, ...]]]:
     """Return the fields made by `option`, each with the members of its type."""
     hints = get_type_hints(kind)
     unions = {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in hints.items()}
@@ -85,7 +85,7 @@ def integer(name: str, value: Any, at_least: float | None = None, at_most: float
         result = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError):
         result = None
-    return int(_bounded(result, "a whole number", name, value, at_least, at_most, **bounds))
+    return int(_check_range(result, "a whole number", name, value, at_least, at_most, **bounds))
 
 
 def number(name: str, value: Any, at_least: float | None = None, at_most: float | None = None, **bounds: Any) -> float:
@@ -93,13 +93,13 @@ def number(name: str, value: Any, at_least: float | None = None, at_most: float 
     bounded = at_least is not None or bounds.get("above") is not None
     result = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     finite = math.isfinite(result) and (bounded or abs(result) <= LARGEST)
-    _bounded(result if finite else None, "a number" if bounded else "a finite number", name, value, at_least, at_most, **bounds)
+    _check_range(result if finite else None, f"a{'' if bounded else ' finite'} number", name, value, at_least, at_most, **bounds)
     if result > LARGEST:
         raise ConfigError(f"Expected `{name}` to be at most {LARGEST:g}, but got {value!r}.")
     return result
 
 
-def _bounded(
+def _check_range(
     result: float | None, kind: str, name: str, value: Any, at_least: float | None, at_most: float | None,
     above: float | None = None, optional: bool = False,
 ) -> float:  # fmt: skip

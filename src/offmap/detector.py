@@ -79,7 +79,7 @@ class Calibration:
         return float(conformal.quantile(self.scores, 1 - self.false_alarms))
 
     @cached_property
-    def _sorted(self) -> Tensor:
+    def _sorted_scores(self) -> Tensor:
         return self.scores.sort().values
 
     def p_value(self, scores: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Calibration:
         """
         n = len(self.scores)
         kind = torch.promote_types(scores.dtype, self.scores.dtype)
-        below = torch.searchsorted(self._sorted.to(kind), scores.to(kind).contiguous())
+        below = torch.searchsorted(self._sorted_scores.to(kind), scores.to(kind).contiguous())
         return ((1 + n - below).to(kind) / (n + 1)).to(scores)
 
     def radius(self, level: float) -> Tensor:

@@ -313,7 +313,7 @@ def describe_images(likelihood: Likelihood, train: Batches, valid: Rows, base: S
 
 
 def build_guard(
-    predictive: Predictive, likelihood: Likelihood, place: Place, train: Batches | None, valid: Rows, calibration: Rows | None, *,
+    predictive: Predictive, likelihood: Likelihood, place: Place, train: Batches | None, valid: Rows, separate: Rows | None, *,
     score: str | ScoreFn, draws: int, false_alarms: float, seed: int, target: str, clip: float | str | None = "choose",
     notes: tuple[str, ...] = (), image_spec: ImageSpec | None = None, group: Group = SINGLE_PROCESS, sharded: bool = False,
 ) -> Guard:  # fmt: skip
@@ -328,7 +328,7 @@ def build_guard(
     # clip, threshold and intervals ask for the same outputs
     cached = replace(sampler, predictive=CachedPredictive(predictive))
     clip = choose_clip(cached, valid, group) if clip == "choose" else check_clip(clip)
-    reference = calibration or valid
+    reference = separate or valid
     cached.check_targets(reference)
 
     def predict(x: Inputs) -> dict[str, Tensor]:
@@ -340,12 +340,12 @@ def build_guard(
     rows = replace(rows, sampler=cached)
     scores = rows.evaluate(lambda features: reduce_positions(module(features), "mean"), reference.inputs, module.reads)
     scores = scores.to(torch.promote_types(place.dtype, torch.float32))
-    found = Calibration(scores, residuals, false_alarms, exact=calibration is not None)
-    found.warn_if_infinite(reference.rows, reference.name)
+    calibration = Calibration(scores, residuals, false_alarms, exact=separate is not None)
+    calibration.warn_if_infinite(reference.rows, reference.name)
     group.broadcast(scores, residuals, *module.buffers())  # as rank 0 has them: other machines may round otherwise
     return Guard(
         predictive=predictive, likelihood=likelihood, score_module=module, clip=clip, draws=draws, notes=notes,
-        calibration=found, place=place, target=target, seed=seed, image_spec=image_spec,
+        calibration=calibration, place=place, target=target, seed=seed, image_spec=image_spec,
     )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ def risk_coverage(scores: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
     >>> risk
     tensor([0.0000, 0.0000, 0.3333])
     """
-    s, loss = _aligned(("losses",), scores=scores, losses=losses)
+    s, loss = _align_vectors(("losses",), scores=scores, losses=losses)
     ordered, order = s.sort()
     _, group, sizes = torch.unique_consecutive(ordered, return_inverse=True, return_counts=True)
     tied = torch.zeros_like(sizes, dtype=loss.dtype).index_add(0, group, loss[order]) / sizes
@@ -120,7 +120,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     tensor(-0.5000)
     """
     centred: list[Tensor] = []
-    for values in _aligned((), a=a, b=b):
+    for values in _align_vectors((), a=a, b=b):
         _, group, sizes = torch.unique(values, return_inverse=True, return_counts=True)
         ranks = (sizes.cumsum(0).double() - (sizes.double() - 1) / 2)[group]  # from 1 on
         centred.append(ranks - ranks.mean())
@@ -233,7 +233,7 @@ def _vector(name: str, values: Tensor, *, finite: bool = False) -> Tensor:
     return values.double().contiguous()  # searchsorted copies strided tensors, and warns
 
 
-def _aligned(finite: Container[str], **vectors: Tensor) -> list[Tensor]:
+def _align_vectors(finite: Container[str], **vectors: Tensor) -> list[Tensor]:
     """Return the vectors in float64; refuse those of different lengths, by name."""
     checked = [_vector(name, values, finite=name in finite) for name, values in vectors.items()]
     lengths = [len(values) for values in checked]
@@ -270,7 +270,7 @@ def _check_classes(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return |y − mean| and the standard deviation, which may be infinite, in float64."""
-    m, s, t = _aligned(("mean", "y"), mean=mean, std=std, y=y)
+    m, s, t = _align_vectors(("mean", "y"), mean=mean, std=std, y=y)
     if (s < 0).any():
         raise DataError(f"Expected `std` to be at least 0, but its minimum is {s.min():g}; is it a logarithm?")
     return (t - m).abs(), s
@@ -278,7 +278,7 @@ def _check_gaussian(mean: Tensor, std: Tensor, y: Tensor) -> tuple[Tensor, Tenso
 
 def _check_intervals(**vectors: Tensor) -> list[Tensor]:
     """Return lower and upper bounds, and targets if there are any, in float64; refuse empty intervals."""
-    checked = low, high, *_ = _aligned(("y",), **vectors)
+    checked = low, high, *_ = _align_vectors(("y",), **vectors)
     empty = (low > high) | (low == torch.inf) | (high == -torch.inf)
     if empty.any():
         count = f"{int(empty.sum())} of {low.numel()} intervals are not so"

@@ -142,7 +142,7 @@ def test_order_depends_on_seed_and_epoch_alone(data: Any) -> None:
     made = as_batches(data, PLACE, name="train", batch_size=4)
 
     def order(seed: int, epoch: int) -> Tensor:
-        return torch.cat([y for _, y in made.shuffled(seed, epoch)])
+        return torch.cat([y for _, y in made.iter_shuffled(seed, epoch)])
 
     torch.manual_seed(0)
     first = order(0, 0)
@@ -155,7 +155,7 @@ def test_order_depends_on_seed_and_epoch_alone(data: Any) -> None:
 
 def test_shuffled_rows_keep_inputs_and_targets_together() -> None:
     made = as_batches(((X, X[:, 0]), X[:, 0]), PLACE, name="train", batch_size=4)
-    for (x, first), y in made.shuffled(3, 2):
+    for (x, first), y in made.iter_shuffled(3, 2):
         assert torch.equal(x[:, 0], y)
         assert torch.equal(first, y)
 
@@ -166,7 +166,7 @@ def test_shuffling_a_data_set_keeps_the_collate_function() -> None:
 
     loader = DataLoader(Pairs(), batch_size=4, collate_fn=collate)
     train, valid = split_data(loader, PLACE, fraction=0.1, seed=0, batch_size=128, target="labels")
-    seen = torch.cat([y for _, y in train.shuffled(0, 0)])
+    seen = torch.cat([y for _, y in train.iter_shuffled(0, 0)])
     held = load_rows(valid)
     assert list(held.inputs) == ["x"]
     assert torch.equal(torch.cat([seen, held.targets]).sort().values, Y.sort().values)
@@ -200,7 +200,7 @@ def test_split_of_all_forms_sets_the_same_rows_aside() -> None:
 def test_training_part_of_a_split_loader_comes_in_a_new_order_every_epoch() -> None:
     # its rows are sorted by the split; trained on in that order, class-sorted data would go class by class
     train, _ = split_data(FORMS["DataLoader"](), PLACE, fraction=0.2, seed=0, batch_size=4, target="labels")
-    epochs = [torch.cat([y for _, y in train.shuffled(0, epoch)]) for epoch in range(2)]
+    epochs = [torch.cat([y for _, y in train.iter_shuffled(0, epoch)]) for epoch in range(2)]
     assert not torch.equal(*epochs)
     assert torch.equal(epochs[0].sort().values, epochs[1].sort().values)
 
@@ -337,7 +337,7 @@ def test_unlabelled_batches_pass(batch: Any) -> None:
 def test_batches_cover_every_row_once_in_any_batch_size(n: int, batch_size: int, seed: int) -> None:
     x, y = torch.arange(n).float()[:, None], torch.arange(n)
     made = as_batches((x, y), PLACE, name="train", batch_size=batch_size)
-    for parts in (list(made), list(made.shuffled(seed, 0))):
+    for parts in (list(made), list(made.iter_shuffled(seed, 0))):
         assert all(len(part) <= batch_size for _, part in parts)
         assert sorted(torch.cat([part for _, part in parts]).tolist()) == list(range(n))
         assert all(torch.equal(a[:, 0].long(), b) for a, b in parts)
@@ -454,7 +454,7 @@ def test_a_mask_that_all_rows_share_is_neither_cut_nor_shuffled_nor_joined() -> 
     mask = torch.randn(5, 5)
     x, y = X.reshape(23, 3), Y
     rows = load_rows(as_batches(({"x": x, "mask": mask}, y), PLACE, name="train", batch_size=5))
-    for data in (rows, rows.shuffled(0, 0), rows.take(torch.arange(5))):
+    for data in (rows, rows.iter_shuffled(0, 0), rows.take(torch.arange(5))):
         for inputs, _ in data:
             assert torch.equal(inputs["mask"], mask)
     parts = [({"x": x[i : i + 5], "mask": mask}, y[i : i + 5]) for i in range(0, 23, 5)]  # as long as all batches but the last

@@ -86,6 +86,6 @@ def test_a_shuffling_loader_shuffles_alike_on_every_rank() -> None:
 
 def test_data_in_memory_are_shared_when_shuffled_too() -> None:
     source = Rows(torch.arange(7.0)[:, None], torch.arange(7.0), 4, "train")
-    whole = [y.tolist() for _, y in source.shuffled(1, 2)]
-    parts = [[y.tolist() for _, y in replace(source, shard=Shard(Seat(r, 2), "rows")).shuffled(1, 2)] for r in (0, 1)]
+    whole = [y.tolist() for _, y in source.iter_shuffled(1, 2)]
+    parts = [[y.tolist() for _, y in replace(source, shard=Shard(Seat(r, 2), "rows")).iter_shuffled(1, 2)] for r in (0, 1)]
     assert [a + b for a, b in zip(*parts, strict=True)] == whole

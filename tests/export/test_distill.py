@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.errors import ConfigError, DataError
-from offmap.export.distill import Head, make_ood_rows, train_head, whitening
+from offmap.export.distill import Head, fit_whitening, make_ood_rows, train_head
 from offmap.export.onnx import open_session
 from offmap.metrics import auroc
 from offmap.model.params import all_params
@@ -124,7 +124,7 @@ def test_a_score_of_the_outputs_alone_is_learned_as_well() -> None:
 
 def test_whitened_features_are_uncorrelated_and_flat_ones_stay_small() -> None:
     x = inputs(500, 1, features=4) @ torch.tensor([[3.0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 1e-6]])
-    turn, shift = whitening(x)
+    turn, shift = fit_whitening(x)
     white = x.double() @ turn + shift
     spread = (white.mT @ white / len(x)).diagonal()
     torch.testing.assert_close(white.mT @ white / len(x), spread.diag(), atol=1e-9, rtol=0)
@@ -135,7 +135,7 @@ def test_whitened_features_are_uncorrelated_and_flat_ones_stay_small() -> None:
 def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
     x, scores = 5 + 3 * inputs(300, 1), inputs(300, 2)[:, 0]
     head = train_head(x, scores, x, scores)
-    turn, shift = whitening(x)
+    turn, shift = fit_whitening(x)
     apart = Head(3, head.centre, head.spread)
     apart.load_state_dict(head.state_dict())
     inverse = torch.linalg.inv(turn)

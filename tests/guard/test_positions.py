@@ -17,7 +17,7 @@ from offmap.detector import concat_results, reduce_positions
 from offmap.errors import DataError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Prediction
 from offmap.likelihoods.likelihood import sample_position
-from offmap.scores.score import unpadded
+from offmap.scores.score import find_unpadded
 from trained import inputs, quick
 
 WORDS, CLASSES = 12, 3
@@ -125,9 +125,9 @@ def test_several_labels_of_one_text_are_no_places_of_it() -> None:
 
 @pytest.mark.parametrize(("mask", "fits"), [((2, 5), True), ((2, 6), True), ((2, 7), False), ((2, 4), False), ((2, 1, 5), False)])
 def test_a_mask_belongs_to_a_map_of_its_length_or_one_less(mask: tuple[int, ...], fits: bool) -> None:
-    assert (unpadded({"attention_mask": torch.ones(mask)}, torch.zeros(2, 5)) is not None) == fits
-    assert unpadded({"attention_mask": torch.ones(mask)}, torch.zeros(2, 5, 5)) is None
-    assert unpadded((torch.zeros(2, 5), torch.ones(mask)), torch.zeros(2, 5)) is None
+    assert (find_unpadded({"attention_mask": torch.ones(mask)}, torch.zeros(2, 5)) is not None) == fits
+    assert find_unpadded({"attention_mask": torch.ones(mask)}, torch.zeros(2, 5, 5)) is None
+    assert find_unpadded((torch.zeros(2, 5), torch.ones(mask)), torch.zeros(2, 5)) is None
 
 
 def test_reduction_keeps_infinite_scores_and_calls_nothing_infinite() -> None:

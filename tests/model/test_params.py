@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from offmap.errors import ConfigError
 from offmap.model.forward import call, copy_model, first_tensor
-from offmap.model.params import choose, floating, last_layer, select_params, stack_models
+from offmap.model.params import choose, detach_params, last_layer, select_params, stack_models
 from zoo import ZOO, Case, Through
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -81,17 +81,17 @@ def test_the_last_layer_is_the_last_product_on_the_way_to_the_output(case: str):
     build, x, output_fn, expected = LAST[case]
     torch.manual_seed(0)
     net = copy_model(build())
-    before = {n: w.clone() for n, w in floating(net).items()}
+    before = {n: w.clone() for n, w in detach_params(net).items()}
     assert last_layer(net, x, output_fn) == expected
     assert list(choose(stack_models(net), x, "last-layer", output_fn).mean) == expected
-    assert all(torch.equal(w, before[n]) for n, w in floating(net).items())
+    assert all(torch.equal(w, before[n]) for n, w in detach_params(net).items())
 
 
 @pytest.mark.parametrize("case", ZOO.values(), ids=ZOO)
 def test_a_change_of_the_last_layer_of_any_model_in_the_zoo_moves_its_output(case: Case):
     net = copy_model(case.build())
     names = last_layer(net, case.inputs(), case.output_fn)
-    weights = floating(net)
+    weights = detach_params(net)
     plain = call(net, weights, case.inputs(), case.output_fn)
     for name in names:
         assert not torch.equal(call(net, weights | {name: weights[name] + 0.5}, case.inputs(), case.output_fn), plain)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from offmap.model.forward import call
-from offmap.model.inspect import changed, restore_state, same
+from offmap.model.inspect import find_changes, restore_state, same
 
 
 class Memo(nn.Module):
@@ -40,11 +40,11 @@ NAMES = ["calls", "empty", "number", "list", "nothing", "inner.kept"]
 def test_changes_are_named_in_buffers_attributes_and_containers():
     net = Memo()
     twin = copy.deepcopy(net)
-    assert changed(net, twin) == []
+    assert find_changes(net, twin) == []
     with torch.no_grad():
         twin(torch.ones(1, 2))
-    assert sorted(changed(net, twin)) == sorted(NAMES)
-    assert sorted(changed(twin, net)) == sorted(NAMES)
+    assert sorted(find_changes(net, twin)) == sorted(NAMES)
+    assert sorted(find_changes(twin, net)) == sorted(NAMES)
 
 
 def test_the_smallest_change_is_one():
@@ -52,7 +52,7 @@ def test_the_smallest_change_is_one():
     twin = copy.deepcopy(net)
     net.get_buffer("calls").fill_(1.0)
     twin.get_buffer("calls").fill_(1.0 + torch.finfo(torch.float32).eps)
-    assert changed(net, twin) == ["calls"]
+    assert find_changes(net, twin) == ["calls"]
 
 
 @pytest.mark.parametrize("travel", [lambda net: net, copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
@@ -63,9 +63,9 @@ def test_a_model_forgets_its_calls_also_as_a_copy_and_under_vmap(travel: Any):
     net = travel(net)
     weights = {n: torch.stack([p, p + 1]) for n, p in net.named_parameters()}
     expected = net(x := torch.ones(1, 2))
-    assert changed(before, net) == []
+    assert find_changes(before, net) == []
     assert torch.equal(vmap(lambda w: call(net, w, x))(weights)[0], expected)
-    assert changed(before, net) == []
+    assert find_changes(before, net) == []
     assert not hasattr(net.inner, "kept")
     assert torch.equal(copy.deepcopy(net)(x), expected)
 

@@ -8,7 +8,7 @@ import pytest
 
 from offmap.errors import ConfigError, FileError
 from offmap.report import page
-from offmap.report.page import COLOURS, draw_svg, series, themed
+from offmap.report.page import COLOURS, apply_theme, draw_svg, series
 from offmap.table import Table
 from pages import check_page
 
@@ -77,13 +77,13 @@ def lines(count: int) -> str:
 
 def test_the_same_figure_is_the_same_text():
     def draw() -> str:
-        return themed(lines(2), "a")
+        return apply_theme(lines(2), "a")
 
     assert draw() == draw()
 
 
 def test_figures_take_the_colours_of_the_page():
-    svg = themed(lines(8), "a")
+    svg = apply_theme(lines(8), "a")
     assert svg.startswith("<svg")
     for name in ("soft", "line", *(f"series{i}" for i in range(8))):
         assert f"var(--{name})" in svg
@@ -103,4 +103,4 @@ def test_light_colours_differ_so_that_each_can_be_found():
 
 def test_coordinates_are_rounded_and_words_are_not():
     svg = '<svg><path d="M 1.23456 2.5"/><text x="3.98765">0.0123</text></svg>'
-    assert themed(svg, "a") == '<svg><path d="M 1.23 2.5"/><text x="3.98">0.0123</text></svg>'
+    assert apply_theme(svg, "a") == '<svg><path d="M 1.23 2.5"/><text x="3.98">0.0123</text></svg>'

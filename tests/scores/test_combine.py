@@ -15,7 +15,7 @@ import offmap
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Gaussian, Likelihood, Prediction
 from offmap.scores.combine import CombinedScore, LayerDistance, directions, flatten_inputs, log_uncertainty, project
-from offmap.scores.distance import KNNDistance, ZScore, nearest, relative
+from offmap.scores.distance import KNNDistance, ZScore, compute_log_ratio, find_nearest
 from offmap.scores.score import PaperScore
 from trained import classes, classifier, inputs, quick, regression, regressor
 
@@ -58,8 +58,8 @@ def test_a_space_counts_as_its_own_rows_see_each_other() -> None:
     own = []
     for i in range(60):  # every row beside the others alone
         others = [n for n in range(60) if n != i]
-        distances, numbers = nearest(space.rows[others], space.rows[i : i + 1])
-        own.append(relative(distances, torch.tensor(others)[numbers], space.spacings)[0])
+        distances, numbers = find_nearest(space.rows[others], space.rows[i : i + 1])
+        own.append(compute_log_ratio(distances, torch.tensor(others)[numbers], space.spacings)[0])
         torch.testing.assert_close(distances.mean(), space.spacings[i], rtol=1e-6, atol=0)
     torch.testing.assert_close(space.zscore.mean, torch.stack(own).mean(), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(space.zscore.std, torch.stack(own).std(correction=0), rtol=1e-6, atol=1e-9)

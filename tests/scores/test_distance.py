@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offmap.scores import distance
-from offmap.scores.distance import SHARE, nearest, relative
+from offmap.scores.distance import SHARE, compute_log_ratio, find_nearest
 from trained import inputs
 
 
@@ -39,8 +39,8 @@ def slow_relative(rows: Tensor, x: Tensor, k: int) -> list[float]:
 
 
 def fast_relative(rows: Tensor, x: Tensor, k: int = 10) -> Tensor:
-    spacings = nearest(rows, rows, itself=torch.arange(len(rows)), k=k)[0].mean(1)
-    return relative(*nearest(rows, x, k=k), spacings)
+    spacings = find_nearest(rows, rows, itself=torch.arange(len(rows)), k=k)[0].mean(1)
+    return compute_log_ratio(*find_nearest(rows, x, k=k), spacings)
 
 
 def numbers(found: Any, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -51,7 +51,7 @@ def numbers(found: Any, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize("k", [1, 3, 10])
 def test_nearest_rows_are_those_that_loops_find(k: int, offset: float) -> None:
     rows, x = inputs(30, 0) + offset, inputs(20, 1) + offset
-    distances, which = nearest(rows, x, k=k)
+    distances, which = find_nearest(rows, x, k=k)
     expected, there = slow_nearest(rows, x, k)
     torch.testing.assert_close(distances, numbers(expected), rtol=1e-7, atol=1e-9)
     assert which.tolist() == there
@@ -64,24 +64,24 @@ def test_log_ratios_are_those_that_loops_find() -> None:
 
 def test_leaving_one_out_leaves_that_one_out() -> None:
     rows = inputs(25, 0)
-    distances, which = nearest(rows, rows, itself=torch.arange(25), k=4)
+    distances, which = find_nearest(rows, rows, itself=torch.arange(25), k=4)
     assert not (which == torch.arange(25)[:, None]).any()
     for i in range(25):
         others = torch.cat([rows[:i], rows[i + 1 :]])
-        torch.testing.assert_close(distances[i : i + 1], nearest(others, rows[i : i + 1], k=4)[0], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(distances[i : i + 1], find_nearest(others, rows[i : i + 1], k=4)[0], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 10, 11])
 def test_few_rows_give_a_newcomer_as_many_neighbours_as_themselves(count: int) -> None:
     rows = inputs(count, 0)
-    own, _ = nearest(rows, rows, itself=torch.arange(count))
+    own, _ = find_nearest(rows, rows, itself=torch.arange(count))
     assert own.shape == (count, min(10, count - 1))
-    assert nearest(rows, inputs(5, 1))[0].shape == (5, min(10, count - 1))
+    assert find_nearest(rows, inputs(5, 1))[0].shape == (5, min(10, count - 1))
 
 
 def test_a_reference_row_is_at_no_distance_from_itself() -> None:
     rows = 100 * inputs(30, 0)
-    distances, which = nearest(rows, rows)
+    distances, which = find_nearest(rows, rows)
     assert which[:, 0].tolist() == list(range(30))
     assert (distances[:, 0] < 1e-4).all()
     assert fast_relative(rows, rows).isfinite().all()
@@ -90,12 +90,12 @@ def test_a_reference_row_is_at_no_distance_from_itself() -> None:
 @pytest.mark.parametrize("held", [1, 30, 70])
 def test_blocks_change_nothing_and_bound_what_is_held(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, x = inputs(30, 0), inputs(20, 1)
-    expected = nearest(rows, x)
+    expected = find_nearest(rows, x)
     seen: list[int] = []
     product = torch.addmm
     monkeypatch.setattr(distance, "BLOCK_NUMBERS", held)
     monkeypatch.setattr(torch, "addmm", lambda c, a, b, **k: seen.append(len(a) * b.shape[1]) or product(c, a, b, **k))
-    found = nearest(rows, x, itself=None)
+    found = find_nearest(rows, x, itself=None)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert max(seen) <= max(held, 30)
 

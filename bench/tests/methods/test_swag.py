@@ -44,7 +44,7 @@ def visited(net: nn.Module, config: Config) -> list[dict[str, Tensor]]:
     optimizer = torch.optim.SGD(twin.parameters(), lr=config.lr, momentum=config.momentum)
     data, states, step = rows(trained.regression(60)), [], 0
     for epoch in range(100):
-        for x, y in data.shuffled(0, epoch):
+        for x, y in data.iter_shuffled(0, epoch):
             optimizer.zero_grad()
             LAW.nll(twin(x).unsqueeze(0), y).mean().backward()
             optimizer.step()

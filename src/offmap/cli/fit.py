@@ -111,8 +111,8 @@ def _find_classes(values: Column, outputs: int, likelihood: str | None, names: s
         return tuple(name.strip() for name in names.split(",")), False
     if isinstance(values, list):
         return tuple(sorted({str(word) for word in values})), False
-    whole = bool((values == values.round()).all() and (values >= 0).all() and (values < outputs).all())
-    return None, not (whole or likelihood is not None)
+    are_labels = bool((values == values.round()).all() and (values >= 0).all() and (values < outputs).all())
+    return None, not (are_labels or likelihood is not None)
 
 
 def _count_outputs(model: nn.Module, x: Array, path: Path, spec: str) -> int:

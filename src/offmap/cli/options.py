@@ -105,11 +105,11 @@ def load_models(spec: str, weights: Sequence[Path]) -> list[nn.Module]:
     """Make a model for each file of weights; without files, the model or models that the callable returns."""
     make = import_callable(spec)
     try:
-        made = [make() for _ in weights or [None]]
+        results = [make() for _ in weights or [None]]
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {first_line(error)}."
         raise ModelError(f"Expected {spec} to make a model when called without arguments, but it failed: {reason}") from error
-    models = list(made[0]) if not weights and isinstance(made[0], list | tuple) else made
+    models = list(results[0]) if not weights and isinstance(results[0], list | tuple) else results
     for model in models:
         if not isinstance(model, nn.Module):
             raise ModelError(f"Expected {spec} to give a torch.nn.Module, but it gave {type(model).__name__}.")

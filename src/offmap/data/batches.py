@@ -65,7 +65,7 @@ class Rows:
         batches = ((take_rows(self.inputs, rows), self.targets[rows]) for rows in slices)
         return batches if self.shard is None else self.shard.take(batches, _cut_batch, lambda batch: len(batch[1]))
 
-    def shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
+    def iter_shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
         """Yield the examples in an order that depends on (seed, epoch) alone."""
         return iter(self.take(permutation(self.rows, seed, "order", epoch)))
 
@@ -121,7 +121,7 @@ class Stream:
                 self.check(targets)
             yield inputs, targets
 
-    def shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
+    def iter_shuffled(self, seed: int, epoch: int) -> Iterator[Batch]:
         """Yield a Dataset in an order that depends on (seed, epoch); a user's DataLoader in its own order."""
         return iter(self.take(permutation(self.rows, seed, "order", epoch)) if self.indexed else self)
 
@@ -239,9 +239,9 @@ def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_si
         raise DataError(f"Expected at least 3 rows to set 2 aside for validation, but `train` has {rows}. Pass `valid=`.")
     if isinstance(train, Rows):
         return train.take(order[cut:]), replace(train.take(order[:cut]), name="valid")
-    kept, held = (train.take(part.sort().values, train.batch_size or batch_size) for part in (order[cut:], order[:cut]))
+    rest, valid = (train.take(part.sort().values, train.batch_size or batch_size) for part in (order[cut:], order[:cut]))
     # the user's order is lost in the split, so the library may shuffle
-    return replace(kept, indexed=True), replace(held, name="valid", indexed=True)
+    return replace(rest, indexed=True), replace(valid, name="valid", indexed=True)
 
 
 Keyed: TypeAlias = tuple[float, int, Inputs]

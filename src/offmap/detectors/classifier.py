@@ -30,7 +30,7 @@ from offmap.model.forward import (
     replica,
     widen,
 )
-from offmap.model.params import floating
+from offmap.model.params import detach_params
 
 OUTPUT_MAPS: tuple[Callable[[Tensor], Tensor], ...] = (lambda z: z, lambda z: z.log_softmax(1), lambda z: z.softmax(1))
 """What a model may apply to its logits before it returns them."""
@@ -195,7 +195,7 @@ def find_features(model: nn.Module, x: Inputs, *, features: str | None = None, o
 
 def find_last_matrix(model: nn.Module, logits: Tensor, uses: dict[str, LayerInput]) -> tuple[FeatureLayer | None, Tensor | None]:
     """Find the last matrix whose product is the model's output, up to a softmax; return it with the rows that it multiplies."""
-    weights = floating(model)
+    weights = detach_params(model)
     for name, use in reversed(uses.items()):
         rows, view, weight = use.per_example(len(logits)), use.view, weights[name]
         shape = None if rows is None else (logits.shape[1], rows.shape[1])

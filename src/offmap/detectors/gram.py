@@ -48,7 +48,7 @@ def deviation(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def run_matrix_layers(classifier: Classifier, x: Inputs) -> tuple[dict[str, Tensor], Tensor]:
     """Return the input of every layer with a matrix except the first, at its first use, (B, channels, ...), and the output."""
     params = {name: list(module.parameters(recurse=False)) for name, module in classifier.model.named_modules()}
-    linear = {name: all(p.ndim <= 2 for p in own) for name, own in params.items() if any(p.ndim >= 2 for p in own)}
+    linear = {name: all(p.ndim <= 2 for p in tensors) for name, tensors in params.items() if any(p.ndim >= 2 for p in tensors)}
     output, records = classifier.record(x, linear)
     inputs: dict[str, Tensor] = {}
     for name, side, h in records:

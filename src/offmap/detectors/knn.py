@@ -8,7 +8,7 @@ from torch import Tensor
 
 from offmap import checks
 from offmap.detectors.posthoc import FitData, register
-from offmap.scores.distance import nearest
+from offmap.scores.distance import find_nearest
 
 logger = logging.getLogger("offmap")
 
@@ -19,7 +19,7 @@ def knn(features: Tensor, rows: Tensor, k: int = 50) -> Tensor:
     >>> knn(torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), 2)
     tensor([1.4142])
     """
-    distances, _ = nearest(rows, F.normalize(features, dim=1), k=k)
+    distances, _ = find_nearest(rows, F.normalize(features, dim=1), k=k)
     return distances.amax(1).to(features.dtype)
 
 

@@ -313,7 +313,7 @@ def _take_batches(data: Batches, rows: int, seed: int) -> Iterator[tuple[Inputs,
         shuffle = data.rows > rows
     except TypeError:  # a stream of unknown length
         shuffle = False
-    for x, y in data.shuffled(seed, 0) if shuffle else data:
+    for x, y in data.iter_shuffled(seed, 0) if shuffle else data:
         yield (x, y) if len(y) <= rows else (take_rows(x, slice(0, rows)), y[:rows])
         rows -= len(y)
         if rows <= 0:

@@ -124,12 +124,12 @@ class ProcessGroup(Group):
 
     def _all_gather(self, content: bytes) -> list[bytes]:
         """Return the bytes of all ranks: first their lengths, then all padded to the longest."""
-        own = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        buffer = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
-        self._wait(dist.all_gather(lengths, torch.tensor([len(own)], device="cpu"), group=self.group, async_op=True))
+        self._wait(dist.all_gather(lengths, torch.tensor([len(buffer)], device="cpu"), group=self.group, async_op=True))
         longest = max(int(length) for length in lengths)
         parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
-        self._wait(dist.all_gather(parts, F.pad(own, (0, longest - len(own))), group=self.group, async_op=True))
+        self._wait(dist.all_gather(parts, F.pad(buffer, (0, longest - len(buffer))), group=self.group, async_op=True))
         return [part[: int(length)].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
 
     def _wait(self, work: Any) -> None:
@@ -188,8 +188,8 @@ class Heartbeat:
                 if all(other[0] == LEFT for other in states):
                     return
         except RuntimeError as error:  # of two ranks it is the other, of more only rank 0 can tell, by the text of the error
-            found = re.findall(r"Rank (\d+),? failed", str(error)) if self.rank == 0 else []
-            gone = [str(1 - self.rank)] if self.size == 2 else found
+            ranks = re.findall(r"Rank (\d+),? failed", str(error)) if self.rank == 0 else []
+            gone = [str(1 - self.rank)] if self.size == 2 else ranks
             name = f"Rank {gone[0]}" if gone else "Another rank"
             self.trouble = self.trouble or f"{name} died, or has been silent for {SILENCE:g} seconds."
         finally:

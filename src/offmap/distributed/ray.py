@@ -99,7 +99,7 @@ def connect(ray: Any, workers: int, address: str | None) -> Generator[None]:
         yield
         return
     # workers of a Ray of our own have the priority of `--engine local` (Ray's default is 15 less)
-    own = {"num_cpus": workers, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+    options = {"num_cpus": workers, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
     handler, host, port = signal.getsignal(signal.SIGTERM), *(address or "").rpartition(":")[::2]
     # Ray also writes to the environment how it was started
     before = {name: os.environ.get(name) for name in ("RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE")}
@@ -109,7 +109,7 @@ def connect(ray: Any, workers: int, address: str | None) -> Generator[None]:
             if host and port.isdecimal() and "/" not in host:  # Ray itself would try for minutes
                 socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-            ray.init(address=address or "local", **({} if address else own), **quiet)
+            ray.init(address=address or "local", **({} if address else options), **quiet)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray sets its own
         except Exception as error:  # of many types, Exception itself among them

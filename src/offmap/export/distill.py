@@ -265,7 +265,7 @@ def train_head(features: Tensor, scores: Tensor, reference: Tensor, levels: Tens
     low, centre, high = levels.quantile(levels.new_tensor([0.16, 0.5, 0.84])).tolist()
     spread = (high - low) / 2 or 1.0
     head = Head(features.shape[1], centre, spread, seed).to(features.device)
-    matrix, shift = whitening(reference)
+    matrix, shift = fit_whitening(reference)
     wanted = ((scores.double() - centre) / spread).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9).asinh().float()
     data = Rows((features.double() @ matrix + shift).float(), wanted, 256, "the guard's scores")
 
@@ -285,7 +285,7 @@ def train_head(features: Tensor, scores: Tensor, reference: Tensor, levels: Tens
     return head.requires_grad_(False).eval()
 
 
-def whitening(reference: Tensor) -> tuple[Tensor, Tensor]:
+def fit_whitening(reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return W (D, D) and −m·W (D,) in float64: features (n, D) times W, plus the shift, are uncorrelated and of variance 1, or
     less where they vary by less than 3 % of the most.
     """

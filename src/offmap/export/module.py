@@ -197,7 +197,7 @@ class GuardModule(nn.Module):
         leaves = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         features, clipped = self.run(tree_unflatten(leaves, self.form))
         score = reduce_positions(self.score(features), "mean").to(self.dtype)
-        return {**predicted(self.likelihood.predict(clipped)), "score": score, "ood": score > self.threshold}
+        return {**select_outputs(self.likelihood.predict(clipped)), "score": score, "ood": score > self.threshold}
 
     def run(self, inputs: Inputs) -> tuple[Features, Tensor]:
         """Return what the score reads, and the outputs that predict."""
@@ -215,7 +215,7 @@ class GuardModule(nn.Module):
         return features, clipped
 
 
-def predicted(result: Any) -> dict[str, Tensor]:
+def select_outputs(result: Any) -> dict[str, Tensor]:
     """Return the fields of a prediction or result that a graph gives."""
     names = ("mean", "std", "probs", "score", "ood")
     return {name: value for name in names if (value := getattr(result, name, None)) is not None}
@@ -226,8 +226,8 @@ def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardM
     predictive, score = with_weights(guard.predictive), guard.score_module
     reads, base, scoring = score.reads, None, None
     if reads.layers or reads.base or predictive.model.last_layer is not None:
-        own = all_params(predictive.model.module)  # one member alone has its fixed weights in the model itself
-        weights = [{**own, **predictive.mean_weights(member)} for member in range(predictive.members)]
+        params = all_params(predictive.model.module)  # one member alone has its fixed weights in the model itself
+        weights = [{**params, **predictive.mean_weights(member)} for member in range(predictive.members)]
         base = BaseModels(predictive.model, weights, reads.layers, pooled=reads.pooled, half=half)
     predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
     if guard.clip is not None and reads.draws:
@@ -298,7 +298,7 @@ def export_module(
         tuple(t.as_subclass(Tensor) for t in tensors),
         _input_names(model, rows, len(tensors)),
         tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
-        predicted(detector(rows)),
+        select_outputs(detector(rows)),
         module.score.ties(module.run(rows)[0]),
         facts,
     )

@@ -67,7 +67,7 @@ class ExportTask:
     facts: Mapping[str, Any]  # kept in the file
 
     @cached_property
-    def rounding(self) -> dict[str, float]:
+    def rounding_errors(self) -> dict[str, float]:
         """How far each output moves, at most, when the last digits of the inputs do: no runtime can be nearer."""
         nudged: list[Tensor] = []
         for t in self.tensors:
@@ -218,19 +218,19 @@ def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tupl
     largest, refuse = 0.0, not task.facts["half"]
     for name in (n for n in task.expected if n != "ood"):
         mine, other = task.expected[name].double().cpu(), outputs[name].double().cpu()
-        apart = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
+        differences = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
         if name == "score" and task.ties is not None:
-            apart = apart.masked_fill(task.ties, 0.0)
-        worst = float(apart.max())
-        if refuse and worst > TOLERANCE + 10 * task.rounding[name]:
+            differences = differences.masked_fill(task.ties, 0.0)
+        worst = float(differences.max())
+        if refuse and worst > TOLERANCE + 10 * task.rounding_errors[name]:
             raise ModelError(
                 f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} off. The model "
                 "may depend on something else than its inputs and weights."
             )
         largest = max(largest, worst)
     score, threshold = task.expected["score"].double().cpu(), float(task.facts["threshold"])
-    rounding = TOLERANCE * (1 + abs(threshold)) + 10 * task.rounding["score"]
-    clear = (score - threshold).abs() > (rounding if refuse else 0.0)
+    margin = TOLERANCE * (1 + abs(threshold)) + 10 * task.rounding_errors["score"]
+    clear = (score - threshold).abs() > (margin if refuse else 0.0)
     if task.ties is not None and refuse:
         clear &= ~task.ties
     changed = int(((task.expected["ood"].cpu() != outputs["ood"].cpu()) & clear).sum())
@@ -257,7 +257,7 @@ def _reason(error: BaseException) -> str:
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(inner)
     operators = [re.search(r"\b(aten|prims|torchvision|torch\.ops)[.:]+\w+", str(each)) for each in reversed(chain)]
-    named, line = next((found.group(0) for found in operators if found), ""), first_line(chain[-1])
+    named, line = next((match.group(0) for match in operators if match), ""), first_line(chain[-1])
     return line if named in line else f"{named} ({line})"
 
 

@@ -108,7 +108,7 @@ def _loader(loaders: Any, name: str) -> Any:
     if isinstance(several, list | tuple) and len(several) == 1:
         several = several[0]
     if not isinstance(several, DataLoader):
-        found = type(loaders).__name__ + (f" of {len(several)}" if isinstance(several, list | tuple) else "")
-        raise ConfigError(f"Expected the trainer to have one DataLoader for `{name}`, but it has {found}. Pass `{name}=` to say "
+        kind = type(loaders).__name__ + (f" of {len(several)}" if isinstance(several, list | tuple) else "")
+        raise ConfigError(f"Expected the trainer to have one DataLoader for `{name}`, but it has {kind}. Pass `{name}=` to say "
                           "which data to use.")  # fmt: skip
     return several

@@ -113,7 +113,7 @@ def save(guard: Guard, path: str | Path) -> None:
         raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
     if predictive.q.trainable_mean:
         raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the nets' are others.")
-    kind = next((name for name, known in LIKELIHOODS.items() if known is type(likelihood)), None)
+    kind = next((name for name, cls in LIKELIHOODS.items() if cls is type(likelihood)), None)
     if kind is None or SCORES.get(score.name) is not type(score):
         raise ConfigError(
             "A guard with a score or likelihood of your own cannot be saved unless it is registered: a file holds no code."

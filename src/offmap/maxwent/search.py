@@ -94,7 +94,7 @@ def find_largest_factor(
     while any(active := [last - first > 1 for first, last in zip(below, above, strict=True)]):
         halve = rounds > 0 and rounds % 3 == 0  # lines may be poor: every third evaluation halves what is left
         brackets = zip(below, above, points, targets, active, strict=True)
-        index = [next_point(a, b, known, t, slope, halve=halve) if on else a for a, b, known, t, on in brackets]
+        index = [next_point(a, b, p, t, slope, halve=halve) if on else a for a, b, p, t, on in brackets]
         searched, rounds = torch.tensor(active, device=max_risk.device), rounds + 1
         now = evaluate(_grid_point(index, max_risk, low, high, halvings).masked_fill(~searched, math.nan))[:2]
         passed = searched & (now[0] <= max_risk)

@@ -82,8 +82,8 @@ def fit(
         fits.append((history.stop_reason != "diverged", float(entropy.detach().mean()), history, state))
     *_, history, state = max(fits, key=lambda fit: fit[:2])  # appendix B of the paper
     q.requires_grad_(False)
-    for raw, kept in zip(q.raw_scale.values(), state, strict=True):
-        raw.copy_(kept)
+    for raw, best in zip(q.raw_scale.values(), state, strict=True):
+        raw.copy_(best)
     runtime.group.broadcast(*q.raw_scale.values())
     if any(risk > bound for risk, bound in zip(history.final_risk, history.max_risk, strict=True)):
         logger.warning(
@@ -204,11 +204,10 @@ def descend(task: Task, history: History, entropy_weight: float) -> History:
         if history.stop_reason == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, math.nan)
     monitor.restore()
-    risk, uncertainty = (max_risk.new_tensor(value) for value in history.of_kept())
+    risk, _ = values = tuple(max_risk.new_tensor(value) for value in history.of_kept())
     if config.rescale:  # by the largest factor, up to 10, that the risk still allows
         evaluate, base_risk = validation.evaluator(q), validation.base_risk(q)
-        known = (risk, uncertainty)
-        factor, (risk, _) = find_largest_factor(evaluate, max_risk, base_risk, start=known, low=1.0, high=10.0, halvings=6)
+        factor, (risk, _) = find_largest_factor(evaluate, max_risk, base_risk, start=values, low=1.0, high=10.0, halvings=6)
         q.scale_by(factor)
     history.finish(risk, q.mean_log_square().detach())
     history.chosen["entropy_weight"] = entropy_weight

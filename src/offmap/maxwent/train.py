@@ -126,7 +126,7 @@ class Cycle:
         while True:
             self.order = [generator.get_state() for generator in generators]
             empty, self.taken = True, 0
-            for batch in self.data.shuffled(self.seed, self.epoch):
+            for batch in self.data.iter_shuffled(self.seed, self.epoch):
                 empty, self.taken = False, self.taken + 1
                 if self.taken > skip:
                     yield batch

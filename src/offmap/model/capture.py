@@ -69,21 +69,21 @@ def capture(
     model: nn.Module, weights: Weights, x: Inputs, names: Names = None, *, output_fn: OutputFn = first_tensor, last: bool = False
 ) -> tuple[Tensor, dict[str, LayerInput]]:
     """Run a model that threads may share; return its output and each parameter's first (or last) layer input, as executed."""
-    layers = {} if names is None else _hookable(model, names)
+    layers = {} if names is None else _find_hookable(model, names)
     uses: dict[str, LayerInput] = {}
 
     def visit(use: ParamUse) -> None:
         if use.input is not None and (last or use.name not in uses):
             uses[use.name] = use.input
 
-    own = {n: weights.get(n, p.detach()) for n, p in model.named_parameters() if p.is_floating_point()}
-    watched = {n: w for n, w in own.items() if names is None or (n in names and n not in layers)}
+    params = {n: weights.get(n, p.detach()) for n, p in model.named_parameters() if p.is_floating_point()}
+    watched = {n: w for n, w in params.items() if names is None or (n in names and n not in layers)}
     # in inference mode products are not taken apart, and nobody sees what they read
     with torch.inference_mode(False), torch.no_grad(), no_fast_path, replica(model) as twin:
         try:
             with hook_inputs(twin, layers, last=last) as hooked, CaptureMode(watched, visit) if watched else nullcontext():
                 output = call(twin, weights, x, output_fn)
-            if uncalled := {n: own[n] for n in layers if n not in hooked}:  # layers whose weight other code reads
+            if uncalled := {n: params[n] for n in layers if n not in hooked}:  # layers whose weight other code reads
                 with CaptureMode(uncalled, visit):
                     call(twin, weights, x, output_fn)
         except MODEL_ERRORS as error:
@@ -92,7 +92,7 @@ def capture(
     return output, uses if names is None else {n: uses[n] for n in names if n in uses}
 
 
-def _hookable(model: nn.Module, names: Collection[str]) -> dict[str, str]:
+def _find_hookable(model: nn.Module, names: Collection[str]) -> dict[str, str]:
     """Those parameters whose layer input is the input of the module that alone owns them: {name: path}."""
     owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     result: dict[str, str] = {}
@@ -256,8 +256,8 @@ def convolution_input(
             sides = zip(dilation, kernel, padding, places, source.shape[2:], strict=True)
             steps, pads = [1] * len(kernel), [(d * (k - 1) - p, place + p - n) for d, k, p, place, n in sides]
         padded = F.pad(source, [p for pair in reversed(pads) for p in pair])
-        batch, channel, *apart = padded.stride()
-        across, within = ([a * n for a, n in zip(apart, by, strict=True)] for by in (steps, dilation))
+        batch, channel, *strides = padded.stride()
+        across, within = ([a * n for a, n in zip(strides, by, strict=True)] for by in (steps, dilation))
         windows = padded.as_strided((len(x), *places, x.shape[1], *kernel), (batch, *across, channel, *within))
         numbers = torch.arange(count, device=x.device) if chosen is None else chosen.to(x.device)
         for few in numbers.split(max(1, BLOCK // (x.shape[1] * math.prod(kernel)))):

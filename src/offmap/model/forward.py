@@ -68,15 +68,15 @@ def call(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs, output
 def swap_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Generator[None]:
     """Put other weights into the model for a while, a tied one in all of its places, whichever of its names it is given under."""
     slots: list[tuple[dict[str, Any], str, str]] = []
-    given: dict[int, Tensor] = {}
+    by_id: dict[int, Tensor] = {}
     for path, module in model.named_modules():
         for table in tensor_tables(module):
             for leaf, tensor in table.items():
                 name = f"{path}.{leaf}" if path else leaf
                 slots.append((table, leaf, name))
                 if name in weights:
-                    given.setdefault(id(tensor), weights[name])
-    swaps = [(t, leaf, t[leaf], weights.get(name, given[id(t[leaf])])) for t, leaf, name in slots if id(t[leaf]) in given]
+                    by_id.setdefault(id(tensor), weights[name])
+    swaps = [(t, leaf, t[leaf], weights.get(name, by_id[id(t[leaf])])) for t, leaf, name in slots if id(t[leaf]) in by_id]
     try:
         for table, leaf, _, other in swaps:
             table[leaf] = other

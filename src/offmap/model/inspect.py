@@ -69,7 +69,7 @@ class Findings:
             "Gradients do not reach {}: random, but only solver='closed-form' can fit them.": self.hidden,
             "Calls change {}: harmless, as the outputs do not depend on it.": self.changing,
         }
-        lines = [line.format(listed(names)) for line, names in sentences.items() if names]
+        lines = [line.format(join_names(names)) for line, names in sentences.items() if names]
         if self.rows:
             lines.append(
                 "Outputs depend on the other rows of the batch: {} alone give other outputs than among {}. "
@@ -79,7 +79,7 @@ class Findings:
         return tuple(lines)
 
 
-def listed(names: Iterable[str], most: int = 4) -> str:
+def join_names(names: Iterable[str], most: int = 4) -> str:
     """Names for a sentence, the first few of many: "`a`, `b` and 1 more"."""
     each = [f"`{name}`" for name in names]
     return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")
@@ -90,9 +90,9 @@ def check_model(model: nn.Module, inputs: Inputs, output_fn: OutputFn = first_te
     """Check a private model by about seven calls on at most 8 rows; raise a ModelError for what makes every result wrong."""
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        own = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
+        params = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
         # some models rewrite their parameters in a call, as embeddings with `max_norm` do
-        probe = Probe(model, take_rows(inputs, slice(0, ROWS)), output_fn, {n: w.clone() for n, w in own.items()})
+        probe = Probe(model, take_rows(inputs, slice(0, ROWS)), output_fn, {n: w.clone() for n, w in params.items()})
         alone = _first_output(replace(probe, x=take_rows(inputs, slice(0, 2))), device)
         first = _first_output(probe, device)
         called = copy_model(model, share=True)
@@ -101,17 +101,17 @@ def check_model(model: nn.Module, inputs: Inputs, output_fn: OutputFn = first_te
         again = probe.run(called)
         if not same(again, first, exact=True):
             _refuse_state(probe, called, first, again)
-        changing = changed(between, called)
-        rewritten = {n: w for n, w in probe.weights.items() if not same(w, own[n], exact=True)}
-        probe = replace(probe, weights=own | rewritten)
+        changing = find_changes(between, called)
+        rewritten = {n: w for n, w in probe.weights.items() if not same(w, params[n], exact=True)}
+        probe = replace(probe, weights=params | rewritten)
         _check_recomputes(probe, called)
-        hidden = probe.hidden()
+        hidden = probe.find_hidden()
         unreached = [name for name in hidden if not probe.matters(name, first)]
         # experts and branches need some luck: on 64 rows a parameter must stay without effect to be called unreached
         for start in range(ROWS, min(rows_of(inputs), 64), ROWS):
             if unreached:
                 later = replace(probe, x=take_rows(inputs, slice(start, start + ROWS)))
-                hidden = [name for name in later.hidden() if name in hidden]
+                hidden = [name for name in later.find_hidden() if name in hidden]
                 output = later.run()
                 unreached = [name for name in unreached if name in hidden and not later.matters(name, output)]
         return Findings(
@@ -136,7 +136,7 @@ class Probe:
         twin = copy_model(self.model, share=True) if twin is None else twin
         return call(twin, self.weights, self.x if x is None else x, self.output_fn).detach()
 
-    def hidden(self) -> list[str]:
+    def find_hidden(self) -> list[str]:
         """List the parameters that gradients do not reach."""
         leaves = {n: w.detach().requires_grad_() for n, w in self.weights.items()}
         try:
@@ -201,7 +201,7 @@ def _refuse_state(probe: Probe, called: nn.Module, first: Tensor, again: Tensor)
         probe.run(twin)
     if same(again, first) and not operators:
         return  # an unlucky order of summation
-    memory, name = changed(probe.model, called), type(probe.model).__name__
+    memory, name = find_changes(probe.model, called), type(probe.model).__name__
     if not memory or not same(probe.run(), first, exact=True):
         raise ModelError(
             f"Expected the same output for the same inputs, but {name} draws its own randomness: "
@@ -210,7 +210,7 @@ def _refuse_state(probe: Probe, called: nn.Module, first: Tensor, again: Tensor)
         )
     raise ModelError(
         f"Expected outputs that do not depend on earlier calls, but {name} remembers them in "
-        f"{listed(memory)}. Update such state in training mode only, `if self.training:`."
+        f"{join_names(memory)}. Update such state in training mode only, `if self.training:`."
     )
 
 
@@ -224,7 +224,8 @@ def _check_recomputes(probe: Probe, called: nn.Module) -> None:
     if not same(moved.run(called), fresh):
         raise ModelError(
             f"Expected a model that computes anew from its weights, but {type(probe.model).__name__} keeps what it made of them "
-            f"in {listed(changed(probe.model, called))}. Keep such results in training mode only, or clear them in every call."
+            f"in {join_names(find_changes(probe.model, called))}. Keep such results in training mode only, or clear them in "
+            "every call."
         )
 
 
@@ -271,7 +272,7 @@ def choose_chunk(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs
     return max(2, min(most, scale * CHUNK_ACTIVATIONS // max(1, mode.widest * first.shape[0])))
 
 
-def changed(before: nn.Module, after: nn.Module) -> list[str]:
+def find_changes(before: nn.Module, after: nn.Module) -> list[str]:
     """Names of buffers and attributes that differ between two copies of one model."""
     old, new, nothing = dict[str, bytes](), dict[str, bytes](), content_key([])
     for state, model in ((old, before), (new, after)):
@@ -286,14 +287,14 @@ def changed(before: nn.Module, after: nn.Module) -> list[str]:
 def restore_state(model: nn.Module, names: Iterable[str]) -> None:
     """Make a private model forget what its calls leave under these names: after `vmap`, dead tensors that nothing can copy."""
     places = [name.rpartition(".") for name in names]
-    kept = [(path, name, copy.deepcopy(_table(model, path, name).get(name, ABSENT))) for path, _, name in places]
-    if kept:
-        model.register_forward_hook(partial(_put_back, kept=kept), always_call=True)
+    states = [(path, name, copy.deepcopy(_table(model, path, name).get(name, ABSENT))) for path, _, name in places]
+    if states:
+        model.register_forward_hook(partial(_put_back, states=states), always_call=True)
 
 
-def _put_back(model: nn.Module, *_: Any, kept: list[tuple[str, str, Any]]) -> None:
+def _put_back(model: nn.Module, *_: Any, states: list[tuple[str, str, Any]]) -> None:
     """Put copies of buffers and attributes back after a call, so that the next one cannot reach the originals."""
-    for path, name, value in kept:
+    for path, name, value in states:
         table = _table(model, path, name)
         if value is ABSENT:
             table.pop(name, None)
@@ -304,7 +305,7 @@ def _put_back(model: nn.Module, *_: Any, kept: list[tuple[str, str, Any]]) -> No
 def restored_names(model: nn.Module) -> list[str]:
     """List what a private model was made to forget."""
     hooks = [hook for hook in hook_tables(model)[1].values() if isinstance(hook, partial) and hook.func is _put_back]
-    return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.keywords["kept"]]
+    return [f"{path}.{name}".lstrip(".") for hook in hooks for path, name, _ in hook.keywords["states"]]
 
 
 def _table(model: nn.Module, path: str, name: str) -> dict[str, Any]:

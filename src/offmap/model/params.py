@@ -17,7 +17,7 @@ from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
 from offmap.model.capture import LOOKUP, CaptureMode, ParamUse
 from offmap.model.forward import BatchedModel, OutputFn, call, copy_model, first_tensor, no_fast_path, no_fused_attention
-from offmap.model.inspect import ROWS, listed, restore_state
+from offmap.model.inspect import ROWS, join_names, restore_state
 
 # which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all
 ParamSelection: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
@@ -61,7 +61,7 @@ def _check_device(model: nn.Module) -> None:
     places = {n: t.device for n, t in (*model.named_parameters(), *model.named_buffers())}
     first, *others = dict.fromkeys(places.values())
     if others:
-        each = "; ".join(f"{listed(n for n, place in places.items() if place == d)} on {d}" for d in (first, *others))
+        each = "; ".join(f"{join_names(n for n, place in places.items() if place == d)} on {d}" for d in (first, *others))
         raise ModelError(f"Expected a model on one device, but it has {each}. Move it, for example with `net.to('{first}')`.")
     if first.type == "meta":
         raise ModelError(
@@ -69,7 +69,7 @@ def _check_device(model: nn.Module) -> None:
         )
 
 
-def floating(model: nn.Module) -> Weights:
+def detach_params(model: nn.Module) -> Weights:
     """The floating-point parameters of a model, detached: all that can be random."""
     return {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
 
@@ -86,11 +86,11 @@ def at(weights: Mapping[str, Tensor], index: int) -> Weights:
 
 def select_params(model: nn.Module, params: ParamSelection = None, last: Collection[str] | None = None) -> Weights:
     """Detached floating-point parameters that `params` picks, by name; `last` are those of the last layer, if known."""
-    known = floating(model)
-    if not known:
+    candidates = detach_params(model)
+    if not candidates:
         raise ModelError(f"Expected a model with floating-point parameters, but {type(model).__name__} has none.")
     if callable(params):
-        chosen = {n: p for n, p in known.items() if params(n, p)}
+        chosen = {n: p for n, p in candidates.items() if params(n, p)}
     else:
         entries: list[Any] = list(params) if isinstance(params, list | tuple) else ["all" if params is None else params]
         if not all(isinstance(entry, str) for entry in entries):
@@ -108,9 +108,9 @@ def select_params(model: nn.Module, params: ParamSelection = None, last: Collect
                 return name in (last or ())
             return WORDS[entry](tensor) if entry in WORDS else fnmatch(name, entry)
 
-        chosen = {n: p for n, p in known.items() if any(picks(entry, n, p) for entry in entries)}
+        chosen = {n: p for n, p in candidates.items() if any(picks(entry, n, p) for entry in entries)}
     if not chosen:
-        raise ConfigError(f"Expected `params` to pick at least one parameter, but {params!r} fits none of {list(known)}.")
+        raise ConfigError(f"Expected `params` to pick at least one parameter, but {params!r} fits none of {list(candidates)}.")
     return chosen
 
 
@@ -143,8 +143,8 @@ def stack_models(models: nn.Module | Sequence[nn.Module], params: ParamSelection
     _check_same_architecture(models)
     module = copy_model(models[0], share=len(models) > 1)
     # hooks make some tensors that are neither parameters nor buffers anew in every call, as pruning does
-    own = [(f"{path}.{n}".lstrip("."), t) for path, m in module.named_modules() for n, t in vars(m).items()]
-    if names := [name for name, value in own if isinstance(value, Tensor)]:
+    attributes = [(f"{path}.{n}".lstrip("."), t) for path, m in module.named_modules() for n, t in vars(m).items()]
+    if names := [name for name, value in attributes if isinstance(value, Tensor)]:
         restore_state(module, names)
     chosen = [select_params(model, params) for model in (module, *models[1:])]
     if len(models) == 1:
@@ -210,7 +210,7 @@ def choose(
     mean = {n: models.mean[n] for n in asked if n not in unreached}
     if not mean:
         raise ConfigError(
-            f"Expected `params` to pick a parameter that some input reaches, but {params!r} picks {listed(asked)} alone. "
+            f"Expected `params` to pick a parameter that some input reaches, but {params!r} picks {join_names(asked)} alone. "
             "Check `output_fn`, or pick others."
         )
     rest = {n: w for n, w in models.mean.items() if n not in mean}
@@ -221,7 +221,7 @@ def choose(
 @torch.no_grad()
 def last_layer(model: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) -> list[str]:
     """Weight and bias of the last matrix product that leads to the output: the last whose result matters when it is changed."""
-    weights = floating(model)
+    weights = detach_params(model)
 
     def run(position: int) -> tuple[Tensor, list[ParamUse]]:
         uses: list[ParamUse] = []

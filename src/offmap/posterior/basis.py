@@ -388,14 +388,14 @@ def _reduce(mine: Moment, ranks: list[dict[str, Any]], group: Group, device: tor
         for start, stop, groups, rows, *shape in (total for rank in ranks for total in rank["totals"]):
             key = (start, stop, groups)
             if key not in merged.totals:
-                own = mine.totals.get(key)
-                merged.totals[key] = Total(own.products if own else torch.zeros(shape, dtype=torch.float64, device=device))
+                local = mine.totals.get(key)
+                merged.totals[key] = Total(local.products if local else torch.zeros(shape, dtype=torch.float64, device=device))
                 group.all_reduce(merged.totals[key].products)
             merged.totals[key].rows += rows
     length = max((rank["counts"] for rank in ranks if rank["counts"] is not None), default=None)
     if length is not None:
-        own = torch.zeros(0, dtype=torch.int64, device=device) if mine.counts is None else mine.counts
-        merged.counts = F.pad(own, (0, length - len(own)))
+        counts = torch.zeros(0, dtype=torch.int64, device=device) if mine.counts is None else mine.counts
+        merged.counts = F.pad(counts, (0, length - len(counts)))
         group.all_reduce(merged.counts)
     return merged
 
@@ -413,8 +413,8 @@ def _build_on_ranks(
     for (header, reasons), sent in zip(headers, tensors, strict=True):
         source = iter(sent)
         for name, view, bias, count in header:
-            found = [next(source).to(mean[name].device) for _ in range(count)]
-            bases[name] = Basis(_view(view), *found, bias=bias)
+            fields = [next(source).to(mean[name].device) for _ in range(count)]
+            bases[name] = Basis(_view(view), *fields, bias=bias)
         why |= reasons
     return {n: bases[n] for n in mean if n in bases}, {n: why[n] for n in mean if n in why}
 

@@ -35,8 +35,8 @@ def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
     set_scores = {label: values.double().cpu().numpy() for label, values in evaluation.scores[name].items()}
     detector, details = evaluation.detectors.get(name), evaluation.details.get(name) or Details(None, {})
     id_scores = set_scores["test"]
-    own = details.threshold is not None and math.isfinite(details.threshold)
-    start = details.threshold if own and details.threshold is not None else float(quantiles(id_scores, [0.95])[0])
+    has_threshold = details.threshold is not None and math.isfinite(details.threshold)
+    start = details.threshold if has_threshold and details.threshold is not None else float(quantiles(id_scores, [0.95])[0])
     axis, along = score_axis(list(set_scores.values()), start)
     thresholds, step = along.copy(), min(int(np.searchsorted(along, start)), 400)
     thresholds[step] = start
@@ -45,7 +45,7 @@ def curves(evaluation: Evaluation, name: str) -> dict[str, Any]:
     losses = None if details.losses is None else details.losses.double().numpy()
     return to_json({
         "name": name,
-        "own": own,
+        "own": has_threshold,
         "start": step,
         "axis": axis,
         "thresholds": thresholds,

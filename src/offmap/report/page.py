@@ -1,6 +1,6 @@
 """One self-contained HTML page, without network, readable on a phone and on a dark screen; its colours, figures and tables.
 
-Figures are drawn by matplotlib in the light colours; `themed` swaps each for the page's variable of that name, so that one
+Figures are drawn by matplotlib in the light colours; `apply_theme` swaps each for the page's variable of that name, so that one
 drawing follows the reader's screen.
 """
 
@@ -90,7 +90,7 @@ def draw_svg(draw: Callable[[Axes], None], *, width: float, height: float, margi
     return buffer.getvalue()
 
 
-def themed(svg: str, name: str) -> str:
+def apply_theme(svg: str, name: str) -> str:
     """Make a matplotlib SVG fit for a page: no prolog, the page's colours and font, ids that depend on `name`."""
     prefix = "f" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
     svg = svg[svg.index("<svg") :]
@@ -110,7 +110,7 @@ def gallery(panels: Sequence[Panel], *, legend: str = "", width: str = "16rem") 
     """Set panels side by side, as many as the screen is wide; the legend takes the last place."""
     figures: list[str] = []
     for panel in panels:
-        svg = themed(panel.svg, panel.title + panel.alt)
+        svg = apply_theme(panel.svg, panel.title + panel.alt)
         svg = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(panel.alt)}"', 1)
         subtitle = f" <span>{html.escape(panel.subtitle)}</span>" if panel.subtitle else ""
         figures.append(f"<figure><figcaption><b>{html.escape(panel.title)}</b>{subtitle}</figcaption>\n{svg}</figure>")

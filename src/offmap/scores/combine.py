@@ -33,7 +33,7 @@ from offmap.data.batch import Shared, rows_of, take_rows
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Likelihood
 from offmap.model.capture import features as read_features
-from offmap.model.params import floating
+from offmap.model.params import detach_params
 from offmap.posterior.noise import Normal
 from offmap.random import generator
 from offmap.scores.distance import LEAST_ROWS, KNNDistance, ZScore
@@ -250,7 +250,7 @@ def image_terms(data: ScoreData) -> dict[str, Score] | None:
     model = data.sampler.predictive.model
     if model is None or len(data.train) != 1 or rows_of(data.train[0]) < LEAST_ROWS:
         return None
-    names, params = find_layers(data, None, pooled=True), floating(model.module)
+    names, params = find_layers(data, None, pooled=True), detach_params(model.module)
     convolutions = [name for name in names if params[name].ndim > 2]
     if not convolutions:
         return None
@@ -263,7 +263,7 @@ def image_terms(data: ScoreData) -> dict[str, Score] | None:
         narrow = directions(rows.shape[1])
         space = KNNDistance.fit(project(rows, narrow), standardized=False, uniform=name == last)
         if space is not None:
-            spaces[name] = space.rescaled(project(fresh[name], narrow))
+            spaces[name] = space.refit_zscore(project(fresh[name], narrow))
     if last not in spaces:
         return None
     widths = {name: reference[name].shape[1] for name in spaces}
@@ -291,7 +291,7 @@ def find_layers(data: ScoreData, vectors: Tensor | None, *, pooled: bool = False
     if model is None or weights is None:
         return []
     # one member alone has its fixed weights in the model itself
-    base = floating(model.module) | weights
+    base = detach_params(model.module) | weights
     few, many = (
         read_features(model.module, base, take_rows(data.train[0], slice(0, n)), model.output_fn, maps=pooled)
         for n in (2, model.batch_size)

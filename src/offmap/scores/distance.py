@@ -29,7 +29,7 @@ LEAST_ROWS = 3
 """Fewer rows have no spacing to speak of."""
 
 
-def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
+def find_nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = NEIGHBOURS) -> tuple[Tensor, Tensor]:
     """Find the k nearest rows: their distances (B, k) in float64, and their numbers (B, k).
 
     A matrix product in float32 finds them, around the rows' mean so that little cancels; their distances are then exact, for a
@@ -59,7 +59,7 @@ def nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: int = N
     return torch.cat([distances for distances, _ in parts]), torch.cat([numbers for _, numbers in parts])
 
 
-def relative(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
+def compute_log_ratio(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
     """Return log ratio(x), (B,), from distances (B, k) to rows of these numbers (B, k) and spacings (N,); NaN becomes ∞."""
     eps = SHARE * spacings.mean()
     tiny = torch.finfo(spacings.dtype).tiny ** 0.5
@@ -164,13 +164,13 @@ class KNNDistance(FittedModule):
             unit = torch.where(finite.amax(0) > finite.amin(0), finite.std(0, correction=0), unit)
         # half precision was enough for the model, not for what is computed here
         scaled = ((finite - centre) / unit).to(torch.promote_types(rows.dtype, torch.float32))
-        distances, numbers = nearest(scaled, scaled, itself=torch.arange(len(scaled), device=scaled.device))
+        distances, numbers = find_nearest(scaled, scaled, itself=torch.arange(len(scaled), device=scaled.device))
         spacings = distances.mean(1)
         if uniform:
             spacings = spacings.mean().expand(len(spacings)).contiguous()
-        return cls(scaled, centre, unit, spacings, zscore=ZScore.fit(relative(distances, numbers, spacings)))
+        return cls(scaled, centre, unit, spacings, zscore=ZScore.fit(compute_log_ratio(distances, numbers, spacings)))
 
-    def rescaled(self, x: Tensor) -> Self:
+    def refit_zscore(self, x: Tensor) -> Self:
         """Return the same rows with the z-score of other in-distribution rows (B, D)."""
         return type(self)(self.rows, self.centre, self.unit, self.spacings, zscore=ZScore.fit(self.log_ratio(x)))
 
@@ -185,7 +185,7 @@ class KNNDistance(FittedModule):
 
     def log_ratio(self, x: Tensor) -> Tensor:
         """Return log ratio(x), (B, D) -> (B,)."""
-        return relative(*nearest(self.rows, self._scale(x)), self.spacings)
+        return compute_log_ratio(*find_nearest(self.rows, self._scale(x)), self.spacings)
 
     def ties(self, x: Tensor) -> Tensor:
         """Tell which rows (B, D) have a k-th and a next neighbour equally far up to rounding, (B,): either may count."""

@@ -168,7 +168,7 @@ class OutputScore(Score):
             )
         scores = scores.nan_to_num(nan=torch.inf, posinf=torch.inf)
         # without a class axis, (B, T) may be T labels of one text
-        mask = unpadded(features.inputs, scores) if outputs.ndim > scores.ndim + 1 else None
+        mask = find_unpadded(features.inputs, scores) if outputs.ndim > scores.ndim + 1 else None
         return scores if mask is None else scores.masked_fill(~mask, torch.nan)
 
 
@@ -206,7 +206,7 @@ class FunctionScore(OutputScore):
         return "your own function of the outputs"
 
 
-def unpadded(inputs: Inputs, scores: Tensor) -> Tensor | None:
+def find_unpadded(inputs: Inputs, scores: Tensor) -> Tensor | None:
     """Tell which positions of a map (B, T) are no padding, by the `attention_mask` (B, T) of a dict of inputs, if it has one."""
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     if mask is None or mask.ndim != 2 or scores.ndim != 2 or mask.shape[1] - scores.shape[1] not in (0, 1):

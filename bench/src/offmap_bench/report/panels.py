@@ -19,7 +19,7 @@ from offmap.atomic import write_whole
 from offmap.evaluation import Evaluation
 from offmap.extras import require
 from offmap.report.curves import DECADES, roc
-from offmap.report.page import MAP, SERIES, Array, Panel, colour, draw_svg, gallery, legend, series, themed
+from offmap.report.page import MAP, SERIES, Array, Panel, apply_theme, colour, draw_svg, gallery, legend, series
 from offmap_bench.tasks.synthetic import SQUARE, truth
 from offmap_bench.tasks.task import Pair
 
@@ -256,7 +256,7 @@ def render_sheet(panels: Sequence[Panel], columns: int) -> str:
         words = f'<tspan font-weight="bold" fill="{colour("ink")}">{html.escape(panel.title)}</tspan>'
         subtitle = f'<tspan x="{x:.0f}" dy="11" fill="{colour("soft")}">{html.escape(panel.subtitle)}</tspan>'
         parts.append(f'<text x="{x:.0f}" y="{y + 8:.0f}" font-size="9">{words}{subtitle}</text>')
-        svg = themed(panel.svg, panel.title + panel.subtitle + panel.alt).replace("var(--font)", "system-ui, sans-serif")
+        svg = apply_theme(panel.svg, panel.title + panel.subtitle + panel.alt).replace("var(--font)", "system-ui, sans-serif")
         svg = re.sub(r"var\(--(\w+)\)", lambda match: colour(match[1]), svg)
         svg = re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', svg, count=2)  # in the sheet's own units
         svg = "\n".join(line.rstrip() for line in svg.splitlines())

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offmap.data.tables.table import Table, readable, rows_per_block
+from offmap.data.tables.table import Table, explain_damage, rows_per_block
 from offmap.errors import ConfigError, DataError
 from offmap.extras import require
 
@@ -82,7 +82,7 @@ class ImageTable(Table):
 def read_pixels(path: Path) -> NDArray[Any]:
     """Read an image: bytes (H, W) if it is grey, (H, W, 3) if it has colours."""
     image = require("PIL.Image", "images")
-    with readable(path, "an image of eight bits"), warnings.catch_warnings():
+    with explain_damage(path, "an image of eight bits"), warnings.catch_warnings():
         warnings.simplefilter("error", image.DecompressionBombWarning)
         with image.open(path) as file:
             if file.mode not in MODES:

@@ -38,13 +38,13 @@ class Schema:
     @staticmethod
     def from_dict(about: Mapping[str, Any], path: Path) -> Schema:
         """Read the entries of the guard file at `path`; a guard that was fitted in Python has none."""
-        found: list[tuple[str, ...] | None] = []
+        fields: list[tuple[str, ...] | None] = []
         for name in ("inputs", "targets", "classes"):
             value = about.get(name)
             if value is not None and not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
                 raise FileError(f"Expected names as {name!r} in the guard file {path}, but got {str(value)[:60]!r}.")
-            found.append(None if value is None else tuple(value))
-        return Schema(found[0] or None, found[1] or (), found[2])
+            fields.append(None if value is None else tuple(value))
+        return Schema(fields[0] or None, fields[1] or (), fields[2])
 
     @staticmethod
     def choose(table: Table, targets: Sequence[str], drop: Sequence[str]) -> Schema:

@@ -72,7 +72,7 @@ class Table(ABC):
         """Yield all rows in order, the columns `numbers` as finite numbers and the columns `raw` as the file has them."""
         chunks, done = self.chunks(list(dict.fromkeys([*numbers, *raw]))), 0
         while True:
-            with readable(self.path, self.kind):
+            with explain_damage(self.path, self.kind):
                 chunk = next(chunks, None)
                 if chunk is None:
                     return
@@ -142,7 +142,7 @@ def open_table(path: str | Path, separator: str | None = None) -> Generator[Tabl
         problem = "it is a folder" if path.is_dir() else "there is no such file"
         raise DataError(f"Expected a table at {path}, but {problem}.")
     with ExitStack() as stack:
-        with readable(path, kind.kind):
+        with explain_damage(path, kind.kind):
             table = kind(path, separator, stack)
         repeated = sorted({name for name in table.names if table.names.count(name) > 1})
         if repeated or "" in table.names or not table.names:
@@ -164,7 +164,7 @@ def write_table(path: str | Path) -> Generator[Write]:
 def list_suffixes(*, to_write: bool = False) -> list[str]:
     """Return the suffixes of tables that can be read, or written, those of other packages included."""
     _load_formats()
-    return sorted(suffix for suffix, known in FORMATS.items() if known.writable or not to_write)
+    return sorted(suffix for suffix, kind in FORMATS.items() if kind.writable or not to_write)
 
 
 @cache
@@ -205,7 +205,7 @@ def parse_number(value: Any) -> float | None:
 
 
 @contextmanager
-def readable(path: Path, kind: str) -> Generator[None]:
+def explain_damage(path: Path, kind: str) -> Generator[None]:
     """Turn whatever a reader raises on a damaged file into one sentence."""
     try:
         yield
