@@ -226,9 +226,9 @@ def test_dropout_averages_thinned_nets() -> None:
         assert got == pytest.approx(-sum(float(p) * math.log(float(p)) for p in mean))
 
 
-@pytest.mark.parametrize("lr", [0.2, 0.5])
-def test_masks_keep_the_mean(lr: float) -> None:
-    assert float(losses.masks((200, 200), lr, random()).mean()) == pytest.approx(1, abs=0.02)
+@pytest.mark.parametrize("dropout", [0.2, 0.5])
+def test_masks_keep_the_mean(dropout: float) -> None:
+    assert float(losses.masks((200, 200), dropout, random()).mean()) == pytest.approx(1, abs=0.02)
 
 
 def test_losses_reach_every_parameter() -> None:

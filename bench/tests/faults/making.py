@@ -218,23 +218,23 @@ FIT: dict[str, tuple[Any, ...]] = {
     "progress": (None, False),
     "entropy_weight": (0.1, 10, [1.0, 5.0]),
     "noise": ("normal", "uniform", "rademacher"),
-    "entropy": ("log", "sqrt"),
+    "regularizer": ("log", "sqrt"),
     "eps": (1e-4, (1e-4, 1e-2)),
     "risk": ("nll", "zero-one"),
     "tolerance": ("paper", "reference", "smoothed"),
-    "threshold": (None, 1.5),
+    "max_risk": (None, 1.5),
     "lr": (0.1, 1e-3),
     "initial_raw_scale": (None, -5.0),
     "ranks": ("same", "alone", "sharded"),
     "patience": (None, 2),
-    "bounded": (True, False),
-    "widen": (True, False),
+    "clip_loss": (True, False),
+    "rescale": (True, False),
     "fan_in_limit": (2, 4096),
-    "start": (0.1, 0.5),
+    "init_fraction": (0.1, 0.5),
 }
 """Good values of options of `fit`."""
 
-MISSPELT = ("stpes", "drawz", "Seed", "kind", "calibrate", "lr", "", "__class__", "nett", "solver ")
+MISSPELT = ("stpes", "drawz", "Seed", "kind", "calibrate", "rate", "", "__class__", "nett", "solver ")
 
 
 @dataclass

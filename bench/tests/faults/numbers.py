@@ -30,7 +30,7 @@ MADE: dict[str, Callable[[int], Any]] = {
     "probs": lambda n: torch.stack([_vector(n), -_vector(n), _vector(n) / 2], 1).softmax(1),
     "table": lambda n: torch.stack([_vector(n), -_vector(n)], 1),
     "level": lambda n: 0.9,
-    "lr": lambda n: 0.9,
+    "rate": lambda n: 0.9,
     "bins": lambda n: 3,
     "levels": lambda n: 5,
     "positive": lambda n: "id",

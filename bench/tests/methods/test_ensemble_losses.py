@@ -148,10 +148,10 @@ def test_repulsive_written_out(members: int, way: str) -> None:
         flat = [torch.cat([p.flatten() for p in net.parameters()]) for net in models]
         distance = {(i, j): ((flat[i] - flat[j]) ** 2).sum() for i, j in product(range(members), repeat=2)}
         median = sorted(distance.values(), key=lambda d: float(d.detach()))[members**2 // 2]
-        lr = {"median": math.log(members) / median, "fixed": math.log(members) / median.detach(), "bandwidth": 2.0**-2}[way]
+        rate = {"median": math.log(members) / median, "fixed": math.log(members) / median.detach(), "bandwidth": 2.0**-2}[way]
         total = torch.zeros((), dtype=torch.float64)
         for i, net in enumerate(models):
-            kernel = sum(torch.exp(-lr * distance[i, j]) for j in range(members))
+            kernel = sum(torch.exp(-rate * distance[i, j]) for j in range(members))
             total = total + nll(net) + kernel / kernel.detach()
         return total
 

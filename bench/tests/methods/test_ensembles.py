@@ -29,7 +29,7 @@ GRIDS: dict[str, tuple[Any, list[dict[str, float]]]] = {
     "negative_correlation": (negative_correlation, [{"tradeoff": 10.0**-k} for k in range(3)]),
     "overall_diversity": (overall_diversity, [{"tradeoff": 10.0**-k} for k in range(1, 4)]),
     "anchored": (anchored, [{"tradeoff": t, "anchor_scale": s} for t in (0.1, 1.0) for s in (0.1, 1.0)]),
-    "mc_dropout": (mc_dropout, [{"dropout": lr} for lr in (0.05, 0.3, 0.5)]),
+    "mc_dropout": (mc_dropout, [{"dropout": rate} for rate in (0.05, 0.3, 0.5)]),
 }
 
 
