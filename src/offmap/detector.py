@@ -6,7 +6,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self, TypeVar
 
@@ -62,12 +62,15 @@ class Calibration:
         residuals: (n,) or (n, K), |y − mean|/std or 1 − p(y); one position per row for dense outputs. None without targets.
         false_alarms: Share of in-distribution rows that may be called OOD.
         exact: False when the same rows also chose the risk bound or the clip: guarantees are then approximate.
+        seen: True when the rows were part of the model's training data: residuals are then too small, so there are no intervals or
+            prediction sets, and threshold and p-values are uncalibrated.
     """
 
-    scores: Tensor
-    residuals: Tensor | None = None
+    scores: Tensor = field(repr=False)
+    residuals: Tensor | None = field(default=None, repr=False)
     false_alarms: float = 0.05
     exact: bool = True
+    seen: bool = False
 
     @cached_property
     def threshold(self) -> float:
@@ -97,12 +100,22 @@ class Calibration:
         """The conformal quantile of the residuals, () or (K,); infinite when n is too small for `level`."""
         if self.residuals is None:
             raise NotFittedError("Expected a detector that was calibrated with targets; use a Guard.")
+        if self.seen:
+            raise NotFittedError(
+                "Expected a detector calibrated on rows that the model has not seen, but these were part of its training data: "
+                "intervals and sets would miss the truth too often. Call `guard = guard.calibrate(rows the model has not seen)` first."
+            )
         return conformal.quantile(self.residuals, level)
 
     def to(self, device: str | torch.device) -> Calibration:
         """Return the same calibration on another device."""
         residuals = None if self.residuals is None else self.residuals.to(device)
         return replace(self, scores=self.scores.to(device), residuals=residuals)
+
+    def describe(self) -> str:
+        """Return the rate of false alarms, and how far it is promised, in one line."""
+        kind = "uncalibrated: the model was trained on them" if self.seen else "exact" if self.exact else "approximate"
+        return f"{self.false_alarms:g} false alarms on {len(self.scores)} calibration rows ({kind})"
 
     def warn_if_infinite(self, rows: int, name: str = "valid") -> None:
         """Warn that nothing will be flagged: too few rows for the false alarm rate, or scores that overflow."""
@@ -266,11 +279,7 @@ class Detector(ABC):
         return ""
 
     def __repr__(self) -> str:
-        n, kind = len(self.calibration.scores), "exact" if self.calibration.exact else "approximate"
-        return (
-            f"{type(self).__name__}({self._describe()})\n"
-            f"  threshold {self.threshold:.4g}: {self.calibration.false_alarms:g} false alarms on {n} calibration rows ({kind})"
-        )
+        return f"{type(self).__name__}({self._describe()})\n  threshold {self.threshold:.4g}: {self.calibration.describe()}"
 
 
 def reduce_positions(scores: Tensor, how: str | None) -> Tensor:

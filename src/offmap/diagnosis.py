@@ -170,6 +170,10 @@ def summarize(guard: Guard) -> Table:
     """Parameter, shape, random or not, rotated or plain and why, φ's median and range, its entropy, memory of the basis."""
     score, calibration, predictive = guard.score_module, guard.calibration, guard.predictive
     kind = "exact: separate calibration data" if calibration.exact else "approximate: `valid` also chose τ and the clip"
+    if calibration.seen:
+        kind = (
+            "uncalibrated: the model was trained on them, so there are no intervals; call `calibrate` with rows it has not seen"
+        )
     notes = [
         f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {predictive.members} member(s)",
         f"{f'score {score.name!r}' if score.name else 'score'}: {score.describe()}",

@@ -150,8 +150,10 @@ def measure_predictions(detector: Detector, rows: Rows) -> tuple[dict[str, float
         quality[f"{prefix}nll"] = float(nll[~loss.isnan()].mean())
         quality |= {f"{prefix}{key}": value for key, value in values.items()}
         losses[name], reliability[name] = loss.cpu(), curve.cpu()
-    covered, width = _measure_conformal(detector, rows, regression=regression)
-    return quality | {"conformal_coverage": float(covered), "conformal_width": float(width)}, losses["own"], reliability
+    if not detector.calibration.seen:  # else there are no conformal intervals
+        covered, width = _measure_conformal(detector, rows, regression=regression)
+        quality |= {"conformal_coverage": float(covered), "conformal_width": float(width)}
+    return quality, losses["own"], reliability
 
 
 def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:

@@ -340,7 +340,7 @@ def build_guard(
     rows = replace(rows, sampler=cached)
     scores = rows.evaluate(lambda features: reduce_positions(module(features), "mean"), reference.inputs, module.reads)
     scores = scores.to(torch.promote_types(place.dtype, torch.float32))
-    calibration = Calibration(scores, residuals, false_alarms, exact=separate is not None)
+    calibration = Calibration(scores, residuals, false_alarms, exact=separate is not None, seen=reference.seen)
     calibration.warn_if_infinite(reference.rows, reference.name)
     group.broadcast(scores, residuals, *module.buffers())  # as rank 0 has them: other machines may round otherwise
     return Guard(

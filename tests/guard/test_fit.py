@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import offmap
-from offmap.errors import ConfigError
+from offmap.errors import ConfigError, NotFittedError
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian
 from offmap.metrics import auroc
 from trained import Reshaped, binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
@@ -265,10 +266,32 @@ def test_half_precision_models_can_be_fitted(dtype: torch.dtype) -> None:
 def test_without_validation_data_a_tenth_is_set_aside_and_said_so(n: int, held: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "offmap"):
         guard = quick(regressor(), regression(n, 0))
-    said = f"No validation data: {held} random rows of `train` are set aside. Pass `valid=` to choose them."
-    assert said in caplog.messages
+    (said,) = [line for line in caplog.messages if line.startswith("No validation data: the ")]
+    assert f" {held} random rows of `train` set aside for it were part of the model's training data, so the threshold is" in said
+    assert said.endswith(
+        "no intervals, prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`."
+    )
     assert guard.calibration.scores.shape == (held,)
     assert not guard.calibration.exact
+
+
+def test_a_guard_that_was_set_on_training_rows_says_so_until_it_is_calibrated(tmp_path: Path) -> None:
+    x = inputs(9, 5)
+    for model, make, refused in ((regressor(), regression, "interval"), (classifier(), classes, "prediction_set")):
+        guard = quick(model, make(200, 0))
+        assert guard.calibration.seen
+        assert "(uncalibrated: the model was trained on them)" in repr(guard)
+        assert "uncalibrated: the model was trained on them, so there are no intervals" in str(guard.summary())
+        guard.save(tmp_path / "guard")
+        for made in (guard, offmap.load(tmp_path / "guard", model), guard.to("cpu")):
+            with pytest.raises(NotFittedError, match=r"Call `guard = guard\.calibrate\(rows the model has not seen\)` first"):
+                getattr(made, refused)(x)
+        evaluation = offmap.evaluate(guard, make(30, 1), {"far": 9 * x})
+        assert not any("conformal" in key for row in evaluation.rows for key in row)
+        fresh = guard.calibrate(make(50, 2))
+        assert not fresh.calibration.seen
+        assert "uncalibrated" not in repr(fresh) + str(fresh.summary())
+        getattr(fresh, refused)(x)
 
 
 def test_with_validation_data_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,13 +47,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Rows:
-    """Data held in memory; `shard` is this rank's part of every pass."""
+    """Data held in memory; `shard` is this rank's part of every pass, `seen` tells that the model was trained on these rows."""
 
     inputs: Inputs
     targets: Tensor
     batch_size: int
     name: str
     shard: Shard | None = None
+    seen: bool = False
 
     @property
     def rows(self) -> int:
@@ -217,8 +218,12 @@ def load_train_valid(
         batches = as_batches(train, place, name="train", batch_size=batch_size, target=target)
         return batches, load_rows(as_batches(valid, place, name="valid", batch_size=batch_size, target=target), at_least=2)
     batches, held = split_data(train, place, fraction=0.1, seed=seed, batch_size=batch_size, target=target)
-    rows = load_rows(held, at_least=2)
-    logger.warning("No validation data: %d random rows of `train` are set aside. Pass `valid=` to choose them.", rows.rows)
+    rows = replace(load_rows(held, at_least=2), seen=True)
+    logger.warning(
+        "No validation data: the %d random rows of `train` set aside for it were part of the model's training data, so the "
+        "threshold is approximate, and there are no intervals, prediction sets or calibrated p-values until "
+        "`guard.calibrate(rows the model has not seen)`.", rows.rows,
+    )  # fmt: skip
     return batches, rows
 
 

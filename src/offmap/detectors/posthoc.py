@@ -49,6 +49,7 @@ class FitData:
     image_spec: ImageSpec  # shape and value range of the training inputs
     target: str = "labels"
     seed: int = 0
+    seen: bool = False  # the validation rows are training rows of the model
 
     @property
     def head(self) -> Head:
@@ -264,7 +265,7 @@ def fit_detector(name: str, data: FitData, *, false_alarms: float = 0.05, **opti
     method.check_needs(data.classifier)
     with torch.inference_mode(False), fork_rng(data.seed):
         state = method.fit(data, **values) if method.fit else values
-        calibration = Calibration(method(data.classifier, data.valid, state), false_alarms=false_alarms)
+        calibration = Calibration(method(data.classifier, data.valid, state), false_alarms=false_alarms, seen=data.seen)
     calibration.warn_if_infinite(len(calibration.scores))
     return PostHocDetector(
         calibration=calibration, place=Place.of(data.classifier.model), target=data.target, seed=data.seed,
@@ -304,7 +305,7 @@ def prepare_fit_data(
         valid_rows = classifier.activations(held.inputs)
         Categorical().check_targets(valid_rows.logits, held.targets, held.name)
     inputs = lambda: (x for x, _ in _take_batches(data, rows, seed))  # noqa: E731
-    return FitData(classifier, h, z, y, valid_rows, held.targets, inputs, spec, target, seed)
+    return FitData(classifier, h, z, y, valid_rows, held.targets, inputs, spec, target, seed, held.seen)
 
 
 def _take_batches(data: Batches, rows: int, seed: int) -> Iterator[tuple[Inputs, Tensor]]:

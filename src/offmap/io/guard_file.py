@@ -38,7 +38,7 @@ from offmap.posterior.noise import noise_from_state, noise_state
 from offmap.posterior.predictive import History, Stochastic
 from offmap.scores.score import SCORES
 
-FORMAT = "offmap-guard-6"
+FORMAT = "offmap-guard-7"
 KIND, REMEDY = "a guard file", "Save the guard again."
 LARGEST_SIZE = 1 << 40
 
@@ -74,6 +74,7 @@ class CalibrationHeader:
 
     false_alarms: float = option(0.05, "Rate of false alarms.", check=lambda value: checks.fraction("false_alarms", value))
     exact: bool = True
+    seen: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def save(guard: Guard, path: str | Path) -> None:
         score=Registered(score.name, score.config()),
         model=ModelHeader(**{f.name: getattr(model, f.name) for f in fields(ModelHeader)}),
         guard=GuardHeader(**{f.name: getattr(guard, f.name) for f in fields(GuardHeader)}),
-        calibration=CalibrationHeader(guard.calibration.false_alarms, guard.calibration.exact),
+        calibration=CalibrationHeader(**{f.name: getattr(guard.calibration, f.name) for f in fields(CalibrationHeader)}),
         history=predictive.history,
         custom_output_fn=model.output_fn is not first_tensor,
         about=dict(guard.about),
