@@ -62,8 +62,8 @@ class Calibration:
         residuals: (n,) or (n, K), |y − mean|/std or 1 − p(y); one position per row for dense outputs. None without targets.
         false_alarms: Share of in-distribution rows that may be called OOD.
         exact: False when the same rows also chose the risk bound or the clip: guarantees are then approximate.
-        seen: True when the rows were part of the model's training data: residuals are then too small, so there are no intervals or
-            prediction sets, and threshold and p-values are uncalibrated.
+        seen: True when the rows were part of the model's training data: residuals are then too small, so there are no intervals
+            or prediction sets, and threshold and p-values are uncalibrated.
     """
 
     scores: Tensor = field(repr=False)
@@ -103,7 +103,7 @@ class Calibration:
         if self.seen:
             raise NotFittedError(
                 "Expected a detector calibrated on rows that the model has not seen, but these were part of its training data: "
-                "intervals and sets would miss the truth too often. Call `guard = guard.calibrate(rows the model has not seen)` first."
+                "intervals would be too narrow. Call `guard = guard.calibrate(rows the model has not seen)` first."
             )
         return conformal.quantile(self.residuals, level)
 
