@@ -356,9 +356,11 @@ def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Te
     """Return log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's disagreement."""
     # the logarithm first, for one member may be wider than all others; members that are not random disagree with each other
     draws = outputs.shape[0] // members
+    outputs = outputs.double()  # softmax and logarithm in float32 make noise of a confident classifier's tiny disagreement
     parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
-    values = torch.stack([likelihood.epistemic(part) for part in parts]).double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return values.clamp_min(1e-30).log().mean(0)
+    values = torch.stack([likelihood.epistemic(part) for part in parts]).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    # runtimes without log1p round a mutual information below this floor; variances have units, and only zero is cut
+    return values.clamp_min(1e-12 if likelihood.classifies else 1e-30).log().mean(0)
 
 
 def flatten_inputs(x: Inputs) -> Tensor | None:
