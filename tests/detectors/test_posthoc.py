@@ -162,9 +162,20 @@ def test_too_few_rows_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert detector.threshold == torch.inf
     assert "10 calibration rows are too few for a false alarm rate of 0.05" in caplog.text
     with pytest.raises(ConfigError, match="Expected `k` to be a whole number from 1 to 39"):
-        offmap.detect(classifier(), classes(40), classes(30, 1), method="knn")
-    offmap.detect(classifier(), classes(60), classes(30, 1), method="knn")
+        offmap.detect(classifier(), classes(40), classes(30, 1), method="knn", k=40)
+    offmap.detect(classifier(), classes(60), classes(30, 1), method="knn", k=50)
     assert "k = 50 is of another class for some inputs" in caplog.text
+
+
+@pytest.mark.parametrize(("fewest", "k"), [(2, 1), (40, 1), (100, 1), (199, 1), (500, 5), (5000, 50), (7000, 50)])
+def test_k_of_knn_is_a_hundredth_of_the_smallest_class(caplog: pytest.LogCaptureFixture, fewest: int, k: int) -> None:
+    x = classes(2 * fewest + 9)[0]
+    y = torch.tensor([0] * fewest + [2] * (fewest + 9))  # none of class 1: it does not count
+    detector = offmap.detect(classifier(), (x, y), classes(50, 1), method="knn", rows=50_000)
+    assert f"knn with k={k} of " in repr(detector)
+    assert "of another class" not in caplog.text
+    asked = offmap.detect(classifier(), (x, y), classes(50, 1), method="knn", rows=50_000, k=k)
+    assert detector.score(x[:20]).equal(asked.score(x[:20]))
 
 
 def test_bad_input_is_refused() -> None:

@@ -16,12 +16,12 @@ Ranges: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 
 
 def correlations(h: Tensor, powers: int) -> Tensor:
-    r"""Σ_j (F^p F^pᵀ)_ij^(1/p) for channels i and p = 1 … `powers`, signs kept: (B, C, ...) -> (B, powers · C).
+    r"""(Σ_j (F^p F^pᵀ)_ij)^(1/p) for channels i and p = 1 … `powers`, signs kept: (B, C, ...) -> (B, powers · C).
 
     F is a layer's input with its positions in a row, (B, C, positions). Powers are taken of F / max |F|, so that none overflows.
 
-    >>> correlations(torch.tensor([[[1.0, 2.0], [0.0, 1.0]]]), 1)
-    tensor([[7., 3.]])
+    >>> correlations(torch.tensor([[[1.0, 2.0], [0.0, 1.0]]]), 2)  # 5 + 2, 2 + 1, √(17 + 4), √(4 + 1)
+    tensor([[7.0000, 3.0000, 4.5826, 2.2361]])
     """
     flat = h.flatten(2) if h.ndim > 2 else h.unsqueeze(2)
     unit = flat.abs().flatten(1).amax(1).clamp_min(torch.finfo(h.dtype).tiny).view(-1, 1, 1)

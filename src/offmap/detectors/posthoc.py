@@ -142,7 +142,7 @@ def find_method(name: str, options: Mapping[str, Any]) -> tuple[Method, dict[str
     """Return the method of that name, and all of its options with defaults filled in; refuse unknown names and bad values.
 
     >>> sorted(DETECTORS)[:4], find_method("knn", {})[1]
-    (['ash', 'dice', 'energy', 'entropy'], {'k': 50})
+    (['ash', 'dice', 'energy', 'entropy'], {'k': None})
     """
     method = DETECTORS[checks.one_of("method", name, DETECTORS)]
     defaults = method.options
@@ -181,7 +181,8 @@ class PostHocDetector(Detector):
         return Prediction(probs=probs, label=probs.argmax(1))
 
     def _describe(self) -> str:
-        return f"{self.method.name} of {type(self.classifier.model).__name__}"
+        chosen = ", ".join(f"{name}={self.state[name]!r}" for name in self.method.options if name in self.state)
+        return f"{self.method.name}{f' with {chosen}' if chosen else ''} of {type(self.classifier.model).__name__}"
 
 
 def detect(
