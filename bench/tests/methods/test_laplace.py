@@ -131,6 +131,24 @@ def test_prior_and_noise_are_those_of_highest_evidence(structure: Any) -> None:
 
 
 @needed
+def test_the_noise_of_the_likelihood_gives_the_posterior_of_bayesian_linear_regression() -> None:
+    torch.manual_seed(0)
+    x, net, noise = torch.randn(60, 2), nn.Linear(2, 2), torch.tensor([0.3, 2.0])
+    y = x @ torch.randn(2, 2) + noise.sqrt() * torch.randn(60, 2)
+    law, data = offmap.Gaussian(2, flat=False, noise=noise), lambda n, seed=0: (x, y)
+    made = fitted(net, law, data, structure="full", prior_precision=0.5)
+    assert made.chosen["sigma_noise"] == [pytest.approx(float(noise.mean().sqrt()))]
+    columns = torch.cat([x, torch.ones(60, 1)], 1)
+    new = torch.cat([X[:, :2], torch.ones(9, 1)], 1)
+    covariances = [torch.linalg.inv(columns.mT @ columns / v + 0.5 * torch.eye(3)) for v in noise]  # of each target's weights
+    wanted = torch.stack([(new @ c * new).sum(1) for c in covariances], 1)
+    torch.testing.assert_close(made.outputs(X[:, :2], 4000).var(0), wanted, rtol=0.15, atol=0)
+    found = fitted(net, law, data, structure="full")
+    assert found.chosen["sigma_noise"] == made.chosen["sigma_noise"]  # the evidence chooses the prior alone
+    assert found.chosen["prior_precision"] != made.chosen["prior_precision"]
+
+
+@needed
 def test_guards_give_verdicts_and_the_nets_are_untouched() -> None:
     net = trained.regressor(log_variance=True)
     before = {n: p.detach().clone() for n, p in net.named_parameters()}

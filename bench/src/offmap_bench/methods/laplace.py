@@ -133,16 +133,16 @@ class Draw:
 
 
 class Means(nn.Module):
-    """A model as laplace-torch wants it: (B, K), without log-variances."""
+    """A model as laplace-torch wants it: (B, K), without log-variances, in units (K,) in which all outputs have one noise."""
 
-    def __init__(self, net: nn.Module, output_fn: OutputFn, means: int | None) -> None:
+    def __init__(self, net: nn.Module, output_fn: OutputFn, means: int | None, units: Tensor | float = 1.0) -> None:
         super().__init__()
-        self.net, self.output_fn, self.means = net, output_fn, means
+        self.net, self.output_fn, self.means, self.units = net, output_fn, means, units
 
     def forward(self, x: Tensor) -> Tensor:
         """The first columns of the model's output."""
         output = self.output_fn(self.net(x))
-        return output.unsqueeze(1) if output.ndim == 1 else output[:, : self.means]
+        return (output.unsqueeze(1) if output.ndim == 1 else output[:, : self.means]) / self.units
 
 
 def _fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
@@ -159,12 +159,17 @@ def _fit(nets: Nets, problem: Problem, config: Config) -> Approximated:
     model = runtime.model(around.module, around.mean | around.fixed, problem.valid.inputs)
     if not isinstance(rows.inputs, Tensor) or model.output_axes not in (0, 1):
         raise ShapeError("Expected inputs that are one tensor and one row of outputs for each: laplace-torch knows no others.")
-    targets = likelihood.columns(rows.targets) if isinstance(likelihood, Gaussian) else rows.targets
-    loader = DataLoader(TensorDataset(rows.inputs, targets), batch_size=config.batch_size)
-    means = likelihood.targets if isinstance(likelihood, Gaussian) and likelihood.noise is None else None
+    targets, means, noise, units = rows.targets, None, None, 1.0
+    if isinstance(likelihood, Gaussian):
+        targets, noise = likelihood.columns(targets), likelihood.noise
+        if noise is None:  # every row has its own: laplace-torch finds one for all
+            means = likelihood.targets
+        else:
+            noise, units = float(noise.mean().sqrt()), (noise / noise.mean()).sqrt().to(targets)
+    loader = DataLoader(TensorDataset(rows.inputs, targets / units if noise else targets), batch_size=config.batch_size)
     law = LAWS[type(likelihood)]
     posteriors = [
-        find_posterior(library, Means(member_model(around, m), runtime.output_fn, means), loader, law, config)
+        find_posterior(library, Means(member_model(around, m), runtime.output_fn, means, units), loader, law, config, noise)
         for m in range(around.members)
     ]
     names = [n.removeprefix("net.") for n, p in posteriors[0].model.named_parameters() if p.requires_grad]
@@ -183,17 +188,24 @@ def member_model(around: StackedModel, member: int) -> nn.Module:
 
 
 @torch.enable_grad()
-def find_posterior(library: Any, model: Means, loader: DataLoader[Any], law: str, config: Config) -> Any:
-    """laplace-torch's posterior around one member, with its prior, and the noise of a regression."""
+def find_posterior(
+    library: Any, model: Means, loader: DataLoader[Any], law: str, config: Config, noise: float | None = None
+) -> Any:
+    """laplace-torch's posterior around one member, with its prior, and the noise of a regression: the likelihood's, if it has
+    one, else that of highest evidence, or with a given prior that of the training residuals.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posterior = library.Laplace(model, law, subset_of_weights="all", hessian_structure=config.structure)
         posterior.fit(loader)
+        if noise is not None:
+            posterior.sigma_noise = noise
+        find_noise = law == "regression" and noise is None
         if config.prior_precision is None:
-            by_evidence(posterior, noisy=law == "regression")
+            by_evidence(posterior, noisy=find_noise)
         else:
             posterior.prior_precision = float(config.prior_precision)
-            if law == "regression":
+            if find_noise:
                 x, y = loader.dataset.tensors  # pyright: ignore[reportAttributeAccessIssue]
                 with torch.no_grad():
                     posterior.sigma_noise = (model(x) - y).square().mean().sqrt()

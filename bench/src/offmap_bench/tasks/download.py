@@ -60,8 +60,8 @@ class Downloader:
     """A downloader for pooch that asks for the rest of a file, and begins again if the server has another version by now.
 
     Bytes gather in `<path>.part`, which outlives a broken connection or a killed process. `tries` attempts in a row may bring
-    nothing, with `pause` seconds between them. The file takes its name when it is complete and its digest is right: `sha256` is
-    the whole digest or its beginning; None: the file is not verified.
+    nothing, with `pause` seconds between them. The file takes its name when it is complete and its digest is `sha256`; None: the
+    caller verifies what the file holds.
     """
 
     url: str
@@ -106,7 +106,7 @@ class Downloader:
             raise self.build_error(reason)
         with self.part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if not digest.startswith(self.sha256 or ""):
+        if self.sha256 is not None and digest != self.sha256:
             self.discard()
             raise DataError(
                 f"Expected a file with SHA-256 {self.sha256} at {self.url}, but got {digest}. It was removed; the file on the "
