@@ -95,17 +95,17 @@ def consecutive_blocks(n: int, block: int) -> Tensor:
     return (torch.arange(n, device="cpu") // block).clamp(max=n // block - 1)
 
 
-def effective_rows(scores: Tensor, labels: Tensor | None = None) -> int | None:
+def effective_rows(scores: Tensor, targets: Tensor | None = None) -> int | None:
     """Return how many independent rows these are worth, if stretches of them plainly differ in level; None if they do not.
 
     The Kruskal-Wallis statistic H of up to 20 stretches of consecutive rows has mean (stretches − 1) in random order, and so
     many times more as stretches vary more. It counts if p < 0.001 and stretches explain 2 % of the variance of the ranks, which
-    moves a rate of 5 % by about 1.5 points from stretch to stretch. Ranks are taken among rows of one label, so that rows
+    moves a rate of 5 % by about 1.5 points from stretch to stretch. Ranks are taken among rows of one class, so that rows
     sorted by class are no series.
 
     Args:
         scores: (n,), in the order of the rows.
-        labels: (n,) classes, if there are any.
+        targets: (n,) classes, if these are integers.
 
     >>> effective_rows(torch.arange(200.0)), effective_rows(torch.arange(200.0) % 7)
     (19, None)
@@ -115,9 +115,11 @@ def effective_rows(scores: Tensor, labels: Tensor | None = None) -> int | None:
     if stretches < 4:
         return None
     scores, centred = scores.detach().cpu(), torch.empty(n, dtype=torch.float64, device="cpu")
-    codes = torch.zeros(n, dtype=torch.long, device="cpu") if labels is None else labels.detach().cpu()
-    for code in codes.unique():
-        rows = codes == code
+    classes = torch.zeros(n, dtype=torch.long, device="cpu")
+    if targets is not None and targets.ndim == 1 and not targets.is_floating_point():
+        classes = targets.cpu()
+    for label in classes.unique():
+        rows = classes == label
         _, tied, sizes = scores[rows].unique(return_inverse=True, return_counts=True)
         centred[rows] = ((sizes.cumsum(0) - sizes / 2) / len(tied) - 0.5).double()[tied]  # ranks, from -1/2 to 1/2
     stretch = torch.arange(n, device="cpu") * stretches // n

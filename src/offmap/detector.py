@@ -12,7 +12,8 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.nn import functional
+from torch.utils.data import DataLoader, RandomSampler
 
 from offmap import checks, conformal
 from offmap._torch_private import tree_map
@@ -21,7 +22,7 @@ from offmap.data import Place, Rows, as_batches, check_finite, fork_rng, load_ro
 from offmap.data.batch import check_inputs, concat_padded, drop_targets, is_mapping, mark_shared, rows_of, take_rows
 from offmap.data.batches import iter_batches
 from offmap.data.image_spec import ImageSpec
-from offmap.errors import ConfigError, DataError, NotFittedError
+from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.likelihoods import Prediction
 
 logger = logging.getLogger("offmap")
@@ -64,6 +65,8 @@ class Calibration:
         exact: False when the same rows also chose the risk bound or the clip: guarantees are then approximate.
         seen: True when the rows were part of the model's training data: residuals are then too small, so there are no intervals
             or prediction sets, and threshold and p-values are uncalibrated.
+        weights: (n,) of `conformal.group_weights`, on the CPU, where whole groups were calibrated on; None: 1/(n + 1) each.
+        effective_rows: How many independent rows they are worth, where neighbours have alike scores; None: no sign of that.
     """
 
     scores: Tensor = field(repr=False)
@@ -71,29 +74,39 @@ class Calibration:
     false_alarms: float = 0.05
     exact: bool = True
     seen: bool = False
+    weights: Tensor | None = field(default=None, repr=False)
+    effective_rows: int | None = None
 
     @cached_property
     def threshold(self) -> float:
-        """The ⌈(1 − false_alarms)(n + 1)⌉-th smallest score; infinite when n is too small.
+        """The ⌈(1 − false_alarms)(n + 1)⌉-th smallest score, or the quantile by weights; infinite when n is too small.
 
         >>> Calibration(torch.arange(1.0, 40.0)).threshold
         38.0
         """
-        return float(conformal.quantile(self.scores, 1 - self.false_alarms))
+        return float(conformal.quantile(self.scores, 1 - self.false_alarms, self.weights))
 
     @cached_property
-    def _sorted_scores(self) -> Tensor:
-        return self.scores.sort().values
+    def _sorted_scores(self) -> tuple[Tensor, Tensor | None]:
+        """Sorted scores, and the weight of those before each of them and of all, (n + 1,)."""
+        scores, order = self.scores.sort()
+        before = None if self.weights is None else functional.pad(self.weights[order.cpu()].cumsum(0), (1, 0))
+        return scores, before
 
     def p_value(self, scores: Tensor) -> Tensor:
         """Conformal p-values (1 + #{i : c_i ≥ s}) / (n + 1), at most α with probability at most α: (B,) -> (B,).
+
+        With weights, 1 less the weight of the scores below.
 
         >>> Calibration(torch.tensor([1.0, 2.0, 3.0])).p_value(torch.tensor([0.0, 2.0, 9.0]))
         tensor([1.0000, 0.7500, 0.2500])
         """
         n = len(self.scores)
         kind = torch.promote_types(scores.dtype, self.scores.dtype)
-        below = torch.searchsorted(self._sorted_scores.to(kind), scores.to(kind).contiguous())
+        ordered, before = self._sorted_scores
+        below = torch.searchsorted(ordered.to(kind), scores.to(kind).contiguous())
+        if before is not None:
+            return (1 - before)[below.cpu()].to(scores)
         return ((1 + n - below).to(kind) / (n + 1)).to(scores)
 
     def radius(self, level: float) -> Tensor:
@@ -105,28 +118,49 @@ class Calibration:
                 "Expected a detector calibrated on rows that the model has not seen, but these were part of its training data: "
                 "intervals would be too narrow. Call `guard = guard.calibrate(rows the model has not seen)` first."
             )
-        return conformal.quantile(self.residuals, level)
+        return conformal.quantile(self.residuals, level, self.weights)
 
     def to(self, device: str | torch.device) -> Calibration:
         """Return the same calibration on another device."""
         residuals = None if self.residuals is None else self.residuals.to(device)
         return replace(self, scores=self.scores.to(device), residuals=residuals)
 
+    @property
+    def groups(self) -> int | None:
+        """How many groups were calibrated on; None: rows."""
+        return None if self.weights is None else conformal.count_groups(self.weights)
+
     def describe(self) -> str:
         """Return the rate of false alarms, and how far it is promised, in one line."""
         kind = "uncalibrated: the model was trained on them" if self.seen else "exact" if self.exact else "approximate"
-        return f"{self.false_alarms:g} false alarms on {len(self.scores)} calibration rows ({kind})"
+        groups = "" if self.groups is None else f" in {self.groups} groups"
+        worth = "" if self.effective_rows is None else f"; as neighbours are alike, worth about {self.effective_rows}"
+        return f"{self.false_alarms:g} false alarms on {len(self.scores)} calibration rows{groups} ({kind}{worth})"
 
     def warn_if_infinite(self, rows: int, name: str = "valid") -> None:
-        """Warn that nothing will be flagged: too few rows for the false alarm rate, or scores that overflow."""
+        """Warn that nothing will be flagged: too few rows or groups for the false alarm rate, or scores that overflow."""
         needed = math.ceil(1 / self.false_alarms * (1 - 1e-12)) - 1
-        if rows < needed:
+        count, kind, remedy = rows, "rows", ""
+        if self.groups is not None:
+            count, kind = self.groups, "groups"
+            remedy = f", or `false_alarms={math.ceil(1000 / (count + 1)) / 1000:g}`, the least that {count} can promise"
+        if count < needed:
             logger.warning(
-                "The threshold is infinite, so nothing will be flagged: %d calibration rows are too few for a false alarm rate "
-                "of %g. Pass at least %d.", rows, self.false_alarms, needed,
+                "The threshold is infinite, so nothing will be flagged: %d calibration %s are too few for a false alarm rate "
+                "of %g. Pass at least %d%s.", count, kind, self.false_alarms, needed, remedy,
             )  # fmt: skip
         elif self.threshold == math.inf:
             logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", name)
+
+    def warn_if_series(self) -> None:
+        """Warn that neighbouring rows have alike scores, so that a later stretch may be flagged more often than promised."""
+        if self.effective_rows is not None:
+            logger.warning(
+                "Neighbouring calibration rows have alike scores, as in a time series or a sorted table, so %d rows are worth "
+                "about %d independent ones: of a later stretch or another run, more than %g %% may be flagged. Pass `groups=` or "
+                "`block=` to `guard.calibrate` (docs: guides/series).",
+                len(self.scores), self.effective_rows, 100 * self.false_alarms,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -242,19 +276,30 @@ class Detector(ABC):
             raise NotFittedError("Expected a classification guard for `prediction_set`; use `interval` for regression.")
         return 1 - prediction.probs <= self.calibration.radius(level).to(prediction.probs)
 
-    def calibrate(self, valid: Data, false_alarms: float = 0.05) -> Self:
+    def calibrate(self, valid: Data, false_alarms: float = 0.05, *, groups: Any = None, block: int | None = None) -> Self:
         """Return the same detector with threshold, p-values and intervals from other in-distribution data.
 
+        The promise is for new rows that are exchangeable with these. Rows of a series are not, but its runs, days or sites may
+        be: with `groups`, the expected share of rows of a new group that are flagged is at most `false_alarms`, however alike
+        rows of one group are. It takes 1/false_alarms − 1 groups, 19 for 5 %; with fewer the threshold is infinite.
+
         Args:
-            valid: In-distribution rows on which no choice was made.
+            valid: In-distribution rows on which no choice was made, in their order if there are groups or blocks.
             false_alarms: Share of in-distribution rows that may be called OOD.
+            groups: A label for each row, such as its run, day or site.
+            block: Take so many consecutive rows as a group: for one long series, blocks much longer than what it remembers.
         """
         false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
         with fork_rng(self.seed):
             rows = load_rows(as_batches(valid, self.place, name="valid", target=self.target), at_least=2)
-        residuals = self._residuals(rows)
-        calibration = Calibration(self.score(rows.inputs), residuals, false_alarms)
+        weights = find_weights(valid, rows.rows, groups, block)
+        scores, residuals = self.score(rows.inputs), self._residuals(rows)
+        if weights is not None and residuals is not None and len(residuals) != rows.rows:
+            raise DataError("Expected a target in each row of `valid` beside groups, but some are ignored; leave these rows out.")
+        effective = conformal.effective_rows(scores, rows.targets) if groups is None and block is None else None
+        calibration = Calibration(scores, residuals, false_alarms, weights=weights, effective_rows=effective)
         calibration.warn_if_infinite(rows.rows, rows.name)
+        calibration.warn_if_series()
         return replace(self, calibration=calibration)
 
     def blocks(self, x: Any, rows: int | None = None) -> Iterator[Inputs]:
@@ -280,6 +325,24 @@ class Detector(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._describe()})\n  threshold {self.threshold:.4g}: {self.calibration.describe()}"
+
+
+def find_weights(data: Data, rows: int, groups: Any, block: int | None) -> Tensor | None:
+    """Return the weights of so many rows in groups or blocks, checked; None where every row counts the same."""
+    if groups is None and block is None:
+        return None
+    if groups is not None and block is not None:
+        raise ConfigError("Expected `groups` or `block`, but got both; pass the groups alone.")
+    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        raise ConfigError(
+            "Expected `valid` in the order of its groups, but its DataLoader shuffles; pass one with `shuffle=False`."
+        )
+    weights = conformal.group_weights(
+        conformal.consecutive_blocks(rows, checks.integer("block", block)) if groups is None else groups
+    )
+    if len(weights) != rows:
+        raise ShapeError(f"Expected a label in `groups` for each of {rows} rows, but got {len(weights)}.")
+    return None if conformal.count_groups(weights) == rows else weights
 
 
 def reduce_positions(scores: Tensor, how: str | None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from offmap import checks
+from offmap import checks, conformal
 from offmap._types import IGNORED, Data, Inputs, ScoreFn
 from offmap.data import Batches, Place, Rows, as_batches, fork_rng, load_rows
 from offmap.data.batch import take_rows
@@ -340,9 +340,13 @@ def build_guard(
     rows = replace(rows, sampler=cached)
     scores = rows.evaluate(lambda features: reduce_positions(module(features), "mean"), reference.inputs, module.reads)
     scores = scores.to(torch.promote_types(place.dtype, torch.float32))
-    calibration = Calibration(scores, residuals, false_alarms, exact=separate is not None, seen=reference.seen)
-    calibration.warn_if_infinite(reference.rows, reference.name)
     group.broadcast(scores, residuals, *module.buffers())  # as rank 0 has them: other machines may round otherwise
+    calibration = Calibration(
+        scores, residuals, false_alarms, exact=separate is not None, seen=reference.seen,
+        effective_rows=conformal.effective_rows(scores, reference.targets),
+    )  # fmt: skip
+    calibration.warn_if_infinite(reference.rows, reference.name)
+    calibration.warn_if_series()
     return Guard(
         predictive=predictive, likelihood=likelihood, score_module=module, clip=clip, draws=draws, notes=notes,
         calibration=calibration, place=place, target=target, seed=seed, image_spec=image_spec,

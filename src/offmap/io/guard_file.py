@@ -75,6 +75,7 @@ class CalibrationHeader:
     false_alarms: float = option(0.05, "Rate of false alarms.", check=lambda value: checks.fraction("false_alarms", value))
     exact: bool = True
     seen: bool = False
+    effective_rows: int | None = option(None, "What the rows are worth.", at_least=1, at_most=LARGEST_SIZE)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,9 @@ def save(guard: Guard, path: str | Path) -> None:
     q, model, state = predictive.q, predictive.model, likelihood.state()
     tensors: dict[str, Any] = {f"likelihood.{n}": v for n, v in state.items() if isinstance(v, Tensor)}
     tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}
-    tensors |= {"calibration.scores": guard.calibration.scores, "calibration.residuals": guard.calibration.residuals}
+    tensors |= {
+        f"calibration.{n}": t for n in ("scores", "residuals", "weights") if (t := getattr(guard.calibration, n)) is not None
+    }
     tensors |= {f"score.{n}": t for n, t in score.state_dict().items()}
     header = Header(
         format=FORMAT,
@@ -227,6 +230,9 @@ class GuardFile:
         state: dict[str, Any] = {n: parse(v, _hints(likelihood)[n]) for n, v in header.likelihood.config.items()}
         state |= {n: t.to(place.device) for n, t in self._part("likelihood.").items()}
         scores, residuals = (self.tensors[f"calibration.{name}"].to(place.device) for name in ("scores", "residuals"))
+        weights = self.tensors.get("calibration.weights")
+        if weights is not None and not len(weights) == len(scores) == len(residuals):
+            raise self._misfit("calibration.weights")
         if header.score.name not in SCORES:
             raise FileError(f"{self.path} was fitted with the score {header.score.name!r}, which is not registered: import the "
                             "module that registers it.")  # fmt: skip
@@ -241,7 +247,7 @@ class GuardFile:
             ),
             likelihood=likelihood.from_state(state),
             score_module=score.to(place.device),
-            calibration=Calibration(scores, residuals, **vars(header.calibration)),
+            calibration=Calibration(scores, residuals, weights=weights, **vars(header.calibration)),
             place=place,
             about=header.about,
             image_spec=header.image_spec,
@@ -314,8 +320,9 @@ def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[
     if kind in ("score", "likelihood"):
         return not floating or not bool(tensor.isnan().any())
     if kind == "calibration":
-        axes = {"scores": (1,), "residuals": (1, 2)}.get(rest, ())
-        return floating and tensor.ndim in axes and tensor.numel() > 0 and not bool(tensor.isnan().any())
+        axes = {"scores": (1,), "residuals": (1, 2), "weights": (1,)}.get(rest, ())
+        in_range = rest != "weights" or (bool((tensor > 0).all()) and float(tensor.sum()) < 1)
+        return floating and tensor.ndim in axes and tensor.numel() > 0 and not bool(tensor.isnan().any()) and in_range
     if not floating or rest not in mean or not bool(tensor.isfinite().all()):
         return False
     shape_fits = kind == "raw_scale" and tensor.shape == mean[rest].shape
