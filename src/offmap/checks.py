@@ -28,6 +28,10 @@ LARGEST = 3e38
 """Options beyond it are infinite in single precision."""
 
 
+MOST_BITS = 4096
+"""Python does not print much longer whole numbers."""
+
+
 def option(default: Any, doc: str, *, check: Callable[[Any], Any] | None = None, **bounds: float) -> Any:
     """Declare a dataclass field with its documentation, and with what `validate` asks of it beside its type.
 
@@ -85,13 +89,20 @@ def integer(name: str, value: Any, at_least: float | None = None, at_most: float
         result = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError):
         result = None
+    if result is not None and result.bit_length() > MOST_BITS:
+        raise ConfigError(
+            f"Expected `{name}` to be a whole number of at most {MOST_BITS} bits, but got one of {result.bit_length()}."
+        )
     return int(_check_range(result, "a whole number", name, value, at_least, at_most, **bounds))
 
 
 def number(name: str, value: Any, at_least: float | None = None, at_most: float | None = None, **bounds: Any) -> float:
     """Return a finite number as a plain float."""
     bounded = at_least is not None or bounds.get("above") is not None
-    result = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    value = value if not isinstance(value, int) or isinstance(value, bool) else integer(name, value)
+    result = math.nan
+    with contextlib.suppress(OverflowError):
+        result = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     finite = math.isfinite(result) and (bounded or abs(result) <= LARGEST)
     _check_range(result if finite else None, f"a{'' if bounded else ' finite'} number", name, value, at_least, at_most, **bounds)
     if result > LARGEST:
@@ -117,7 +128,8 @@ def _check_range(
 
 def fraction(name: str, value: Any, *, example: float = 0.95) -> float:
     """Return a number strictly between 0 and 1, of any library, as a plain float."""
-    if not isinstance(value, numbers.Real) or not 0 < float(value) < 1:
+    value = integer(name, value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(value, numbers.Real) or not 0 < value < 1:
         raise ConfigError(f"Expected `{name}` strictly between 0 and 1, such as {example:g}, but got {value!r}.")
     return float(value)
 

@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,15 @@ from offmap import checks, conformal
 from offmap._types import IGNORED, Data, Inputs, ScoreFn
 from offmap.data import Batches, Place, Rows, as_batches, fork_rng, load_rows
 from offmap.data.batch import take_rows
-from offmap.data.batches import Stream, all_gather_rows, is_sharded, load_train_valid, map_rows, sample_rows
+from offmap.data.batches import (
+    Stream,
+    all_gather_rows,
+    is_sharded,
+    load_train_valid,
+    map_rows,
+    sample_rows,
+    without_augmentation,
+)
 from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
 from offmap.detector import Calibration, concat_results, merge_parts, reduce_positions
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, join_group, shard_slice
@@ -28,9 +37,11 @@ from offmap.maxwent import solve as maxwent
 from offmap.maxwent.checkpoint import Checkpoint, check_same_on_all, identify
 from offmap.maxwent.config import CONFIGS, Config, Runtime, override
 from offmap.model.forward import OutputFn, first_tensor
-from offmap.model.inspect import UNREACHED, check_model, restore_state
+from offmap.model.inspect import UNREACHED, check_model, count_products, restore_state
 from offmap.model.params import LAST_LAYER, ParamSelection, StackedModel, as_models, check_same_function, choose, stack_models
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, as_predictive
+from offmap.progress import print_status
+from offmap.random import permutation
 from offmap.scores import combine as combine  # registers the default score
 from offmap.scores.score import SCORES, FunctionScore, ScoreData
 
@@ -41,6 +52,15 @@ CLIPS = (math.inf, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.0)
 
 REFERENCE_ROWS = 4096
 """Training rows to compare distances with: with more of them, nearer ones are found, at some cost in memory and time."""
+
+
+MOST_PRODUCTS = 10**9
+"""Multiplications of weights in one pass over `valid`, above which the default is the last layer: some minutes on one core."""
+
+LARGE = (
+    "This model is large: one pass over `valid` takes {:.1e} multiplications of weights, above {:.0e}. Its last layer alone is "
+    'random, in closed form; pass `params="all"` to make all of it random, which takes longer.'
+)
 
 
 def fit(
@@ -84,8 +104,10 @@ def fit(
         basis: Directions in which weights are random: "svd" of the layer inputs (default) or "identity".
         solver: "refine" (default), "closed-form" without gradient steps, or the paper's "sgd".
         params: The random parameters: "all" (default: hidden layers are where OOD inputs first look different), "matrices" (two
-            axes or more), "last-layer", patterns of names, or a function of (name, tensor). For image classifiers (B, channels,
-            height, width) the default is "last-layer", without gradient steps. Parameters that no input reaches stay fixed.
+            axes or more), "last-layer", patterns of names, or a function of (name, tensor). The default is "last-layer", without
+            gradient steps, for image classifiers (B, channels, height, width), and where neither `params` nor `solver` is given
+            and one pass over `valid` takes more than 1e9 multiplications of weights (parameters × rows of a fully connected
+            net; a transformer multiplies them once per token), which is logged. Parameters that no input reaches stay fixed.
         output_fn: Picks the tensor out of what the model returns; None: a tensor, `.logits`, or the first of a tuple.
         target: The key of the targets where batches are dicts.
         score: What is OOD. "default" combines the draws' disagreement with distances to training rows in inputs and hidden
@@ -103,7 +125,8 @@ def fit(
             gives the same guard; at the end the file is removed.
         ranks: What the ranks of a process group (`torchrun`) pass: the "same" data, which are divided here, rows of their own,
             "sharded" (also seen by a DistributedSampler), or that this process fits "alone". Each returns the same guard.
-        progress: Whether to show a progress bar; None: on a terminal.
+        progress: Whether to show a progress bar; None: on a terminal. Unless it is False, a line on stderr says every ten
+            seconds what is being done where no bar does.
         **options: Fields of `Config`, such as `steps=` or `entropy_weight=`.
 
     Returns:
@@ -119,11 +142,13 @@ def fit(
     checks.one_of("ranks", ranks, ("same", "sharded", "alone"))
     pick = first_tensor if output_fn is None else checks.function("output_fn", output_fn, ["output"])
     runtime = Runtime(pick, chunk_size, batch_size, progress)
+    reported = nullcontext() if progress is False else print_status(runtime.status)
     # gradients are needed, and tensors made in inference mode would refuse them for good
-    with join_group(alone=ranks == "alone") as group, torch.inference_mode(False), fork_rng(seed):
+    with join_group(alone=ranks == "alone") as group, torch.inference_mode(False), fork_rng(seed), reported:
         models = as_models(model)
         place = Place.of(models[0])
-        train, valid, calibration, sharded = read_data(
+        runtime.status.text = "reading data"
+        train, valid, calibration, sharded, augmented = read_data(
             train, valid, calibration, place, group, ranks, seed=seed, batch_size=batch_size, target=target
         )
         stacked = stack_models(models)
@@ -132,29 +157,37 @@ def fit(
         data = {"train": None if sharded else train, "valid": valid}
         state = open_checkpoint(checkpoint, stacked, data, settings, identity, group)
         runtime = replace(runtime, group=group, sharded=sharded, checkpoint=state)
+        runtime.status.text = "checking the model"
         findings = check_model(stacked.module, valid.inputs, pick)
         restore_state(stacked.module, findings.changing)
-        for note in findings.notes:
-            logger.warning(note)
         weights = stacked.mean | stacked.fixed
         base = Sampled(runtime.model(stacked.module, weights, valid.inputs), weights)
         check_same_function(models, base.model, weights, valid.inputs)
-        likelihood = find_likelihood(base, train, valid, likelihood)
+        likelihood, doubts = find_likelihood(base, train, valid, likelihood)
         train = check_targets(train, likelihood, base)
         if calibration is not None:
             check_targets(calibration, likelihood, base)
         image_spec = describe_images(likelihood, train, valid, base)
+        notes = [note for note in (augmented, *findings.notes, *doubts) if note]
         if config == "default" and are_images(likelihood, valid):
             # draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest
             settings = replace(settings, params=LAST_LAYER if settings.params is None else settings.params)
             if settings.params == LAST_LAYER and solver is None and not options:
                 settings = replace(settings, solver="closed-form")
+        elif config == "default" and params is None and solver is None and not options:
+            cost = stacked.members * count_products(stacked.module, valid.inputs, pick)
+            if cost > MOST_PRODUCTS:
+                settings = replace(settings, params=LAST_LAYER, solver="closed-form")
+                notes.append(LARGE.format(cost, MOST_PRODUCTS))
+        for note in notes:
+            logger.warning(note)
         stacked = choose(stacked, valid.inputs, settings.params, pick, unreached=findings.unreached)
         predictive = maxwent.fit(stacked, train, valid, likelihood=likelihood, config=settings, seed=seed, runtime=runtime)
         predictive.q.why.update(dict.fromkeys(findings.unreached, UNREACHED))
+        runtime.status.text = "score and threshold"
         guard = build_guard(
             predictive, likelihood, place, train, valid, calibration, score=score, draws=draws, false_alarms=false_alarms,
-            seed=seed, target=target, notes=findings.notes, image_spec=image_spec, group=group, sharded=sharded,
+            seed=seed, target=target, notes=tuple(notes), image_spec=image_spec, group=group, sharded=sharded,
         )  # fmt: skip
         if state is not None:
             state.done()
@@ -233,18 +266,22 @@ def check_options(score: Any, draws: Any, seed: Any, false_alarms: Any) -> tuple
 def read_data(
     train: Data, valid: Data | None, calibration: Data | None, place: Place, group: Group, ranks: str, *, seed: int,
     batch_size: int, target: str,
-) -> tuple[Batches, Rows, Rows | None, bool]:  # fmt: skip
-    """Read the data in any form; rows that ranks hold apart are gathered, but for those of `train`, if these are `sharded`."""
+) -> tuple[Batches, Rows, Rows | None, bool, str]:  # fmt: skip
+    """Read the data in any form; rows that ranks hold apart are gathered, but for those of `train`, if these are `sharded`.
+
+    Also returned: whether they are, and what was found about random augmentation.
+    """
     batches, rows = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+    batches, augmented = without_augmentation(batches, valid)
     separate = load_calibration(calibration, place, target)
     if group.size == 1:
-        return batches, rows, separate, False
+        return batches, rows, separate, False, augmented
     sharded = (ranks == "sharded" or is_sharded(train)) and not (valid is None and is_sharded(train))  # a split has no sampler
     if sharded if valid is None else ranks == "sharded" or is_sharded(valid):
         rows = all_gather_rows(rows, group)
     if separate is not None and (ranks == "sharded" or is_sharded(calibration)):
         separate = all_gather_rows(separate, group)
-    return batches, rows, separate, sharded
+    return batches, rows, separate, sharded, augmented
 
 
 def load_calibration(calibration: Data | None, place: Place, target: str) -> Rows | None:
@@ -266,8 +303,10 @@ def open_checkpoint(
     return None if path is None else Checkpoint(checks.path("checkpoint", path), identity, group)
 
 
-def find_likelihood(base: Sampled, train: Batches, rows: Rows, likelihood: str | Likelihood | None) -> Likelihood:
-    """Return the likelihood that fits the base models' outputs and the targets."""
+def find_likelihood(
+    base: Sampled, train: Batches, rows: Rows, likelihood: str | Likelihood | None
+) -> tuple[Likelihood, list[str]]:
+    """Return the likelihood that fits the base models' outputs and the targets, and what looks wrong about these."""
     outputs, valid = base.outputs(rows.inputs, 1), rows.targets
     if not bool(outputs.isfinite().all()):
         raise ModelError("Expected a trained model with finite outputs, but it gives NaN or infinite values on `valid`.")
@@ -282,7 +321,10 @@ def find_likelihood(base: Sampled, train: Batches, rows: Rows, likelihood: str |
             f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and {tuple(valid.shape)} "
             f"({valid.dtype})."
         )
-    return resolved
+    doubts = [resolved.doubt_outputs(outputs, valid)]
+    if likelihood is None and y.is_floating_point():
+        doubts.append(resolved.doubt_targets(torch.cat([valid, train.targets if isinstance(train, Rows) else y])))
+    return resolved, doubts
 
 
 def check_targets(rows: Batches, likelihood: Likelihood, base: Sampled) -> Batches:
@@ -306,7 +348,8 @@ def describe_images(likelihood: Likelihood, train: Batches, valid: Rows, base: S
         return None
     spec = ImageSpec.of(valid.inputs)
     spec.check(next(iter(train))[0], "the training inputs")
-    few = valid.take((valid.targets != IGNORED).nonzero().flatten()[:1000])
+    counted = (valid.targets != IGNORED).nonzero().flatten()
+    few = valid.take(counted[permutation(len(counted), "accuracy")[:1000]])  # rows may be sorted by class
     if few.rows:
         warn_if_inaccurate(spec, base.outputs(few.inputs, 1)[0], few.targets, "validation")
     return spec

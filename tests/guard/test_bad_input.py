@@ -134,6 +134,24 @@ def test_numbers_of_rows_that_differ(place: str) -> None:
 
 
 @pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(guard: offmap.Guard, layout: torch.layout) -> None:
+    nested = torch.nested.as_nested_tensor(list(TRAIN[0]), layout=layout)
+    for ask in (lambda: quick(regressor(), (nested, TRAIN[1]), VALID), lambda: guard.score(nested)):
+        with pytest.raises(DataError, match="one that is nested; pass `torch.nested.to_padded_tensor"):
+            ask()
+
+
+def test_masked_arrays_are_not_read_as_if_nothing_were_masked(guard: offmap.Guard) -> None:
+    x, y = (np.ma.masked_array(t.numpy(), copy=True) for t in TRAIN)
+    assert torch.equal(guard.score(x), guard.score(TRAIN[0]))  # nothing is masked yet
+    x[3, 1] = y[5] = np.ma.masked
+    asks = (lambda: quick(regressor(), (x, TRAIN[1]), VALID), lambda: quick(regressor(), (TRAIN[0], y), VALID))
+    for ask in (*asks, lambda: guard.score(x), lambda: guard.calibrate((TRAIN[0], y))):
+        with pytest.raises(DataError, match=r"arrays without masked values, but got 1 of them. Fill them, `array.filled"):
+            ask()
+
+
 def test_text_arrays() -> None:
     with pytest.raises(
         DataError, match="Expected numeric arrays, but got dtype <U5. Encode text, dates and missing values first"
@@ -377,6 +395,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"draws": 2.5}, "Expected `draws` to be a whole number ≥ 2, but got 2.5"),
     ({"draws": "50"}, "Expected `draws` to be a whole number ≥ 2, but got '50'"),
     ({"seed": "0"}, "Expected `seed` to be a whole number, but got '0'"),
+    ({"seed": 10**5000}, "Expected `seed` to be a whole number of at most 4096 bits, but got one of 16610"),
+    ({"lr": 10**5000}, "Expected `lr` to be a whole number of at most 4096 bits"),
+    ({"lr": 10**400}, "Expected `lr` to be a number above 0, but got 1000"),
+    ({"false_alarms": 10**5000}, "Expected `false_alarms` to be a whole number of at most 4096 bits"),
     ({"seed": 0.5}, "Expected `seed` to be a whole number, but got 0.5"),
     ({"chunk_size": 0}, "Expected `chunk_size` to be 'auto' or a whole number ≥ 1, but got 0"),
     ({"chunk_size": "atuo"}, "Expected `chunk_size` to be 'auto' or a whole number ≥ 1, but got 'atuo'"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.data import Rows
-from offmap.errors import ConfigError, ModelError
+from offmap.errors import ConfigError, DataError, ModelError
 from offmap.likelihoods import Gaussian
 from offmap.maxwent import solve as maxwent
 from offmap.posterior.predictive import Stochastic
@@ -295,3 +295,31 @@ def test_seed_and_draws_may_be_numpy_integers():
         quick(regressor(), TRAIN, VALID, seed=np.float64(3))
     with pytest.raises(ConfigError, match=r"Expected `draws` to be a whole number ≥ 2, but got np.int64\(1\)"):
         quick(regressor(), TRAIN, VALID, draws=np.int64(1))
+
+
+@pytest.mark.parametrize("score", ["default", "paper"])
+def test_targets_whose_variance_overflows_have_finite_intervals_and_scores(score: str, tmp_path: Any):
+    unit, large = regressor(), regressor()
+    scale = 1e30
+    with torch.no_grad():
+        large[-1].weight.mul_(scale)
+        large[-1].bias.mul_(scale)
+    guards = [
+        quick(net, *((x, y * factor) for x, y in (TRAIN, VALID)), score=score)
+        for net, factor in ((unit, 1.0), (large, scale))
+    ]  # fmt: skip
+    x = torch.cat([inputs(8, 5), 30 * inputs(8, 6)])
+    small, huge = (guard(x) for guard in guards)
+    assert torch.equal(huge.ood, small.ood)
+    assert bool(huge.score.isfinite().all())
+    assert torch.equal(huge.score.argsort(), small.score.argsort())
+    ends, y = guards[1].interval(VALID[0], 0.9), VALID[1] * scale
+    assert ends.upper.dtype == torch.float32
+    assert bool((ends.upper < 2 * y.abs().max()).all())
+    assert ((ends.lower <= y) & (y <= ends.upper)).float().mean() >= 0.9
+    guards[1].save(tmp_path / "guard.safetensors")
+    assert torch.equal(offmap.load(tmp_path / "guard.safetensors", large).score(x), huge.score)
+    with pytest.raises(
+        DataError, match=r"standard deviation of at most 1e\+33, but got .*e\+36: .*Fit a copy in float64, `net.d"
+    ):
+        quick(unit, *((x, y * 1e36) for x, y in (TRAIN, VALID)))

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from offmap.model.capture import LayerInput
+from offmap.errors import ConfigError
+from offmap.model.capture import LayerInput, capture
 from offmap.model.forward import no_fast_path, no_fused_attention
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import stack_models
@@ -335,3 +336,9 @@ def test_what_is_added_to_a_lookup_is_no_bias():
     shift = nn.Parameter(torch.randn(3))
     tied = Through(lambda s, x: F.linear((s.table(x) + s.shift).mean(1), s.table.weight), table=nn.Embedding(5, 3), shift=shift)
     assert moments(tied, torch.randint(5, (4, 2)))["table.weight"].bias is None
+
+
+def test_the_name_of_no_parameter_is_refused_with_the_nearest_one():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    with pytest.raises(ConfigError, match=r"name of a parameter, .*did you mean '0.weight'\?\), but got '0.wieght'"):
+        capture(net, {}, torch.ones(2, 3), ["2.weight", "0.wieght"])

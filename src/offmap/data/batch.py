@@ -92,6 +92,11 @@ class Place:
     def put(self, value: Any) -> Any:
         """Move one leaf of a batch; anything that is not an array or a tensor passes through."""
         if hasattr(value, "__array__") and not isinstance(value, Tensor):
+            if np.ma.is_masked(value):
+                raise DataError(
+                    f"Expected arrays without masked values, but got {int(np.ma.count_masked(value))} of them. "
+                    "Fill them, `array.filled(value)`, or drop their rows."
+                )
             array = np.asarray(value)
             if array.dtype.kind not in "biufc":
                 raise DataError(
@@ -103,8 +108,10 @@ class Place:
             value = torch.from_numpy(np.require(array.copy() if reversed_ else array, native, ["C", "W"]))
         if not isinstance(value, Tensor):
             return value
-        if value.is_meta or value.layout != torch.strided:
+        if value.is_meta or value.is_nested or value.layout != torch.strided:
             kind = "on the device 'meta', without values" if value.is_meta else f"of layout {value.layout}; pass `.to_dense()`"
+            if value.is_nested:
+                kind = "that is nested; pass `torch.nested.to_padded_tensor(x, 0.0)`"
             raise DataError(f"Expected dense tensors with values, but got one {kind}.")
         moved = value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
         return shared(moved) if isinstance(value, Shared) else moved

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
-from offmap._torch_private import tree_flatten, tree_map, tree_unflatten
+from offmap._torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from offmap._types import Data, Inputs
 from offmap.data.batch import Batch, Place, Shared, collate, read_batch, rows_of, take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group, shard_slice
@@ -225,6 +226,58 @@ def load_train_valid(
         "`guard.calibrate(rows the model has not seen)`.", rows.rows,
     )  # fmt: skip
     return batches, rows
+
+
+AUGMENTED = "Rows of `train` differ between two reads, as by random augmentation: "
+REPLACED = AUGMENTED + "they are read with the transform of `valid` instead."
+KEPT = AUGMENTED + (
+    "layer inputs and distances are those of changed rows, which lowers scores. Pass a loader over the same rows without "
+    "augmentation as `train`."
+)
+
+
+def without_augmentation(train: Batches, valid: Data | None) -> tuple[Batches, str]:
+    """Return the training data as read with the transform of `valid`'s data set where their own is random, and what was found."""
+    if not isinstance(train, Stream) or _reads_alike(train.source):
+        return train, ""
+    dataset = train.source.dataset
+    other = valid.dataset if isinstance(valid, DataLoader) else valid
+    while isinstance(other, Subset):
+        other = other.dataset
+    fixed = _with_transform(dataset, other) if hasattr(other, "transform") else None
+    if fixed is not None:
+        source = copy(train.source)
+        object.__setattr__(source, "dataset", fixed)  # which a DataLoader refuses once it is made
+        if _reads_alike(source):
+            return replace(train, source=source), REPLACED
+    return train, KEPT
+
+
+def _with_transform(dataset: Any, like: Any) -> Any | None:
+    """Return a data set with the transform of another of its class, through any number of Subsets; None for other classes."""
+    if isinstance(dataset, Subset):
+        inner = _with_transform(dataset.dataset, like)
+        return None if inner is None else Subset(inner, dataset.indices)
+    if type(dataset) is not type(like):
+        return None
+    result = copy(dataset)
+    for name in {"transform", "transforms"} & vars(like).keys():
+        setattr(result, name, getattr(like, name))
+    return result
+
+
+def _reads_alike(source: DataLoader[Any]) -> bool:
+    """Return whether a few rows of a data set are the same when they are read again; also where that cannot be told."""
+    try:
+        count = len(cast(Sized, source.dataset))
+        if isinstance(source.dataset, IterableDataset) or source.batch_sampler is None:
+            return True
+        rows = sorted({i * (count - 1) // 7 for i in range(8)})
+        with torch.random.fork_rng(devices=[]):
+            first, second = (tree_leaves(source.collate_fn([source.dataset[row] for row in rows])) for _ in range(2))
+        return all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, Tensor))
+    except Exception:  # reading the data will tell
+        return True
 
 
 def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:

@@ -281,11 +281,15 @@ def prepare_fit_data(
     """Run training and validation rows through the classifier once, for any number of detectors; arguments are `detect`'s."""
     rows, batch_size = checks.integer("rows", rows, 1), checks.integer("batch_size", batch_size, 1)
     seed = checks.integer("seed", seed)
-    if not isinstance(model, nn.Module):
+    if isinstance(model, list | tuple):
         raise ModelError(f"Expected one trained torch.nn.Module, but got {type(model).__name__}.")
     with torch.inference_mode(False), fork_rng(seed):
-        place = Place.of(as_models(model)[0])
+        (model,) = as_models(model)
+        place = Place.of(model)
         data, held = load_train_valid(train, valid, place, seed=seed, batch_size=batch_size, target=target)
+        data, augmented = without_augmentation(data, valid)
+        if augmented:
+            logger.warning(augmented)
         first, _ = next(iter(data))
         spec, classifier = ImageSpec.of(first), find_features(model, first, features=features, output_fn=output_fn)
         classifier = replace(classifier, batch_size=batch_size)

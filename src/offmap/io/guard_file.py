@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from offmap import checks
 from offmap._types import Weights
@@ -352,4 +353,8 @@ def _describe(digests: Digests, modules: Mapping[str, str]) -> dict[str, str]:
 
 def _modules(model: nn.Module) -> dict[str, str]:
     """Return the class of every module by name: models whose tensors are alike may still compute different things."""
-    return {name: type(module).__name__ for name, module in model.named_modules()}
+    # a graph has a class of its own, with the name of what was traced until it is copied
+    return {
+        name: "GraphModule" if isinstance(module, GraphModule) else type(module).__name__
+        for name, module in model.named_modules()
+    }

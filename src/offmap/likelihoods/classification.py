@@ -36,6 +36,12 @@ def mutual_information(probs: Tensor) -> Tensor:
     return terms.sum(2).mean(0).clamp_min(0)
 
 
+ENDS_IN = (
+    "All outputs look like probabilities, and are taken for logits: pass the model without its final {}, or "
+    "`output_fn=lambda out: {}`."
+)
+
+
 class Classification(Likelihood):
     """What follows from class logits alone, whatever the model's output is; targets of −100 are ignored."""
 
@@ -113,6 +119,12 @@ class Categorical(Classification):
         """Return the logits with the classes on axis 2, (P, B, C, *positions)."""
         return outputs if self.axis == 1 else outputs.movedim(-1, 2)
 
+    def doubt_outputs(self, outputs: Tensor, y: Tensor) -> str:
+        """Return a sentence where the model seems to end in a softmax: all outputs are at least 0 and sum to one."""
+        values = self.logits(outputs)
+        probabilities = bool((values >= 0).all()) and bool(((values.sum(2) - 1).abs() < 1e-2).all())
+        return ENDS_IN.format("softmax", "out.clamp_min(1e-30).log()") if probabilities else ""
+
     @classmethod
     def infer(cls, output: Tensor, y: Tensor) -> Categorical | None:
         """Return the likelihood whose class axis is the one that the targets lack: 1, else the last."""
@@ -159,6 +171,13 @@ class Bernoulli(Classification):
         logit = self.logit(outputs)
         y = align_targets(y, logit.shape[1:])
         return mean_over_positions(F.softplus((1 - 2 * y.to(logit)) * logit), y)
+
+    def doubt_outputs(self, outputs: Tensor, y: Tensor) -> str:
+        """Return a sentence where the model seems to end in a sigmoid: as probabilities, outputs explain the targets better."""
+        if not bool(((outputs >= 0) & (outputs <= 1)).all()):
+            return ""
+        as_logits, as_probabilities = (self.nll(o, y).mean() for o in (outputs, outputs.logit(eps=1e-6)))
+        return ENDS_IN.format("sigmoid", "out.logit(eps=1e-6)") if bool(as_probabilities < as_logits) else ""
 
     @classmethod
     def infer(cls, output: Tensor, y: Tensor) -> Bernoulli | None:

@@ -10,7 +10,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from offmap.errors import DataError
 from offmap.likelihoods.likelihood import Likelihood, Prediction, align_targets, drop_axis, sample_position
+
+LARGEST_STD = 1e33
+"""Of targets, where the model is in float32: draws lie some orders of magnitude further apart."""
 
 
 def epistemic_variance(means: Tensor) -> Tensor:
@@ -57,6 +61,7 @@ class Gaussian(Likelihood):
         """Return means and variances: (P, B) or (P, B, W, *positions) -> (P, B, *positions, K) each."""
         outputs = outputs.unsqueeze(-1) if outputs.ndim == 2 else outputs.movedim(2 if self.axis == 1 else -1, -1)
         if self.noise is not None:
+            outputs = outputs.to(torch.promote_types(outputs.dtype, self.noise.dtype))
             return outputs, self.noise.to(outputs).expand_as(outputs)
         mean, log_variance = outputs[..., : self.targets], outputs[..., self.targets :]
         return mean, log_variance.clamp(-20, 20).exp()
@@ -85,7 +90,7 @@ class Gaussian(Likelihood):
     def predict(self, outputs: Tensor) -> Prediction:
         """Return mean and standard deviation of the mixture, in the shape of the targets."""
         mean, variance = self.mixture_moments(outputs)
-        return Prediction(mean=self._reshape(mean), std=self._reshape(variance.sqrt()))
+        return Prediction(mean=self._reshape(mean).to(outputs), std=self._reshape(variance.sqrt()).to(outputs))
 
     def mixture_moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the mixture, noise plus how far draws lie apart: (P, B, ...) -> (B, *positions, K) each."""
@@ -95,11 +100,11 @@ class Gaussian(Likelihood):
 
     def score(self, outputs: Tensor) -> Tensor:
         """Return the mixture variance, added up in units of the targets where there are several: (B, *positions)."""
-        return self._total(self.mixture_moments(outputs)[1])
+        return self._total(self.mixture_moments(outputs)[1], outputs)
 
     def epistemic(self, outputs: Tensor) -> Tensor:
         """Return the variance of the means alone, (B, *positions)."""
-        return self._total(epistemic_variance(self.moments(outputs)[0]))
+        return self._total(epistemic_variance(self.moments(outputs)[0]), outputs)
 
     def baseline_nll(self, y: Tensor) -> Tensor:
         """Return the NLL of every target (and position) under the targets' own mean and variance."""
@@ -127,10 +132,21 @@ class Gaussian(Likelihood):
         return None
 
     def fit_noise(self, outputs: Tensor, y: Tensor) -> Self:
-        """Return this likelihood with noise (the mean squared residual) and units (the variance) of validation targets."""
+        """Return this likelihood with noise (the mean squared residual) and units (the variance) of validation targets.
+
+        Both are in float64 where float32 has no room for the variance of draws, for targets from about 1e15 on.
+        """
         columns = self.columns(y).to(outputs)
         residuals = columns - self.point(outputs).mean(0).flatten(0, -2)
         variance = columns.var(0, correction=0)
+        if self.noise is not None and not bool((variance + residuals.square().mean(0) < 1e30).all()):  # room for draws far apart
+            columns = columns.double()
+            residuals, variance = columns - self.point(outputs.double()).mean(0).flatten(0, -2), columns.var(0, correction=0)
+            if outputs.dtype != torch.float64 and bool((variance > LARGEST_STD**2).any()):
+                raise DataError(
+                    f"Expected targets with a standard deviation of at most {LARGEST_STD:g}, but got "
+                    f"{float(variance.max()) ** 0.5:.3g}: draws of a model in float32 would overflow. Fit a copy in float64, `net.double()`."
+                )
         units = torch.where(variance > 0, variance, torch.ones_like(variance))
         # a model that interpolates leaves no residual, and a variance of 0 makes every NLL infinite
         noise = None if self.noise is None else torch.maximum(residuals.square().mean(0), 1e-6 * units)
@@ -142,6 +158,19 @@ class Gaussian(Likelihood):
             return y.ndim <= 2 and y[0].numel() == self.targets and output[0].numel() == self.width
         same_axes = y.ndim == output.ndim - 1 if self.flat else y.ndim == output.ndim and y.shape[self.axis] == self.targets
         return same_axes and output.shape[self.axis] == self.width
+
+    def doubt_targets(self, y: Tensor) -> str:
+        """Return a sentence where all targets are 0 or 1: classes, one-hot rows or several labels may be meant."""
+        ones = y == 1
+        if y.numel() < 20 or not bool(((y == 0) | ones).all()) or len(ones.unique()) < 2:
+            return ""
+        remedy = '`likelihood="bernoulli"`' if self.noise is not None else "`y.long()`"
+        if self.targets > 1 and bool((ones.sum(self.axis) == 1).all()):
+            remedy = f"their numbers, `y.argmax({self.axis})`"
+        return (
+            "All targets are 0 or 1 in floating-point numbers, and are fitted as a regression: if they are classes, pass "
+            f'{remedy}; if not, `likelihood="gaussian"`.'
+        )
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -158,9 +187,9 @@ class Gaussian(Likelihood):
         values = 0.5 * ((2 * math.pi * variance).log() + error.square() / variance).sum(-1)
         return values.flatten(2).mean(2) if values.ndim > 2 else values
 
-    def _total(self, variance: Tensor) -> Tensor:
-        """Add the variances of several targets in their units."""
-        if self.targets == 1:
+    def _total(self, variance: Tensor, outputs: Tensor) -> Tensor:
+        """Add the variances of several targets in their units; one alone stays as it is unless it overflows."""
+        if self.targets == 1 and variance.dtype == outputs.dtype:
             return variance[..., 0]
         return (variance if self.units is None else variance / self.units.to(variance)).sum(-1)
 

@@ -111,6 +111,14 @@ class Likelihood(ABC):
         if not self.fits(output, y):
             raise misfit(type(self), output, y)
 
+    def doubt_targets(self, y: Tensor) -> str:
+        """Return a sentence with a remedy where targets look as if another likelihood were meant, else nothing."""
+        return ""
+
+    def doubt_outputs(self, outputs: Tensor, y: Tensor) -> str:
+        """Return a sentence with a remedy where outputs (M, n, ...) look unlike what this likelihood reads, else nothing."""
+        return ""
+
     def state(self) -> dict[str, Any]:
         """Return the fields as plain numbers and tensors, for a file."""
         return {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from offmap.model.inspect import choose_chunk
 from offmap.model.params import ParamSelection, at
 from offmap.posterior.distribution import Parameterization
 from offmap.posterior.noise import Noise, Uniform, as_noise
+from offmap.progress import Status
 
 if TYPE_CHECKING:
     from offmap.maxwent.checkpoint import Checkpoint
@@ -100,6 +101,7 @@ class Runtime:
     chunk_size: int | Literal["auto"] = "auto"  # draws that run at once; 1: a loop over them; "auto": the rule of `choose_chunk`
     batch_size: int = 128  # rows that run at once
     progress: bool | None = None  # whether to show a progress bar; None: on a terminal
+    status: Status = field(default_factory=Status)  # what is being done, printed every ten seconds
     group: Group = SINGLE_PROCESS  # the processes that fit together
     sharded: bool = False  # whether each of them has training rows of its own
     checkpoint: Checkpoint | None = None  # where parts of the fit are kept

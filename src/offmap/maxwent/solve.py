@@ -59,12 +59,14 @@ def fit(
         models = choose(stack_models(models), valid.inputs, config.params, runtime.output_fn)
     last_layer = find_last_layer(models.module, models.mean, models.weights(0), valid.inputs, runtime.output_fn)
     model = replace(runtime.model(models.module, models.mean | models.fixed, valid.inputs), last_layer=last_layer)
+    runtime.status.text = "layer inputs of the training data"
     observed = observe_inputs(models, train, config, runtime)
     initial_scale = 1.0 if config.solver == "sgd" else unit_scale(models.mean, observed.bases, eps=as_floats(config.eps)[0])
     q = WeightDistribution(
         models.mean, initial_scale=initial_scale, rotation=observed.rotation(), fixed=models.fixed,
         noise=as_noise(config.noise), parameterization=config.parameterization,
     )  # fmt: skip
+    runtime.status.text = "risk of the validation data"
     validation = Validation(model, likelihood, valid, as_risk(config.risk), config.risk_draws, seed, group=runtime.group)
     if config.max_risk is None:
         validation = validation.clip_losses(q) if config.clip_loss else validation
@@ -180,7 +182,8 @@ def descend(task: Task, history: History, entropy_weight: float) -> History:
     optimizer = adam(q.raw_scale.parameters(), lr=config.lr, epsilon=config.adam_epsilon)
     divided = runtime.group.size > 1 and not runtime.sharded
     cycle = Cycle(replace(task.train, shard=Shard(runtime.group, "rows")) if divided else task.train, seed)
-    with nullcontext() if runtime.progress is False else bar("MaxWEnt", config.steps, show=runtime.progress) as advance:
+    silent, title, show = runtime.progress is False, "MaxWEnt, step", runtime.progress
+    with nullcontext() if silent else bar(title, config.steps, show=show, status=runtime.status) as advance:
 
         def report(step: int, text: str) -> None:
             if advance is not None:
@@ -203,6 +206,7 @@ def descend(task: Task, history: History, entropy_weight: float) -> History:
         )  # fmt: skip
         if history.stop_reason == "finished" and config.steps % config.check_every:
             monitor.check(config.steps, math.nan)
+    runtime.status.text = "risk of the validation data"
     monitor.restore()
     risk, _ = values = tuple(max_risk.new_tensor(value) for value in history.of_kept())
     if config.rescale:  # by the largest factor, up to 10, that the risk still allows

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from offmap._torch_private import TorchDispatchMode
 from offmap._types import Inputs, Weights
 from offmap.data.batch import rows_of, take_rows
+from offmap.errors import ConfigError, nearest
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, hook_inputs, model_failed, no_fast_path, replica
 from offmap.model.matrix_view import AliasTable, MatrixView, ParamView
 
@@ -94,7 +95,10 @@ def capture(
 
 def _find_hookable(model: nn.Module, names: Collection[str]) -> dict[str, str]:
     """Those parameters whose layer input is the input of the module that alone owns them: {name: path}."""
-    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    known = [*model.named_parameters(remove_duplicate=False)]
+    for name in set(names) - {name for name, _ in known}:
+        raise ConfigError(f"Expected the name of a parameter, {nearest(name, (n for n, _ in known))}, but got {name!r}.")
+    owners = Counter(id(p) for _, p in known)
     result: dict[str, str] = {}
     for name in names:
         path, parameter = name.rpartition(".")[0], model.get_parameter(name)

@@ -106,10 +106,10 @@ def hook_inputs(model: nn.Module, layers: Mapping[str, str], *, last: bool = Fal
 def model_failed(model: nn.Module, inputs: Inputs, error: Exception) -> ModelError:
     """Make the error for a model that cannot be called with these inputs at all."""
     shapes = tree_map(lambda t: tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__, inputs)
-    return ModelError(
-        f"{type(model).__name__} failed on inputs of shape {shapes}: {_first_line(error)}. "
-        "Check that the data have the form the model was trained on."
-    )
+    remedy = "Check that the data have the form the model was trained on."
+    if str(error).startswith("Guard failed"):  # of an exported program
+        remedy = "Export it with a batch of any size: `torch.export.export(net, (x,), dynamic_shapes=({0: Dim.DYNAMIC},))`."
+    return ModelError(f"{type(model).__name__} failed on inputs of shape {shapes}: {_first_line(error)}. {remedy}")
 
 
 def _first_line(error: Exception) -> str:
@@ -133,10 +133,11 @@ def widen(outputs: Tensor) -> Tensor:
 
 def copy_model(model: nn.Module, *, share: bool = False) -> nn.Module:
     """Copy the model in evaluation mode, without gradients; with `share`, the copy reads the model's own parameters."""
-    return _deepcopy(model, share=share).eval().requires_grad_(False)
+    return copy_module(model, share=share).eval().requires_grad_(False)
 
 
-def _deepcopy(model: nn.Module, *, share: bool) -> nn.Module:
+def copy_module(model: nn.Module, *, share: bool) -> nn.Module:
+    """Copy the model as it is; with `share`, the copy reads the model's own parameters."""
     # weight norm and friends leave non-leaf tensors behind, which deepcopy refuses; hand it detached ones
     leftovers = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in leftovers}
@@ -166,7 +167,7 @@ def replica(model: nn.Module) -> Generator[nn.Module]:
     try:
         twin = entry[1].pop()
     except IndexError:
-        twin = _deepcopy(model, share=True)
+        twin = copy_module(model, share=True)
     yield twin
     entry[1].append(twin)  # not after an error, which may have left anything in it
 

@@ -19,7 +19,7 @@ from offmap._torch_private import TorchDispatchMode, hook_tables, tensor_tables,
 from offmap._types import Inputs, Weights
 from offmap.data.batch import is_table, rows_of, take_rows
 from offmap.errors import ModelError
-from offmap.model.capture import CaptureMode
+from offmap.model.capture import CaptureMode, ParamUse
 from offmap.model.forward import (
     MODEL_ERRORS,
     OutputFn,
@@ -270,6 +270,21 @@ def choose_chunk(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs
     if mode.widest > scale * WIDE // (1 + attention):
         return 1
     return max(2, min(most, scale * CHUNK_ACTIVATIONS // max(1, mode.widest * first.shape[0])))
+
+
+@torch.no_grad()
+def count_products(model: nn.Module, inputs: Inputs, output_fn: OutputFn = first_tensor) -> int:
+    """Count the multiplications of weights in a pass over all rows, from a few: parameters × rows of a fully connected net."""
+    few, products = take_rows(inputs, slice(0, ROWS)), list[int]()
+
+    def visit(use: ParamUse) -> None:
+        if use.input is not None:
+            products.append(use.input.count * (use.input.stop - use.input.start) * use.input.view.fan_in)
+
+    params = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point()}
+    with replica(model) as twin, no_fast_path, CaptureMode(params, visit):
+        call(twin, {}, few, output_fn)
+    return sum(products) * rows_of(inputs) // rows_of(few)
 
 
 def find_changes(before: nn.Module, after: nn.Module) -> list[str]:

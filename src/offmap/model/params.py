@@ -11,12 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from offmap._torch_private import tree_leaves
+from offmap._torch_private import child_table, tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
 from offmap.model.capture import LOOKUP, CaptureMode, ParamUse
-from offmap.model.forward import BatchedModel, OutputFn, call, copy_model, first_tensor, no_fast_path, no_fused_attention
+from offmap.model.forward import (
+    BatchedModel,
+    OutputFn,
+    call,
+    copy_model,
+    copy_module,
+    first_tensor,
+    no_fast_path,
+    no_fused_attention,
+)
 from offmap.model.inspect import ROWS, join_names, restore_state
 
 # which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all
@@ -32,15 +41,21 @@ SHARDED = (
 )
 
 
+SCRIPTED = (
+    "Expected a model whose weights can be exchanged, but {kind} is or holds TorchScript. Pass the module it was made from; "
+    "`net.load_state_dict(scripted.state_dict())` gives it the weights."
+)
+
+
 def as_models(models: Any) -> list[nn.Module]:
     """One model or several as a list, unwrapped, refused unless they are modules with whole, finite floating-point parameters."""
-    result: list[Any] = list(models) if isinstance(models, list | tuple | nn.ModuleList) else [models]
+    several: list[Any] = list(models) if isinstance(models, list | tuple | nn.ModuleList) else [models]
+    result = [_unwrap(model) for model in several]
     if not result or not all(isinstance(model, nn.Module) for model in result):
         raise ModelError(f"Expected a torch.nn.Module or a list of them, but got {type(models).__name__}.")
-    for i, model in enumerate(result):
-        while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        result[i] = model
+    for model in result:
+        if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+            raise ModelError(SCRIPTED.format(kind=type(model).__name__))
         kinds = {type(m).__name__ for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"}
         kinds |= {type(p).__name__ for p in model.parameters() if type(p).__name__ == "DTensor" or hasattr(p, "to_local")}
         if kinds:
@@ -48,12 +63,32 @@ def as_models(models: Any) -> list[nn.Module]:
         if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
             raise ModelError(f"Expected a trained model, but {type(model).__name__} has parameters without a size. Call it once.")
         if not any(p.is_floating_point() for p in model.parameters()):
-            raise ModelError(f"Expected a model with floating-point parameters, but {type(model).__name__} has none.")
+            quantised = any(".quantized." in type(m).__module__ for m in model.modules())
+            reason = "is quantised: pass the model in floating-point numbers that it was made from" if quantised else "has none"
+            raise ModelError(f"Expected a model with floating-point parameters, but {type(model).__name__} {reason}.")
         _check_device(model)
         for name, p in model.named_parameters():
             if not bool(p.detach().isfinite().all()):
                 raise ModelError(f"Expected a trained model with finite weights, but `{name}` holds NaN or infinite values.")
     return result
+
+
+def _unwrap(model: Any) -> Any:
+    """Return the module inside wrappers that compute the same: data parallel ones, `torch.compile`, an exported program."""
+    while True:
+        if type(model).__name__ == "ExportedProgram":
+            model = model.module()
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif type(model).__name__ == "OptimizedModule":
+            model = child_table(model)["_orig_mod"]
+        else:
+            break
+    if isinstance(model, nn.Module) and any(type(m).__name__ == "OptimizedModule" for m in model.modules()):
+        model = copy_module(model, share=True)
+        for module in list(model.modules()):
+            child_table(module).update({name: _unwrap(child) for name, child in child_table(module).items()})
+    return model
 
 
 def _check_device(model: nn.Module) -> None:
