@@ -129,7 +129,7 @@ def _check_range(
 def fraction(name: str, value: Any, *, example: float = 0.95) -> float:
     """Return a number strictly between 0 and 1, of any library, as a plain float."""
     value = integer(name, value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(value, numbers.Real) or not 0 < value < 1:
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < 1:
         raise ConfigError(f"Expected `{name}` strictly between 0 and 1, such as {example:g}, but got {value!r}.")
     return float(value)
 

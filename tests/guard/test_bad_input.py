@@ -134,6 +134,7 @@ def test_numbers_of_rows_that_differ(place: str) -> None:
 
 
 @pytest.mark.usefixtures("no_work")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors(guard: offmap.Guard, layout: torch.layout) -> None:
     nested = torch.nested.as_nested_tensor(list(TRAIN[0]), layout=layout)

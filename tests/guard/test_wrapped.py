@@ -21,7 +21,8 @@ TRAIN, VALID, X = classes(40, 0), classes(40, 1), inputs(8, 5)
 
 def inner_compiled(net: nn.Sequential) -> nn.Module:
     """The hidden layer alone is compiled; parameters keep the names that they have without."""
-    return nn.Sequential(torch.compile(net[0], backend="eager"), *net[1:])
+    hidden: Any = torch.compile(net[0], backend="eager")
+    return nn.Sequential(hidden, *net[1:])
 
 
 def exported(net: nn.Module) -> Any:
@@ -52,7 +53,7 @@ def test_wrapped_models_score_like_the_model_and_load_with_what_they_were_fitted
 
 
 def quantised(net: nn.Module) -> nn.Module:
-    return torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, torch.qint8)
+    return torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, torch.qint8)  # pyright: ignore[reportDeprecated]
 
 
 SCRIPT = "whose weights can be exchanged, but .* is or holds TorchScript. Pass the module it was made from"

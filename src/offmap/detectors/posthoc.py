@@ -15,7 +15,7 @@ from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
 from offmap.data import Batches, Place, fork_rng
 from offmap.data.batch import take_rows
-from offmap.data.batches import load_train_valid
+from offmap.data.batches import load_train_valid, without_augmentation
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.detector import Calibration, Detector
 from offmap.detectors.classifier import Activations, Classifier, Head, find_features

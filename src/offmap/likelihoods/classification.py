@@ -177,7 +177,7 @@ class Bernoulli(Classification):
         if not bool(((outputs >= 0) & (outputs <= 1)).all()):
             return ""
         as_logits, as_probabilities = (self.nll(o, y).mean() for o in (outputs, outputs.logit(eps=1e-6)))
-        return ENDS_IN.format("sigmoid", "out.logit(eps=1e-6)") if bool(as_probabilities < as_logits) else ""
+        return ENDS_IN.format("sigmoid", "out.logit(eps=1e-6)") if bool(as_probabilities < 0.9 * as_logits) else ""
 
     @classmethod
     def infer(cls, output: Tensor, y: Tensor) -> Bernoulli | None:

@@ -145,7 +145,8 @@ class Gaussian(Likelihood):
             if outputs.dtype != torch.float64 and bool((variance > LARGEST_STD**2).any()):
                 raise DataError(
                     f"Expected targets with a standard deviation of at most {LARGEST_STD:g}, but got "
-                    f"{float(variance.max()) ** 0.5:.3g}: draws of a model in float32 would overflow. Fit a copy in float64, `net.double()`."
+                    f"{float(variance.max()) ** 0.5:.3g}: draws of a model in float32 would overflow. "
+                    "Fit a copy in float64, `net.double()`."
                 )
         units = torch.where(variance > 0, variance, torch.ones_like(variance))
         # a model that interpolates leaves no residual, and a variance of 0 makes every NLL infinite
