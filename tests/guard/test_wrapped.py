@@ -22,7 +22,7 @@ TRAIN, VALID, X = classes(40, 0), classes(40, 1), inputs(8, 5)
 def inner_compiled(net: nn.Sequential) -> nn.Module:
     """The hidden layer alone is compiled; parameters keep the names that they have without."""
     hidden: Any = torch.compile(net[0], backend="eager")
-    return nn.Sequential(hidden, *net[1:])
+    return nn.Sequential(hidden, net[1], net[2])
 
 
 def exported(net: nn.Module) -> Any:
