@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from offmap import checks, conformal
 from offmap._types import IGNORED, Data, Inputs, ScoreFn
@@ -24,7 +25,10 @@ from offmap.data.batches import (
     is_sharded,
     load_train_valid,
     map_rows,
+    mark_repeats,
+    read_through,
     sample_rows,
+    watch_repeats,
     without_augmentation,
 )
 from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
@@ -189,6 +193,11 @@ def fit(
             predictive, likelihood, place, train, valid, calibration, score=score, draws=draws, false_alarms=false_alarms,
             seed=seed, target=target, notes=tuple(notes), image_spec=image_spec, group=group, sharded=sharded,
         )  # fmt: skip
+        if isinstance(train, Stream):  # its rows are known only now
+            if not isinstance(train.source.dataset, IterableDataset):  # the fit may have read them in an earlier run
+                read_through(train)
+            valid, calibration = mark_repeats(train, valid, calibration, group, sharded=sharded)
+            guard = replace(guard, calibration=replace(guard.calibration, seen=(calibration or valid).seen))
         if state is not None:
             state.done()
         return guard
@@ -231,9 +240,12 @@ def guard(
     with fork_rng(seed):
         rows = load_rows(as_batches(valid, place, name="valid", target=target), at_least=2)
         likelihood = resolve(likelihood, predictive.outputs(rows.inputs, 1, clip=0.0, seed=seed), rows.targets)
+        separate = load_calibration(calibration, place, target)
         reference = None if train is None else as_batches(train, place, name="train", target=target)
+        if isinstance(reference, Rows):
+            rows, separate = mark_repeats(watch_repeats(reference, rows, separate), rows, separate)
         return build_guard(
-            predictive, likelihood, place, reference, rows, load_calibration(calibration, place, target), score=score,
+            predictive, likelihood, place, reference, rows, separate, score=score,
             draws=draws, clip=clip, false_alarms=false_alarms, seed=seed, target=target,
         )  # fmt: skip
 
@@ -275,13 +287,15 @@ def read_data(
     batches, augmented = without_augmentation(batches, valid)
     separate = load_calibration(calibration, place, target)
     if group.size == 1:
-        return batches, rows, separate, False, augmented
+        batches = watch_repeats(batches, rows, separate)
+        return batches, *mark_repeats(batches, rows, separate), False, augmented
     sharded = (ranks == "sharded" or is_sharded(train)) and not (valid is None and is_sharded(train))  # a split has no sampler
     if sharded if valid is None else ranks == "sharded" or is_sharded(valid):
         rows = all_gather_rows(rows, group)
     if separate is not None and (ranks == "sharded" or is_sharded(calibration)):
         separate = all_gather_rows(separate, group)
-    return batches, rows, separate, sharded, augmented
+    batches = watch_repeats(batches, rows, separate)
+    return batches, *mark_repeats(batches, rows, separate, group, sharded=sharded), sharded, augmented
 
 
 def load_calibration(calibration: Data | None, place: Place, target: str) -> Rows | None:

@@ -5,6 +5,7 @@ processes reads of them.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from copy import copy
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from offmap._torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from offmap._types import Data, Inputs
-from offmap.data.batch import Batch, Place, Shared, collate, read_batch, rows_of, take_rows
+from offmap.data.batch import Batch, Place, Shared, collate, hash_rows, read_batch, rows_of, take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group, shard_slice
 from offmap.errors import DataError, OffmapError, ShapeError
 from offmap.random import generator, permutation
@@ -46,6 +47,42 @@ class Shard:
         return (cut(batch, shard_slice(self.group, count(batch))) if count(batch) >= few else batch for batch in source)
 
 
+NO_INTERVALS = "no intervals, prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`"
+
+PROBES = 10_000
+"""Training rows of which copies are counted, to tell rows that repeat by chance."""
+
+REPEATED = 0.5
+"""The share of held-out rows that must be training rows too, beyond the share of training rows that have a copy, to say so."""
+
+
+class Repeats:
+    """Counts how many held-out rows are training rows too, by hashes of the inputs, while the training rows are read.
+
+    Tables of few values hold copies of rows, and new rows of the same kind are then found in `train` as often as rows of `train`
+    have a copy there: `share` tells how much more often they are.
+    """
+
+    def __init__(self, held: Iterable[Rows]) -> None:
+        self.hashes = {rows.name: hash_rows(rows.inputs) for rows in held}
+        self.share: dict[str, float] | None = None  # by name, once all training rows were read
+
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches; the first pass that reaches its end is counted."""
+        counts, first = {key: 0 for keys in self.hashes.values() for key in keys}, list[int]()
+        for inputs, targets in batches:
+            for key in hash_rows(inputs) if self.share is None else ():
+                if len(first) < PROBES:
+                    first.append(key)
+                    counts.setdefault(key, 0)
+                if key in counts:
+                    counts[key] += 1
+            yield inputs, targets
+        if self.share is None and first:
+            copied = sum(counts[key] > 1 for key in first) / len(first)
+            self.share = {name: sum(counts[k] > 0 for k in keys) / len(keys) - copied for name, keys in self.hashes.items()}
+
+
 @dataclass(frozen=True)
 class Rows:
     """Data held in memory; `shard` is this rank's part of every pass, `seen` tells that the model was trained on these rows."""
@@ -56,6 +93,7 @@ class Rows:
     name: str
     shard: Shard | None = None
     seen: bool = False
+    repeats: Repeats | None = None
 
     @property
     def rows(self) -> int:
@@ -92,6 +130,7 @@ class Stream:
     indexed: bool
     check: Callable[[Tensor], None] | None = None
     shard: Shard | None = None
+    repeats: Repeats | None = None
 
     @property
     def rows(self) -> int:
@@ -104,6 +143,9 @@ class Stream:
         return self.source.batch_size or 0
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._iterate() if self.repeats is None else self.repeats.watch(self._iterate())
+
+    def _iterate(self) -> Iterator[Batch]:
         source = self.source
         if self.shard is None:
             return self._read(source)
@@ -137,7 +179,7 @@ class Stream:
         loader, data = self.source, Subset(self.source.dataset, rows.tolist())
         size = batch_size or loader.batch_size
         source = DataLoader(data, batch_size=size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)
-        return replace(self, source=source)
+        return replace(self, source=source, repeats=None)
 
 
 Batches: TypeAlias = Rows | Stream
@@ -222,8 +264,7 @@ def load_train_valid(
     rows = replace(load_rows(held, at_least=2), seen=True)
     logger.warning(
         "No validation data: the %d random rows of `train` set aside for it were part of the model's training data, so the "
-        "threshold is approximate, and there are no intervals, prediction sets or calibrated p-values until "
-        "`guard.calibrate(rows the model has not seen)`.", rows.rows,
+        "threshold is approximate, and there are %s.", rows.rows, NO_INTERVALS,
     )  # fmt: skip
     return batches, rows
 
@@ -278,6 +319,42 @@ def _reads_alike(source: DataLoader[Any]) -> bool:
         return all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, Tensor))
     except Exception:  # reading the data will tell
         return True
+
+
+def watch_repeats(train: Batches, *held: Rows | None) -> Batches:
+    """Return `train` with a count of the held-out rows among its own: made at once, or of a stream when it is read."""
+    train = replace(train, repeats=Repeats(rows for rows in held if rows is not None and not rows.seen))
+    if isinstance(train, Rows):
+        read_through(replace(train, batch_size=4096))
+    return train
+
+
+def read_through(data: Batches) -> None:
+    """Read all rows once, which counts those that repeat, unless they were counted before."""
+    if data.repeats is not None and data.repeats.share is None:
+        deque(data.repeats.watch(data), maxlen=0)
+
+
+def mark_repeats(
+    train: Batches, valid: Rows, separate: Rows | None = None, group: Group = SINGLE_PROCESS, *, sharded: bool = False
+) -> tuple[Rows, Rows | None]:
+    """Return validation and separate calibration rows, marked as seen, with a warning, where they repeat those of `train`."""
+
+    def mark(rows: Rows, cost: str) -> Rows:
+        share = 0.0 if rows.seen or train.repeats is None else (train.repeats.share or {}).get(rows.name, 0.0)
+        if sharded or isinstance(train, Stream):  # each rank has read a part
+            share = min(1.0, sum(group.all_gather_object(share)))
+        if share < REPEATED:
+            return rows
+        logger.warning(
+            "`%s` repeats rows of `train` (%.0f %%), which the model was trained on, so %s.", rows.name, 100 * share, cost
+        )
+        return replace(rows, seen=True)
+
+    uncalibrated = f"the threshold is approximate, and there are {NO_INTERVALS}"
+    if separate is None:
+        return mark(valid, uncalibrated), None
+    return mark(valid, "τ and the clip fit them too well: pass rows it has not seen"), mark(separate, uncalibrated)
 
 
 def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:

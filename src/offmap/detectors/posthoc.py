@@ -15,7 +15,7 @@ from offmap import checks
 from offmap._types import IGNORED, Data, Inputs
 from offmap.data import Batches, Place, fork_rng
 from offmap.data.batch import take_rows
-from offmap.data.batches import load_train_valid, without_augmentation
+from offmap.data.batches import load_train_valid, mark_repeats, watch_repeats, without_augmentation
 from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.detector import Calibration, Detector
 from offmap.detectors.classifier import Activations, Classifier, Head, find_features
@@ -290,6 +290,7 @@ def prepare_fit_data(
         data, augmented = without_augmentation(data, valid)
         if augmented:
             logger.warning(augmented)
+        data = watch_repeats(data, held)
         first, _ = next(iter(data))
         spec, classifier = ImageSpec.of(first), find_features(model, first, features=features, output_fn=output_fn)
         classifier = replace(classifier, batch_size=batch_size)
@@ -301,6 +302,7 @@ def prepare_fit_data(
             Categorical().check_targets(batch.logits, y, data.name)
             counted = y != IGNORED
             parts.append((batch.features[counted], batch.logits[counted], y[counted].long()))
+        held, _ = mark_repeats(data, held)
         h, z, y = (torch.cat(column) for column in zip(*parts, strict=True))
         if not len(y):
             raise DataError(f"Expected classes in `{data.name}`, but every target is −100.")
