@@ -24,11 +24,12 @@ from offmap.data.batches import iter_batches
 from offmap.data.image_spec import ImageSpec
 from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.likelihoods import Prediction
+from offmap.likelihoods.likelihood import describe_tensors
 
 logger = logging.getLogger("offmap")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result(Prediction):
     """Prediction (from clipped draws) and verdict (from unclipped ones) for B inputs.
 
@@ -46,12 +47,14 @@ class Result(Prediction):
     score_map: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Interval:
     """Lower and upper ends in the shape of the mean; infinite when the calibration set is too small for the level."""
 
     lower: Tensor
     upper: Tensor
+
+    __repr__ = describe_tensors
 
 
 @dataclass(frozen=True)
@@ -284,7 +287,8 @@ class Detector(ABC):
         rows of one group are. It takes 1/false_alarms − 1 groups, 19 for 5 %; with fewer the threshold is infinite.
 
         Args:
-            valid: In-distribution rows on which no choice was made, in their order if there are groups or blocks.
+            valid: In-distribution rows that the model has not seen and on which no choice was made, in their order if there are
+                groups or blocks.
             false_alarms: Share of in-distribution rows that may be called OOD.
             groups: A label for each row, such as its run, day or site.
             block: Take so many consecutive rows as a group: for one long series, blocks much longer than what it remembers.

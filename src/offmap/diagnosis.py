@@ -10,7 +10,7 @@ the layer: λ or the number of steps was too small, or the prior too narrow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -37,8 +37,8 @@ class LayerDiagnosis:
 
     name: str
     basis: str  # "svd" or "identity"
-    amplitude: Tensor  # (M, G, D), root mean square of the layer inputs along each direction
-    scale: Tensor  # (M, G, D), mean φ along each direction
+    amplitude: Tensor = field(repr=False)  # (M, G, D), root mean square of the layer inputs along each direction
+    scale: Tensor = field(repr=False)  # (M, G, D), mean φ along each direction
     eps: float = 1e-4  # smallest amplitude that counts, as a share of its block's largest
 
     @property
@@ -110,8 +110,9 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = 1e-4) ->
 
     >>> import offmap
     >>> x = torch.linspace(-1, 1, 60)[:, None] * torch.tensor([1.0, 0.1])
-    >>> guard = offmap.fit(torch.nn.Linear(2, 1), (x, x[:, 0]), (x, x[:, 0]), solver="closed-form", basis="identity")
-    >>> round(diagnose(guard, (x, x[:, 0])).layers[0].slope, 3)  # φ is proportional to 1/a
+    >>> train, valid = (x[::2], x[::2, 0]), (x[1::2], x[1::2, 0])
+    >>> guard = offmap.fit(torch.nn.Linear(2, 1), train, valid, solver="closed-form", basis="identity")
+    >>> round(diagnose(guard, train).layers[0].slope, 3)  # φ is proportional to 1/a
     -1.0
     """
     if not isinstance(guard, Guard):

@@ -71,7 +71,7 @@ def combine(guards: Sequence[Guard], valid: Data, *, false_alarms: float = 0.05)
 
     Args:
         guards: Two or more, which must take the same inputs and predict the same targets.
-        valid: In-distribution rows, which set the scales of the scores and the threshold.
+        valid: In-distribution rows the models have not seen, which set the scales of the scores and the threshold.
         false_alarms: Share of in-distribution rows that may be called OOD.
     """
     members = tuple(guards) if isinstance(guards, Sequence) else ()

@@ -41,16 +41,19 @@ class Details:
 
     threshold: float | None  # scores above it are called OOD
     examples: dict[str, list[Example]]  # {set: rows of lowest, then of highest score}
-    losses: Tensor | None = None  # (n,) of the test rows: squared errors, or shares of wrong labels; NaN without a target
-    reliability: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # {"own" or "wide": (k, stated, observed, count)}
+    losses: Tensor | None = field(
+        default=None, repr=False
+    )  # (n,) of the test rows: squared errors, or shares of wrong labels; NaN without a target
+    # {"own" or "wide": (k, stated, observed, count)}
+    reliability: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
 
 
 @dataclass(frozen=True)
 class Points:
     """Some rows of a set whose inputs are one or two numbers: (m, 1) or (m, 2), and their targets if there are any."""
 
-    inputs: Tensor
-    targets: Tensor | None = None
+    inputs: Tensor = field(repr=False)
+    targets: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ def fit(
     Args:
         model: A trained model, or the members of an ensemble.
         train: The data the model was trained on: a DataLoader, a Dataset, or a pair (inputs, targets).
-        valid: Rows the model has not seen; they choose τ and the clip. None: a tenth of `train` is set aside, with a warning.
+        valid: Rows the model has not seen; they choose τ and the clip. None: a tenth of `train` stands in, with a warning, and
+            there are no intervals or prediction sets until `guard.calibrate`. Rows that repeat those of `train` count as none.
         calibration: Separate rows for threshold, p-values and intervals, which are then exact; None: those of `valid`, and
             guarantees are approximate.
         false_alarms: The fraction of in-distribution inputs that may be called OOD; it sets `guard.threshold`.
@@ -221,7 +222,7 @@ def guard(
 
     Args:
         predictive: An object with `members` and `outputs(x, draws, clip=, seed=)`, such as another method's posterior.
-        valid: In-distribution rows the model has not seen.
+        valid: In-distribution rows the model has not seen; such as repeat those of `train` give no intervals.
         train: Rows that the scores "default" and "distance" compare with; without it "default" is the paper's score.
         calibration: Separate rows for threshold and intervals; None: those of `valid`.
         likelihood: A name, an object, or None: inferred from outputs and targets.

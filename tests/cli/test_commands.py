@@ -191,15 +191,20 @@ def test_classes_are_words_and_come_back_as_words(shell):
     )
     record = json.loads(done.out)
     assert (record["classes"], record["likelihood"], record["targets"]) == (["blue", "green", "red"], "categorical", ["colour"])
+    assert record["calibrated"] is False
     done = shell("score", "colours", "words.csv", "--trust-model", "-o", "colours.parquet")
     assert done.code == 0
+    assert "Threshold and p-values are uncalibrated: the model was trained on the rows that set them." in done.out
     scores = parquet.read_table(shell.folder / "colours.parquet")
     assert scores.column_names == ["score", "ood", "p_value", "label", *(f"probability_{w}" for w in ("blue", "green", "red"))]
     labels, true = scores["label"].to_pylist(), (shell.folder / "words.csv").read_text().splitlines()[1:]
     assert sum(b.endswith(a) for a, b in zip(labels, true, strict=True)) > 100
     done = shell("evaluate", "colours", "--trust-model", "--test", "words.csv", "--ood", "far.npz", "--json")
     assert done.code == 0
-    assert json.loads(done.out)["metrics"]["test"]["accuracy"] > 0.8
+    record = json.loads(done.out)
+    assert record["metrics"]["test"]["accuracy"] > 0.8
+    assert record["calibrated"] is False
+    assert "conformal_coverage" not in record["metrics"]["test"]
     done = shell("fit", *words, "--train", "words.csv", "--classes", "blue,red", "-o", "colours2")
     assert done.code == 1
     assert "Expected 3 classes in the target 'colour' of words.csv, as many as my_module:make_classifier tells" in done.sentence

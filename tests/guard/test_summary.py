@@ -135,10 +135,25 @@ def test_the_repr_of_a_guard_is_two_lines_without_data() -> None:
     guard = quick(regressor(), train, valid)
     ensemble = offmap.combine([guard, quick(regressor(1), train, valid)], valid)
     distilled = offmap.distill(guard, train, valid, rows=100)
-    for detector in (guard, ensemble, distilled):
+    data = classes(200, 0), classes(60, 1)
+    sorter = quick(classifier(), *data, likelihood="categorical")
+    for detector in (guard, ensemble, distilled, sorter, *offmap.detect_all(classifier(), *data).values()):
         text = repr(detector)
         assert len(text) < 200
         assert text.count("\n") == 1
         assert text.startswith(type(detector).__name__)
         assert f"threshold {detector.threshold:.4g}" in text
         assert "tensor" not in text
+
+
+def test_the_repr_of_results_names_shapes_of_many_numbers_and_shows_few() -> None:
+    guard = quick(regressor(targets=2), regression(60, 0, 2), regression(60, 1, 2))
+    rows = regression(900, 2, 2)
+    evaluation = offmap.evaluate(guard, rows, {"far": 9 * rows[0]})
+    records = [guard(rows[0]), guard.predict(rows[0]), guard.interval(rows[0]), guard.calibration, offmap.diagnose(guard, rows)]
+    for record in [*records, evaluation, *evaluation.details.values(), *offmap.diagnose(guard, rows).layers]:
+        assert "\n" not in repr(record)
+        assert len(repr(record)) < 3000
+    assert "mean=tensor of (900, 2), std=tensor of (900, 2), score=tensor of (900,)" in repr(guard(rows[0]))
+    few = guard.interval(rows[0][:1])
+    assert repr(few) == f"Interval(lower={few.lower}, upper={few.upper})"

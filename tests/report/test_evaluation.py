@@ -244,6 +244,19 @@ def test_a_verdict_says_what_was_seen(evaluation, guard):
     assert headline(evaluation) == "This guard cannot tell “near” from in-distribution data."
 
 
+def test_a_verdict_calls_intervals_that_fail_by_that_name(guard):
+    x, y = regression(200, 3)
+    far = {"far": 5 * inputs(30, 5)}
+    sound = verdict(offmap.evaluate(guard, (x, y), far), "guard")
+    assert "conformal intervals hold the truth for" in sound
+    assert "fail" not in sound
+    shifted = verdict(offmap.evaluate(guard, (x, y + 0.2), far), "guard")
+    assert "**These intervals fail: that is fewer than 95 %, beyond chance**" in shifted
+    seen = verdict(offmap.evaluate(quick(regressor(), regression(200, 0)), (x, y), far), "guard")
+    assert "**It is uncalibrated**" in seen
+    assert "**It has no conformal intervals**: the model was trained on the rows that calibrated it." in seen
+
+
 def test_a_verdict_over_several_scorers_names_the_best():
     x = (column(1, 2, 3, 4), torch.zeros(4))
     far = {"far": column(5, 6), "farther": column(7, 8)}

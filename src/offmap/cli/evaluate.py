@@ -65,6 +65,7 @@ def evaluate(
         _print_tables(evaluation, flagged, test.name)
     metrics = {row["set"]: {k: v for k, v in row.items() if k not in ("scorer", "set")} for row in evaluation.rows}
     record = {"rows": {name: len(values) for name, values in scores.items()}, "threshold": threshold, "flagged": flagged}
+    record["calibrated"] = not loaded.calibration.seen
     shares = ", ".join(f"{share:.1%} of {name}" for name, share in flagged.items() if name != "test")
     text = f"At the threshold {threshold:.4g} the guard flags {shares}, and {flagged['test']:.1%} of the in-distribution rows."
     page = f" The page is at {report}" if report else ""

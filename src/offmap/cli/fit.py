@@ -35,7 +35,9 @@ def fit(
     train: Annotated[Path, option("Training table: .csv, .csv.gz, .parquet or .npz.", "FILE")],
     out: Annotated[Path, option("Guard file to write.", "FILE", "--out", "-o")],
     weights: opt.Weights = None,
-    valid: Annotated[Path | None, option("Validation table (default: 10 % of --train).", "FILE")] = None,
+    valid: Annotated[
+        Path | None, option("Validation table, rows the model has not seen (default: 10 % of --train).", "FILE")
+    ] = None,
     calibration: Annotated[Path | None, option("Table for the threshold alone, which is then exact.", "FILE")] = None,
     target: Annotated[list[str] | None, option("Column to predict (default: the last one; repeatable).", "COLUMN")] = None,
     drop: Annotated[list[str] | None, option("Column to exclude from the inputs (repeatable).", "COLUMN")] = None,
@@ -98,7 +100,7 @@ def fit(
     replace(guard, about=schema.to_dict() | {"model": model, "weights": paths}).save(out)
     record = {"guard": out, "model": model, "members": len(models), "rows": {name: len(y) for name, (_, y) in data.items()}}
     record |= schema.to_dict() | {"likelihood": type(guard.likelihood).__name__.lower(), "score": score}
-    record |= {"threshold": guard.threshold, "clip": guard.clip}
+    record |= {"threshold": guard.threshold, "calibrated": not guard.calibration.seen, "clip": guard.clip}
     print_result(as_json, record, _describe(record))
 
 
@@ -156,6 +158,8 @@ def _describe(record: dict[str, Any]) -> str:
     inputs, members = record["inputs"], record["members"]
     classes = f" ({', '.join(record['classes'])})" if record["classes"] else ""
     meaning = "scores above it are off the map" if record["threshold"] < float("inf") else "nothing will be flagged"
+    if not record["calibrated"]:
+        meaning += "; uncalibrated: pass rows that the model has not seen as --valid or --calibration"
     return "\n".join([
         f"The guard is at {record['guard']}",
         f"  model      {record['model']}, {members} {'models' if members > 1 else 'model'}",

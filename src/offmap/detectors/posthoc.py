@@ -195,7 +195,7 @@ def detect(
     Args:
         model: A trained classifier with outputs (B, C). It is copied and left as it is.
         train: Training rows with integer classes (n,).
-        valid: Rows the model has not seen, which set the threshold. None: a tenth of `train`, with a warning.
+        valid: Rows the model has not seen, which set the threshold. None: a tenth of `train`, uncalibrated, with a warning.
         method: The name of the detector.
         features: Name of the layer whose output (or, of the layer that returns the logits, whose input) are the features. None:
             the rows that the last matrix multiplies.
@@ -210,7 +210,8 @@ def detect(
     >>> x = torch.linspace(-1, 1, 40)[:, None]
     >>> model = nn.Linear(1, 2)
     >>> _ = model.load_state_dict({"weight": torch.tensor([[-1.0], [1.0]]), "bias": torch.zeros(2)})
-    >>> detector = detect(model, (x, (x[:, 0] > 0).long()), (x, (x[:, 0] > 0).long()), method="mls")
+    >>> y = (x[:, 0] > 0).long()
+    >>> detector = detect(model, (x[::2], y[::2]), (x[1::2], y[1::2]), method="mls")
     >>> detector.score(torch.tensor([[2.0], [0.0]])).tolist()
     [-2.0, -0.0]
     """
@@ -231,15 +232,16 @@ def detect_all(
     Args:
         model: A trained classifier with outputs (B, C). It is copied and left as it is.
         train: Training rows with integer classes (n,).
-        valid: Rows the model has not seen, which set the thresholds. None: a tenth of `train`, with a warning.
+        valid: Rows the model has not seen, which set the thresholds. None: a tenth of `train`, uncalibrated, with a warning.
         methods: Names of detectors, or {name: options}. None: all that the model allows.
         false_alarms: Share of in-distribution rows that may be called OOD.
         cache: Keep features and logits of the last inputs (64 MB), so that scoring them with every detector costs one pass.
         settings: `features`, `output_fn`, `target`, `rows`, `batch_size` and `seed`, as of `detect`.
 
     >>> x = torch.linspace(-1, 1, 40)[:, None]
-    >>> data = x, (x[:, 0] > 0).long()
-    >>> {name: len(d.score(x)) for name, d in detect_all(nn.Linear(1, 2), data, data, methods=["msp", "vim"]).items()}
+    >>> y = (x[:, 0] > 0).long()
+    >>> detectors = detect_all(nn.Linear(1, 2), (x[::2], y[::2]), (x[1::2], y[1::2]), methods=["msp", "vim"])
+    >>> {name: len(detector.score(x)) for name, detector in detectors.items()}
     {'msp': 40, 'vim': 40}
     """
     names = [methods] if isinstance(methods, str) else methods or DETECTORS

@@ -180,7 +180,7 @@ def distill(
     Args:
         guard: The teacher. Its inputs must be one floating-point tensor or array.
         train: Training data, of which at most 4,096 rows are taken.
-        valid: In-distribution rows that set the threshold, which is conformal.
+        valid: In-distribution rows the model has not seen, which set the threshold.
         rows: How many OOD rows to make.
         false_alarms: Share of in-distribution rows that may be called OOD.
         seed: Seed of the OOD rows and of the head.

@@ -16,7 +16,14 @@ from offmap.errors import ConfigError, DataError, ShapeError, nearest
 from offmap.random import generator
 
 
-@dataclass(frozen=True)
+def describe_tensors(record: object) -> str:
+    """Return the name of a record and its tensors: short ones with their numbers, others with their shapes."""
+    tensors = {name: value for name, value in vars(record).items() if isinstance(value, Tensor)}
+    texts = {name: " ".join(str(t).split()) if t.numel() <= 12 else f"tensor of {tuple(t.shape)}" for name, t in tensors.items()}
+    return f"{type(record).__name__}({', '.join(f'{name}={text}' for name, text in texts.items())})"
+
+
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """The prediction of the mixture over draws; fields that do not apply are None.
 
@@ -31,6 +38,8 @@ class Prediction:
     std: Tensor | None = None
     probs: Tensor | None = None
     label: Tensor | None = None
+
+    __repr__ = describe_tensors
 
 
 class Likelihood(ABC):

@@ -143,6 +143,9 @@ def verdict(evaluation: Evaluation, name: str) -> str:
     if len(by_set) > 1 and by_set[lowest] < 0.9:
         parts.append(f"The hardest to tell apart is “{lowest}”.")
     threshold = details.threshold if details is not None else None
+    detector = scorer if isinstance(scorer := evaluation.detectors.get(name), Detector) else None
+    if detector is not None and detector.calibration.seen:
+        parts.append("**It is uncalibrated**: the model was trained on the rows that set its threshold.")
     if threshold is None:
         parts.append("This scorer has no threshold of its own: the line below starts where 95 % of in-distribution rows pass.")
     elif not math.isfinite(threshold):
@@ -153,19 +156,31 @@ def verdict(evaluation: Evaluation, name: str) -> str:
         listed = " and ".join(filter(None, [", ".join(caught[:-1]), caught[-1]]))
         false = f"**{percent(flagged['test'])} of in-distribution rows**"
         parts.append(f"At its own threshold it flags {listed}, and {false} by mistake.")
-        if isinstance(scorer := evaluation.detectors.get(name), Detector):
-            rate, share = scorer.calibration.false_alarms, flagged["test"]
-            # two standard deviations of chance, in the test data and in the calibration data
-            chance = 2 * math.sqrt(rate * (1 - rate) * (1 / len(scores["test"]) + 1 / len(scorer.calibration.scores)))
+        if detector is not None:
+            rate, share = detector.calibration.false_alarms, flagged["test"]
             words = "more than that" if share > rate else "fewer"
-            words = words if abs(share - rate) > chance else "as many as chance allows"
+            words = words if abs(share - rate) > 2 * _spread(rate, scores["test"], detector) else "as many as chance allows"
             parts.append(f"It was set for {percent(rate)} of false alarms; these are {words}.")
     if row := quality(evaluation, name):
         right = f"an accuracy of {percent(row['accuracy'])}" if "accuracy" in row else f"an RMSE of {row['rmse']:.3g}"
         kind = "prediction sets" if "accuracy" in row else "intervals"
-        parts.append(f"On in-distribution data its predictions have {right}, and its 95 % conformal {kind} hold the truth for")
-        parts.append(f"{percent(row['conformal_coverage'])} of rows.")
+        predictions = f"On in-distribution data its predictions have {right}"
+        share = row.get("conformal_coverage")
+        if share is None:
+            parts.append(f"{predictions}. **It has no conformal {kind}**: the model was trained on the rows that calibrated it.")
+        else:
+            parts.append(f"{predictions}, and its 95 % conformal {kind} hold the truth for {percent(share)} of rows.")
+            if detector is not None and 0.95 - share > 3 * _spread(0.95, scores["test"], detector):
+                why = "the model has seen the calibration rows, or the test rows are of another distribution"
+                parts.append(f"**These {kind} fail: that is fewer than 95 %, beyond chance**; {why}.")
     return " ".join(parts)
+
+
+def _spread(rate: float, scores: Tensor, detector: Detector) -> float:
+    """Return the standard deviation of a share of test rows, by chance in the test data and in the calibration data."""
+    calibration = detector.calibration
+    rows = calibration.groups or calibration.effective_rows or len(calibration.scores)
+    return math.sqrt(rate * (1 - rate) * (1 / len(scores) + 1 / rows))
 
 
 def percent(share: float) -> str:

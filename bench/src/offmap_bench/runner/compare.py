@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from offmap.errors import ConfigError, nearest
@@ -83,7 +83,8 @@ class Entry:
         """Better, alike or worse; alike up to a point, or up to our standard deviation over seeds if that is more."""
         if self.gap is None or self.mean is None:
             return None
-        best, margin = self.number.better, max(1.0 if self.number.show == "percent" else 0.05, self.factor * pstdev(self.ours))
+        deviation = stdev(self.ours) if len(self.ours) > 1 else 0.0
+        best, margin = self.number.better, max(1.0 if self.number.show == "percent" else 0.05, self.factor * deviation)
         gain = self.gap if best == "higher" else -self.gap
         if isinstance(best, float | int):
             gain = abs(self.mean - self.gap - best) - abs(self.mean - best)
@@ -179,7 +180,7 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
     sections, entries, far = compare_all(sheet, several)
     total = Counter(entry.verdict for entry in entries if entry.verdict)
     lead = (
-        f"Written by `offmap bench compare {name}`. Ours (printed): mean ± standard deviation over seeds. {LEGEND} "
+        f"Written by `offmap bench compare {name}`. Ours (printed): mean ± sample standard deviation over seeds. {LEGEND} "
         f"Of {total.total()} printed numbers that we have too, {total['better']} are better here, {total['alike']} alike and "
         f"{total['worse']} worse."
     )

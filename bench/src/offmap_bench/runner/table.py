@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any
 
 from offmap_bench.runner.plan import Cell, Plan, cells, read_packaged
@@ -114,9 +114,9 @@ def describe(results: Results) -> str:
     plan = results.plan
     return (
         f"{len(results.ok)} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
-        f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± standard deviation over seeds, in per cent but for "
-        "NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the nets, each "
-        "alone; ×5 all of them together."
+        f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± sample standard deviation over seeds, in per cent "
+        "but for NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the "
+        "nets, each alone; ×5 all of them together."
     )
 
 
@@ -210,15 +210,15 @@ def each_task(results: Results) -> list[TableSection]:
 
 
 def spread(means: Sequence[float], show: Callable[[float], str]) -> str:
-    """Return mean ± standard deviation; the mean alone when there is one, a dash when there is none.
+    """Return mean ± sample standard deviation (n − 1); the mean alone when there is one, a dash when there is none.
 
     >>> spread([0.5, 0.7], percent), spread([0.5], SHOW["plain"]), spread([], SHOW["plain"])
-    ('60.0 ± 10.0', '0.500', '–')
+    ('60.0 ± 14.1', '0.500', '–')
     """
     finite = [mean for mean in means if math.isfinite(mean)]
     if not finite:
         return NOTHING
-    return show(fmean(finite)) + (f" ± {show(pstdev(finite))}" if len(finite) > 1 else "")
+    return show(fmean(finite)) + (f" ± {show(stdev(finite))}" if len(finite) > 1 else "")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
