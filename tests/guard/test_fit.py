@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,7 +342,7 @@ def test_validation_rows_that_repeat_training_rows_are_told_and_count_as_seen(
 
 def test_a_killed_fit_knows_which_rows_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = regression(6000, 0)
-    monkeypatch.setattr("offmap.fit.build_guard", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(sys.modules["offmap.fit"], "build_guard", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         quick(regressor(), Indexed(x, y), (x[:50], y[:50]), checkpoint=tmp_path / "state")
     monkeypatch.undo()
