@@ -137,7 +137,9 @@ def score_rows(scorer: Any, x: Any, prefix: str = "") -> Numbers:
 def whole(guard: Any, x: Any, level: float = 0.8) -> Numbers:
     """All that a guard says of these inputs, and how its fit went."""
     found = score_rows(guard, x)
-    if "mean" in found:
+    if guard.calibration.seen:
+        found["seen"] = 1.0
+    elif "mean" in found:
         interval = guard.interval(x, level)
         found |= {"lower": interval.lower, "upper": interval.upper}
     else:

@@ -296,30 +296,12 @@ def test_a_guard_that_was_set_on_training_rows_says_so_until_it_is_calibrated(tm
         getattr(fresh, refused)(x)
 
 
-FORMS: dict[str, Callable[[Any], Any]] = {
-    "tensors": lambda data: data,
-    "loader": lambda data: DataLoader(TensorDataset(*data), batch_size=32, shuffle=True),
-    "data set": lambda data: Indexed(*data),
-}
-
-
-class Indexed(Dataset[Any]):
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
-
-    def __getitem__(self, row: int) -> Any:
-        return tuple(tensor[row] for tensor in self.tensors)
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["float32 arrays", "Dataset", "DataLoader"])
 def test_validation_rows_that_repeat_training_rows_are_told_and_count_as_seen(
     form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, (x, y), (x2, y2) = FORMS[form], regression(200, 0), regression(100, 1)
-    guard = quick(regressor(), make((x, y)), (x[50:80], y[50:80]))
+    guard = quick(regressor(), make(x, y), (x[50:80], y[50:80]))
     (said,) = caplog.messages
     assert said.startswith(
         "`valid` repeats rows of `train` (100 %), which the model was trained on, so the threshold is approximate"
@@ -327,16 +309,16 @@ def test_validation_rows_that_repeat_training_rows_are_told_and_count_as_seen(
     assert said.endswith("prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`.")
     assert guard.calibration.seen
     caplog.clear()
-    apart = quick(regressor(), make((x, y)), make((x, y)), calibration=(x2, y2))
+    apart = quick(regressor(), make(x, y), make(x, y), calibration=(x2, y2))
     assert [line.split(",")[0] for line in caplog.messages] == ["`valid` repeats rows of `train` (100 %)"]
     assert "τ and the clip fit them too well: pass rows it has not seen" in caplog.text
     assert not apart.calibration.seen
-    assert quick(regressor(), make((x, y)), (x2[:50], y2[:50]), calibration=(x[:50], y[:50])).calibration.seen
+    assert quick(regressor(), make(x, y), (x2[:50], y2[:50]), calibration=(x[:50], y[:50])).calibration.seen
     caplog.clear()
     few = torch.cat([x[:40], x2[:60]]), torch.cat([y[:40], y2[:60]])
-    assert not quick(regressor(), make((x, y)), few).calibration.seen
+    assert not quick(regressor(), make(x, y), few).calibration.seen
     coins = [(x.sign(), y) for x, y in (regression(200, 0), regression(100, 1))]  # 8 different rows
-    assert not quick(regressor(), make(coins[0]), coins[1]).calibration.seen
+    assert not quick(regressor(), make(*coins[0]), coins[1]).calibration.seen
     assert not caplog.messages
 
 
@@ -344,9 +326,9 @@ def test_a_killed_fit_knows_which_rows_repeat(tmp_path: Path, monkeypatch: pytes
     x, y = regression(6000, 0)
     monkeypatch.setattr(sys.modules["offmap.fit"], "build_guard", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        quick(regressor(), Indexed(x, y), (x[:50], y[:50]), checkpoint=tmp_path / "state")
+        quick(regressor(), Pairs(x, y), (x[:50], y[:50]), checkpoint=tmp_path / "state")
     monkeypatch.undo()
-    assert quick(regressor(), Indexed(x, y), (x[:50], y[:50]), checkpoint=tmp_path / "state").calibration.seen
+    assert quick(regressor(), Pairs(x, y), (x[:50], y[:50]), checkpoint=tmp_path / "state").calibration.seen
 
 
 def test_repeated_rows_are_told_wherever_train_and_valid_meet(caplog: pytest.LogCaptureFixture) -> None:

@@ -226,8 +226,8 @@ PIXELS: dict[str, tuple[int, Any, type, tuple[int, ...]]] = {
 @pytest.mark.parametrize("kind", PIXELS)
 def test_pixels_have_scores_predictions_and_conformal_answers(kind: str) -> None:
     outputs, truth, law, shape = PIXELS[kind]
-    x = images()
-    made = quick(Painter(outputs), (x, truth(x)), (x, truth(x)))
+    x, other = images(), images(seed=1)
+    made = quick(Painter(outputs), (other, truth(other)), (x, truth(x)))
     assert type(made.likelihood) is law
     result = made(x)
     assert result.score_map.shape == (30, 4, 5)

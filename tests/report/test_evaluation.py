@@ -250,7 +250,7 @@ def test_a_verdict_calls_intervals_that_fail_by_that_name(guard):
     sound = verdict(offmap.evaluate(guard, (x, y), far), "guard")
     assert "conformal intervals hold the truth for" in sound
     assert "fail" not in sound
-    shifted = verdict(offmap.evaluate(guard, (x, y + 0.2), far), "guard")
+    shifted = verdict(offmap.evaluate(guard, (x, y + 0.5), far), "guard")
     assert "**These intervals fail: that is fewer than 95 %, beyond chance**" in shifted
     seen = verdict(offmap.evaluate(quick(regressor(), regression(200, 0)), (x, y), far), "guard")
     assert "**It is uncalibrated**" in seen

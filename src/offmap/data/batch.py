@@ -79,8 +79,9 @@ def hash_rows(inputs: Inputs) -> list[int]:
     2
     """
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and not isinstance(leaf, Shared)]
-    rows = [leaf.detach().cpu().reshape(len(leaf), math.prod(leaf.shape[1:])).contiguous() for leaf in leaves]
-    arrays = [array.view(torch.uint8).numpy() for array in rows]
+    rows = [leaf.detach().cpu().reshape(len(leaf), math.prod(leaf.shape[1:])) for leaf in leaves]
+    # a column of stride 0 counts as contiguous, and cannot be viewed: a copy can
+    arrays = [array.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy() for array in rows]
     mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
     if isinstance(mask, Tensor) and mask.ndim == 2:
         kept = [mask.cpu().numpy() != 0 if leaf.shape == mask.shape else None for leaf in leaves]
