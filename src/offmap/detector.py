@@ -54,7 +54,8 @@ class Interval:
     lower: Tensor
     upper: Tensor
 
-    __repr__ = describe_tensors
+    def __repr__(self) -> str:
+        return describe_tensors(self)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Prediction:
     probs: Tensor | None = None
     label: Tensor | None = None
 
-    __repr__ = describe_tensors
+    def __repr__(self) -> str:
+        return describe_tensors(self)
 
 
 class Likelihood(ABC):
