@@ -137,9 +137,13 @@ class Calibration:
     def describe(self) -> str:
         """Return the rate of false alarms, and how far it is promised, in one line."""
         kind = "uncalibrated: the model was trained on them" if self.seen else "exact" if self.exact else "approximate"
+        return f"{self.false_alarms:g} false alarms on {self.describe_rows(kind)}"
+
+    def describe_rows(self, kind: str) -> str:
+        """Return how many rows, groups or independent rows these are, with a word on how far the promise holds."""
         groups = "" if self.groups is None else f" in {self.groups} groups"
         worth = "" if self.effective_rows is None else f"; as neighbours are alike, worth about {self.effective_rows}"
-        return f"{self.false_alarms:g} false alarms on {len(self.scores)} calibration rows{groups} ({kind}{worth})"
+        return f"{len(self.scores)} calibration rows{groups} ({kind}{worth})"
 
     def warn_if_infinite(self, rows: int, name: str = "valid") -> None:
         """Warn that nothing will be flagged: too few rows or groups for the false alarm rate, or scores that overflow."""

@@ -178,7 +178,7 @@ def summarize(guard: Guard) -> Table:
     notes = [
         f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {predictive.members} member(s)",
         f"{f'score {score.name!r}' if score.name else 'score'}: {score.describe()}",
-        f"false alarms {calibration.false_alarms:g} on {len(calibration.scores)} calibration rows ({kind})",
+        f"false alarms {calibration.false_alarms:g} on {calibration.describe_rows(kind)}",
         *guard.notes,
     ]
     if not isinstance(predictive, Stochastic):

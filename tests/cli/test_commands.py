@@ -179,6 +179,20 @@ def test_a_guard_is_evaluated_with_a_page(shell):
     assert text.out.splitlines()[-1].startswith("At the threshold ")
 
 
+def test_whole_groups_calibrate_and_their_column_is_no_input(shell):
+    for path, rows, seed in (("train-runs.csv", 120, 0), ("runs.csv", 60, 1)):
+        write_csv(shell.folder / path, {"run": np.array([f"run {i // 3}" for i in range(rows)]), **table(rows, seed)})
+    words = ["fit", *MODEL, "--weights", "w.safetensors", "--train", "train-runs.csv", "--groups", "run", "-o", "grouped"]
+    done = shell(*words, "--valid", "runs.csv", "--solver", "closed-form", "--draws", 10)
+    assert (done.code, done.err) == (0, "")
+    assert "inputs     3: a, b, c" in done.out
+    calibration = offmap.load(shell.folder / "grouped", regressor()).calibration
+    assert (calibration.groups, calibration.exact) == (20, False)
+    assert shell(*words).err.startswith("Expected --calibration or --valid beside --groups")
+    missing = shell(*words[:-3], "runs", "-o", "grouped", "--valid", "runs.csv")
+    assert "Expected --groups to name a column of runs.csv" in missing.err
+
+
 def test_classes_are_words_and_come_back_as_words(shell):
     words = ["--model", "my_module:make_classifier", "--weights", "classes.safetensors"]
     done = shell("fit", *words, "--train", "words.csv", "-o", "colours", "--solver", "closed-form", "--draws", 10, "--json")

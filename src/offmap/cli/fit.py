@@ -17,7 +17,7 @@ from torch import nn
 import offmap
 from offmap.cli import options as opt
 from offmap.cli.options import UsageError, load_models, option, print_result, usage_errors
-from offmap.data.tables.schema import Array, Column, ColumnError, Schema
+from offmap.data.tables.schema import Array, Column, ColumnError, Schema, find_columns
 from offmap.data.tables.table import find_suffix, open_table
 from offmap.errors import DataError, ModelError, OffmapError, first_line, nearest
 from offmap.likelihoods import LIKELIHOODS
@@ -49,6 +49,7 @@ def fit(
     config: Annotated[Literal["default", "paper", "reference"], option("Preset configuration.")] = "default",
     params: Annotated[list[str] | None, option("Random parameters: all, matrices, last-layer, names with *.", "PATTERN")] = None,
     false_alarms: Annotated[float, option("Fraction of in-distribution rows that may be flagged.")] = 0.05,
+    groups: Annotated[str | None, option("Column of runs, days or sites, which then calibrate as wholes.", "COLUMN")] = None,
     draws: Annotated[int, option("Weight samples for a score.", min=1)] = 50,
     setting: Annotated[list[str] | None, option("Field of offmap.Config, as JSON or a word.", "NAME=VALUE", "--set")] = None,
     seed: Annotated[int, option("Random seed.")] = 0,
@@ -79,7 +80,8 @@ def fit(
     if likelihood is not None and likelihood not in LIKELIHOODS:
         raise UsageError(f"Expected --likelihood to be {nearest(likelihood, LIKELIHOODS)}, but got {likelihood!r}.")
     with open_table(train, separator) as table, usage_errors(ColumnError):
-        schema = Schema.choose(table, target or [], drop or [])
+        schema = Schema.choose(table, target or [], [*(drop or []), *(name for name in table.names if name == groups)])
+    labels = None if groups is None else _read_groups(groups, calibration or valid, separator)
     tables = {name: schema.read(path, separator) for name, path in files.items()}
     outputs = _count_outputs(models[0], tables["train"][0], train, model)
     numeric = len(schema.targets) > 1 or (likelihood is not None and not LIKELIHOODS[likelihood].classifies)
@@ -94,7 +96,11 @@ def fit(
         schema = replace(schema, classes=labels)
     data = {name: (x, schema.encode_targets(y, files[name], numeric=numeric)) for name, (x, y) in tables.items()}
     with usage_errors():
-        guard = offmap.fit(models if len(models) > 1 else models[0], **data, progress=False if quiet else None, **options)
+        fitted = {name: pair for name, pair in data.items() if labels is None or name != "calibration"}
+        guard = offmap.fit(models if len(models) > 1 else models[0], **fitted, progress=False if quiet else None, **options)
+        if labels is not None:
+            guard = guard.calibrate(data["calibration" if calibration else "valid"], false_alarms, groups=labels)
+            guard = replace(guard, calibration=replace(guard.calibration, exact=calibration is not None))
     # relative to the guard, where weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]
     replace(guard, about=schema.to_dict() | {"model": model, "weights": paths}).save(out)
@@ -102,6 +108,17 @@ def fit(
     record |= schema.to_dict() | {"likelihood": type(guard.likelihood).__name__.lower(), "score": score}
     record |= {"threshold": guard.threshold, "calibrated": not guard.calibration.seen, "clip": guard.clip}
     print_result(as_json, record, _describe(record))
+
+
+def _read_groups(name: str, path: Path | None, separator: str | None) -> list[Any]:
+    """Return the label of every row of the table that calibrates."""
+    if path is None:
+        raise UsageError("Expected --calibration or --valid beside --groups: whole groups that the model was not trained on.")
+    with open_table(path, separator) as table, usage_errors(ColumnError):
+        columns = find_columns(table, name, "--groups")
+        if len(columns) > 1:
+            raise ColumnError(f"Expected --groups to name one column of {path}, but {name!r} has {len(columns)}.")
+        return [label for chunk in table.chunks(columns) for label in chunk[columns[0]]]
 
 
 def _find_classes(values: Column, outputs: int, likelihood: str | None, names: str | None) -> tuple[tuple[str, ...] | None, bool]:
