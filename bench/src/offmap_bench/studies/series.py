@@ -304,7 +304,7 @@ def draw(parts: dict[str, list[float]]) -> None:
             axes.plot(range(1, 21), [100 * rate for rate in rates[:20]], color=colour, dashes=dashes or (None, None),
                       label=way.replace("`", ""))  # fmt: skip
         axes.axhline(100 * RATE, linewidth=0.8, color="0.5")
-        axes.set(xlabel="fortnights after calibration", ylabel="flagged, %", ylim=(0, None))
+        axes.set(xlabel="fortnights after calibration", ylabel="flagged, %", ylim=(0, None), xticks=[1, 5, 10, 15, 20])
         axes.legend(frameon=False, handlelength=3)
         FIGURE.write_text(render_svg(figure), encoding="utf-8")
 
