@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler
 
 from offmap import checks, conformal
-from offmap._torch_private import tree_map
+from offmap._torch_private import tree_leaves, tree_map
 from offmap._types import Data, Inputs
 from offmap.data import Place, Rows, as_batches, check_finite, fork_rng, load_rows
 from offmap.data.batch import check_inputs, concat_padded, drop_targets, is_mapping, mark_shared, rows_of, take_rows
@@ -27,6 +27,9 @@ from offmap.likelihoods import Prediction
 from offmap.likelihoods.likelihood import describe_tensors
 
 logger = logging.getLogger("offmap")
+
+KEPT_BYTES = 1 << 26
+"""Calibration inputs that a detector keeps in memory, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -71,6 +74,7 @@ class Calibration:
             or prediction sets, and threshold and p-values are uncalibrated.
         weights: (n,) of `conformal.group_weights`, on the CPU, where whole groups were calibrated on; None: 1/(n + 1) each.
         effective_rows: How many independent rows they are worth, where neighbours have alike scores; None: no sign of that.
+        inputs: The rows themselves, up to 64 MB, so that an export of fewer draws can score them anew; no file holds them.
     """
 
     scores: Tensor = field(repr=False)
@@ -80,6 +84,7 @@ class Calibration:
     seen: bool = False
     weights: Tensor | None = field(default=None, repr=False)
     effective_rows: int | None = None
+    inputs: Inputs | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def threshold(self) -> float:
@@ -306,7 +311,9 @@ class Detector(ABC):
         if weights is not None and residuals is not None and len(residuals) != rows.rows:
             raise DataError("Expected a target in each row of `valid` beside groups, but some are ignored; leave these rows out.")
         effective = conformal.effective_rows(scores, rows.targets) if groups is None and block is None else None
-        calibration = Calibration(scores, residuals, false_alarms, weights=weights, effective_rows=effective)
+        calibration = Calibration(
+            scores, residuals, false_alarms, weights=weights, effective_rows=effective, inputs=keep_small(rows.inputs)
+        )
         calibration.warn_if_infinite(rows.rows, rows.name)
         calibration.warn_if_series()
         return replace(self, calibration=calibration)
@@ -334,6 +341,12 @@ class Detector(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._describe()})\n  threshold {self.threshold:.4g}: {self.calibration.describe()}"
+
+
+def keep_small(inputs: Inputs) -> Inputs | None:
+    """Return the inputs if they take no more than KEPT_BYTES, else None."""
+    size = sum(t.numel() * t.element_size() for t in tree_leaves(inputs) if isinstance(t, Tensor))
+    return inputs if size <= KEPT_BYTES else None
 
 
 def find_weights(data: Data, rows: int, groups: Any, block: int | None) -> Tensor | None:

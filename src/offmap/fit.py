@@ -32,7 +32,7 @@ from offmap.data.batches import (
     without_augmentation,
 )
 from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
-from offmap.detector import Calibration, concat_results, merge_parts, reduce_positions
+from offmap.detector import Calibration, concat_results, keep_small, merge_parts, reduce_positions
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, join_group, shard_slice
 from offmap.errors import ConfigError, DataError, ModelError
 from offmap.guard import DrawSampler, Guard, check_clip, check_draws
@@ -401,7 +401,7 @@ def build_guard(
     group.broadcast(scores, residuals, *module.buffers())  # as rank 0 has them: other machines may round otherwise
     calibration = Calibration(
         scores, residuals, false_alarms, exact=separate is not None, seen=reference.seen,
-        effective_rows=conformal.effective_rows(scores, reference.targets),
+        effective_rows=conformal.effective_rows(scores, reference.targets), inputs=keep_small(reference.inputs),
     )  # fmt: skip
     calibration.warn_if_infinite(reference.rows, reference.name)
     calibration.warn_if_series()

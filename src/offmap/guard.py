@@ -216,19 +216,28 @@ class Guard(Detector):
         save(self, path)
 
     def export(
-        self, path: str | Path, example: Inputs, *, draws: int | None = None, calibration: Data | None = None, half: bool = False
+        self,
+        path: str | Path,
+        example: Inputs,
+        *,
+        draws: int | None = None,
+        calibration: Data | Inputs | None = None,
+        half: bool = False,
     ) -> ExportInfo:
-        """Write frozen draws, score and verdict as one graph: inputs -> `mean` and `std`, or `probs`; `score`; `ood`.
+        """Write frozen draws, score and verdict as one graph.
 
-        The graph takes any number of rows. It is run on the `example` first, and refused unless it gives the guard's numbers to
-        1e-4. The file holds training rows if the guard does.
+        Outputs are `mean` and `std`, or `probs`; `score`, `ood` and `p_value`; `terms`, (B, T), of a score that has some;
+        `threshold`. The graph takes any number of rows. It is run on the `example` first, and refused unless it gives the
+        guard's numbers to 1e-4. The file holds training rows if the guard does.
 
         Args:
             path: The file, `.onnx` or `.pt2`.
             example: Some inputs.
-            draws: How many draws to freeze. None: all where a few products run them (plain stacks of layers, a last layer that
-                alone is random), else ten at most. Other draws than the guard's need another threshold.
-            calibration: In-distribution data for that threshold; without, it is moved with the example's scores and logged.
+            draws: How many draws to freeze. None: the guard's own, or as many as fit in 100 MB of weights, but ten at least.
+                Other draws than the guard's need another threshold: its calibration rows are scored anew, which it keeps up to
+                64 MB until it is saved.
+            calibration: In-distribution data to calibrate on instead, with targets or inputs alone; of a guard from a file with
+                other `draws`, threshold and p-values are only approximate without, which is logged.
             half: Keep weights in half precision.
         """
         from offmap.export.module import export_guard

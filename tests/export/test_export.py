@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import offmap
+from offmap.detector import Calibration
 from offmap.errors import ConfigError, FileError, ModelError
-from offmap.export.module import freeze_draws, guard_module, with_weights
+from offmap.export.module import PValue, fitting_draws, freeze_draws, guard_module, with_weights
 from offmap.export.onnx import verify_checksum
 from offmap.metrics import auroc
 from offmap.model.forward import forward
@@ -33,11 +36,11 @@ def run(path: Path, *arrays: Tensor) -> dict[str, Tensor]:
 
 
 def check_same(outputs: dict[str, Tensor], result: offmap.Result, score: float = 1e-4) -> None:
-    """Numbers to 1e-4, and every verdict."""
-    wanted = ("mean", "std", "score", "ood") if result.mean is not None else ("probs", "score", "ood")
-    assert tuple(outputs) == wanted
+    """Numbers to 1e-4, and every verdict; p-values may jump by a rank or two."""
+    wanted = (*(("mean", "std") if result.mean is not None else ("probs",)), "score", "ood", "p_value")
+    assert tuple(name for name in outputs if name != "terms") == (*wanted, "threshold")
     for name in wanted:
-        near = score if name == "score" else 1e-4
+        near = score if name == "score" else 0.03 if name == "p_value" else 1e-4
         torch.testing.assert_close(outputs[name], getattr(result, name), rtol=near, atol=near)
 
 
@@ -221,20 +224,92 @@ def _same(output: Tensor) -> Tensor:
     return output
 
 
-def test_other_draws_get_a_threshold_from_calibration_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    guard = quick(regressor(), regression(40, 0), regression(40, 1), score="epistemic")
-    info = guard.export(tmp_path / "g.pt2", inputs(6, 2), draws=3, calibration=regression(200, 4))
-    assert (info.exact, info.draws, caplog.records) == (True, 3, [])
-    outputs = torch.export.load(tmp_path / "g.pt2").module()(regression(200, 4)[0])
-    assert 5 <= int(outputs["ood"].sum()) <= 10  # one in twenty of what it was calibrated on
-    with caplog.at_level(logging.WARNING):
-        moved = guard.export(tmp_path / "g.pt2", inputs(60, 2), draws=3)
-    assert not moved.exact
-    assert "threshold belongs to 8 draws, the file has 3" in caplog.text
+@pytest.mark.parametrize("score", ["default", "paper"])
+def test_p_values_terms_and_threshold_are_outputs(score: str, tmp_path: Path) -> None:
+    groups = torch.arange(200) // 5  # whole groups weigh the same, however many rows each has
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), score=score).calibrate(regression(200, 4), groups=groups)
+    guard = replace(guard, about={"inputs": ["a", "b", "c"]})
+    x = torch.cat([regression(200, 4)[0], 3 * inputs(50, 5)])
+    for path in (tmp_path / "g.onnx", tmp_path / "g.pt2")[score == "paper" :]:
+        guard.export(path, x[:6])
+        outputs = run(path, x) if path.suffix == ".onnx" else torch.export.load(path).module()(x)
+        torch.testing.assert_close(outputs["p_value"], guard.calibration.p_value(outputs["score"]))
+        assert len(outputs["p_value"].unique()) > 50
+        assert float(outputs["threshold"]) == pytest.approx(guard.threshold)
+        names = list(guard.terms(x)) if score == "default" else []
+        assert ("terms" in outputs) == bool(names)
+        if names:
+            torch.testing.assert_close(outputs["terms"], torch.stack(list(guard.terms(x).values()), 1), rtol=1e-4, atol=1e-4)
+    if score == "paper":
+        return
+    facts = {each.key: each.value for each in onnx.load(tmp_path / "g.onnx").metadata_props}
+    read = [json.loads(facts[f"offmap.{key}"]) for key in ("terms", "columns", "calibrated", "calibration_rows")]
+    assert read == [names, ["a", "b", "c"], True, 200]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 9, 10, 99, 100])
+def test_the_graphs_p_values_are_the_calibrations_for_any_number_of_rows_and_ties(n: int) -> None:
+    scores = torch.randint(0, 12, (n,), generator=torch.Generator().manual_seed(n)).float()
+    for calibration in (Calibration(scores), Calibration(torch.cat([scores, torch.tensor([torch.inf])]))):
+        x = torch.cat([torch.linspace(-1, 13, 57), torch.tensor([torch.inf])])
+        assert torch.equal(PValue(calibration, torch.float32)(x), calibration.p_value(x))
+
+
+def test_fewer_draws_get_a_threshold_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    guard = quick(regressor(), regression(40, 0), regression(200, 1), score="epistemic")
+    other = replace(guard, draws=3)
+    info = guard.export(tmp_path / "g.pt2", inputs(6, 2), draws=3)  # rows of the fit are scored anew
+    assert (info.exact, info.draws, info.threshold) == (True, 3, other.calibrate(regression(200, 1)).threshold)
+    for calibration in (regression(200, 4), regression(200, 4)[0]):
+        info = guard.export(tmp_path / "g.pt2", inputs(6, 2), draws=3, calibration=calibration)
+        assert (info.exact, info.threshold, caplog.records) == (True, other.calibrate(regression(200, 4)).threshold, [])
+    guard.save(tmp_path / "g.safetensors")
+    loaded = offmap.load(tmp_path / "g.safetensors", regressor())
     x = inputs(60, 2)
+    with caplog.at_level(logging.WARNING):
+        moved = loaded.export(tmp_path / "g.pt2", x, draws=3)
+    assert not moved.exact
+    assert "threshold belongs to 8 draws, the file has 3, and the guard keeps no calibration rows" in caplog.text
     outputs = torch.export.load(tmp_path / "g.pt2").module()(x)
     shift = (outputs["score"] - guard.score(x)).median()
     assert moved.threshold == pytest.approx(guard.threshold + float(shift), abs=1e-5)
+
+
+class Words(nn.Module):
+    """A number for each row of a table of numbers and words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(10, 4), nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
+
+    def forward(self, numbers: Tensor, words: Tensor) -> Tensor:
+        return self.head(torch.cat([numbers, self.words(words)], 1))
+
+
+def worded(n: int, seed: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    x, y = regression(n, seed)
+    return (x, torch.arange(n) % 10), y
+
+
+def test_several_inputs_calibrate_with_and_without_targets_and_keep_all_draws(tmp_path: Path) -> None:
+    guard = quick(Words().eval(), worded(60, 0), worded(60, 1), score="epistemic", draws=12)
+    rows, y = worded(100, 2)
+    files = [
+        guard.export(tmp_path / f"{place}.pt2", rows, calibration=calibration)
+        for place, calibration in enumerate([rows, (rows, y)])
+    ]
+    assert [info.draws for info in files] == [12, 12]  # more than ten, though the model runs once for each
+    assert files[0].threshold == files[1].threshold == guard.calibrate((rows, y)).threshold
+    assert files[0].inputs == ("numbers", "words")
+
+
+def test_draws_are_left_out_where_they_would_make_the_file_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = quick(regressor(), regression(40, 0), regression(40, 1), draws=50)
+    guard = replace(guard, clip=0.1)
+    numbers = 2 * sum(p.numel() for p in regressor().parameters())
+    for limit, draws in ((1 << 20, 50), (30 * 4 * numbers, 30), (1, 10)):
+        monkeypatch.setattr("offmap.export.module.LARGEST", limit)
+        assert fitting_draws(guard, half=False) == draws
 
 
 def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: Path) -> None:

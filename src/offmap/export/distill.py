@@ -152,7 +152,7 @@ class DistilledGuard(Detector):
                 f"Expected a guard on the CPU for export, but it is on {self.place.device}. Start from `guard.to('cpu')`."
             )
         rows, likelihood = check_rows(example_rows(self, example)), self.guard.likelihood
-        module = GuardModule(rows, likelihood, self.score_module, self.threshold, self.precision, self.base).eval()
+        module = GuardModule(rows, likelihood, self.score_module, self.calibration, self.precision, self.base).eval()
         facts = {"exact": True, "draws": 1, "members": 1, "half": False, "score": "one pass"}
         return export_module(self, module, rows, path, self.base.model[0], facts)
 

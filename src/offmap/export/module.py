@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from offmap._torch_private import tensor_tables, tree_flatten, tree_unflatten
-from offmap._types import Data, Inputs, Weights
-from offmap.data.batch import Shared, is_table, rows_of, take_rows
-from offmap.detector import Detector, reduce_positions
+from offmap._types import Inputs, Weights
+from offmap.data import as_batches, fork_rng, load_rows
+from offmap.data.batch import Shared, is_mapping, is_table, rows_of, take_rows
+from offmap.detector import Calibration, Detector, reduce_positions
 from offmap.errors import ConfigError, ModelError
 from offmap.export.onnx import ExportInfo, ExportTask, check_path, export
 from offmap.guard import Guard, check_draws
@@ -36,9 +40,13 @@ from offmap.model.forward import (
 from offmap.model.params import all_params, at
 from offmap.posterior.distribution import NamedTensors
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, Stochastic
+from offmap.scores.combine import CombinedScore
 from offmap.scores.score import EMPTY, Features, Score
 
 logger = logging.getLogger("offmap")
+
+LARGEST = 100 << 20
+"""Bytes of drawn weights up to which a file holds all draws of the guard by default."""
 
 REMEDY = "Fit with score='epistemic', which compares no layers."
 
@@ -175,29 +183,64 @@ def freeze_draws(
     return FrozenDraws(predictive.model, {n: drawn[n] for n in q.mean}, dict(q.fixed.items()), members, half=half)
 
 
+class PValue(nn.Module):
+    """Conformal p-values of scores, (B,) -> (B,): a search in two steps, as graphs have no `searchsorted`.
+
+    `table` holds the sorted calibration scores, row by row, and `values` the p-value by the number of them below, (n + 1,).
+    """
+
+    table: Tensor
+    values: Tensor
+
+    def __init__(self, calibration: Calibration, dtype: torch.dtype) -> None:
+        super().__init__()
+        scores = calibration.scores.to(dtype).sort().values
+        highest, width = scores.new_full((1,), torch.inf), math.isqrt(len(scores) - 1) + 1
+        padded = torch.cat([scores, highest.expand(width * width - len(scores))])
+        self.register_buffer("table", padded.view(width, width))
+        self.register_buffer("values", calibration.p_value(torch.cat([scores, highest])))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Find how many calibration scores are below each score, and so its p-value."""
+        width = len(self.table)
+        rows = (self.table[:, -1] < scores.unsqueeze(1)).sum(1).clamp_max(width - 1)  # wholly below
+        return self.values[rows * width + (self.table[rows] < scores.unsqueeze(1)).sum(1)]
+
+
 class GuardModule(nn.Module):
-    """Tensors of the inputs, in order -> {"mean", "std" or "probs", "score", "ood"}; other values are those of the example.
+    """Tensors of the inputs, in order -> outputs by name; values of the example that are no tensors stay what they are.
+
+    Outputs are "mean" and "std", or "probs"; "score", "ood" and "p_value", (B,); "terms", (B, T), of a score that has some;
+    "threshold", one number.
 
     `base` are the members with their trained weights, if somebody reads them; `predicting` clipped draws (None: the first
     member's trained weights); `scoring` unclipped draws, if the score reads other ones than those that predict.
     """
 
+    bound: Tensor  # the threshold; that name is an output's
+
     def __init__(
-        self, example: Inputs, likelihood: Likelihood, score: Score, threshold: float, dtype: torch.dtype,
+        self, example: Inputs, likelihood: Likelihood, score: Score, calibration: Calibration, dtype: torch.dtype,
         base: BaseModels | None, predicting: FrozenDraws | None = None, scoring: FrozenDraws | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.leaves, self.form = tree_flatten(example)
-        self.likelihood, self.score, self.threshold, self.dtype = likelihood, score, threshold, dtype
+        self.likelihood, self.score, self.dtype = likelihood, score, dtype
         self.base, self.predicting, self.scoring = base, predicting, scoring
+        self.p_value = PValue(calibration, dtype)
+        self.register_buffer("bound", torch.tensor(calibration.threshold, dtype=dtype, device=calibration.scores.device))
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
         """Return B rows of every output by name."""
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         features, clipped = self.run(tree_unflatten(leaves, self.form))
-        score = reduce_positions(self.score(features), "mean").to(self.dtype)
-        return {**select_outputs(self.likelihood.predict(clipped)), "score": score, "ood": score > self.threshold}
+        terms = self.score.terms(features) if isinstance(self.score, CombinedScore) else {}
+        joined = self.score.join(terms) if isinstance(self.score, CombinedScore) else self.score(features)
+        score = reduce_positions(joined, "mean").to(self.dtype)
+        verdict = {"score": score, "ood": score > self.bound, "p_value": self.p_value(score)}
+        stacked = {"terms": torch.stack(list(terms.values()), 1).to(self.dtype)} if terms else {}
+        return select_outputs(self.likelihood.predict(clipped)) | verdict | stacked | {"threshold": self.bound.clone()}
 
     def run(self, inputs: Inputs) -> tuple[Features, Tensor]:
         """Return what the score reads, and the outputs that predict."""
@@ -217,7 +260,7 @@ class GuardModule(nn.Module):
 
 def select_outputs(result: Any) -> dict[str, Tensor]:
     """Return the fields of a prediction or result that a graph gives."""
-    names = ("mean", "std", "probs", "score", "ood")
+    names = ("mean", "std", "probs", "score", "ood", "p_value")
     return {name: value for name in names if (value := getattr(result, name, None)) is not None}
 
 
@@ -232,22 +275,27 @@ def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardM
     predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
     if guard.clip is not None and reads.draws:
         scoring = freeze_draws(predictive, guard.draws, clip=None, seed=guard.seed, half=half)
-    return GuardModule(example, guard.likelihood, score, guard.threshold, guard.precision, base, predicting, scoring).eval()
+    return GuardModule(example, guard.likelihood, score, guard.calibration, guard.precision, base, predicting, scoring).eval()
 
 
-def export_guard(
-    guard: Guard, path: str | Path, example: Inputs, draws: int | None, calibration: Data | None, half: bool
-) -> ExportInfo:
+def export_guard(guard: Guard, path: str | Path, example: Inputs, draws: int | None, calibration: Any, half: bool) -> ExportInfo:
     """Write the guard as .onnx or .pt2: see `Guard.export`."""
     path = check_path(path)
     guard = guard if guard.place.device.type == "cpu" else guard.to("cpu")
     model, rows = with_weights(guard.predictive).model, example_rows(guard, example)
-    if draws is None:  # the graph holds the model once for each draw, unless products batch them
-        draws = guard.draws if model.layers or model.last_layer is not None else min(10, guard.draws)
-    guard, exact = with_draws(guard, check_draws(draws, optional=True), rows, calibration)
+    draws = check_draws(fitting_draws(guard, half) if draws is None else draws, optional=True)
+    guard, exact = with_draws(guard, draws, rows, calibration)
     name = guard.score_module.name or "own"
     facts = {"exact": exact, "draws": guard.draws, "members": guard.predictive.members, "half": half, "score": name}
     return export_module(guard, guard_module(guard, rows, half=half), rows, path, model.module, facts)
+
+
+def fitting_draws(guard: Guard, half: bool) -> int:
+    """Return the guard's draws, or as many as LARGEST bytes of weights hold, but ten at least."""
+    predictive = with_weights(guard.predictive)
+    weights = predictive.q.mean if isinstance(predictive, Stochastic) else predictive.weights
+    numbers = sum(w[0].numel() for w in weights.values()) * predictive.members * (1 if guard.clip is None else 2)
+    return min(guard.draws, max(10, LARGEST // max(1, numbers * (2 if half else 4))))
 
 
 def example_rows(detector: Detector, example: Inputs) -> Inputs:
@@ -256,53 +304,88 @@ def example_rows(detector: Detector, example: Inputs) -> Inputs:
     return take_rows(rows, [0, 0]) if rows_of(rows) == 1 else rows
 
 
-def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Data | None) -> tuple[Guard, bool]:
+def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Any) -> tuple[Guard, bool]:
     """Return the guard with so many draws and a threshold for them, and whether that keeps its rate of false alarms.
 
-    Scores of other draws are other numbers. With `calibration` data the threshold is found anew; without, it moves as the
-    example's scores do in the median, which is logged.
+    Scores of other draws are other numbers, so calibration rows are scored anew: those passed, or those that the guard keeps.
+    Without any, scores and threshold move as the example's scores do in the median, which is logged.
     """
-    other = replace(guard, draws=draws)
+    other, known = replace(guard, draws=draws), guard.calibration
     if calibration is not None:
-        return other.calibrate(calibration, guard.calibration.false_alarms), True
+        scores = other.score(calibration_inputs(guard, calibration, rows))
+        renewed = Calibration(scores, None, known.false_alarms)
+        renewed.warn_if_infinite(len(scores), "calibration")
+        return replace(other, calibration=renewed), True
     if draws == guard.draws:
         return other, True
+    if known.inputs is not None:
+        return replace(other, calibration=replace(known, scores=other.score(known.inputs))), True
     moved = other.score(rows) - guard.score(rows)
     if bool((moved == 0).all()):  # the score reads no draws
         return other, True
     shift = float(moved.nan_to_num(0.0, 0.0, 0.0).median())
     logger.warning(
-        "The guard's threshold belongs to %d draws, the file has %d: it is moved by %.3g, as the example's scores are in the "
-        "median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` (in-distribution data, as to "
-        "`calibrate`), or draws=%d.", guard.draws, draws, shift, guard.calibration.false_alarms, guard.draws,
+        "The guard's threshold belongs to %d draws, the file has %d, and the guard keeps no calibration rows: scores are moved "
+        "by %.3g, as the example's are in the median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` "
+        "(in-distribution data, as to `calibrate`), or draws=%d.",
+        guard.draws, draws, shift, known.false_alarms, guard.draws,
     )  # fmt: skip
-    return replace(other, calibration=replace(guard.calibration, scores=guard.calibration.scores + shift)), False
+    return replace(other, calibration=replace(known, scores=known.scores + shift)), False
+
+
+def calibration_inputs(guard: Guard, calibration: Any, example: Inputs) -> Inputs:
+    """Return the inputs of calibration data, with targets as `calibrate` takes them, or without: then in the example's form."""
+    if isinstance(example, tuple):  # of a model with several inputs, (a, b) are these, ((a, b), y) has targets
+        alone = isinstance(calibration, tuple | list) and isinstance(calibration[0], Tensor | np.ndarray)
+    else:
+        alone = isinstance(calibration, Tensor | np.ndarray) or is_mapping(calibration)
+    if alone:
+        return calibration
+    with fork_rng(guard.seed):
+        return load_rows(as_batches(calibration, guard.place, name="calibration", target=guard.target), at_least=2).inputs
 
 
 def export_module(
     detector: Detector, module: GuardModule, rows: Inputs, path: Path, model: nn.Module, facts: dict[str, Any]
 ) -> ExportInfo:
-    """Write a module that computes what the detector does; `levels` split scores of in-distribution data into ten equal parts."""
-    scores = detector.calibration.scores.double()
+    """Write a module that computes what the detector does; `levels` split scores of calibration rows into ten equal parts."""
+    calibration = detector.calibration
+    scores = calibration.scores.double()
     scores, shares = scores[scores.isfinite()], torch.arange(1, 10, dtype=torch.float64, device=scores.device) / 10
     levels = scores.quantile(shares).tolist() if len(scores) else []
+    terms = detector.terms(rows) if isinstance(detector, Guard) and isinstance(module.score, CombinedScore) else {}
     facts = {
         "threshold": detector.threshold,
-        "false_alarms": detector.calibration.false_alarms,
+        "false_alarms": calibration.false_alarms,
+        "calibration_rows": len(calibration.scores),
+        "calibrated": json.dumps(facts["exact"] and not calibration.seen),
         "levels": " ".join(f"{level:.6g}" for level in levels),
+        "terms": json.dumps(list(terms)),
+        "columns": json.dumps(find_columns(detector, rows)),
         **facts,
     }
+    expected = select_outputs(detector(rows)) | ({"terms": torch.stack(list(terms.values()), 1)} if terms else {})
     tensors, size = [leaf for leaf in module.leaves if isinstance(leaf, Tensor)], rows_of(rows)
     task = ExportTask(
         module,
         tuple(t.as_subclass(Tensor) for t in tensors),
         _input_names(model, rows, len(tensors)),
         tuple(not isinstance(t, Shared) and t.ndim > 0 and t.shape[0] == size for t in tensors),
-        select_outputs(detector(rows)),
+        expected | {"threshold": module.bound},
+        calibration,
         module.score.ties(module.run(rows)[0]),
         facts,
     )
     return export(task, path)
+
+
+def find_columns(detector: Detector, rows: Inputs) -> list[str] | None:
+    """Return the names of the input's columns, if the guard keeps one for each."""
+    guard = getattr(detector, "guard", detector)
+    names = guard.about.get("inputs") if isinstance(guard, Guard) else None
+    if not isinstance(names, list) or not isinstance(rows, Tensor) or rows.ndim != 2 or len(names) != rows.shape[1]:
+        return None
+    return [str(name) for name in names]
 
 
 def _input_names(model: nn.Module, inputs: Inputs, count: int) -> tuple[str, ...]:

@@ -21,12 +21,17 @@ from torch import Tensor, nn
 
 from offmap._version import __version__
 from offmap.atomic import write_whole
+from offmap.detector import Calibration
 from offmap.errors import ConfigError, FileError, ModelError, first_line
 from offmap.extras import require
+from offmap.metrics import rank_correlation
 from offmap.model.forward import no_fast_path
 
 TOLERANCE = 1e-4
 """Of a number, in units of 1 plus its size: what the file may differ by from the guard, beside what rounding does to both."""
+
+MAGNIFIED, SAME_ORDER = 1e-2, 0.999
+"""What a score may differ by where a logarithm magnifies rounding, and the least rank correlation with the guard's."""
 
 CHECKSUM = b"\x72\x53\x0a\x0foffmap.checksum\x12\x40"
 """One more of the `metadata_props` (field 14) of an ONNX model, as protobuf writes it, up to the 64 digits of its value."""
@@ -63,6 +68,7 @@ class ExportTask:
     names: tuple[str, ...]
     rows: tuple[bool, ...]  # which of them have a row per example
     expected: Mapping[str, Tensor]  # what the detector gives for the example
+    calibration: Calibration
     ties: Tensor | None  # in which rows rounding decides the score, (B,) bool
     facts: Mapping[str, Any]  # kept in the file
 
@@ -75,8 +81,12 @@ class ExportTask:
             signs[1::2] = -1
             nudged.append(t * (1 + torch.finfo(t.dtype).eps * signs.view(t.shape)) if t.is_floating_point() else t)
         before, after = self.module(*self.tensors), self.module(*nudged)
-        names = [name for name in before if name != "ood"]
-        return {name: float((after[name] - before[name]).abs().nan_to_num(0.0, 0.0, 0.0).max()) for name in names}
+        return {name: float((after[name] - before[name]).abs().nan_to_num(0.0, 0.0, 0.0).max()) for name in self.numbers}
+
+    @property
+    def numbers(self) -> list[str]:
+        """Outputs that must be the detector's but for rounding; verdicts and p-values may jump with the last digit of a score."""
+        return [name for name in self.expected if name not in ("ood", "p_value", "threshold")]
 
     def take(self, count: int) -> list[Tensor]:
         """Return the example's first rows, again and again if there are fewer."""
@@ -113,7 +123,7 @@ def export(task: ExportTask, path: Path) -> ExportInfo:
         outputs = run(task.tensors)
         difference, changed = _compare(task, outputs, f"the {path.suffix} file")
         one = run(task.take(1))
-        if any(not torch.allclose(one[n], outputs[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in outputs if n != "ood"):
+        if any(not torch.allclose(one[n], outputs[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in task.numbers):
             raise ModelError(
                 "Expected the same numbers for a row alone and in a batch, but the exported graph gives others. The model fixes "
                 "its batch size while it is traced: write it without `int(x.shape[0])`."
@@ -216,18 +226,6 @@ def verify_checksum(content: bytes, path: Path) -> None:
 def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tuple[float, int]:
     """Return the largest difference to the guard in units of 1 + |number|, and how many verdicts differ beyond rounding."""
     largest, refuse = 0.0, not task.facts["half"]
-    for name in (n for n in task.expected if n != "ood"):
-        mine, other = task.expected[name].double().cpu(), outputs[name].double().cpu()
-        differences = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
-        if name == "score" and task.ties is not None:
-            differences = differences.masked_fill(task.ties, 0.0)
-        worst = float(differences.max())
-        if refuse and worst > TOLERANCE + 10 * task.rounding_errors[name]:
-            raise ModelError(
-                f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} off. The model "
-                "may depend on something else than its inputs and weights."
-            )
-        largest = max(largest, worst)
     score, threshold = task.expected["score"].double().cpu(), float(task.facts["threshold"])
     margin = TOLERANCE * (1 + abs(threshold)) + 10 * task.rounding_errors["score"]
     clear = (score - threshold).abs() > (margin if refuse else 0.0)
@@ -236,6 +234,31 @@ def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tupl
     changed = int(((task.expected["ood"].cpu() != outputs["ood"].cpu()) & clear).sum())
     if refuse and changed:
         raise ModelError(f"Expected the verdicts of the guard, but {changed} of {what} differ.")
+    for name in task.numbers:
+        mine, other = task.expected[name].double().cpu(), outputs[name].double().cpu()
+        differences = torch.where(mine == other, 0.0, (mine - other).abs() / (1 + mine.abs())).nan_to_num(nan=torch.inf)
+        scored = name in ("score", "terms")
+        if scored and task.ties is not None:
+            differences[task.ties] = 0.0
+        worst = float(differences.max())
+        largest = max(largest, worst)
+        if not refuse or worst <= TOLERANCE + 10 * task.rounding_errors[name]:
+            continue
+        if not scored:
+            raise ModelError(
+                f"Expected the numbers of the guard to {TOLERANCE:g}, but `{name}` of {what} is up to {worst:.2g} off. The model "
+                "may depend on something else than its inputs and weights."
+            )
+        # predictions agree: the logarithm of a tiny disagreement magnifies their rounding, which may not change the order
+        order = rank_correlation(score, outputs["score"].double().cpu())
+        if worst > MAGNIFIED or order < SAME_ORDER:
+            raise ModelError(
+                f"Expected the score of the guard, but `{name}` of {what} is up to {worst:.2g} off (rank correlation "
+                f"{float(order):.4f}) while predictions agree: the draws differ by little more than rounding, which the score "
+                "magnifies. Fit in double precision (`model.double()`), or with score='epistemic'."
+            )
+    if not torch.allclose(outputs["p_value"], task.calibration.p_value(outputs["score"]), atol=1e-6):
+        raise ModelError(f"Expected the p-values of the guard's calibration, but those of {what} are others.")
     return largest, changed
 
 

@@ -202,7 +202,11 @@ class CombinedScore(Score):
 
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
-        return join({name: term(features) for name, term in self.items}, soft=self.soft)
+        return self.join(self.terms(features))
+
+    def join(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Join terms (B,) to the score, (B,)."""
+        return join(terms, soft=self.soft)
 
     def terms(self, features: Features) -> dict[str, Tensor]:
         """Return every term, (B,) each, in standard deviations over in-distribution rows."""
