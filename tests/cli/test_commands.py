@@ -537,3 +537,32 @@ def test_the_commands_of_the_page_run_as_they_stand(shell, tmp_path):
         assert (done.code, done.err) == (0, ""), line
     with open_table(tmp_path / "scores.csv") as file:
         assert sum(len(block.x) for block in file.blocks(["score", "p_value", "mean", "std"])) == 300
+
+
+def test_export_writes_a_graph_with_the_columns_of_fit_time_and_says_how_it_was_checked(shell):
+    runtime = pytest.importorskip("onnxruntime")
+    done = shell("export", "guard", "g.onnx", *MODEL, "--example", "new.csv")
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(
+        r"Wrote g\.onnx: [\d.]+ MB, 10 draws, input -> mean, std, score, ood, p_value, terms, threshold; threshold [\d.]+\. Run on "
+        r"150 rows: numbers within \S+ of the guard's, 0 other verdicts, \S+ ms for a row, \S+ in a batch of 32\.\n",
+        done.out,
+    )
+    session, result = runtime.InferenceSession(shell.folder / "g.onnx"), expected(shell.folder, "new.csv")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["offmap.columns"]) == ["a", "b", "c"]
+    with open_table(shell.folder / "new.csv") as file:
+        x = np.concatenate([block.x for block in file.blocks(["a", "b", "c"])])
+    p_value, score = session.run(["p_value", "score"], {"input": x.astype(np.float32)})
+    torch.testing.assert_close(torch.from_numpy(score), result.score, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(p_value), result.p_value, rtol=0, atol=0.02)
+    done = shell("export", "guard", "g.pt2", *MODEL, "--draws", 4)
+    assert (done.code, done.err) == (
+        2,
+        "offmap: The guard's threshold belongs to 10 draws: pass --calibration TABLE, in-distribution rows, for 4.\n",
+    )
+    done = shell("export", "guard", "g.pt2", *MODEL, "--draws", 4, "--calibration", "test.parquet", "--json")
+    assert (done.code, done.err) == (0, "")
+    guard = replace(offmap.load(shell.folder / "guard", regressor()), draws=4).calibrate(regression(80, 2))
+    assert json.loads(done.out)["threshold"] == pytest.approx(guard.threshold, rel=1e-6)
+    done = shell("export", "guard", "g.pt2", *MODEL)
+    assert "Run on 256 random rows" in done.out

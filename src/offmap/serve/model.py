@@ -47,7 +47,7 @@ class Model:
             reason = f"ONNX Runtime cannot read {path}: {first_line(error)}"
             raise FileError(f"Expected an ONNX file, but {reason}. Export the guard anew.") from error
         metadata = session.get_modelmeta().custom_metadata_map
-        outputs = tuple(node.name for node in session.get_outputs())
+        outputs = tuple(node.name for node in session.get_outputs() if node.name != "threshold")
         if "offmap.threshold" not in metadata or not {"score", "ood"} <= set(outputs):
             raise FileError(f"Expected a file that `Guard.export` wrote, but {path} is another ONNX model.")
         inputs: list[InputSpec] = []
