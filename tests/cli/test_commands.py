@@ -544,8 +544,8 @@ def test_export_writes_a_graph_with_the_columns_of_fit_time_and_says_how_it_was_
     done = shell("export", "guard", "g.onnx", *MODEL, "--example", "new.csv")
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(
-        r"Wrote g\.onnx: [\d.]+ MB, 10 draws, input -> mean, std, score, ood, p_value, terms, threshold; threshold [\d.]+\. Run on "
-        r"150 rows: numbers within \S+ of the guard's, 0 other verdicts, \S+ ms for a row, \S+ in a batch of 32\.\n",
+        r"Wrote g\.onnx: [\d.]+ MB, 10 draws, input -> mean, std, score, ood, p_value, terms, threshold; threshold [\d.]+\. Run "
+        r"on 150 rows: numbers within \S+ of the guard's, 0 other verdicts, \S+ ms for a row, \S+ in a batch of 32\.\n",
         done.out,
     )
     session, result = runtime.InferenceSession(shell.folder / "g.onnx"), expected(shell.folder, "new.csv")
