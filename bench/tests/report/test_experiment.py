@@ -69,8 +69,8 @@ def test_the_page_stands_alone_and_has_tables_comparison_and_figures(tmp_path: P
         "Detection, extrapolation", "Beside the paper", "AUROC of every method", "In-distribution data", "Calibration, clipped",
         "Calibration, not clipped", "AUROC of each task, extrapolation",
     ]  # fmt: skip
-    assert "70.5 ± 0.5 (61.0) ▲" in text
-    assert "60.5 ± 0.5 (99.0) ▼" in text
+    assert "70.5 ± 0.7 (61.0) ▲" in text
+    assert "60.5 ± 0.7 (99.0) ▼" in text
     assert "Near &lt;row&gt;" in text
     assert "What to mind." in text
     assert len(page.labels) == 1

@@ -57,11 +57,11 @@ def test_every_row_says_ours_printed_and_the_verdict() -> None:
     page = compare_markdown("first", SHEET, SEVERAL)
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert rows == [
-        "| here | in the paper | yacht | mean | NLL | w |",
-        "| ours | A | 91.0 ± 1.0 (91.0) ≈ | 81.0 ± 1.0 (70.0) ▲ | 0.081 ± 0.001 (0.20) ▲ | 1.000 ± 0.000 (1.00) ≈ |",
-        "| other | B | 81.0 ± 1.0 (85.0) ▼ | 71.0 ± 1.0 (75.0) ▼ | 0.071 ± 0.001 (0.07) ≈ | 2.443 ± 0.057 (0.50) ▼ |",
-        "| missing | C | – (1.0) | – (> 50) | – (0.00) | – (1.00) |",
-        "| spare |  | 51.0 ± 1.0 | 41.0 ± 1.0 | 0.041 ± 0.001 | 0.498 ± 0.006 |",
+        "| here | in the paper | score | yacht | mean | NLL | w |",
+        "| ours | A | paper | 91.0 ± 1.4 (91.0) ≈ | 81.0 ± 1.4 (70.0) ▲ | 0.081 ± 0.001 (0.20) ▲ | 1.000 ± 0.000 (1.00) ≈ |",
+        "| other | B | paper | 81.0 ± 1.4 (85.0) ▼ | 71.0 ± 1.4 (75.0) ▼ | 0.071 ± 0.001 (0.07) ≈ | 2.443 ± 0.081 (0.50) ▼ |",
+        "| missing | C |  | – (1.0) | – (> 50) | – (0.00) | – (1.00) |",
+        "| spare |  | paper | 51.0 ± 1.4 | 41.0 ± 1.4 | 0.041 ± 0.001 | 0.498 ± 0.009 |",
     ]
     assert "Of 8 printed numbers that we have too, 2 are better here, 3 alike and 3 worse." in page
     assert "\n\nWhat to mind.\n\n" in page
@@ -77,7 +77,7 @@ def test_the_first_plan_that_has_a_label_answers() -> None:
     ("ours", "printed", "better", "verdict"),
     [
         ((0.9,), 88.9, "higher", "better"), ((0.9,), 89.1, "higher", "alike"), ((0.9,), 91.1, "higher", "worse"),
-        ((0.9,), 88.9, "lower", "worse"), ((0.8, 0.9), 90.0, "higher", "alike"), ((0.8, 0.9), 90.1, "higher", "worse"),
+        ((0.9,), 88.9, "lower", "worse"), ((0.8, 0.9), 92.0, "higher", "alike"), ((0.8, 0.9), 92.1, "higher", "worse"),
         ((0.9,), 80.0, 95.0, "better"), ((0.9,), 94.0, 95.0, "worse"), ((0.99,), 90.0, 95.0, "alike"),
         ((), 50.0, "higher", None), ((0.9,), "> 50", "higher", None), ((0.9,), None, "higher", None),
     ],

@@ -259,26 +259,27 @@ def part(lines: list[str], title: str) -> list[str]:
 
 def test_ranks_are_among_methods_that_ran_on_all_tasks_of_a_table() -> None:
     mnist = part(page(), "mnist, near and far")
-    assert "| **ours** | 91.0 (1) | 96.0 (1) | 93.5 | 95.0 | 12 | 0.25 |" in mnist
-    assert "| mixed | 81.0 (2) | 86.0 (2) | 83.5 | 95.0 | 12 | 0.25 |" in mnist
+    assert "| **ours** | default | 91.0 (1) | 96.0 (1) | 93.5 | 95.0 | 12 | 0.25 |" in mnist
+    assert "| mixed | own | 81.0 (2) | 86.0 (2) | 83.5 | 95.0 | 12 | 0.25 |" in mnist
     assert "Mean of ours: +20.0 against the best detector, Entropy; +10.0 against the best of all others, mixed; +20.0 against " \
            "Entropy." in mnist  # fmt: skip
-    assert "| **ours** | 81.0 (1) | 95.0 | 12 | 0.25 |" in part(page(), "mnist, open sets")
+    assert "| **ours** | default | 81.0 (1) | 95.0 | 12 | 0.25 |" in part(page(), "mnist, open sets")
     whole = part(page(), "All tasks")
-    assert "| **ours** | 90.5 (1) | 95.5 (1) | 81.0 (1) | 89.0 |" in whole
-    assert "| mixed | – | – | 71.0 (2) | – |" in whole
-    assert whole.index("| mixed | – | – | 71.0 (2) | – |") > whole.index("| Entropy | 70.5 (2) | 75.5 (2) | 61.0 (3) | 69.0 |")
+    assert "| **ours** | default | 90.5 (1) | 95.5 (1) | 81.0 (1) | 89.0 |" in whole
+    assert "| mixed | own | – | – | 71.0 (2) | – |" in whole
+    rows = "| mixed | own | – | – | 71.0 (2) | – |", "| Entropy | own | 70.5 (2) | 75.5 (2) | 61.0 (3) | 69.0 |"
+    assert whole.index(rows[0]) > whole.index(rows[1])
 
 
 def test_each_set_is_shown_with_its_kind_and_what_is_missing_is_said() -> None:
     lines = page("Entropy images/mnist 1")
     assert "from 13 of 14 records" in lines[2]
     shown = part(lines, "images/mnist")
-    assert "| method | notmnist (near) | fashion (near) | cifar10 (far) | mean |" in shown
-    assert "| ours | 90.0 ± 1.0 | 92.0 ± 1.0 | 96.0 ± 1.0 | 92.7 |" in shown
-    assert "| Entropy\\* | 69.0 | 71.0 | 75.0 | 71.7 |" in shown
+    assert "| method | score | notmnist (near) | fashion (near) | cifar10 (far) | mean |" in shown
+    assert "| ours | default | 90.0 ± 1.4 | 92.0 ± 1.4 | 96.0 ± 1.4 | 92.7 |" in shown
+    assert "| Entropy\\* | own | 69.0 | 71.0 | 75.0 | 71.7 |" in shown
     assert any(line.startswith("Mean of ours: +21.0 against the best detector, Entropy; +10.0 against") for line in shown)
-    assert "| method | unknown classes |" in part(lines, "images/mnist/open")
+    assert "| method | score | unknown classes |" in part(lines, "images/mnist/open")
     assert any(line.startswith("- Entropy, 1: images/mnist (seed 1)") for line in lines)
     assert "\\* not all seeds." in part(lines, "mnist, near and far")
     assert kind_of("images/cifar10/resnet20/few", "mnist") == "far"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_cells_that_share_a_fit_are_neighbours() -> None:
 
 def test_a_method_says_more_than_its_defaults_and_quick_more_than_both() -> None:
     plain, wide, nearest, _ = plan().entries
-    assert plain.config == {"steps": 90}
+    assert plain.config == {"steps": 90, "score": "paper"}
     assert wide.config == {"steps": 40, "draws": 9, "basis": "identity", "score": "paper"}
     assert nearest.config == {}
     assert wide.source == {"method": "deep_ensemble", "config": {"steps": 90}}
@@ -87,6 +88,19 @@ def test_a_method_says_more_than_its_defaults_and_quick_more_than_both() -> None
     assert (quick.name, quick.seeds) == ("small-quick", (3,))
     assert [entry.config.get("steps") for entry in quick.entries] == [2, 2, None, 2]
     assert quick.entries[1].source == {"method": "deep_ensemble", "config": {"steps": 2}}
+
+
+def test_a_competitor_has_its_own_score_unless_the_plan_names_another() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    text = page.split("```toml\n")[1].split("```")[0].replace("my_methods:Middle", "nearest").replace("{power = 1.0}", "{k = 3}")
+    shown = parse(text, "page.toml")
+    assert shown.scores == {"deep_ensemble": "paper", "MaxWEnt": "default", "nearest": "own"}
+    (ensemble, *_) = cells(shown)
+    assert ensemble.config["score"] == "paper"
+    assert parse(text.replace("members = 5", 'members = 5\nconfig = {score = "distance"}', 1), "x").entries[0].score == "distance"
+    assert parse(text + '\n[defaults]\nscore = "epistemic"', "x").entries[0].score == "epistemic"
+    for name, method in METHODS.items():
+        assert method.score == ("default" if name in ("maxwent", "image_guard") else "own" if method.scores_only else "paper")
 
 
 def test_base_models_follow_the_defaults_when_no_method_of_the_plan_trains_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -17,10 +18,12 @@ import pytest
 import torch
 
 import offmap
+from offmap.errors import ConfigError
+from offmap.metrics import auroc
 from offmap.posterior.predictive import Sampled
 from offmap_bench.runner.base_models import as_predictive
 from offmap_bench.runner.methods import SCORING, FitContext, without
-from offmap_bench.runner.plan import METHODS, Cell, cells, narrow_plan, parse
+from offmap_bench.runner.plan import METHODS, Cell, cells, narrow_plan, parse, read_plan
 from offmap_bench.runner.run import Bench, Event, run
 from offmap_bench.runner.store import Record, Records, read_records, write_records
 from offmap_bench.tasks.catalog import task
@@ -311,3 +314,92 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_records_of_an_undisturbe
 
 def without_seconds(records: dict[str, Record]) -> dict[str, Record]:
     return {name: replace(record, seconds={}) for name, record in records.items()}
+
+
+OWN = """
+import torch
+
+
+class Middle:
+    def __init__(self, context, power=2.0):
+        self.mean, self.power = context.task.train[0].mean(0), power
+
+    def score(self, x):
+        return (x - self.mean).abs().pow(self.power).sum(1)
+
+
+class Nets:
+    members = 5
+
+    def __init__(self, nets):
+        self.nets = nets
+
+    @torch.no_grad()
+    def outputs(self, x, draws, *, clip=None, seed=0):
+        return torch.stack([net(x) for net in self.nets]).repeat_interleave(draws, 0)
+
+
+def nets(context):
+    return Nets(context.models())
+
+
+def nothing(context):
+    return 3
+"""
+
+OWN_PLAN = """
+name = "own"
+seeds = [0]
+tasks = ["regression"]
+[defaults.deep_ensemble]
+hidden = [8]
+steps = 20
+check_every = 10
+[[method]]
+name = "deep_ensemble"
+members = 5
+[[method]]
+name = "own_methods:Middle"
+label = "middle"
+config = {power = 1.0}
+[[method]]
+name = "own_methods:nets"
+label = "nets"
+members = 5
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_method_of_ones_own_is_named_by_module_and_callable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path))
+    (tmp_path / "own_methods.py").write_text(OWN, encoding="utf-8")
+    path = tmp_path / "own.toml"
+    path.write_text(OWN_PLAN + ('[[method]]\nname = "own_methods:nothing"\n' if jobs == 1 else ""), encoding="utf-8")
+    plan = read_plan(path)
+    assert plan.scores["middle"] == plan.scores["nets"] == "own"
+    wanted = cells(plan)
+    outcome = run(wanted, tmp_path / "own.jsonl", jobs=jobs)
+    assert outcome.done == 3
+    records = {r.cell["method"]: r for r in read_records(tmp_path / "own.jsonl").records.values()}
+    ensemble, middle, nets = (records[name] for name in ("deep_ensemble", "own_methods:Middle", "own_methods:nets"))
+    assert middle.settings["config"] == {"power": 1.0, "file": hashlib.sha256(OWN.encode()).hexdigest()[:16]}
+    x = task("regression", 0)
+    scores = [(part - x.train[0].mean(0)).abs().sum(1) for part in (x.test[0], next(iter(x.ood.values())))]
+    name = next(iter(x.ood))
+    assert middle.metrics[name]["auroc"] == pytest.approx(float(auroc(*scores)), rel=1e-5)
+    assert nets.metrics[name]["auroc"] == pytest.approx(
+        ensemble.metrics[name]["auroc"], abs=1e-4
+    )  # the same nets, the paper's score
+    if jobs == 1:
+        assert outcome.failed == 1
+        assert "to return an object with `score(x)`" in records["own_methods:nothing"].reason
+    for old, new, message in (
+        (":Middle", ":Midle", "own_methods:Midle' gives AttributeError"),
+        ("own_methods:M", "no_such_module:M", "can be imported from the folder of the plan.*gives ModuleNotFoundError"),
+        ("power = 1.0", "powr = 1.0", "a key of `config` of 'own_methods:Middle' to be .*did you mean 'power'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse(OWN_PLAN.replace(old, new), "own.toml")
+    grid = parse(OWN_PLAN.replace("config = {power = 1.0}", "grid = {power = [1.0, 2.0]}"), "own.toml")
+    assert "neither `grid` nor `score`" in Bench().run(cells(grid)[1]).reason

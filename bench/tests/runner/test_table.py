@@ -57,9 +57,9 @@ def lines(page: str, start: str) -> list[str]:
 def test_means_are_over_tasks_and_the_spread_over_seeds() -> None:
     page = markdown(PLAN, found())
     assert "from 8 of 8 records" in page
-    assert lines(page, "| Near") == ["| Near | 75.0 ± 5.0 | 50.0 ± 0.0 | – |", "| Near | 65.0 ± 5.0 | 85.0 ± 5.0 |"]
+    assert lines(page, "| Near") == ["| Near | own | 75.0 ± 7.1 | 50.0 ± 0.0 | – |", "| Near | own | 65.0 ± 7.1 | 85.0 ± 7.1 |"]
     assert "cells" not in page
-    assert lines(page, "| method")[-1] == "| method | yacht | energy |"
+    assert lines(page, "| method")[-1] == "| method | score | yacht | energy |"
 
 
 def test_a_number_that_does_not_exist_for_a_task_is_said() -> None:
@@ -79,7 +79,7 @@ def test_the_note_of_a_plan_is_on_its_page() -> None:
 
 def test_a_seed_that_lacks_a_task_is_no_mean() -> None:
     page = markdown(PLAN, found(Near_yacht_1=None))
-    assert lines(page, "| Near") == ["| Near | 70.0\\* | 50.0\\* | – |", "| Near | 60.0\\* | 85.0 ± 5.0 |"]
+    assert lines(page, "| Near") == ["| Near | own | 70.0\\* | 50.0\\* | – |", "| Near | own | 60.0\\* | 85.0 ± 7.1 |"]
     assert "\\* not all seeds: only those with every task count." in page
     assert "**1 of 8 cells not run yet:**\n\n- Near, 1: uci/yacht/extrapolation (seed 1)" in page
 
@@ -87,7 +87,7 @@ def test_a_seed_that_lacks_a_task_is_no_mean() -> None:
 def test_a_task_without_any_record_leaves_no_mean() -> None:
     gone = {f"{label}_energy_{seed}": None for label in ("Near", "Plain") for seed in (0, 1)}
     page = markdown(PLAN, found(**gone))
-    assert lines(page, "| Near") == ["| Near | – | – | – |", "| Near | 65.0 ± 5.0 | – |"]
+    assert lines(page, "| Near") == ["| Near | own | – | – | – |", "| Near | own | 65.0 ± 7.1 | – |"]
     assert "**4 of 8 cells not run yet:**" in page
 
 
@@ -95,7 +95,7 @@ def test_failures_are_listed_with_their_reason() -> None:
     change = {"status": "failed", "metrics": {}, "traceback": "Traceback\nHostError: no luck\n"}
     page = markdown(PLAN, found(Plain_energy_0=change))
     assert "**1 of 8 cells failed:**\n\n- Plain, 1: uci/energy/extrapolation (seed 0): HostError: no luck" in page
-    assert lines(page, "| Plain")[0] == "| Plain | 80.0\\* | 50.0\\* | – |"
+    assert lines(page, "| Plain")[0] == "| Plain | paper | 80.0\\* | 50.0\\* | – |"
 
 
 def test_stale_and_damaged_records_are_listed() -> None:

@@ -76,6 +76,21 @@ def bench_run(
         raise typer.Exit(1)
 
 
+@bench.command("methods")
+def bench_methods(as_json: Json = False) -> None:
+    """List the methods that a plan may name, each with its score and the keys of its config.
+
+    \b
+    Example:
+      offmap bench methods
+    """
+    from offmap_bench.runner.plan import METHODS
+    from offmap_bench.runner.table import methods_markdown
+
+    record = {name: {"score": method.score, "keys": sorted(method.keys)} for name, method in METHODS.items()}
+    print_result(as_json, record, methods_markdown())
+
+
 PAGES = {  # what is written, where by default, and what is said in the end
     "table": ("the records of a plan as Markdown tables", "docs/PLAN.md", "The tables are at"),
     "compare": ("our numbers beside the printed ones, better or worse", "docs/PLAN-compare.md", "The comparison is at"),

@@ -14,7 +14,17 @@ from typing import Any, Literal
 from offmap.errors import ConfigError, nearest
 from offmap_bench.runner.plan import read_packaged, read_plan
 from offmap_bench.runner.store import read_records
-from offmap_bench.runner.table import NOTHING, SHOW, Results, TableSection, complete_seeds, list_missing, page, spread
+from offmap_bench.runner.table import (
+    NOTHING,
+    SCORE_LEGEND,
+    SHOW,
+    Results,
+    TableSection,
+    complete_seeds,
+    list_missing,
+    page,
+    spread,
+)
 
 MARKS = {"better": "▲", "alike": "≈", "worse": "▼"}
 LEGEND = (
@@ -146,10 +156,12 @@ def compare_table(printed: Printed, several: Sequence[Results]) -> Rows:
 def compare_all(sheet: Sheet, several: Sequence[Results]) -> tuple[list[TableSection], list[Entry], str]:
     """Return all tables as text, their entries, and means over several tasks that lie further than 5 points from the printed."""
     sections, everything, far = list[TableSection](), list[Entry](), list[str]()
+    scores = {label: score for results in reversed(several) for label, score in results.plan.scores.items()}
     for printed in sheet.tables:
         rows = compare_table(printed, several)
-        head = ["here", "in the paper", *(number.title for number in printed.numbers)]
-        sections.append(TableSection(printed.title, head, [[*names, *map(str, entries)] for names, entries in rows.items()]))
+        head = ["here", "in the paper", "score", *(number.title for number in printed.numbers)]
+        cells = [[label, name, scores.get(label, ""), *map(str, entries)] for (label, name), entries in rows.items()]
+        sections.append(TableSection(printed.title, head, cells))
         for (label, _), entries in rows.items():
             everything += entries
             for entry in (e for e in entries if "*" in e.number.tasks and e.number.show == "percent"):
@@ -181,6 +193,7 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
     total = Counter(entry.verdict for entry in entries if entry.verdict)
     lead = (
         f"Written by `offmap bench compare {name}`. Ours (printed): mean ± sample standard deviation over seeds. {LEGEND} "
+        f"{SCORE_LEGEND} "
         f"Of {total.total()} printed numbers that we have too, {total['better']} are better here, {total['alike']} alike and "
         f"{total['worse']} worse."
     )

@@ -190,6 +190,6 @@ CLASSIFIER_KEYS = frozenset({"training", "members"} | {f.name for each in TRAINI
 
 IMAGE_METHODS: dict[str, Method] = {
     "detector": Method(fit_detector, detector_settings, DETECTOR_KEYS, scores_only=True),
-    "image_guard": Method(fit_guard, guard_settings, GUARD_KEYS, scores_only=True),
+    "image_guard": Method(fit_guard, guard_settings, GUARD_KEYS, scores_only=True, score="default"),
     "classifier": Method(fit_classifier, classifier_settings, CLASSIFIER_KEYS, scores_only=True),
 }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +17,8 @@ from torch import nn
 
 from offmap.checks import one_of
 from offmap.detectors.input_distance import Mahalanobis, Nearest
-from offmap.likelihoods import Likelihood
+from offmap.errors import ConfigError
+from offmap.likelihoods import Likelihood, infer
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import CONFIGS, Runtime, override
 from offmap.posterior.predictive import Predictive, Scorer, Stochastic
@@ -71,6 +76,7 @@ class Method:
     from_models: bool = False  # it starts from trained base models
     scores_only: bool = False  # it has no members and predicts nothing
     gives_models: bool = False  # others may start from its nets
+    score: str = "own"  # by which a plan judges it unless it names another; "own": what it returns has a score
     stacks: frozenset[str] = frozenset()  # settings in which the candidates of `fit_grid` may differ
     # fits a config with several candidates in one stack, and gives the fits that are left to choose among
     fit_grid: Callable[[FitContext, Settings, Sequence[Settings]], list[Fitted]] | None = None
@@ -129,7 +135,9 @@ def describe_fit(predictive: Predictive) -> dict[str, Any]:
     return {**h.chosen, "entropy": fmean(h.final_entropy), "kept": h.kept, "stop_reason": h.stop_reason}
 
 
-def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = None, **defaults: Any) -> Method:
+def around_models(
+    module: Any, *keys: str, score: str = "paper", presets: Mapping[str, Any] | None = None, **defaults: Any
+) -> Method:
     """Declare a method that takes trained base models. The first of `keys` names one of the presets, the first of which is the
     default; further keys, and those with `defaults`, stand beside the fields of its config.
     """
@@ -148,7 +156,7 @@ def around_models(module: Any, *keys: str, presets: Mapping[str, Any] | None = N
         return Fitted(predictive, likelihood, seconds=seconds, steps=steps, chosen=describe_fit(predictive))
 
     names = config_keys(module.Config) | {*keys, *defaults}
-    return Method(fit, lambda settings: fill_defaults(read(settings), settings, **defaults), names, from_models=True)
+    return Method(fit, lambda settings: fill_defaults(read(settings), settings, **defaults), names, from_models=True, score=score)
 
 
 def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
@@ -173,7 +181,7 @@ def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
     return Method(
         lambda context, settings: fit_grid(context, settings, [{}])[0],
         lambda settings: fill_defaults(read(settings), settings, hidden=HIDDEN, batch_size=BATCH),
-        config_keys(module.Config) | {"hidden", "batch_size"}, stacks=frozenset({stacks}), fit_grid=fit_grid,
+        config_keys(module.Config) | {"hidden", "batch_size"}, stacks=frozenset({stacks}), fit_grid=fit_grid, score="paper",
     )  # fmt: skip
 
 
@@ -193,7 +201,7 @@ def ensemble(name: str) -> Method:
 
     return Method(
         lambda context, settings: fit_grid(context, settings, [{}])[0], fill, keys - {"draws"} | {"hidden", "batch_size"},
-        gives_models=True, fit_grid=fit_grid, stacks=keys - config_keys(deep_ensemble.Config),
+        gives_models=True, fit_grid=fit_grid, stacks=keys - config_keys(deep_ensemble.Config), score="paper",
     )  # fmt: skip
 
 
@@ -208,9 +216,56 @@ def scorer(make: Callable[..., Scorer], *keys: str, of_net: bool = False) -> Met
     return Method(fit, dict, frozenset(keys), from_models=of_net, scores_only=True)
 
 
+def own_method(name: str) -> Method:
+    """Import a method by `module:callable`. It is called with a FitContext and its config, and returns a Scorer or a Predictive.
+
+    Its record is stale when a default or the file of the callable changes.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), attribute)
+        signature, source = inspect.signature(make), Path(inspect.getfile(make)).read_bytes()
+    except Exception as error:  # whatever the user's module raises
+        words = "`module:callable` that can be imported from the folder of the plan or from the path of Python"
+        raise ConfigError(f"Expected {words}, but {name!r} gives {type(error).__name__}: {error}") from error
+    rest = list(signature.parameters.values())[1:]
+    defaults = {p.name: p.default for p in rest if p.default is not p.empty}
+
+    def fill(settings: Settings) -> dict[str, Any]:
+        try:
+            signature.bind(None, **without(settings, *SCORING))
+        except TypeError as error:
+            raise ConfigError(f"Expected a config with which {name!r} can be called, but {error}.") from error
+        return {**defaults, **settings, "file": hashlib.sha256(source).hexdigest()[:16]}
+
+    def fit(context: FitContext, settings: Settings) -> Fitted:
+        begin = time.perf_counter()
+        made = make(context, **without(settings, *SCORING))
+        seconds = time.perf_counter() - begin
+        if hasattr(made, "score"):
+            return Fitted(scorer=made, seconds=seconds)
+        if not (hasattr(made, "outputs") and hasattr(made, "members")):
+            words = "an object with `score(x)`, or with `members` and `outputs(x, draws, *, clip, seed)`"
+            raise ConfigError(f"Expected {name!r} to return {words}, but got {type(made).__name__}.")
+        x, y = context.task.valid
+        return Fitted(made, infer(made.outputs(x, 1, clip=None, seed=0)[0], y, context.task.likelihood), seconds=seconds)
+
+    return Method(fit, fill, frozenset({p.name for p in rest} | {*SCORING}), from_models=True)
+
+
+class Methods(dict[str, Method]):
+    """Methods by name; those of users by `module:callable`, imported when they are asked for, in every process anew."""
+
+    def __missing__(self, name: str) -> Method:
+        if ":" not in name:
+            raise KeyError(name)
+        self[name] = own_method(name)
+        return self[name]
+
+
 TABLE_METHODS: dict[str, Method] = {
     **{name: ensemble(name) for name in ENSEMBLES},
-    "maxwent": around_models(maxwent, "config", "batch_size", "chunk_size", presets=CONFIGS),
+    "maxwent": around_models(maxwent, "config", "batch_size", "chunk_size", score="default", presets=CONFIGS),
     "bnn": around_models(bnn, "setting", "batch_size", presets=ABLATION),
     "dare": around_models(dare, batch_size=BATCH),
     "swag": around_models(swag, batch_size=BATCH),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,12 @@ from offmap.errors import ConfigError, FileError, nearest
 from offmap.scores.score import SCORES
 from offmap_bench.methods.competitor import check_settings
 from offmap_bench.runner.images import IMAGE_METHODS
-from offmap_bench.runner.methods import BASE, SCORING, SIZE, TABLE_METHODS, without
+from offmap_bench.runner.methods import BASE, SCORING, SIZE, TABLE_METHODS, Methods, without
 from offmap_bench.tasks.catalog import expand
 
 Settings = dict[str, Any]
 
-METHODS = TABLE_METHODS | IMAGE_METHODS
+METHODS = Methods(TABLE_METHODS | IMAGE_METHODS)
 
 PLAN_KEYS = ("name", "note", "figures", "page", "seeds", "seeds_of", "tasks", "defaults", "method", "quick")
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid", "tasks")
@@ -75,6 +76,11 @@ class Entry:
     source: Settings | None = None
     tasks: tuple[str, ...] = ()
 
+    @property
+    def score(self) -> str:
+        """The name of the score that its rows have, or "own"."""
+        return self.config.get("score", METHODS[self.name].score)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -96,6 +102,11 @@ class Plan:
     @property
     def labels(self) -> list[str]:
         return [entry.label for entry in self.entries]
+
+    @property
+    def scores(self) -> dict[str, str]:
+        """The score of every label."""
+        return {entry.label: entry.score for entry in self.entries}
 
 
 def cells(plan: Plan) -> list[Cell]:
@@ -142,9 +153,11 @@ def read_plan(name: str | Path, *, quick: bool = False) -> Plan:
             raise ConfigError(f"Expected a plan to be {nearest(str(name), texts)} or the path of a .toml file, but got {name!s}.")
         return parse(texts[str(name)], f"{name}.toml", quick=quick)
     try:
-        text = path.read_text(encoding="utf-8")
+        text, folder = path.read_text(encoding="utf-8"), str(path.parent.resolve())
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"Expected a plan at {path}, but it cannot be read: {error}.") from error
+    if folder not in sys.path:
+        sys.path.append(folder)  # where methods of the user's own may be; processes of a run inherit it
     return parse(text, str(path), quick=quick)
 
 
@@ -189,7 +202,7 @@ def _read_plan(content: Settings, quick: bool) -> Plan:
 def _check_shared(methods: list[Any], defaults: Settings, quick: Settings) -> None:
     """Check [defaults] and [quick]: keys for every method that has them, and tables for one method by its name."""
     names = [BASE, *(str(method.get("name")) for method in methods if isinstance(method, dict))]
-    keys_of = {name: METHODS[name].keys for name in names if name in METHODS}
+    keys_of = {name: METHODS[name].keys for name in names if name in METHODS or ":" in name}
     for section, content, more in (("defaults", defaults, ()), ("quick", quick, QUICK_KEYS)):
         tables = {key: value for key, value in content.items() if isinstance(value, dict) and key in keys_of}
         for name, table in tables.items():
@@ -200,7 +213,9 @@ def _check_shared(methods: list[Any], defaults: Settings, quick: Settings) -> No
 def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
     """Read one [[method]]: its own config over the defaults, and under [quick]."""
     _check_keys(_get({"method": content}, "method", dict), METHOD_KEYS, "[[method]]")
-    name = _one_of("`name` of a [[method]] to be", content.get("name"), METHODS)
+    name = content.get("name")
+    if not isinstance(name, str) or ":" not in name:
+        name = _one_of("`name` of a [[method]] to be `module:callable` or", name, METHODS)
     method, label = METHODS[name], _get(content, "label", str, name)
     config, grid = (_get(content, key, dict, {}) for key in ("config", "grid"))
     for key, table in (("config", config), ("grid", grid)):
@@ -220,9 +235,11 @@ def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
     config = {**_select_settings(defaults, name), **config, **_select_settings(quick, name)}
     if name == "maxwent" and "entropy_weight" in grid:  # it chooses itself, by appendix B: the highest entropy below τ
         config, grid = config | {"entropy_weight": grid["entropy_weight"]}, without(grid, "entropy_weight")
+    if method.score == "paper":
+        config = {"score": "paper"} | config
     for key, changes in [("config", {}), *(("grid", {setting: v}) for setting, values in grid.items() for v in values)]:
         try:
-            check_settings(config | changes)
+            check_settings({} if ":" in name else config | changes)
             _one_of("`score` to be", config.get("score", "default"), SCORES)
             method.settings(config | changes)
         except ConfigError as error:

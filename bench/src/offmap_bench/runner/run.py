@@ -20,6 +20,7 @@ import torch
 from offmap import Guard, __version__, conformal, evaluate, guard
 from offmap.data import as_batches, load_rows
 from offmap.distributed.jobs import Pool
+from offmap.errors import ConfigError
 from offmap.metrics import coverage, ence, mean_width, quantile_ece
 from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, Predictive, Scorer
@@ -167,6 +168,9 @@ def fit_cell(cell: Cell, task: Task) -> Fitted:
         fits = [method.fit(context, {**config, **choice}) for choice in choices]
         fits = [replace(fit, chosen={**fit.chosen, **choice}) for fit, choice in zip(fits, choices, strict=True)]
     fits = [replace(f, predictive=f.predictive and CachedPredictive(f.predictive, LRUCache(sys.maxsize))) for f in fits]
+    if not method.scores_only and fits[0].predictive is None and (cell.grid or "score" in cell.config):
+        words = f"neither `grid` nor `score` of {cell.method!r}"
+        raise ConfigError(f"Expected {words}, which returns a {type(fits[0].scorer).__name__} with a score of its own.")
     risks = [validation_risk(fit, task, cell) if len(fits) > 1 else 0.0 for fit in fits]
     return replace(fits[risks.index(min(risks))], seconds=sum(fit.seconds for fit in fits))
 
@@ -191,7 +195,8 @@ def valid_nll(guard: Guard, task: Task) -> float:
 
 def build_guard(predictive: Predictive, fitted: Fitted, task: Task, cell: Cell) -> Guard:
     """Return a guard of the fit, or of one member of it, with the cell's score and draws."""
-    options = {key: cell.config[key] for key in SCORING if key in cell.config}
+    options: dict[str, Any] = {"score": "paper"} if METHODS[cell.method].score == "own" else {}
+    options |= {key: cell.config[key] for key in SCORING if key in cell.config}
     return guard(predictive, task.valid, train=task.train, likelihood=fitted.likelihood, seed=cell.seed, **options)
 
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
 
-from offmap_bench.runner.plan import Cell, Plan, cells, read_packaged
+from offmap_bench.runner.methods import SIZE
+from offmap_bench.runner.plan import METHODS, Cell, Plan, cells, read_packaged
 from offmap_bench.runner.store import Record, Records
 from offmap_bench.tasks.images import SETTINGS
 
@@ -18,6 +19,11 @@ Values = dict[str, dict[tuple[str, int], float]]
 """{label: {(task, seed): value}}, without the numbers that do not exist."""
 
 NOTHING, FEWER = "–", "\\*"
+SCORE_LEGEND = (
+    "Scores: `paper`, the mixture variance of a regression and the entropy of the mean prediction of a classifier; "
+    "`epistemic`, how far draws lie apart; `distance`, to the training rows in inputs and layers; `default`, offmap's, of the "
+    "last two; own, that of the method itself."
+)
 
 
 def percent(value: float) -> str:
@@ -116,7 +122,7 @@ def describe(results: Results) -> str:
         f"{len(results.ok)} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
         f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± sample standard deviation over seeds, in per cent "
         "but for NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the "
-        "nets, each alone; ×5 all of them together."
+        f"nets, each alone; ×5 all of them together. {SCORE_LEGEND}"
     )
 
 
@@ -165,7 +171,8 @@ def summary(
     results: Results, title: str, part: str, tasks: Sequence[str], columns: Sequence[Sequence[str]], text: str = ""
 ) -> TableSection:
     """Return a row per method; and notes on the numbers that stand for fewer tasks or seeds than planned."""
-    rows: dict[str, list[str]] = {label: [label] for label in results.plan.labels}
+    ranked = part != "test"  # by a score
+    rows = {label: [label, *[score][:ranked]] for label, score in results.plan.scores.items()}
     notes: dict[str, None] = {}
     for name, measure, show, *source in columns:
         source = source[0] if source else part
@@ -177,9 +184,10 @@ def summary(
             rows[label].append(entry(values[label], present, results.plan.seeds, show))
             if FEWER in rows[label][-1]:
                 notes[f"{FEWER} not all seeds: only those with every task count."] = None
-    if any(NOTHING in row[1:] for row in rows.values()):
+    if any(NOTHING in row[1 + ranked :] for row in rows.values()):
         notes[f"{NOTHING}: no seed with every task, or a number that the method does not give."] = None
-    return TableSection(title, ["method", *(column[0] for column in columns)], list(rows.values()), text, list(notes))
+    head = ["method", *["score"][:ranked], *(column[0] for column in columns)]
+    return TableSection(title, head, list(rows.values()), text, list(notes))
 
 
 def entry(values: Mapping[tuple[str, int], float], tasks: Sequence[str], seeds: Sequence[int], show: str = "percent") -> str:
@@ -203,8 +211,12 @@ def each_task(results: Results) -> list[TableSection]:
     sections: list[TableSection] = []
     for name, tasks in results.sets().items():
         values, parts = results.values(name, "auroc"), [task.split("/") for task in tasks]
-        rows = [[label, *(entry(values[label], [t], results.plan.seeds) for t in tasks)] for label in results.plan.labels]
-        head = ["method", *(part[1] if len(part) > 2 else part[-1] for part in parts)]  # what tells tasks of a family apart
+        rows = [
+            [label, score, *(entry(values[label], [t], results.plan.seeds) for t in tasks)]
+            for label, score in results.plan.scores.items()
+        ]
+        # what tells tasks of a family apart
+        head = ["method", "score", *(part[1] if len(part) > 2 else part[-1] for part in parts)]
         sections.append(TableSection(f"AUROC of each task, {name}", head, rows))
     return sections
 
@@ -231,6 +243,18 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
     rule = "|---|" + "--:|" * (len(header) - 1)
     return "\n".join([f"| {' | '.join(header)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def methods_markdown() -> str:
+    """Tabulate the methods that a plan may name."""
+    rows = [
+        [
+            f"`{name}`", f"`{method.score}`" if method.score != "own" else "own", "" if method.scores_only else f"1, {SIZE}",
+            "yes" if method.from_models else "", ", ".join(f"`{key}`" for key in sorted(method.keys)),
+        ]
+        for name, method in METHODS.items() if ":" not in name
+    ]  # fmt: skip
+    return table(["`name`", "score", "`members`", "`from`", "keys of `config` and `grid`"], rows).replace("--:", "---")
 
 
 # ------------------------------------------------------------------------------------------------ image classifiers
@@ -302,7 +326,7 @@ def ranks_markdown(results: Results) -> str:
     lead = (
         f"Written by `offmap bench table {words(results)}` from {len(results.ok)} of {len(results.cells)} records: "
         f"{len(plan.tasks)} tasks, {len(plan.labels)} methods. AUROC of OOD images against test images and accuracy are in "
-        "per cent, means over seeds; ranks are among the methods of a table, in parentheses."
+        f"per cent, means over seeds; ranks are among the methods of a table, in parentheses. {SCORE_LEGEND}"
     )
     sections = [section(board, "All tasks", plan.tasks, (NEAR, FAR, OPEN), costs=False)] if len(groups) > 1 else []
     for (family, is_open), tasks in groups.items():
@@ -322,14 +346,15 @@ def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str]
     others = [label for label in board.labels if label not in mean and any(label in v for v in averages.values())]
     rows: list[list[str]] = []
     for label in [*sorted(complete, key=lambda label: -mean[label]), *others]:
-        row = [(f"**{label}**" if label == board.labels[0] else label) + board.mark(label, tasks)]
+        name = (f"**{label}**" if label == board.labels[0] else label) + board.mark(label, tasks)
+        row = [name, board.results.plan.scores[label]]
         for values in averages.values():
             rank = 1 + sum(value > values.get(label, 0.0) for value in values.values())  # equal numbers share the better one
             row.append(f"{percent(values[label])} ({rank})" if label in values else NOTHING)
         if len(averages) > 1:
             row.append(percent(mean[label]) if label in mean else NOTHING)
         rows.append(row + (board.costs(label, tasks) if costs else []))
-    head = ["method", *averages, *["mean"][: len(averages) - 1]]
+    head = ["method", "score", *averages, *["mean"][: len(averages) - 1]]
     head += ["accuracy", "s to fit", "s for 1,000 images"] if costs else []
     stars = [f"{FEWER} not all seeds."] if any(row[0].endswith(FEWER) for row in rows) else []
     return "\n\n".join([f"## {title}", table(head, rows), *verdict(board.results.plan, mean), *stars])
@@ -353,9 +378,10 @@ def each_set(board: Board, task: str) -> str:
     numbers = {label: board.aurocs(label, task) for label in board.labels if (label, task) in board.records}
     sets = list(next(iter(numbers.values())))
     mean = {label: fmean(fmean(values) for values in by_set.values()) for label, by_set in numbers.items()}
-    head = ["method", *(name if kind_of(task, name) == OPEN else f"{name} ({kind_of(task, name)})" for name in sets)]
+    head = ["method", "score", *(name if kind_of(task, name) == OPEN else f"{name} ({kind_of(task, name)})" for name in sets)]
     rows: list[list[str]] = []
     for label in sorted(numbers, key=lambda label: -mean[label]):
-        cells = [label + board.mark(label, [task]), *(spread(numbers[label][name], percent) for name in sets)]
+        name_of = label + board.mark(label, [task])
+        cells = [name_of, board.results.plan.scores[label], *(spread(numbers[label][name], percent) for name in sets)]
         rows.append([*cells, *[percent(mean[label])][: len(sets) - 1]])
     return "\n\n".join([f"## {task}", table([*head, *["mean"][: len(sets) - 1]], rows), *verdict(board.results.plan, mean)])

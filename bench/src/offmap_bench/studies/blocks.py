@@ -14,6 +14,7 @@ from typing import Any
 
 from offmap_bench.checks import trust
 from offmap_bench.paths import DOCS, ROOT
+from offmap_bench.runner.table import methods_markdown
 from offmap_bench.studies.study import TEMPLATES, markdown
 
 Table = dict[str, dict[str, str]]
@@ -21,9 +22,10 @@ Table = dict[str, dict[str, str]]
 
 SPECS: dict[str, dict[str, Any]] = tomllib.loads((TEMPLATES / "blocks.toml").read_text(encoding="utf-8"))
 PROMISES: list[dict[str, Any]] = tomllib.loads((TEMPLATES / "promises.toml").read_text(encoding="utf-8"))["promise"]
-BLOCKS = (*SPECS, "promises")
+BLOCKS = (*SPECS, "promises", "methods")
 MODES = ("extrapolation", "interpolation")
-UCI = {f"{measure}, {mode}": ["uci", f"Detection, {mode}", measure] for measure in ("AUROC", "FPR@95") for mode in MODES}
+UCI = {"score": ["uci", f"Detection, {MODES[0]}", "score"]}
+UCI |= {f"{measure}, {mode}": ["uci", f"Detection, {mode}", measure] for measure in ("AUROC", "FPR@95") for mode in MODES}
 
 
 def pages() -> list[Path]:
@@ -54,8 +56,8 @@ def fill_blocks(text: str, path: Path) -> str:
 
 def render(name: str) -> str:
     """Fill one block: paragraphs are wrapped, tables stay as they are."""
-    if name == "promises":
-        return render_promises()
+    if name in ("promises", "methods"):
+        return render_promises() if name == "promises" else methods_markdown()
     spec = SPECS[name]
     fields = {key: cell(*source) for key, source in spec.get("cells", {}).items()}
     fields |= {key: quote_table(table) for key, table in spec.get("tables", {}).items()}
