@@ -25,7 +25,7 @@ from offmap_bench.runner.base_models import as_predictive
 from offmap_bench.runner.methods import SCORING, FitContext, without
 from offmap_bench.runner.plan import METHODS, Cell, cells, narrow_plan, parse, read_plan
 from offmap_bench.runner.run import Bench, Event, run
-from offmap_bench.runner.store import Record, Records, read_records, write_records
+from offmap_bench.runner.store import Record, Records, code_digest, read_records, write_records
 from offmap_bench.tasks.catalog import task
 
 TEXT = """
@@ -132,7 +132,7 @@ def test_what_a_fit_chose_is_kept(done: Path) -> None:
     assert len(record.chosen["kept"]) == 5
     assert record.chosen["entropy"] < 0
     assert record.steps == 10
-    assert record.versions == {"offmap": offmap.__version__, "torch": str(torch.__version__)}
+    assert record.versions == {"offmap": offmap.__version__, "torch": str(torch.__version__), "code": code_digest()}
 
 
 def test_a_posterior_is_recorded_with_its_setting_filled_in(done: Path) -> None:
@@ -239,6 +239,21 @@ def test_stale_records_are_run_again(tmp_path: Path) -> None:
     write_records(path, replace(read_records(path).records[cell.hash], settings={"config": {"k": 5}}))
     assert run([cell], path).done == 1
     assert run([cell], path).before == 1
+
+
+def test_records_of_other_code_are_run_again_when_asked(tmp_path: Path) -> None:
+    path, (first,), (second,) = tmp_path / "tiny.jsonl", tiny("nearest"), tiny("mahalanobis")
+    run([first, second], path)
+    records = read_records(path).records
+    assert all(len(record.versions["code"]) == 16 for record in records.values())
+    other = records[first.hash]
+    write_records(path, replace(other, versions={k: v for k, v in other.versions.items() if k != "code"}, chosen={"old": True}))
+    assert run([first, second], path).done == 0
+    assert run([first, second], path, again=True).done == 1
+    renewed = read_records(path).records
+    assert renewed[first.hash].metrics == other.metrics
+    assert not renewed[first.hash].chosen
+    assert run([first, second], path, again=True).done == 0
 
 
 def test_a_grid_is_decided_by_the_validation_risk(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def bench_run(
     address: Address = None,
     only: Annotated[str | None, typer.Option(help="Methods with this label only; * and ? match.")] = None,
     tasks: Annotated[list[str] | None, typer.Option(help="These tasks only; * and ? match; may be given several times.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also run cells whose record was made by other code of offmap.")] = False,
     records: Records = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +65,7 @@ def bench_run(
             now = f" on {event.cell.task}, seed {event.cell.seed}" * begins + f", {failed[label]} failed" * (failed[label] > 0)
             progress.update(bars[label], advance=0 if begins else 1, now=now)
 
-        outcome = run(wanted, path, pool=pool, report=report)
+        outcome = run(wanted, path, pool=pool, report=report, again=again)
     for why in outcome.damaged.values():
         typer.echo(f"Warning: {why}", err=True)
     for reason, count in outcome.failures.items():

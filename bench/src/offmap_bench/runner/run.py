@@ -26,7 +26,7 @@ from offmap.model.forward import LRUCache
 from offmap.posterior.predictive import CachedPredictive, Member, Predictive, Scorer
 from offmap_bench.runner.methods import SCORING, FitContext, Fitted, candidates
 from offmap_bench.runner.plan import METHODS, Cell, Settings
-from offmap_bench.runner.store import Record, read_records, set_damaged_aside, settings_of, write_records
+from offmap_bench.runner.store import Record, code_digest, read_records, set_damaged_aside, settings_of, write_records
 from offmap_bench.tasks.catalog import task as task_of
 from offmap_bench.tasks.task import Task
 
@@ -65,16 +65,18 @@ class Outcome:
 
 
 def run(
-    cells: Sequence[Cell], path: Path, *, jobs: int = 1, pool: Pool | None = None, report: Report = lambda event: None
-) -> Outcome:
+    cells: Sequence[Cell], path: Path, *, jobs: int = 1, pool: Pool | None = None, report: Report = lambda event: None,
+    again: bool = False,
+) -> Outcome:  # fmt: skip
     """Run the cells whose record is missing, failed, damaged or stale, in local processes or by a pool.
 
     Cells of one task and seed run in one process: they share base models, and some a fit. A record is written as soon as its
-    cell ends. Damaged lines are moved to another file, never deleted.
+    cell ends. Damaged lines are moved to another file, never deleted. With `again`, cells whose record is of other code are run
+    too, until all are of this code.
     """
     pool, path, ended = pool or Pool(workers=jobs), path.absolute(), set[str]()
     damaged, records = set_damaged_aside(path), read_records(path)
-    states = {cell.hash: records.state(cell) for cell in cells}
+    states = {cell.hash: "other" if again and records.code(cell) != code_digest() else records.state(cell) for cell in cells}
     lacking = [cell for cell in cells if states[cell.hash] != "ok"]
 
     def report_once(_: int, event: Event) -> None:
@@ -122,7 +124,7 @@ class Bench:
 
     def run(self, cell: Cell) -> Record:
         """Return the cell's record; an error is part of it."""
-        versions = {"offmap": __version__, "torch": str(torch.__version__)}
+        versions = {"offmap": __version__, "torch": str(torch.__version__), "code": code_digest()}
         record = Record(cell.as_dict(), "failed", settings_of(cell), versions=versions, threads=torch.get_num_threads())
         with captured_warnings() as warnings:
             try:

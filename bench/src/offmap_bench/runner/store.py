@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+import offmap
 from offmap.atomic import write_whole
 from offmap.errors import FileError
 from offmap_bench.runner.plan import METHODS, Cell, digest
@@ -59,6 +62,21 @@ class Records:
         if record is None:
             return "damaged" if cell.hash in self.damaged else "missing"
         return record.status if record.settings == settings_of(cell) else "stale"
+
+    def code(self, cell: Cell) -> str:
+        """Return the digest of the code that made a cell's record; empty for records that do not tell."""
+        record = self.records.get(cell.hash)
+        return record.versions.get("code", "") if record else ""
+
+
+@cache
+def code_digest() -> str:
+    """Return 16 hexadecimal digits of all Python files of offmap and offmap-bench."""
+    total = hashlib.sha256()
+    for root in (Path(offmap.__file__).parent, Path(__file__).parents[1]):
+        for path in sorted(root.rglob("*.py")):
+            total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
