@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from torch import nn
 
 import offmap
 from citycams import Brightness, to_tensor, write_copy
-from offmap_bench.runner.plan import parse
+from offmap_bench.runner.plan import read_plan
 from offmap_bench.studies import blocks
 
 ROOT = Path(__file__).parents[1]
@@ -102,9 +103,14 @@ def test_a_block_is_of_a_language_that_is_checked_or_plain(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if fences(page, "toml")])
-def test_a_plan_on_a_page_can_be_read(page: str, tmp_path: Path) -> None:
+def test_a_plan_on_a_page_can_be_read(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for body in fences(page, "python"):
+        if named := re.match(r"# (\w+\.py)", body):
+            (tmp_path / named[1]).write_text(body, encoding="utf-8")
     for body in fences(page, "toml"):
-        assert parse(body, "page").name
+        (tmp_path / "plan.toml").write_text(body, encoding="utf-8")
+        assert read_plan(tmp_path / "plan.toml").name
 
 
 # ------------------------------------------------------------------------------------------------------- numbers
