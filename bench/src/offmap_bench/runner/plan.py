@@ -214,9 +214,8 @@ def _read_entry(content: Any, defaults: Settings, quick: Settings) -> Entry:
     """Read one [[method]]: its own config over the defaults, and under [quick]."""
     _check_keys(_get({"method": content}, "method", dict), METHOD_KEYS, "[[method]]")
     name = content.get("name")
-    if not isinstance(name, str) or (":" not in name and name not in METHODS):
-        valid = nearest(str(name), [name for name in METHODS if ":" not in name])
-        raise ConfigError(f"Expected `name` of a [[method]] to be {valid} or `module:callable`, but got {name!r}.")
+    if not isinstance(name, str) or ":" not in name:  # else `module:callable`
+        name = _one_of("`name` of a [[method]] to be", name, [name for name in METHODS if ":" not in name])
     method, label = METHODS[name], _get(content, "label", str, name)
     config, grid = (_get(content, key, dict, {}) for key in ("config", "grid"))
     for key, table in (("config", config), ("grid", grid)):
