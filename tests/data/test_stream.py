@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from offmap.data.tables import csv as csv_format
+from offmap.data.tables import schema as schemas
 from offmap.data.tables import table as tables
+from offmap.data.tables.schema import Schema
 from offmap.data.tables.table import open_table, write_table
 from offmap.errors import ConfigError, DataError, FileError
 
@@ -137,6 +140,82 @@ def test_what_is_wrong_with_a_csv_is_named(text, message, tmp_path):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=message):
         whole(path, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('"temp\n(C)",b\n1,2\n', ["temp\n(C)", "b"]),
+        ('"a;,,,\r\n""x""";b\r\n1;2\r\n', ['a;,,,\r\n"x"', "b"]),
+        ('5" pipe,b\n1,2\n', ['5" pipe', "b"]),
+        ('"a,",b\n1,2\n', ["a,", "b"]),
+    ],
+    ids=["comma", "semicolons outside quotes", "a quote within a name", "a separator within quotes"],
+)
+def test_quoted_names_may_hold_line_breaks_and_separators(text, names, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(text, newline="")
+    with open_table(path) as table:
+        assert table.names == names
+        assert next(table.blocks(names)).x.tolist() == [[1, 2]]
+
+
+def test_wide_tables_are_read_in_time_that_grows_with_their_width(tmp_path, monkeypatch):
+    """Comparisons of names are counted: a list of names that is searched for each of them makes 4 × 10⁸ here."""
+
+    class Name(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+        def strip(self):
+            return self
+
+    width, path = 20_000, tmp_path / "t.csv"
+    path.write_text(",".join(f"c{i}" for i in range(width)) + "\n" + ",".join(map(str, range(width))) + "\n")
+    reader = csv_format.csv.reader
+    monkeypatch.setattr(
+        csv_format.csv, "reader", lambda *args, **kwargs: ([Name(w) for w in row] for row in reader(*args, **kwargs))
+    )
+    with open_table(path) as table:
+        inputs, unused = Schema.choose(table, [], []).find_inputs(table)
+        (block,) = table.blocks(inputs, table.names[-1:])
+    assert (len(inputs), unused) == (width - 1, [])
+    np.testing.assert_array_equal(block.x, [np.arange(width - 1)])
+    assert Name.compared < 20 * width
+
+
+def test_more_columns_than_any_model_takes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_COLUMNS", 20)
+    monkeypatch.setattr(csv_format.csv, "reader", lambda *args, **kwargs: pytest.fail("names are made before they are counted"))
+    (tmp_path / "t.csv").write_text(",".join(f"c{i}" for i in range(21)) + "\n")
+    arrow_table = arrow.table({f"c{i}": [1.0] for i in range(21)})
+    parquet.write_table(arrow_table, tmp_path / "t.parquet")
+    np.savez(tmp_path / "t.npz", a=np.zeros((2, 11)), b=np.zeros((2, 10)))
+    for suffix in ("csv", "parquet", "npz"):
+        with pytest.raises(DataError, match=rf"Expected at most 20 columns in .*t.{suffix}, but there are 21"):
+            whole(tmp_path / f"t.{suffix}", ["c0"])
+
+
+@pytest.mark.parametrize("suffix", ["csv.gz", "npz", "parquet"])
+def test_tables_that_unpack_to_much_are_streamed_but_not_held(suffix, tmp_path, monkeypatch):
+    path, zeros = tmp_path / f"t.{suffix}", np.zeros(20_000)
+    if suffix == "csv.gz":
+        path.write_bytes(gzip.compress(b"a,b\n" + b"0,0\n" * len(zeros)))
+    elif suffix == "npz":
+        np.savez_compressed(path, a=zeros, b=zeros)
+    else:
+        parquet.write_table(arrow.table({"a": zeros, "b": zeros}), path)
+    assert path.stat().st_size < 5000
+    whole(path, ["a", "b"])
+    schema = Schema(("a",), ("b",))
+    assert len(schema.read(path, None)[0]) == len(zeros)
+    monkeypatch.setattr(schemas, "MAX_UNPACKED", 1 << 20)
+    with pytest.raises(DataError, match=r"bytes in .* when unpacked, but there are more. Save it without compression"):
+        schema.read(path, None)
 
 
 def test_csv_without_a_last_line_break_logs_a_warning(tmp_path, caplog):

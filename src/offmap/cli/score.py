@@ -144,7 +144,8 @@ def score_table(guard: Guard, spec: ScoreSpec, table: Table, out: Path, report: 
             report(rows)
         if not rows:
             raise DataError(f"Expected rows in {table.path}, but there are none.")
-    return ScoreResult(rows, flagged, unused=tuple(name for name in unused if name not in keep))
+    kept = set(keep)
+    return ScoreResult(rows, flagged, unused=tuple(name for name in unused if name not in kept))
 
 
 def result_columns(result: Result, schema: Schema) -> dict[str, NDArray[Any]]:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import logging
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ logger = logging.getLogger("offmap")
 
 MAX_LINE_LETTERS = 1 << 24
 MAX_BLOCK_LETTERS = 1 << 25  # fewer rows are read at a time where they are long
-
+SEPARATORS = ",;\t|"
 
 WORDS: dict[str, Callable[[Any], str]] = {"b": lambda value: "true" if value else "false", "f": lambda value: f"{value:.9g}"}
 """How truth values and numbers are written, by the kind of their dtype."""
@@ -31,17 +32,18 @@ class CsvTable(Table):
     kind, typed, writable = "a table as CSV in UTF-8", False, True
 
     def open(self, separator: str | None, stack: ExitStack) -> list[str]:
-        """Read the header; the default separator is whichever of `,` `;` tab `|` it has most of."""
+        """Read the header; the default separator is whichever of `,` `;` tab `|` it has most of outside quotes."""
         if separator is not None and len(separator) != 1:
             raise ConfigError(f"Expected the separator to be one character, but got {separator!r}.")
         compressed = self.path.name.lower().endswith(".gz")
         self.file, self.count = stack.enter_context(self.path.open("rb")), 0
         unpacked: Any = gzip.GzipFile(fileobj=self.file) if compressed else self.file
         self.text, lines = io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline=""), self._lines()
-        header = next(lines, "")
+        header, unquoted = _read_header(lines, separator or SEPARATORS)
         if not header.strip():
             raise DataError(f"Expected a header row in {self.path}, but the file is empty.")
-        separator = separator or max(",;\t|", key=header.count)
+        separator = separator or max(SEPARATORS, key=unquoted.count)
+        self.check_width(1 + unquoted.count(separator))  # before millions of names are made
         names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True))]
         if len(names) == 1:
             raise DataError(
@@ -71,7 +73,8 @@ class CsvTable(Table):
     def chunks(self, columns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
         """Yield words by column; blank lines are skipped."""
         done, rows, start = 0, list[list[str]](), self.count
-        most = rows_per_block(len(self.names))
+        most, places = rows_per_block(len(self.names)), {name: i for i, name in enumerate(self.names)}
+        indices = {name: places[name] for name in columns}
         for record in self.records:
             if record and len(record) != len(self.names):
                 raise DataError(
@@ -80,12 +83,9 @@ class CsvTable(Table):
                 )
             rows += [record] if record else []
             if len(rows) == most or self.count - start > MAX_BLOCK_LETTERS:
-                yield self._by_column(rows, columns)
+                yield {name: [row[i] for row in rows] for name, i in indices.items()}
                 done, rows, start = done + len(rows), [], self.count
-        yield self._by_column(rows, columns)
-
-    def _by_column(self, rows: list[list[str]], columns: Sequence[str]) -> dict[str, list[str]]:
-        return {name: [row[i] for row in rows] for name in columns for i in [self.names.index(name)]}
+        yield {name: [row[i] for row in rows] for name, i in indices.items()}
 
     @staticmethod
     @contextmanager
@@ -107,6 +107,23 @@ class CsvTable(Table):
         finally:
             with contextlib.suppress(OSError, ValueError):
                 text.detach()
+
+
+def _read_header(lines: Iterator[str], separators: str) -> tuple[str, str]:
+    """Join the lines of the header, of which a quoted name may span several; return it, and what of it is not quoted."""
+    # a quote opens at the start of a field, and closes at the next one that is not doubled
+    quoted = re.compile(rf'(?:^|(?<=[{re.escape(separators)}]))"[^"]*(?:""[^"]*)*("?)')
+    header, unquoted, size = list[str](), list[str](), 0
+    for line in lines:
+        field = f'"{line}' if header else line  # a line after the first begins within quotes
+        header.append(line)
+        unquoted.append(quoted.sub("", field))
+        size += len(line)
+        if all(match[1] for match in quoted.finditer(field)):
+            break
+        if size > MAX_LINE_LETTERS:
+            raise ValueError(f"its header has more than {MAX_LINE_LETTERS} letters")
+    return "".join(header), "".join(unquoted)
 
 
 class PackedCsvTable(CsvTable):

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from offmap.data.tables.table import FORMATS, Columns, Table, Write, rows_per_block
+from offmap.data.tables.table import FORMATS, MAX_COLUMNS, Columns, Table, Write, rows_per_block
 from offmap.errors import DataError
 
-MAX_COLUMNS = 1 << 20
 MAX_BYTES = 1 << 26  # of one block, and of one row
 
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from offmap.data.tables.table import MISSING, Table, open_table, parse_number
 from offmap.errors import ConfigError, DataError, FileError, nearest
 
+MAX_UNPACKED = 1 << 28  # bytes of a table that is read as a whole, or 20 × the file if that is more
+
 Array = NDArray[Any]
 Column = NDArray[np.float64] | list[str | None]
 """Numbers, NaN where one is missing, or words, None where one is missing."""
@@ -62,7 +64,8 @@ class Schema:
             excluded = {column for name in drop for column in find_columns(table, name, "--drop")} | set(self.targets)
             return tuple(name for name in table.names if name not in excluded), []
         self._check_columns(table, self.inputs)
-        return self.inputs, [name for name in table.names if name not in self.inputs and name not in self.targets]
+        known = {*self.inputs, *self.targets}
+        return self.inputs, [name for name in table.names if name not in known]
 
     def read(
         self, path: Path, separator: str | None, *, targets: bool = True, drop: Sequence[str] = ()
@@ -72,10 +75,20 @@ class Schema:
             inputs, _ = self.find_inputs(table, drop)
             names = self.targets if targets else ()
             self._check_columns(table, names)
-            blocks = list(table.blocks(inputs, names))
-            if not blocks:
+            x, values, size = list[Array](), {name: list[Any]() for name in names}, 0
+            most = max(MAX_UNPACKED, 20 * path.stat().st_size)
+            for block in table.blocks(inputs, names):
+                size += block.x.nbytes + 64 * len(block.x) * len(names)
+                if size > most:
+                    raise DataError(
+                        f"Expected at most {most} bytes in {path} when unpacked, but there are more. Save it without "
+                        "compression, or pass fewer rows."
+                    )
+                x.append(block.x.astype(np.float32))
+                for name in names:
+                    values[name] += block.raw[name]
+            if not x:
                 raise DataError(f"Expected rows in {path}, but there are none.")
-            values = {name: [value for block in blocks for value in block.raw[name]] for name in names}
             columns = {name: parse_column(table, name, values[name]) for name in names}
         for name, column in columns.items():
             missing = [i for i, value in enumerate(column) if value is None or value != value]
@@ -85,7 +98,7 @@ class Schema:
                 )
             if not isinstance(column, list) and not np.isfinite(column).all():
                 raise DataError(f"Expected finite targets in column {name!r} of {path}, but some are infinite.")
-        return np.concatenate([block.x.astype(np.float32) for block in blocks]), columns
+        return np.concatenate(x), columns
 
     def encode_targets(self, columns: Mapping[str, Column], path: Path, *, numeric: bool) -> Array:
         """Encode targets for a likelihood: float (n,) or (n, K) if numeric, else integers (n,)."""
@@ -107,7 +120,8 @@ class Schema:
         return np.array([self.classes.index(str(word)) for word in words])
 
     def _check_columns(self, table: Table, names: Sequence[str]) -> None:
-        missing = [name for name in names if name not in table.names]
+        there = set(table.names)
+        missing = [name for name in names if name not in there]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from offmap.errors import ConfigError, DataError, OffmapError, first_line
 
 BLOCK_NUMBERS = 1 << 20  # 8 MB
 BLOCK_ROWS = 1 << 16
+MAX_COLUMNS = 1 << 20
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
 STDOUT = "-"
 
@@ -63,6 +65,11 @@ class Table(ABC):
     @abstractmethod
     def chunks(self, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """Yield the values of these columns for consecutive rows: a list, or an array (n, ...), by column."""
+
+    def check_width(self, columns: int) -> None:
+        """Refuse more columns than any model takes."""
+        if columns > MAX_COLUMNS:
+            raise DataError(f"Expected at most {MAX_COLUMNS} columns in {self.path}, but there are {columns}.")
 
     def rows(self, done: int) -> int | None:
         """Return the number of rows, or an estimate after `done` of them were read; None if there is none."""
@@ -144,10 +151,12 @@ def open_table(path: str | Path, separator: str | None = None) -> Generator[Tabl
     with ExitStack() as stack:
         with explain_damage(path, kind.kind):
             table = kind(path, separator, stack)
-        repeated = sorted({name for name in table.names if table.names.count(name) > 1})
+        table.check_width(len(table.names))
+        repeated = sorted(name for name, count in Counter(table.names).items() if count > 1)
         if repeated or "" in table.names or not table.names:
             raise DataError(
-                f"Expected a table with names that differ in {path}, but got {repeated or 'an empty one'}. Is the header missing?"
+                f"Expected a table with names that differ in {path}, but got {repeated[:8] or 'an empty one'}. Is the header "
+                "missing?"
             )
         yield table
 
