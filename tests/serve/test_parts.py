@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
+from safetensors.torch import save_file
+from scipy import stats
+from starlette.testclient import TestClient
 
 from offmap import cli
 from offmap.errors import ConfigError, FileError
 from offmap.export.onnx import add_checksum
-from offmap.serve.app import Limits, Monitor, listen
+from offmap.serve import app as application
+from offmap.serve import monitor as monitoring
+from offmap.serve.app import Limits, create_app, listen
+from offmap.serve.logs import UNEXPECTED, TextFormatter
 from offmap.serve.model import Batcher, Model
+from offmap.serve.monitor import Monitor, alert_count
 from offmap.serve.parsing import Arrays, InputSpec, RequestError, parse_inputs
 
 
@@ -76,7 +88,7 @@ def test_more_rows_than_may_wait_are_sent_away_and_those_who_left_are_not_run() 
 
 def test_the_rolling_share_is_that_of_the_latest_rows() -> None:
     chance, now = random.Random(0), [0.0]
-    monitor = Monitor(Model(None, (), (), 0.0, ()), Limits(window=7, alert=0.5), clock=lambda: now[0])
+    monitor = Monitor(Model(None, (), (), 0.0), 7, 0.5, clock=lambda: now[0])
     verdicts: list[bool] = []
     for _ in range(60):
         new = [chance.random() < 0.4 for _ in range(chance.randrange(1, 12))]
@@ -114,6 +126,8 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
     onnx.save(
         onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "other.onnx"
     )
+    save_file({"a": torch.zeros(2)}, tmp_path / "g.safetensors")
+    torch.save({}, tmp_path / "g.pt2")  # a zip archive, too
     for name in ("words", "other"):
         (tmp_path / f"{name}-sealed.onnx").write_bytes(add_checksum((tmp_path / f"{name}.onnx").read_bytes()))
     for name, message in (
@@ -122,9 +136,215 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
         ("other.onnx", "other.onnx is damaged, changed or another"),
         ("words-sealed.onnx", "cannot read"),
         ("other-sealed.onnx", "is another ONNX model"),
+        ("g.safetensors", "is a guard file, which needs its model and Python. Export both .* `offmap export`, or `guard.export"),
+        ("g.pt2", "is an archive for torch. Export the guard to .onnx"),
     ):
         with pytest.raises(FileError, match=message):
             Model.load(tmp_path / name)
+
+
+FACTS = {
+    "threshold": "2.5", "false_alarms": "0.05", "levels": "0.5 1", "calibration_rows": "1000", "calibrated": "false",
+    "columns": '["temp", "humidity", "x[0]"]', "terms": '["inputs", "layers"]',
+}  # fmt: skip
+
+
+def write_graph(path: Path, **facts: str) -> Path:
+    """A graph as an export writes it: the score is the sum of a row, the p-value 1/(1 + e^score), two terms are two columns."""
+    helper, kinds = onnx.helper, onnx.TensorProto
+    nodes = [
+        helper.make_node("ReduceSum", ["input", "axes"], ["score"], keepdims=0),
+        helper.make_node("Greater", ["score", "bound"], ["ood"]),
+        helper.make_node("Identity", ["bound"], ["threshold"]),
+        helper.make_node("Neg", ["score"], ["less"]),
+        helper.make_node("Sigmoid", ["less"], ["p_value"]),
+        helper.make_node("Gather", ["input", "two"], ["terms"], axis=1),
+    ]
+    constants = [
+        helper.make_tensor("axes", kinds.INT64, [1], [1]),
+        helper.make_tensor("bound", kinds.FLOAT, [], [2.5]),
+        helper.make_tensor("two", kinds.INT64, [2], [0, 1]),
+    ]
+    shapes = {"score": (kinds.FLOAT, ["rows"]), "ood": (kinds.BOOL, ["rows"]), "p_value": (kinds.FLOAT, ["rows"])}
+    shapes |= {"terms": (kinds.FLOAT, ["rows", 2]), "threshold": (kinds.FLOAT, [])}
+    outputs = [helper.make_tensor_value_info(name, *shape) for name, shape in shapes.items()]
+    inputs = [helper.make_tensor_value_info("input", kinds.FLOAT, ["rows", 3])]
+    graph = helper.make_graph(nodes, "guard", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    for key, value in (FACTS | facts).items():
+        model.metadata_props.add(key=f"offmap.{key}", value=value)
+    path.write_bytes(add_checksum(model.SerializeToString()))
+    return path
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Model:
+    return Model.load(write_graph(tmp_path / "g.onnx"))
+
+
+def test_p_values_terms_and_threshold_are_answered_and_columns_go_by_name(served: Model) -> None:
+    with TestClient(create_app(served, Limits(max_rows=4))) as client:
+        expected = {
+            "score": [0.0, 3.0], "ood": [False, True], "p_value": pytest.approx([0.5, 0.0474], abs=1e-4),
+            "terms": {"inputs": [0.0, 1.0], "layers": [0.0, 0.5]}, "threshold": 2.5,
+        }  # fmt: skip
+        assert client.post("/score", json={"inputs": [[0, 0, 0], [1, 0.5, 1.5]]}).json() == expected
+        rows = [{"humidity": 0, "temp": 0, "x[0]": 0}, {"x[0]": 1.5, "humidity": 0.5, "temp": 1}]
+        assert client.post("/score", json={"rows": rows}).json() == expected
+        for wrong, message in (
+            ([{"tmp": 1, "humidity": 0, "x[0]": 1}], "row 1 has 'tmp' (did you mean 'temp'?)"),
+            ([*rows, {"temp": 1, "humidity": 0, "x[0]": 1, "?": 1}], "row 3 has '?'. GET /info lists the columns"),
+            ([*rows, {"temp": 1}], "row 3 lacks 'humidity' and 1 more"),
+            ([[1, 2, 3]], 'Expected {"rows": [{"temp": …}, …]}, an object for each row'),
+            ([{"temp": True, "humidity": 0, "x[0]": 1}], "Expected numbers"),
+            ([{"temp": [1], "humidity": 0, "x[0]": 1}], "Expected rows of one length"),
+            (3 * rows, "at most 4 rows, but got 6"),
+        ):
+            assert message in client.post("/score", json={"rows": wrong}).json()["detail"]
+        twice = client.post("/score", content=b'{"rows": [{"temp": 1, "temp": 2, "humidity": 0}]}', headers=JSON)
+        assert "a name comes twice in one object" in twice.json()["detail"]
+        both = client.post("/score", json={"rows": [], "inputs": [[1, 2, 3]]})
+        assert 'Expected {"inputs": [[…], …]} or {"rows": [{"temp": …}, …]}' in both.json()["detail"]
+        info = client.get("/info").json()
+        assert (info["columns"], info["terms"], info["threshold"]) == (["temp", "humidity", "x[0]"], ["inputs", "layers"], 2.5)
+        assert (info["false_alarms"], info["calibration_rows"], info["calibrated"]) == (0.05, 1000, False)
+        assert info["inputs"] == [{"name": "input", "shape": [3], "dtype": "float32"}]
+        assert "offmap_p_value_count 4.0" in client.get("/metrics").text
+        schema = client.get("/openapi.json").json()["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
+        assert list(schema["schema"]["anyOf"][1]["properties"]["rows"]["items"]["properties"]) == info["columns"]
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_rows_without_names_go_by_position_alone(tmp_path: Path) -> None:
+    model = Model.load(write_graph(tmp_path / "g.onnx", columns="null"))
+    with TestClient(create_app(model, Limits())) as client:
+        refused = client.post("/score", json={"rows": [{"temp": 1}]})
+        assert (refused.status_code, refused.json()["detail"]) == (422, 'Expected {"inputs": [[…], …]} with a row per example.')
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"columns": '["a", "b"]'}, {"columns": '["a", "a", "b"]'}, {"columns": "[1, 2, 3]"}, {"columns": "3"}, {"columns": "[a"},
+        {"terms": "null"}, {"false_alarms": "0"}, {"false_alarms": "x"}, {"calibration_rows": "-1"}, {"threshold": "nan"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_file_that_says_impossible_things_of_its_guard_is_refused(facts: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="Expected what `Guard.export` writes about a guard"):
+        Model.load(write_graph(tmp_path / "g.onnx", **facts))
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]," * 2_600_000, b"{}," * 2_600_000, b"0," * 4_000_000, b'"",' * 2_600_000, b"[" * 8_000_000]
+)
+def test_bodies_of_more_values_than_rows_have_are_refused_before_they_are_parsed(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", lambda *args, **options: pytest.fail("parsed"))
+    with pytest.raises(RequestError, match="Expected at most 4096 rows, but the body has") as refused:
+        parse_inputs("application/json", b'{"inputs": [' + body, [InputSpec("x", (3,), np.float32)], 4096)
+    assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (None,), (2, 3, 2), (None, 2)])
+def test_as_many_rows_as_are_allowed_are_never_too_many_values(shape: tuple[int | None, ...]) -> None:
+    x = np.zeros((500, *(4 if size is None else size for size in shape)))
+    body = json.dumps({"inputs": x.tolist()}, indent=1).encode()
+    spec = InputSpec("x", shape, np.float32)
+    assert parse_inputs("application/json", body, [spec], 500)["x"].shape == x.shape
+    if shape == (3,):
+        names = ["a[0],{", "[[[[,,,,{{{{", "c"]
+        body = json.dumps({"rows": [dict.fromkeys(names, 0)] * 500}).encode()
+        assert parse_inputs("application/json", body, [spec], 500, names)["x"].shape == x.shape
+
+
+def test_health_is_answered_while_long_bodies_are_parsed_and_long_responses_written(
+    served: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of both waits until /health was answered: on the event loop that would never be."""
+    started, answered = threading.Event(), threading.Event()
+
+    def waiting(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            started.set()
+            assert answered.wait(20), "/health was not answered"
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(application, "SMALL", 1000)
+    with TestClient(create_app(served, Limits())) as client, ThreadPoolExecutor(1) as pool:
+        for name in ("parse_inputs", "_to_json"):
+            started.clear()
+            answered.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(application, name, waiting(getattr(application, name)))
+                response = pool.submit(client.post, "/score", json={"inputs": 900 * [[0, 1, 2]]})
+                assert started.wait(20)
+                assert client.get("/health").json()["status"] == "ok"
+                answered.set()
+                assert response.result(20).json()["score"] == 900 * [3.0]
+
+
+def test_numbers_that_are_not_finite_are_null_in_every_part_of_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "SMALL", 4)
+    values = np.arange(22.0).reshape(11, 2)
+    values[7] = np.inf, np.nan
+    model = Model(None, (), ("score", "terms"), np.inf, terms=("a", 'quo"ted'))
+    written = json.loads(application._to_json({"score": values[:, 0], "terms": values}, model))
+    columns = [[None if row == 7 else float(value) for row, value in enumerate(column)] for column in values.T]
+    assert written == {"score": columns[0], "terms": {"a": columns[0], 'quo"ted': columns[1]}, "threshold": None}
+
+
+def test_a_mistake_of_the_server_is_a_sentence_counted_as_500_and_a_traceback_in_the_log(
+    served: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(application, "parse_inputs", lambda *args: {}["nothing"])
+    with TestClient(create_app(served, Limits())) as client:
+        failed = client.post("/score", json={"inputs": [[1, 2, 3]]})
+        assert (failed.status_code, failed.json()["detail"]) == (500, UNEXPECTED)
+        metrics = client.get("/metrics").text
+    assert 'offmap_requests_total{code="500"} 1.0' in metrics
+    assert 'code="200"' not in metrics
+    assert [record.exc_info is not None for record in caplog.records if record.levelno == logging.ERROR] == [True]
+
+
+def test_lines_of_the_log_cannot_be_forged() -> None:
+    record = logging.LogRecord("offmap.serve", logging.INFO, "", 0, "GET /\nFAKE \x1b[1m 200", None, None)
+    assert TextFormatter().format(record).endswith(" INFO GET /\\nFAKE \\x1b[1m 200")
+
+
+@pytest.mark.parametrize("rows", [None, 20, 100, 1000])
+@pytest.mark.parametrize("n", [1, 3, 10, 100, 1000])
+def test_the_alarm_begins_where_sound_rows_have_no_chance(n: int, rows: int | None) -> None:
+    """More than so many of n are flagged with a chance of 1e-5 at most, as few as possible: exact for exchangeable rows."""
+    above = None if rows is None else int(0.05 * (rows + 1))
+    law = stats.binom(n, 0.05) if rows is None or above is None else stats.betabinom(n, above, rows + 1 - above)
+    most = alert_count(n, 0.05, rows)
+    assert law.sf(most) <= monitoring.ALARM_CHANCE * (1 + 1e-6)
+    assert most == 0 or law.sf(most - 1) > monitoring.ALARM_CHANCE
+
+
+def test_a_share_far_above_the_promise_is_an_alarm_and_one_near_it_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "offmap.serve")
+    monitor = Monitor(Model(None, (), (), 0.0, false_alarms=0.05, calibration_rows=1000))
+
+    def count(flagged: int, rows: int = 1000) -> bool:
+        ood = np.arange(rows) < flagged
+        monitor.count_rows({"score": ood.astype(float), "ood": ood})
+        return monitor.alarm
+
+    assert [count(70), count(188), count(188), count(60)] == [False, True, True, False]
+    assert caplog.messages == [
+        "Alarm on: 18.8 % of the latest 1000 rows are off the map, more than 10.0 %.",
+        "Alarm off: 6.0 % of the latest 1000 rows are off the map.",
+    ]
+    text = generate_latest(monitor.registry).decode()
+    assert "offmap_false_alarms 0.05" in text
+    assert f"offmap_alert_share {monitor.alert_share}" in text
 
 
 def test_short_responses_are_not_held_back() -> None:
@@ -167,7 +387,41 @@ def test_an_address_that_is_taken_is_refused() -> None:
         listen("127.0.0.1", taken.getsockname()[1])
 
 
+@pytest.mark.parametrize(
+    ("words", "variable", "message"),
+    [
+        ([], "", "Expected a token in --token or OFFMAP_TOKEN, but it is empty. Set another, or unset it to ask for none."),
+        (["--token", ""], None, "but it is empty"),
+        (["--token", "a b"], None, "but it has spaces"),
+        (["--no-token"], "x", "Expected a token, or --no-token, but got both"),
+        (
+            ["--host", "0.0.0.0"],
+            None,
+            "Expected a token to listen on 0.0.0.0, where others than this machine may ask",
+        ),
+        (["--host", "::"], None, "Expected a token to listen on ::"),
+        (["--host", "0.0.0.0", "--no-token"], None, "there is none at nothing.onnx"),
+        (["--host", "0.0.0.0"], "x", "there is none at nothing.onnx"),
+        (["--host", "::1"], None, "there is none at nothing.onnx"),
+        (["--host", "localhost"], None, "there is none at nothing.onnx"),
+    ],
+)
+def test_who_may_ask_is_said_before_the_server_is_public(
+    words: list[str], variable: str | None, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OFFMAP_TOKEN", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OFFMAP_TOKEN", variable)
+    monkeypatch.setattr("offmap.serve.logs.start_logging", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["offmap", "serve", "nothing.onnx", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == (1 if "nothing" in message else 2)
+    assert message in capsys.readouterr().err
+
+
 def test_the_command_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("offmap.serve.logs.start_logging", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["offmap", "serve", "nothing.onnx"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -15,9 +16,11 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 import schemathesis
 import torch
@@ -28,10 +31,12 @@ from torch import Tensor
 
 import offmap
 from browsing import browser
+from offmap.export.onnx import add_checksum
 from shells import ENVIRONMENT
 from trained import inputs, quick, regression, regressor
 
 TOKEN = "a-token"
+COLUMNS = ["temp", "humidity", "x[0]"]
 LIMITS = ["--most-rows", "64", "--most-bytes", "20000", "--body-seconds", "1", "--window", "50", "--alert", "0.3"]
 
 
@@ -43,6 +48,11 @@ class Server:
     url: str
     client: httpx.Client
     pid: int
+    log: Path
+
+    def logged(self) -> list[dict[str, Any]]:
+        """Every line of the log, as JSON."""
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
 
     def post(self, content: bytes, kind: str = "application/json", token: str = TOKEN) -> httpx.Response:
         return self.client.post("/score", content=content, headers={"Content-Type": kind, "Authorization": f"Bearer {token}"})
@@ -50,7 +60,7 @@ class Server:
     def ask(self, rows: Tensor) -> dict[str, Tensor]:
         result = self.post(json.dumps({"inputs": rows.tolist()}).encode())
         assert result.status_code == 200, result.text
-        return {name: torch.tensor(values) for name, values in result.json().items()}
+        return {name: torch.tensor(values) for name, values in result.json().items() if name not in ("terms", "threshold")}
 
     def get(self, path: str) -> httpx.Response:
         return self.client.get(path, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -62,23 +72,27 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(path: Path) -> Generator[tuple[str, subprocess.Popen[str]]]:
-    """A server process and its address; it must end well when outputs to."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "offmap", "serve", str(path), "--port", "0", *LIMITS],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | {"OFFMAP_TOKEN": TOKEN},
-    )  # fmt: skip
+def started(path: Path, log: Path, *words: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
+    """A server process, which logs to a file, and its address; it must end well when told to."""
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "offmap", "serve", str(path), "--port", "0", *LIMITS, *words],
+            stdout=subprocess.PIPE, stderr=file, text=True, env=ENVIRONMENT | {"OFFMAP_TOKEN": TOKEN},
+        )  # fmt: skip
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
         found = re.search(r"http://\S+", line)
-        assert found, line
+        assert found, line + log.read_text(encoding="utf-8")
         yield found[0], process
     finally:
         process.send_signal(signal.SIGTERM)
-        _, complaints = process.communicate(timeout=30)
+        process.communicate(timeout=30)
     assert process.returncode == 0
-    assert "Traceback" not in complaints
+    written = log.read_text(encoding="utf-8")
+    assert "Traceback" not in written
+    assert re.search(r"Stopped: \d+ rows scored, \d+ of them off the map", written.splitlines()[-1])
+    assert TOKEN not in written
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +102,25 @@ def guard() -> offmap.Guard:
 
 @pytest.fixture(scope="module")
 def exported(guard: offmap.Guard, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guard.export(tmp_path_factory.mktemp("served") / "g.onnx", inputs(4, 2)).path
+    path = guard.export(tmp_path_factory.mktemp("served") / "g.onnx", inputs(4, 2)).path
+    model = onnx.load(path)
+    facts = {prop.key: prop.value for prop in model.metadata_props} | {"offmap.columns": json.dumps(COLUMNS)}
+    del model.metadata_props[:]
+    for key, value in facts.items():
+        if key != "offmap.checksum":
+            model.metadata_props.add(key=key, value=value)
+    path.write_bytes(add_checksum(model.SerializeToString()))
+    return path
 
 
 @pytest.fixture(scope="module")
 def server(guard: offmap.Guard, exported: Path) -> Generator[Server]:
-    with started(exported) as (url, process), httpx.Client(base_url=url, timeout=30) as client:
-        yield Server(guard, url, client, process.pid)
+    log = exported.parent / "log"
+    with (
+        started(exported, log, "--access-log", "--log-format", "json") as (url, process),
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        yield Server(guard, url, client, process.pid, log)
 
 
 def slowly(url: str, body: bytes) -> socket.socket:
@@ -115,7 +141,7 @@ def npy(array: np.ndarray) -> bytes:
 def test_answers_are_the_guards(server: Server) -> None:
     x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
     result, outputs = server.guard(x), server.ask(x)
-    assert list(outputs) == ["mean", "std", "score", "ood"]
+    assert list(outputs)[:4] == ["mean", "std", "score", "ood"]
     for name, values in outputs.items():
         torch.testing.assert_close(values, getattr(result, name), rtol=1e-4, atol=1e-4)
     assert outputs["ood"].any()
@@ -126,6 +152,17 @@ def test_answers_are_the_guards(server: Server) -> None:
     assert large["ood"] == [True]
     named = server.post(json.dumps({"inputs": {"input": x.tolist()}}).encode()).json()
     assert named["ood"] == outputs["ood"].tolist()
+    rows = [dict(reversed([*zip(COLUMNS, row, strict=True)])) for row in x.tolist()]
+    assert (
+        server.post(json.dumps({"rows": rows}).encode()).json() == server.post(json.dumps({"inputs": x.tolist()}).encode()).json()
+    )
+    assert named["threshold"] == pytest.approx(server.guard.threshold)
+
+
+def head(shape: tuple[int, ...]) -> bytes:
+    """The header of an NPY file that claims this shape."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
 ROW = [[0.1, 0.2, 0.3]]
@@ -133,7 +170,7 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
     "no JSON": (b"{", "application/json", 422, "the body is none"),
     "not UTF-8": (b"\xff\xfe\xfa", "application/json", 422, "the body is none"),
     "nothing": (b"", "application/json", 422, "the body is none"),
-    "deep": (b'{"inputs":' + b"[" * 9000, "application/json", 422, "Expected"),
+    "deep": (b'{"inputs":' + b"[" * 9000, "application/json", 413, "Expected at most 64 rows, but the body has 9001 lists"),
     "deep and whole": (b'{"inputs":' + b"[" * 900 + b"]" * 900 + b"}", "application/json", 422, "Expected"),
     "a list": (json.dumps(ROW).encode(), "application/json", 422, 'Expected {"inputs": [[…], …]}'),
     "another name": (json.dumps({"rows": ROW}).encode(), "application/json", 422, "Expected"),
@@ -141,6 +178,7 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
     "too large a number": (b'{"inputs": [[1e300, 1, 2]]}', "application/json", 422, "finite float32"),
     "words": (b'{"inputs": [["1", "2", "3"]]}', "application/json", 422, "Expected numbers"),
     "truth values": (b'{"inputs": [[true, false, true]]}', "application/json", 422, "Expected numbers"),
+    "a truth value among numbers": (b'{"inputs": [[0.5, true, 1]]}', "application/json", 422, "Expected numbers"),
     "ragged": (b'{"inputs": [[1, 2, 3], [1, 2]]}', "application/json", 422, "rows of one length"),
     "too wide": (b'{"inputs": [[1, 2, 3, 4]]}', "application/json", 422, "input (rows, 3), but got an array of shape (1, 4)"),
     "no rows": (b'{"inputs": []}', "application/json", 422, "Expected"),
@@ -149,6 +187,10 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
     "JSON called NPY": (json.dumps({"inputs": ROW}).encode(), "application/x-npy", 422, "header cannot be read"),
     "pickled": (npy(np.array([object()], dtype=object)), "application/x-npy", 422, "array of numbers, but got object"),
     "cut short": (npy(np.zeros((9, 3), np.float32))[:-4], "application/x-npy", 422, "Expected 108 bytes after the header"),
+    "columns without end": (head((0, 10**20)), "application/x-npy", 422, "(rows, 3), but got an array of shape (0, 1000000"),
+    "axes without end": (head((1,) * 300), "application/x-npy", 422, "(rows, 3), but got an array of shape (1, 1, "),
+    "a truth value as length": (head((True, 3)) + bytes(12), "application/x-npy", 422, "but got float32 of shape (True, 3)"),
+    "no rows in NPY": (head((0, 3)), "application/x-npy", 422, "at least one row"),
     "NPY with NaN": (npy(np.full((1, 3), np.nan)), "application/x-npy", 422, "finite"),
 }
 
@@ -156,9 +198,17 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bodies_that_make_no_sense_are_refused_with_the_reason(case: str, server: Server) -> None:
     body, kind, status, message = BAD[case]
+    counts = [f'offmap_requests_total{{code="{code}"}}' for code in (200, status)]
+    server.post(b"1,2,3", "text/csv")
+    server.post(body, kind)
+    server.ask(torch.tensor(ROW))
+    before = [server.metric(count) for count in counts]
     result = server.post(body, kind)
     assert result.status_code == status
     assert message in result.json()["detail"]
+    assert [server.metric(count) - number for count, number in zip(counts, before, strict=True)] == [0, 1]
+    line = next(line for line in reversed(server.logged()) if line.get("path") == "/score")
+    assert (line["level"], line["status"], line["reason"]) == ("WARNING", status, result.json()["detail"])
 
 
 def test_a_header_that_promises_much_costs_nothing(server: Server) -> None:
@@ -270,6 +320,24 @@ def test_metrics_and_live_page_tell_the_rolling_share(server: Server) -> None:
     assert 'fetch("live"' in server.client.get("/").text
 
 
+def test_requests_and_alarms_are_logged_and_nothing_of_what_was_sent(server: Server) -> None:
+    server.ask(torch.zeros(50, 3))
+    first = len(server.logged())
+    server.ask(20.731058 + torch.zeros(25, 3))
+    server.client.get("/metrics?secret=1", headers={"Authorization": "Bearer guess-me"})
+    server.ask(torch.zeros(50, 3))
+    lines = server.logged()[first:]
+    assert [(line["level"], line["event"]) for line in lines] == [
+        ("WARNING", "alarm on"), ("INFO", "request"), ("WARNING", "request"), ("INFO", "alarm off"), ("INFO", "request"),
+    ]  # fmt: skip
+    assert lines[0]["message"] == "Alarm on: 50.0 % of the latest 50 rows are off the map, more than 30.0 %."
+    asked = {name: lines[1][name] for name in ("method", "path", "status", "rows", "flagged", "client")}
+    assert asked == {"method": "POST", "path": "/score", "status": 200, "rows": 25, "flagged": 25, "client": "127.0.0.1"}
+    assert (lines[2]["path"], lines[2]["status"]) == ("/metrics", 401)
+    written = server.log.read_text(encoding="utf-8")
+    assert not any(word in written for word in ("20.73", "secret", "guess-me", TOKEN))
+
+
 def test_the_schema_names_both_kinds_of_body(server: Server) -> None:
     score = server.client.get("/openapi.json").json()["paths"]["/score"]["post"]
     assert set(score["requestBody"]["content"]) == {"application/json", "application/x-npy"}
@@ -279,7 +347,7 @@ def test_the_schema_names_both_kinds_of_body(server: Server) -> None:
     assert "://" not in page + server.client.get("/").text  # they load nothing from elsewhere
 
 
-OPERATIONS = (("/score", "POST"), ("/health", "GET"), ("/metrics", "GET"), ("/live", "GET"))
+OPERATIONS = (("/score", "POST"), ("/health", "GET"), ("/info", "GET"), ("/metrics", "GET"), ("/live", "GET"))
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
@@ -308,9 +376,9 @@ def test_whatever_the_schema_allows_or_forbids_gets_an_answer_that_it_names(
     assert 200 in answered or mode == "negative"
 
 
-def test_answers_that_are_owed_are_given_before_the_server_ends(exported: Path) -> None:
+def test_answers_that_are_owed_are_given_before_the_server_ends(exported: Path, tmp_path: Path) -> None:
     body = json.dumps({"inputs": ROW}).encode()
-    with started(exported) as (url, process):
+    with started(exported, tmp_path / "log") as (url, process):
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
         with slowly(url, body) as owed:
             time.sleep(0.2)  # until the request is begun
@@ -318,6 +386,8 @@ def test_answers_that_are_owed_are_given_before_the_server_ends(exported: Path) 
             owed.sendall(body[1:])
             assert b" 200 " in owed.recv(4096).splitlines()[0]
         process.wait(30)
+    (line,) = (tmp_path / "log").read_text(encoding="utf-8").splitlines()  # what was answered well is not logged by default
+    assert line.endswith(" INFO Stopped: 1 rows scored, 0 of them off the map.")
 
 
 def test_the_live_page_gives_alarm_in_a_browser(server: Server) -> None:

@@ -1,31 +1,34 @@
-"""The HTTP application, POST /score, /health, /metrics, /live, a live page and a page about the API, and its server."""
+"""The HTTP application, POST /score, /health, /info, /metrics, /live, a live page and a page about the API, and its server."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
+import logging
 import socket
-import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h11
 import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from numpy.typing import NDArray
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from offmap._version import __version__
 from offmap.errors import ConfigError, first_line
+from offmap.serve.logs import log_event, note, watch_requests
 from offmap.serve.model import Batcher, Model
+from offmap.serve.monitor import Monitor
 from offmap.serve.parsing import Arrays, RequestError, parse_inputs
 
 REASONS = {
@@ -34,17 +37,24 @@ REASONS = {
     413: "Too many bytes or rows.",
     415: "Another content type.",
     422: "The body is not what its content type says, or has another shape than the model takes.",
-    500: "The model failed on these rows.",
+    500: "The model failed on these rows, or the server on this request.",
     503: "Too many rows are waiting.",
 }
 HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}, 408: {"Connection": "close"}}
+
+
+SMALL = 1 << 16
+"""Bytes of a body, or numbers of a response, up to which they are worked on at once; more in a thread: others need not wait."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of a request; `window` rows make the rolling share of off-map rows, and more than `alert` of them an alarm.
 
-    Waiting requests run in one call if they have at most `together` rows. All but /health and the pages require `token`.
+    Without `alert`, that is more than the promised share of false alarms explains. Waiting requests run in one call if they have
+    at most `together` rows. All but /health and the pages require `token`. `access_log`: log every request, not refusals alone.
     """
 
     max_bytes: int = 8_000_000
@@ -52,97 +62,71 @@ class Limits:
     body_seconds: float = 10.0
     together: int = 256
     window: int = 1000
-    alert: float = 0.2
+    alert: float | None = None
     token: str | None = None
-
-
-class Monitor:
-    """Counts since the start for Prometheus, and the share of off-map rows among the latest `limits.window`."""
-
-    def __init__(self, model: Model, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("offmap_requests", "Requests to /score by HTTP status.", ["code"], registry=registry)
-        self.rows = Counter("offmap_rows", "Rows scored.", registry=registry)
-        self.flagged = Counter("offmap_rows_flagged", "Rows called off the map.", registry=registry)
-        share = Gauge("offmap_share", "Share of off-map rows among the latest.", registry=registry)
-        share.set_function(lambda: self.share)
-        alert = Gauge("offmap_alert", "1 if that share is above the alert line.", registry=registry)
-        alert.set_function(lambda: self.share > limits.alert)
-        Gauge("offmap_threshold", "Scores above it are called off the map.", registry=registry).set(model.threshold)
-        self.bounds = sorted({float(level) for level in (*model.levels, model.threshold) if np.isfinite(level)}) or [0.0]
-        self.scores = Histogram("offmap_score", "Scores of rows.", buckets=self.bounds, registry=registry)
-        bounds = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-        self.seconds = Histogram("offmap_seconds", "Seconds that requests to /score took.", buckets=bounds, registry=registry)
-        self.alert, self.clock, self.start = limits.alert, clock, clock()
-        self.latest: deque[bool] = deque(maxlen=limits.window)
-        self.line: deque[tuple[float, float]] = deque(maxlen=300)  # of the live page, a point a second at most
-
-    def count_rows(self, outputs: Arrays) -> None:
-        """Count the rows of one response."""
-        infinite = np.nextafter(self.bounds[-1], np.inf)  # counts in the last bucket, but does not spoil the sum
-        for score in np.where(np.isfinite(outputs["score"]), outputs["score"], infinite).tolist():
-            self.scores.observe(score)
-        self.latest.extend(outputs["ood"].tolist())
-        self.rows.inc(len(outputs["ood"]))
-        self.flagged.inc(int(outputs["ood"].sum()))
-        now = self.clock() - self.start
-        if self.line and now - self.line[-1][0] < 1.0:
-            now = self.line.pop()[0]
-        self.line.append((now, self.share))
-
-    @property
-    def share(self) -> float:
-        """Share of off-map rows among the latest; 0 before the first."""
-        return sum(self.latest) / len(self.latest) if self.latest else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the live page draws."""
-        rows, flagged = (int(self.registry.get_sample_value(f"offmap_{name}_total") or 0) for name in ("rows", "rows_flagged"))
-        return {
-            "share": self.share, "alert": self.alert, "alarm": self.share > self.alert, "window": len(self.latest),
-            "rows": rows, "flagged": flagged, "line": [[round(t, 1), share] for t, share in self.line],
-        }  # fmt: skip
+    access_log: bool = False
 
 
 def create_app(model: Model, limits: Limits) -> FastAPI:
     """Return the application for one model."""
-    monitor = Monitor(model, limits)
+    monitor = Monitor(model, limits.window, limits.alert)
     batcher = Batcher(model, together=limits.together, max_waiting=4 * max(limits.max_rows, limits.together))
+    worker = ThreadPoolExecutor(1, "offmap-json")
+
+    async def work(size: int, function: Callable[..., T], *args: Any) -> T:
+        """Call a function, in the worker if it has much to do."""
+        return function(*args) if size < SMALL else await asyncio.get_running_loop().run_in_executor(worker, function, *args)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         task = asyncio.create_task(batcher.run())
         yield
         task.cancel()
-        batcher.thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (batcher.thread, worker):
+            thread.shutdown(wait=False, cancel_futures=True)
+        counts = {name: monitor.to_dict()[name] for name in ("rows", "flagged")}
+        log_event(logging.INFO, "stop", "Stopped: {rows} rows scored, {flagged} of them off the map.".format(**counts), **counts)
 
     app = FastAPI(title="offmap", version=__version__, lifespan=lifespan, redoc_url=None, docs_url=None)
 
+    def count_request(path: str, status: int, seconds: float) -> None:
+        if path == "/score":
+            monitor.requests.labels(status).inc()
+            monitor.seconds.observe(seconds)
+
+    app.add_middleware(watch_requests, every=limits.access_log, done=count_request)
+
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> JSONResponse:  # pyright: ignore[reportUnusedFunction]
+        note(request, reason=error.reason)
         return JSONResponse({"detail": error.reason}, error.status, headers=HEADERS.get(error.status))
 
     @app.post("/score", responses=_score_responses(model), openapi_extra=_score_body(model, limits))
     async def score(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         """Prediction, score and verdict of every row."""
-        start, status = time.perf_counter(), 200
-        try:
-            _check_token(request, limits.token)
-            content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            outputs = await batcher(parse_inputs(content_type, await _read_body(request, limits), model.inputs, limits.max_rows))
-            monitor.count_rows(outputs)
-            return Response(_to_json(outputs), media_type="application/json")
-        except RequestError as error:
-            status = error.status
-            raise
-        finally:
-            monitor.requests.labels(status).inc()
-            monitor.seconds.observe(time.perf_counter() - start)
+        _check_token(request, limits.token)
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        body = await _read_body(request, limits)
+        inputs = await work(len(body), parse_inputs, content_type, body, model.inputs, limits.max_rows, model.columns)
+        outputs = await batcher(inputs)
+        monitor.count_rows(outputs)
+        note(request, rows=len(outputs["ood"]), flagged=int(outputs["ood"].sum()))
+        content = await work(sum(values.size for values in outputs.values()), _to_json, outputs, model)
+        return Response(content, media_type="application/json")
 
     @app.get("/health")
     async def health() -> dict[str, str]:  # pyright: ignore[reportUnusedFunction]
         """Whether the server is there."""
         return {"status": "ok", "version": __version__}
+
+    @app.get("/info", responses=_errors(401))
+    async def info(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        """What the model takes and gives: inputs, columns, outputs, terms, threshold, promised share of false alarms."""
+        _check_token(request, limits.token)
+        names = ("outputs", "columns", "terms", "threshold", "false_alarms", "calibration_rows", "calibrated")
+        inputs = [{"name": spec.name, "shape": spec.shape, "dtype": np.dtype(spec.dtype).name} for spec in model.inputs]
+        facts = {"inputs": inputs, "max_rows": limits.max_rows} | {name: getattr(model, name) for name in names}
+        return Response(_dump(facts), media_type="application/json")
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=_errors(401))
     async def metrics(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -186,13 +170,28 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _to_json(outputs: Arrays) -> bytes:
+def _to_json(outputs: Arrays, model: Model) -> bytes:
+    """Write the outputs of all rows, by name; the threshold is one number, and terms have names."""
+    fields = {name: _rows_to_json(values) for name, values in outputs.items() if name != "terms"}
+    if model.terms:
+        terms = (f"{json.dumps(name)}: {_rows_to_json(outputs['terms'][:, i])}" for i, name in enumerate(model.terms))
+        fields["terms"] = "{" + ", ".join(terms) + "}"
+    fields["threshold"] = _dump(model.threshold)
+    return ("{" + ", ".join(f'"{name}": {text}' for name, text in fields.items()) + "}").encode()
+
+
+def _rows_to_json(values: NDArray[Any]) -> str:
+    """Write a list in parts: the interpreter can turn to other threads between them."""
+    step = max(1, SMALL // max(1, values[0].size))
+    return "[" + ", ".join(_dump(values[i : i + step].tolist())[1:-1] for i in range(0, len(values), step)) + "]"
+
+
+def _dump(value: Any) -> str:
     """Write JSON, with null for numbers that are not finite."""
-    lists = {name: values.tolist() for name, values in outputs.items()}
     try:
-        return json.dumps(lists, allow_nan=False).encode()
+        return json.dumps(value, allow_nan=False)
     except ValueError:
-        return json.dumps(json.loads(json.dumps(lists), parse_constant=lambda _: None)).encode()
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
 
 
 def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -202,9 +201,13 @@ def _errors(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 def _score_responses(model: Model) -> dict[int | str, dict[str, Any]]:
     """Describe every status of /score for OpenAPI."""
-    items: dict[str, Any] = {"ood": {"type": "boolean"}, "score": {"type": ["number", "null"]}}
-    lists = {name: {"type": "array", "items": items.get(name, {})} for name in model.outputs}
-    schema = {"type": "object", "properties": lists, "required": list(lists)}
+    items: dict[str, Any] = {"ood": {"type": "boolean"}, "score": {"type": ["number", "null"]}, "p_value": {"type": "number"}}
+    fields = {name: {"type": "array", "items": items.get(name, {})} for name in model.outputs if name != "terms"}
+    if model.terms:
+        terms = {name: {"type": "array", "items": {"type": ["number", "null"]}} for name in model.terms}
+        fields["terms"] = {"type": "object", "properties": terms, "required": list(terms)}
+    fields["threshold"] = {"type": ["number", "null"]}
+    schema = {"type": "object", "properties": fields, "required": list(fields)}
     return {
         200: {"description": "A row per example of each.", "content": {"application/json": {"schema": schema}}},
         **_errors(*REASONS),
@@ -224,15 +227,25 @@ def _score_body(model: Model, limits: Limits) -> dict[str, Any]:
         arrays[spec.name] = {"type": "array", "items": inner, "minItems": 1, "maxItems": limits.max_rows}
     by_name = {"type": "object", "properties": arrays, "required": list(arrays), "additionalProperties": False}
     inputs = {"anyOf": [*arrays.values(), by_name]} if len(arrays) == 1 else by_name
-    schema = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
+    schema: dict[str, Any] = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
+    if model.columns is not None:
+        (array,) = arrays.values()
+        values = dict.fromkeys(model.columns, array["items"]["items"])
+        row = {"type": "object", "properties": values, "required": list(values), "additionalProperties": False}
+        rows = {"type": "array", "items": row, "minItems": 1, "maxItems": limits.max_rows}
+        schema = {"anyOf": [schema, {"type": "object", "properties": {"rows": rows}, "required": ["rows"]}]}
     binary = {"application/x-npy": {"schema": {"type": "string", "format": "binary"}}} if len(arrays) == 1 else {}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}} | binary}}
 
 
 def run_server(path: Path, *, host: str, port: int, limits: Limits, on_ready: Callable[[str], None], threads: int = 1) -> None:
     """Serve until SIGINT or SIGTERM; call `on_ready` with the address once it is listened on."""
+    model = Model.load(path, threads)
+    if not model.calibrated:
+        text = "was calibrated on rows that its model has seen: its p-values and false alarms are not promised"
+        log_event(logging.WARNING, "start", f"{path} {text}. Calibrate the guard on others, and export it anew.")
     config = uvicorn.Config(
-        create_app(Model.load(path, threads), limits), log_level="warning", access_log=False, lifespan="on",
+        create_app(model, limits), log_config=None, log_level="warning", access_log=False, lifespan="on",
         timeout_graceful_shutdown=10, server_header=False, timeout_keep_alive=30, http=header_timeout(limits.body_seconds),
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -296,6 +309,9 @@ def header_timeout(seconds: float) -> type[H11Protocol]:
             if self.transport.is_closing():
                 return
             if self.conn.our_state is h11.IDLE:  # a header is awaited, not the rest of a body that was answered already
+                client = (self.client or ["?"])[0]
+                reason = f"no whole header in {seconds:g} seconds"
+                log_event(logging.WARNING, "request", f"408 from {client}: {reason}.", status=408, client=client, reason=reason)
                 self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             self.transport.close()
 

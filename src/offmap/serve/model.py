@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +25,23 @@ DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int
 
 @dataclass(frozen=True)
 class Model:
-    """A session of ONNX Runtime, its inputs and outputs, the threshold, and quantiles of in-distribution scores."""
+    """A session of ONNX Runtime, its inputs and its outputs that have a row per example, and what its file says of it.
+
+    `levels` are quantiles of in-distribution scores, `terms` name the columns of the output of that name, `columns` those of
+    the only input. `false_alarms` is the promised share of in-distribution rows that are flagged, by `calibration_rows` of them,
+    which the model has not seen if it is `calibrated`.
+    """
 
     session: Any
     inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
     threshold: float
-    levels: tuple[float, ...]
+    levels: tuple[float, ...] = ()
+    terms: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
+    false_alarms: float = 0.05
+    calibration_rows: int | None = None
+    calibrated: bool = True
 
     @staticmethod
     def load(path: Path, threads: int = 1) -> Model:
@@ -40,6 +52,7 @@ class Model:
             content = path.read_bytes()
         except OSError as error:
             raise FileError(f"Cannot read {path}: {first_line(error)}.") from error
+        _check_kind(content, path)
         verify_checksum(content, path)
         try:
             session = open_session(content, threads)
@@ -60,12 +73,52 @@ class Model:
                 )
             shape = tuple(size if isinstance(size, int) else None for size in axes)
             inputs.append(InputSpec(node.name, shape, DTYPES[node.type]))
-        levels = tuple(float(word) for word in metadata.get("offmap.levels", "").split())
-        return Model(session, tuple(inputs), outputs, float(metadata["offmap.threshold"]), levels)
+        try:
+            facts = _read_facts({key.removeprefix("offmap."): value for key, value in metadata.items()})
+            columns, terms = facts["columns"], facts["terms"]
+            if columns is not None and [spec.shape for spec in inputs] != [(len(columns),)]:
+                raise ValueError(f"{len(columns)} columns")
+            if ("terms" in outputs) != bool(terms):
+                raise ValueError(f"{len(terms)} terms")
+        except (ValueError, KeyError, TypeError) as error:
+            reason = f"{path} has {first_line(error)}"
+            raise FileError(f"Expected what `Guard.export` writes about a guard, but {reason}. Export it anew.") from error
+        return Model(session, tuple(inputs), outputs, **facts)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         """Return every output for every row."""
         return dict(zip(self.outputs, self.session.run(list(self.outputs), dict(inputs)), strict=True))
+
+
+def _check_kind(content: bytes, path: Path) -> None:
+    """Raise if the file is a guard or a torch.export archive, which are not served."""
+    if content[8:10] == b'{"':  # safetensors: the length of a JSON header, then that
+        raise FileError(
+            f"{path} is a guard file, which needs its model and Python. Export both as one ONNX file and serve that: "
+            "`offmap export`, or `guard.export('g.onnx', example=x)` in Python."
+        )
+    if content[:2] == b"PK":
+        raise FileError(f"{path} is an archive for torch. Export the guard to .onnx to serve it.")
+
+
+def _read_facts(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Read what the file says of the guard, as the fields of `Model`."""
+    rows, columns, terms = (json.loads(metadata.get(key, "null")) for key in ("calibration_rows", "columns", "terms"))
+    for names in (columns, terms):
+        if names is not None and (not all(isinstance(name, str) for name in names) or len(set(names)) < len(names) or not names):
+            raise ValueError(f"the names {names}"[:100])
+    false_alarms = float(metadata.get("false_alarms", "0.05"))
+    if not 0 < false_alarms < 1 or (rows is not None and (type(rows) is not int or rows < 1)):
+        raise ValueError(f"a share of {false_alarms:g} false alarms by {rows} rows"[:100])
+    threshold, levels = float(metadata["threshold"]), tuple(float(word) for word in metadata.get("levels", "").split())
+    if math.isnan(threshold):
+        raise ValueError("no number as the threshold")
+    columns = None if columns is None else tuple(columns)
+    calibrated = metadata.get("calibrated", "true").lower() == "true"
+    return {
+        "threshold": threshold, "levels": levels, "terms": tuple(terms or ()), "columns": columns,
+        "false_alarms": false_alarms, "calibration_rows": rows, "calibrated": calibrated,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
