@@ -85,4 +85,5 @@ def create_app() -> typer.Typer:
 
 
 def _refuse_experiment(context: typer.Context) -> None:
-    raise UsageError(f"`offmap {context.info_name}` belongs to the experiments: install them with `pip install offmap-bench`.")
+    command = "`pip install ./bench` in a clone of the repository"
+    raise UsageError(f"`offmap {context.info_name}` belongs to the experiments: install them with {command}.")
