@@ -183,8 +183,8 @@ def test_experiments_that_are_not_installed_are_one_sentence(words, monkeypatch,
     monkeypatch.setattr("offmap.cli.app.entry_points", lambda group: [])
     code, out, err = command(monkeypatch, capsys, *words)
     assert (code, out) == (2, "")
-    command = "`pip install ./bench` in a clone of the repository"
-    assert err == f"offmap: `offmap {words[0]}` belongs to the experiments: install them with {command}.\n"
+    install = "`pip install ./bench` in a clone of the repository"
+    assert err == f"offmap: `offmap {words[0]}` belongs to the experiments: install them with {install}.\n"
 
 
 def test_entry_points_add_sub_commands(monkeypatch, capsys):
