@@ -339,7 +339,7 @@ def test_a_share_far_above_the_promise_is_an_alarm_and_one_near_it_is_none(caplo
 
     assert [count(70), count(188), count(188), count(60)] == [False, True, True, False]
     assert caplog.messages == [
-        "Alarm on: 18.8 % of the latest 1000 rows are off the map, more than 10.0 %.",
+        "Alarm on: 18.8 % of the latest 1000 rows are off the map, more than 9.9 %.",
         "Alarm off: 6.0 % of the latest 1000 rows are off the map.",
     ]
     text = generate_latest(monitor.registry).decode()

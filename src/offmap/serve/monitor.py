@@ -29,7 +29,7 @@ def alert_count(n: int, false_alarms: float, calibration_rows: int | None) -> in
     off by much. So the number is beta-binomial, which is exact for exchangeable rows; binomial without `calibration_rows`.
 
     >>> alert_count(1000, 0.05, None), alert_count(1000, 0.05, 1000), alert_count(1000, 0.05, 100), alert_count(3, 0.05, 100)
-    (82, 100, 197, 3)
+    (82, 99, 197, 3)
     """
     above = None if calibration_rows is None else max(1, math.floor(false_alarms * (calibration_rows + 1) + 1e-9))
 
