@@ -242,8 +242,8 @@ def run_server(path: Path, *, host: str, port: int, limits: Limits, on_ready: Ca
     """Serve until SIGINT or SIGTERM; call `on_ready` with the address once it is listened on."""
     model = Model.load(path, threads)
     if not model.calibrated:
-        text = "was calibrated on rows that its model has seen: its p-values and false alarms are not promised"
-        log_event(logging.WARNING, "start", f"{path} {text}. Calibrate the guard on others, and export it anew.")
+        text = f"{path} was not calibrated on rows that its model has not seen: p-values and false alarms are not promised."
+        log_event(logging.WARNING, "start", f"{text} Calibrate the guard on such rows, and export it anew.")
     config = uvicorn.Config(
         create_app(model, limits), log_config=None, log_level="warning", access_log=False, lifespan="on",
         timeout_graceful_shutdown=10, server_header=False, timeout_keep_alive=30, http=header_timeout(limits.body_seconds),

@@ -105,7 +105,7 @@ def _read_facts(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Read what the file says of the guard, as the fields of `Model`."""
     rows, columns, terms = (json.loads(metadata.get(key, "null")) for key in ("calibration_rows", "columns", "terms"))
     for names in (columns, terms):
-        if names is not None and (not all(isinstance(name, str) for name in names) or len(set(names)) < len(names) or not names):
+        if names is not None and (not all(isinstance(name, str) for name in names) or len(set(names)) < len(names)):
             raise ValueError(f"the names {names}"[:100])
     false_alarms = float(metadata.get("false_alarms", "0.05"))
     if not 0 < false_alarms < 1 or (rows is not None and (type(rows) is not int or rows < 1)):
