@@ -228,7 +228,8 @@ def test_rows_without_names_go_by_position_alone(tmp_path: Path) -> None:
     "facts",
     [
         {"columns": '["a", "b"]'}, {"columns": '["a", "a", "b"]'}, {"columns": "[1, 2, 3]"}, {"columns": "3"}, {"columns": "[a"},
-        {"terms": "null"}, {"terms": "[]"}, {"false_alarms": "0"}, {"false_alarms": "x"}, {"calibration_rows": "-1"}, {"threshold": "nan"},
+        {"terms": "null"}, {"terms": "[]"}, {"false_alarms": "0"}, {"false_alarms": "x"}, {"calibration_rows": "-1"},
+        {"threshold": "nan"},
     ],
     ids=str,
 )  # fmt: skip
