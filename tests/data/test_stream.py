@@ -161,7 +161,7 @@ def test_quoted_names_may_hold_line_breaks_and_separators(text, names, tmp_path)
 
 
 def test_wide_tables_are_read_in_time_that_grows_with_their_width(tmp_path, monkeypatch):
-    """Comparisons of names are counted: a list of names that is searched for each of them makes 4 × 10⁸ here."""
+    """Comparisons of names are counted: a list of names that is searched for each of them makes 25 million here."""
 
     class Name(str):
         compared = 0
@@ -174,7 +174,7 @@ def test_wide_tables_are_read_in_time_that_grows_with_their_width(tmp_path, monk
         def strip(self):
             return self
 
-    width, path = 20_000, tmp_path / "t.csv"
+    width, path = 5_000, tmp_path / "t.csv"
     path.write_text(",".join(f"c{i}" for i in range(width)) + "\n" + ",".join(map(str, range(width))) + "\n")
     reader = csv_format.csv.reader
     monkeypatch.setattr(
