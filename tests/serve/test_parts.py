@@ -136,7 +136,7 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
         ("other.onnx", "other.onnx is damaged, changed or another"),
         ("words-sealed.onnx", "cannot read"),
         ("other-sealed.onnx", "is another ONNX model"),
-        ("g.safetensors", "is a guard file, which needs its model and Python. Export both .* `offmap export`, or `guard.export"),
+        ("g.safetensors", "is a guard file, which needs its model and Python. Export both .* `offmap export .* g.onnx --model"),
         ("g.pt2", "is an archive for torch. Export the guard to .onnx"),
     ):
         with pytest.raises(FileError, match=message):

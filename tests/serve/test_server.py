@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import onnx
 import pytest
 import schemathesis
 import torch
@@ -31,7 +30,6 @@ from torch import Tensor
 
 import offmap
 from browsing import browser
-from offmap.export.onnx import add_checksum
 from shells import ENVIRONMENT
 from trained import inputs, quick, regression, regressor
 
@@ -102,15 +100,8 @@ def guard() -> offmap.Guard:
 
 @pytest.fixture(scope="module")
 def exported(guard: offmap.Guard, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = guard.export(tmp_path_factory.mktemp("served") / "g.onnx", inputs(4, 2)).path
-    model = onnx.load(path)
-    facts = {prop.key: prop.value for prop in model.metadata_props} | {"offmap.columns": json.dumps(COLUMNS)}
-    del model.metadata_props[:]
-    for key, value in facts.items():
-        if key != "offmap.checksum":
-            model.metadata_props.add(key=key, value=value)
-    path.write_bytes(add_checksum(model.SerializeToString()))
-    return path
+    named = replace(guard, about={"inputs": COLUMNS})
+    return named.export(tmp_path_factory.mktemp("served") / "g.onnx", inputs(4, 2)).path
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +132,7 @@ def npy(array: np.ndarray) -> bytes:
 def test_answers_are_the_guards(server: Server) -> None:
     x = torch.cat([inputs(5, 4), 20 + inputs(5, 4)])
     result, outputs = server.guard(x), server.ask(x)
-    assert list(outputs)[:4] == ["mean", "std", "score", "ood"]
+    assert list(outputs) == ["mean", "std", "score", "ood", "p_value"]
     for name, values in outputs.items():
         torch.testing.assert_close(values, getattr(result, name), rtol=1e-4, atol=1e-4)
     assert outputs["ood"].any()

@@ -357,7 +357,7 @@ def export_module(
     facts = {
         "threshold": detector.threshold,
         "false_alarms": calibration.false_alarms,
-        "calibration_rows": len(calibration.scores),
+        "calibration_rows": calibration.groups or calibration.effective_rows or len(calibration.scores),
         "calibrated": json.dumps(facts["exact"] and not calibration.seen),
         "levels": " ".join(f"{level:.6g}" for level in levels),
         "terms": json.dumps(list(terms)),

@@ -95,7 +95,7 @@ def _check_kind(content: bytes, path: Path) -> None:
     if content[8:10] == b'{"':  # safetensors: the length of a JSON header, then that
         raise FileError(
             f"{path} is a guard file, which needs its model and Python. Export both as one ONNX file and serve that: "
-            "`offmap export`, or `guard.export('g.onnx', example=x)` in Python."
+            f"`offmap export {path} g.onnx --model MODULE:CALLABLE`, or `guard.export('g.onnx', example=x)` in Python."
         )
     if content[:2] == b"PK":
         raise FileError(f"{path} is an archive for torch. Export the guard to .onnx to serve it.")
