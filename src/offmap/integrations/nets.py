@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from offmap.data import Batch, Place, as_batches, load_rows
 from offmap.data.batch import take_rows
-from offmap.likelihoods import Gaussian, Likelihood
+from offmap.likelihoods import Likelihood
 from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import BestValidation, adam, minimize
 from offmap.model.params import stack_models
@@ -66,49 +65,38 @@ class Standardize(nn.Module):
         return (x - self.mean) / self.std
 
 
-@dataclass(frozen=True)
-class ScaledGaussian(Gaussian):
-    """A Gaussian of standardised targets: moments are multiplied by `scale` (K,) and moved by `shift` (K,).
-
-    Log-variances are clamped before that, so targets may have any units.
-    """
-
-    scale: Tensor = field(default_factory=lambda: torch.ones(1))
-    shift: Tensor = field(default_factory=lambda: torch.zeros(1))
-
-    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and variances in the targets' units."""
-        mean, variance = super().moments(outputs)
-        return mean * self.scale + self.shift, variance * self.scale.square()
-
-
 def train_mlps(
     train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], *, outputs: int, likelihood: Likelihood, hidden: Sequence[int],
-    members: int, steps: int | None, lr: float, batch_size: int, seed: int,
+    members: int, steps: int, lr: float, batch_size: int, seed: int, row_weights: tuple[Tensor, Tensor] | None = None,
 ) -> list[nn.Module]:  # fmt: skip
     """Train dense nets, (B, D) -> (B, outputs), that standardise their inputs; keep each at its lowest validation NLL.
 
-    Without `steps`, they train for a hundred epochs, at least 200 and at most 5,000 steps.
+    `row_weights` are those of training and validation rows in the loss.
     """
     scaling = Standardize(train[0])
     nets = [mlp(train[0].shape[1], outputs, hidden=hidden, seed=seed + member).to(train[0]) for member in range(members)]
-    rows, valid_rows = (
-        as_batches((scaling(x), y), Place.of(nets[0]), name=name, batch_size=batch_size)
-        for (x, y), name in ((train, "train"), (valid, "valid"))
+    train_weights, valid_weights = (None, None) if row_weights is None else (w / w.mean() for w in row_weights)
+    x = scaling(train[0])
+    rows = as_batches(
+        (x if train_weights is None else (x, train_weights), train[1]), Place.of(nets[0]), name="train", batch_size=batch_size
     )
-    stack, held_out = stack_models(nets), load_rows(valid_rows)
+    held_out = load_rows(as_batches((scaling(valid[0]), valid[1]), Place.of(nets[0]), name="valid", batch_size=batch_size))
+    stack = stack_models(nets)
     model = Runtime(batch_size=batch_size, progress=False).model(stack.module, stack.mean, held_out.inputs)
     weights = {name: w.clone().requires_grad_() for name, w in stack.mean.items()}
 
     def loss(step: int, batch: Batch) -> Tensor:
-        return likelihood.nll(model(weights, batch[0]), batch[1]).mean(1).sum()
+        inputs, y = batch
+        x, row_weight = inputs if isinstance(inputs, tuple) else (inputs, None)
+        nll = likelihood.nll(model(weights, x), y)
+        return (nll if row_weight is None else nll * row_weight).mean(1).sum()
 
     def validation_nll() -> Tensor:
         blocks = [(take_rows(held_out.inputs, part), held_out.targets[part]) for part in model.blocks(held_out.inputs, members)]
         outputs = [(model.outputs(lambda span: weights, 1, x, members=members), y) for x, y in blocks]
-        return torch.cat([likelihood.nll(each, y) for each, y in outputs], 1).mean(1)
+        nll = torch.cat([likelihood.nll(each, y) for each, y in outputs], 1)
+        return (nll if valid_weights is None else nll * valid_weights).mean(1)
 
-    steps = min(max(200, 100 * -(-len(train[0]) // batch_size)), 5000) if steps is None else steps
     monitor = BestValidation(weights, validation_nll, every=max(1, min(100, steps // 10)))
     optimizer = adam(weights.values(), lr=lr, epsilon=1e-7)
     if minimize(loss, optimizer, rows, steps=steps, monitors=[monitor], seed=seed) == "diverged":

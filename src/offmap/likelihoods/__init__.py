@@ -5,12 +5,13 @@ Stacked outputs have the draw axis first: (P, B, ...). NLLs are in nats and incl
 """
 
 from offmap.likelihoods.classification import Bernoulli, Categorical
-from offmap.likelihoods.gaussian import Gaussian
+from offmap.likelihoods.gaussian import Gaussian, ScaledGaussian
 from offmap.likelihoods.likelihood import LIKELIHOODS, Likelihood, Prediction, align_targets, check_counted, infer, resolve
 
 LIKELIHOODS.update(gaussian=Gaussian, categorical=Categorical, bernoulli=Bernoulli)
+LIKELIHOODS["scaled-gaussian"] = ScaledGaussian  # of estimators, for their files
 
 __all__ = [
-    "LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "align_targets", "check_counted", "infer",
+    "LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "ScaledGaussian", "align_targets", "check_counted", "infer",
     "resolve",
 ]  # fmt: skip

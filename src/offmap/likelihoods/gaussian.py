@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -197,3 +197,19 @@ class Gaussian(Likelihood):
     def _reshape(self, values: Tensor) -> Tensor:
         """(B, *positions, K) -> the shape of the targets."""
         return values[..., 0] if self.flat else values.movedim(-1, self.axis)
+
+
+@dataclass(frozen=True)
+class ScaledGaussian(Gaussian):
+    """A Gaussian of standardised targets: moments are multiplied by `scale` (K,) and moved by `shift` (K,).
+
+    Log-variances are clamped before that, so targets may have any units.
+    """
+
+    scale: Tensor = field(default_factory=lambda: torch.ones(1))
+    shift: Tensor = field(default_factory=lambda: torch.zeros(1))
+
+    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances in the targets' units."""
+        mean, variance = super().moments(outputs)
+        return mean * self.scale + self.shift, variance * self.scale.square()

@@ -107,7 +107,7 @@ class DistanceTerm(Score):
 
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
-        return torch.stack([space(vectors) for space, vectors in self.compared(features)]).mean(0)
+        return torch.stack([space(vectors, features.itself) for space, vectors in self.compared(features)]).mean(0)
 
 
 @register_score("input-distance")

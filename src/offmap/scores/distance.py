@@ -179,13 +179,13 @@ class KNNDistance(FittedModule):
         n, d = self.rows.shape if self.rows.ndim == 2 else (-1, -1)
         return {"rows": (n, d), "centre": (d,), "unit": (d,), "spacings": (n,)}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Score rows, (B, D) -> (B,)."""
-        return self.zscore(self.log_ratio(x))
+    def forward(self, x: Tensor, itself: Tensor | None = None) -> Tensor:
+        """Score rows, (B, D) -> (B,); `itself` (B,) are rows that each x is not compared with."""
+        return self.zscore(self.log_ratio(x, itself))
 
-    def log_ratio(self, x: Tensor) -> Tensor:
+    def log_ratio(self, x: Tensor, itself: Tensor | None = None) -> Tensor:
         """Return log ratio(x), (B, D) -> (B,)."""
-        return compute_log_ratio(*find_nearest(self.rows, self._scale(x)), self.spacings)
+        return compute_log_ratio(*find_nearest(self.rows, self._scale(x), itself=itself), self.spacings)
 
     def ties(self, x: Tensor) -> Tensor:
         """Tell which rows (B, D) have a k-th and a next neighbour equally far up to rounding, (B,): either may count."""

@@ -55,6 +55,7 @@ class Features:
         outputs: Outputs of unclipped draws, (M·P, B, ...), member-major.
         base_outputs: Outputs with the trained weights, (M·p, B, ...), the same in all p.
         layer_inputs: Of every member with its trained weights, {parameter: (B, D)}.
+        itself: Numbers (B,) of the training rows that these rows are, if they are: a row is not compared with itself.
     """
 
     inputs: Inputs
@@ -63,6 +64,7 @@ class Features:
     outputs: Tensor = EMPTY
     base_outputs: Tensor = EMPTY
     layer_inputs: Sequence[Mapping[str, Tensor]] = ()
+    itself: Tensor | None = None
 
 
 @dataclass(frozen=True)
