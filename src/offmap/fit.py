@@ -45,7 +45,7 @@ from offmap.model.inspect import UNREACHED, check_model, count_products, restore
 from offmap.model.params import LAST_LAYER, ParamSelection, StackedModel, as_models, check_same_function, choose, stack_models
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, as_predictive
 from offmap.progress import print_status
-from offmap.random import permutation
+from offmap.random import generator, permutation
 from offmap.scores import combine as combine  # registers the default score
 from offmap.scores.score import SCORES, FunctionScore, ScoreData
 
@@ -245,10 +245,19 @@ def guard(
         reference = None if train is None else as_batches(train, place, name="train", target=target)
         if isinstance(reference, Rows):
             rows, separate = mark_repeats(watch_repeats(reference, rows, separate), rows, separate)
-        return build_guard(
+        guard = build_guard(
             predictive, likelihood, place, reference, rows, separate, score=score,
             draws=draws, clip=clip, false_alarms=false_alarms, seed=seed, target=target,
         )  # fmt: skip
+        return replace(guard, probe=make_probe(rows.inputs))
+
+
+def make_probe(x: Inputs) -> Tensor | None:
+    """Make up a few inputs with mean and spread of these; None unless they are one tensor of numbers."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return None
+    noise = torch.randn((8, *x.shape[1:]), generator=generator(0, "probe"), device="cpu")
+    return x.mean(0) + x.std(0) * noise.to(x)
 
 
 def resolve_config(config: Config | str, named: dict[str, Any], options: dict[str, Any]) -> Config:

@@ -110,6 +110,7 @@ class Guard(Detector):
         draws: Draws of every member.
         notes: Findings about the model, shown in the summary.
         about: Plain values to keep in the file, such as names of columns.
+        probe: A few made-up inputs, at which a file compares the outputs of a Predictive of the user's.
     """
 
     predictive: Predictive
@@ -119,6 +120,7 @@ class Guard(Detector):
     draws: int = 50
     notes: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    probe: Tensor | None = None
 
     @property
     def history(self) -> History:
@@ -206,6 +208,7 @@ class Guard(Detector):
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, atomically. The models' weights stay with the user; a digest of them goes along.
 
+        So does a Predictive that `offmap.guard` took; its outputs at a few made-up inputs go along, if inputs are one tensor.
         With the scores "default" and "distance" the file holds up to 4,096 training rows: share it as you would share those.
 
         Args:

@@ -28,7 +28,7 @@ SMALL = {"hidden": (16,), "steps": 60, "draws": 8}
 
 
 def differ_by_chance(estimator) -> dict[str, str]:
-    """As for scikit-learn's own estimators that split rows at random: a repeated row may be in both parts, a heavy one is in one."""
+    """As for scikit-learn's own that split rows at random: a repeated row may be in both parts, a heavy one is in one."""
     kinds = () if isinstance(estimator, OffmapDetector) else ("dense", "sparse")  # too few rows for the detector to flag any
     return {f"check_sample_weight_equivalence_on_{kind}_data": "rows are split and shuffled at random" for kind in kinds}
 

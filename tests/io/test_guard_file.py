@@ -421,15 +421,46 @@ def test_what_is_code_cannot_be_saved(options: dict[str, Any], message: str, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_guards_over_other_predictives_cannot_be_saved(tmp_path: Path) -> None:
-    class Plain:
-        members = 1
+class Forest:
+    """Some straight lines as the trees of a forest: neither layers nor weights are known."""
 
+    members = 1
+
+    def __init__(self, seed: int = 0) -> None:
+        self.trees = torch.randn(50, 2, generator=torch.Generator().manual_seed(seed))
+
+    def outputs(self, x: torch.Tensor, draws: int, *, clip: float | None, seed: int) -> torch.Tensor:
+        return (self.trees[:draws, None] * x[:, :2]).sum(2, keepdim=True)
+
+
+@pytest.mark.parametrize("options", [{"train": regression(60, 2)}, {"score": "epistemic", "seed": 3}])
+def test_a_guard_over_any_predictive_is_saved_without_it(options: dict[str, Any], tmp_path: Path) -> None:
+    guard = offmap.guard(Forest(), regression(40, 0), **options)
+    guard.save(tmp_path / "g")
+    again, x = offmap.load(tmp_path / "g", Forest()), inputs(21, 5)
+    for name, value in vars(guard(x)).items():
+        assert value is None or torch.equal(getattr(again(x), name), value), name
+    torch.testing.assert_close(again.interval(x).lower, guard.interval(x).lower, rtol=0, atol=0)
+    again.save(tmp_path / "g2")
+    assert (tmp_path / "g").read_bytes() == (tmp_path / "g2").read_bytes()
+    with pytest.raises(FileError, match=r"belongs to another predictive: .* Pass the one that the guard was made with, or"):
+        offmap.load(tmp_path / "g", Forest(seed=1))
+    offmap.load(tmp_path / "g", Forest(seed=1), strict=False)
+    with pytest.raises(ConfigError, match="Expected `predictive` to have `members` and `outputs`, but got Sequential."):
+        offmap.load(tmp_path / "g", regressor())
+    if "train" not in options:  # nothing of the rows is in the file
+        assert not torch.isin(GuardFile.read(tmp_path / "g").tensors["probe.inputs"], regression(40, 0)[0]).any()
+
+
+def test_a_predictive_that_is_never_twice_the_same_is_loaded_unchecked(tmp_path: Path) -> None:
+    class Restless(Forest):
         def outputs(self, x: torch.Tensor, draws: int, *, clip: float | None, seed: int) -> torch.Tensor:
-            return x[None, :, :1].expand(draws, -1, -1)
+            self.trees = self.trees + 0.01
+            return super().outputs(x, draws, clip=clip, seed=seed)
 
-    with pytest.raises(ConfigError, match="Expected a guard made by `offmap.fit`"):
-        offmap.guard(Plain(), regression(30, 0)).save(tmp_path / "g")
+    offmap.guard(Restless(), regression(40, 0)).save(tmp_path / "g")
+    assert not any(name.startswith("probe") for name in GuardFile.read(tmp_path / "g").tensors)
+    assert offmap.load(tmp_path / "g", Forest()).threshold < torch.inf
 
 
 def test_no_file_is_read_by_running_it() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,7 +38,11 @@ require("sklearn", "sklearn")  # one clear line where it is missing
 from sklearn.base import BaseEstimator, ClassifierMixin, OutlierMixin, RegressorMixin  # noqa: E402
 from sklearn.utils import check_random_state  # noqa: E402
 from sklearn.utils.multiclass import check_classification_targets  # noqa: E402
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data  # noqa: E402
+from sklearn.utils.validation import (  # noqa: E402
+    _check_sample_weight,  # pyright: ignore[reportPrivateUsage]
+    check_is_fitted,
+    validate_data,
+)
 
 Array: TypeAlias = NDArray[Any]
 
@@ -55,9 +60,9 @@ def check_hidden(hidden: Any) -> tuple[int, ...]:
 
 def check_contamination(value: Any) -> None:
     """Raise unless it is "auto" or a share."""
-    if not (isinstance(value, str) and value == "auto"):
-        if isinstance(value, str) or not 0 < checks.number("contamination", value) <= 0.5:
-            raise ConfigError(f"Expected `contamination` to be 'auto' or a share above 0 and at most 0.5, but got {value!r}.")
+    share = isinstance(value, numbers.Real) and 0 < float(value) <= 0.5
+    if not share and not (isinstance(value, str) and value == "auto"):
+        raise ConfigError(f"Expected `contamination` to be 'auto' or a share above 0 and at most 0.5, but got {value!r}.")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -66,7 +71,9 @@ class Guarded(BaseEstimator):
 
     hidden: int | Sequence[int] = option((64, 64), "Widths of the hidden layers of the nets trained here.", check=check_hidden)
     members: int = option(1, "How many nets; several detect better, and cost as many times more.", above=0)
-    steps: int | None = option(None, "Gradient steps of their training; None: a hundred epochs, 200 to 5,000 steps (detector: 500).", above=0)
+    steps: int | None = option(
+        None, "Gradient steps of their training; None: a hundred epochs, 200 to 5,000 steps (detector: 500).", above=0
+    )
     lr: float = option(0.01, "Adam's learning rate.", above=0)
     batch_size: int = option(128, "Rows per step.", above=0)
     validation: float = option(
@@ -113,13 +120,14 @@ class Guarded(BaseEstimator):
     def _validate(self, X: Any, y: Any = None, **options: Any) -> Any:
         """Return rows as a dense tensor, and targets if there are some."""
         options |= {"dtype": "float64", "accept_sparse": True}
-        checked = validate_data(self, X, **options) if y is None else validate_data(self, X, y, **options)
+        checked: Any = validate_data(self, X, **options) if y is None else validate_data(self, X, y, **options)
         rows, y = (checked, None) if y is None else checked
         if not isinstance(rows, np.ndarray):
-            if math.prod(rows.shape) > DENSE_NUMBERS:
+            count, width = rows.shape
+            if count * width > DENSE_NUMBERS:
                 raise DataError(
-                    f"Expected a sparse matrix of at most {DENSE_NUMBERS:,} numbers, for it is made dense, but got {rows.shape[0]:,} "
-                    f"rows of {rows.shape[1]:,}. Take fewer rows at once, or fewer columns (`OneHotEncoder(min_frequency=...)`, "
+                    f"Expected a sparse matrix of at most {DENSE_NUMBERS:,} numbers, for it is made dense, but got {count:,} "
+                    f"rows of {width:,}. Take fewer rows at once, or fewer columns (`OneHotEncoder(min_frequency=...)`, "
                     "`TruncatedSVD`)."
                 )
             rows = rows.toarray()
@@ -131,9 +139,9 @@ class Guarded(BaseEstimator):
         return tags
 
     def _fit(
-        self, x: Tensor, y: Tensor, sample_weight: Any, *, outputs: int, training: Likelihood, likelihood: Likelihood | str | None,
-        scaled: Tensor | None = None, leave_out: Tensor | None = None, false_alarms: float | None = None, fast: bool = False,
-        **about: Any,
+        self, x: Tensor, y: Tensor, sample_weight: Any, *, outputs: int, training: Likelihood,
+        likelihood: Likelihood | str | None, scaled: Tensor | None = None, leave_out: Tensor | None = None,
+        false_alarms: float | None = None, fast: bool = False, **about: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Guard the model, or nets that learn `scaled` targets with the likelihood `training`; the guard has `likelihood`.
 

@@ -23,7 +23,7 @@ from offmap import checks
 from offmap._types import Weights
 from offmap.atomic import digest, seal, unseal_as, write_whole
 from offmap.checks import option
-from offmap.data import Place
+from offmap.data import Place, fork_rng
 from offmap.data.image_spec import ImageSpec
 from offmap.detector import Calibration
 from offmap.errors import ConfigError, FileError, OffmapError, first_line
@@ -36,7 +36,7 @@ from offmap.model.params import as_models, stack_models
 from offmap.posterior.basis import Rotation
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import noise_from_state, noise_state
-from offmap.posterior.predictive import History, Stochastic
+from offmap.posterior.predictive import History, Outputs, Predictive, Stochastic, as_predictive
 from offmap.scores.score import SCORES
 
 FORMAT = "offmap-guard-7"
@@ -110,41 +110,30 @@ class Header:
 
 
 def save(guard: Guard, path: str | Path) -> None:
-    """Write a guard over a weight distribution to `path`."""
+    """Write a guard to `path`: with what is random about the weights, or without weights if its Predictive is the user's."""
     predictive, likelihood, score = guard.predictive, guard.likelihood, guard.score_module
-    if not isinstance(predictive, Stochastic) or predictive.q.parameterization is not None:
-        raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
-    if predictive.q.trainable_mean:
-        raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the nets' are others.")
     kind = next((name for name, cls in LIKELIHOODS.items() if cls is type(likelihood)), None)
     if kind is None or SCORES.get(score.name) is not type(score):
         raise ConfigError(
             "A guard with a score or likelihood of your own cannot be saved unless it is registered: a file holds no code."
         )
-    q, model, state = predictive.q, predictive.model, likelihood.state()
-    tensors: dict[str, Any] = {f"likelihood.{n}": v for n, v in state.items() if isinstance(v, Tensor)}
-    tensors |= {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}
+    entries, tensors = _of_weights(predictive) if isinstance(predictive, Stochastic) else _of_outputs(guard)
+    state = likelihood.state()
+    tensors |= {f"likelihood.{n}": v for n, v in state.items() if isinstance(v, Tensor)}
     tensors |= {
         f"calibration.{n}": t for n in ("scores", "residuals", "weights") if (t := getattr(guard.calibration, n)) is not None
     }
     tensors |= {f"score.{n}": t for n, t in score.state_dict().items()}
     header = Header(
         format=FORMAT,
-        models=[_digests({n: t[m] for n, t in [*q.mean.items(), *q.fixed.items()]}, model.module) for m in range(q.members)],
-        modules=_modules(model.module),
-        views=dict(q.views),
-        why=q.why,
-        restore_state=restored_names(model.module),
-        noise=noise_state(q.noise),
         likelihood=Registered(kind, {n: v for n, v in state.items() if not isinstance(v, Tensor)}),
         score=Registered(score.name, score.config()),
-        model=ModelHeader(**{f.name: getattr(model, f.name) for f in fields(ModelHeader)}),
         guard=GuardHeader(**{f.name: getattr(guard, f.name) for f in fields(GuardHeader)}),
         calibration=CalibrationHeader(**{f.name: getattr(guard.calibration, f.name) for f in fields(CalibrationHeader)}),
-        history=predictive.history,
-        custom_output_fn=model.output_fn is not first_tensor,
+        history=guard.history,
         about=dict(guard.about),
         image_spec=guard.image_spec,
+        **entries,
     )
     try:
         content = seal(asdict(header), tensors)
@@ -153,15 +142,53 @@ def save(guard: Guard, path: str | Path) -> None:
     write_whole(Path(path), content, folders=False)
 
 
+def _of_weights(predictive: Stochastic) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Describe a weight distribution and its models."""
+    q, model = predictive.q, predictive.model
+    if q.parameterization is not None:
+        raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
+    if q.trainable_mean:
+        raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the nets' are others.")
+    entries: dict[str, Any] = {
+        "models": [_digests({n: t[m] for n, t in [*q.mean.items(), *q.fixed.items()]}, model.module) for m in range(q.members)],
+        "modules": _modules(model.module),
+        "views": dict(q.views),
+        "why": q.why,
+        "restore_state": restored_names(model.module),
+        "noise": noise_state(q.noise),
+        "model": ModelHeader(**{f.name: getattr(model, f.name) for f in fields(ModelHeader)}),
+        "custom_output_fn": model.output_fn is not first_tensor,
+    }
+    tensors = {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}
+    return entries, tensors
+
+
+def _of_outputs(guard: Guard) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Describe a Predictive of the user's, which stays with the user, by its outputs at a few inputs, if it gives them twice."""
+    entries = dict[str, Any](models=[], modules={}, views={}, why={}, restore_state=[], noise={}, model=ModelHeader())
+    entries["custom_output_fn"] = False
+    if guard.probe is None:
+        return entries, {}
+    first, again = (_probe(guard.predictive, guard.probe, guard.seed) for _ in range(2))
+    same = torch.equal(first, again) and bool(first.isfinite().all())
+    return entries, {"probe.inputs": guard.probe, "probe.outputs": first} if same else {}
+
+
+def _probe(predictive: Predictive, x: Tensor, seed: int) -> Tensor:
+    """Return two draws of every member."""
+    with fork_rng(seed):
+        return predictive.outputs(x, 2, clip=None, seed=seed)
+
+
 def load(
-    path: str | Path, model: nn.Module | Sequence[nn.Module], *, strict: bool = True, output_fn: OutputFn | None = None
+    path: str | Path, model: nn.Module | Sequence[nn.Module] | Outputs, *, strict: bool = True, output_fn: OutputFn | None = None
 ) -> Guard:
     """Read a guard.
 
     Args:
         path: A file that `Guard.save` wrote.
-        model: The model or models that it was fitted on, which the file does not hold.
-        strict: Refuse other weights than at fit time.
+        model: The model or models that it was fitted on, or the Predictive that `offmap.guard` took: the file holds neither.
+        strict: Refuse other weights than at fit time, and a Predictive with other outputs.
         output_fn: The function that was passed to `fit`, if one was.
     """
     return GuardFile.read(path).build(model, strict=strict, output_fn=output_fn)
@@ -192,8 +219,22 @@ class GuardFile:
                 raise FileError(f"{path} is damaged or not {KIND}: invalid header field {key!r}. {REMEDY}") from error
         return cls(path, Header(**parsed), tensors)
 
-    def build(self, model: nn.Module | Sequence[nn.Module], *, strict: bool = True, output_fn: OutputFn | None = None) -> Guard:
+    def build(
+        self, model: nn.Module | Sequence[nn.Module] | Outputs, *, strict: bool = True, output_fn: OutputFn | None = None
+    ) -> Guard:
         """Build the guard around its models: see `offmap.load`."""
+        try:
+            if not self.header.models:
+                return self._build_around(as_predictive(model), strict=strict)  # pyright: ignore[reportArgumentType]
+            models = self._check_models(model, strict=strict, output_fn=output_fn)
+            return self._build(models, output_fn or first_tensor)
+        except OffmapError:
+            raise
+        except Exception as error:  # any other malformed content
+            raise FileError(f"{self.path} is damaged or not {KIND} ({first_line(error)}). {REMEDY}") from error
+
+    def _check_models(self, model: Any, *, strict: bool, output_fn: OutputFn | None) -> list[nn.Module]:
+        """Return the models, refused unless they are those of fit time."""
         models = as_models(model)
         if len(models) != len(self.header.models):
             raise FileError(f"{self.path} was fitted on {len(self.header.models)} nets, but {len(models)} were given.")
@@ -201,19 +242,27 @@ class GuardFile:
             self._check_model(module, member, strict=strict)
         if self.header.custom_output_fn and output_fn is None:
             raise ConfigError(f"{self.path} was fitted with a `output_fn` of your own: pass the same function to `load`.")
-        try:
-            return self._build(models, output_fn or first_tensor)
-        except OffmapError:
-            raise
-        except Exception as error:  # any other malformed content
-            raise FileError(f"{self.path} is damaged or not {KIND} ({first_line(error)}). {REMEDY}") from error
+        return models
+
+    def _build_around(self, predictive: Predictive, *, strict: bool) -> Guard:
+        """Build the guard around a Predictive of the user's, refused if `strict` and its outputs are others than at save time."""
+        place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.module)
+        self._check_tensors({})
+        probe, then = (self.tensors.get(f"probe.{name}") for name in ("inputs", "outputs"))
+        if probe is not None and then is not None and strict:
+            now = _probe(predictive, probe.to(place.device), self.header.guard.seed).to(then)
+            if now.shape != then.shape or not torch.allclose(now, then, rtol=1e-3, atol=1e-5 * float(then.abs().max())):
+                raise FileError(
+                    f"{self.path} belongs to another predictive: at some test inputs it gave other outputs, {tuple(then.shape)}, "
+                    f"than this one, {tuple(now.shape)}. Pass the one that the guard was made with, or `strict=False` to use the "
+                    "guard all the same."
+                )
+        return self._build_guard(predictive, place, probe)
 
     def _build(self, models: list[nn.Module], output_fn: OutputFn) -> Guard:
         header, scales, rotation = self.header, self._part("raw_scale."), self._part("rotation.")
         stacked = stack_models(models, lambda name, tensor: name in scales)
-        for name, tensor in self.tensors.items():
-            if not _fits(name, tensor, stacked.mean, header.views):
-                raise self._misfit(name)
+        self._check_tensors(stacked.mean)
         if header.restore_state:
             restore_state(stacked.module, header.restore_state)
         place = Place.of(stacked.module)
@@ -227,6 +276,12 @@ class GuardFile:
         with torch.no_grad():
             for name, tensor in q.raw_scale.items():
                 tensor.copy_(scales[name])
+        model = BatchedModel(stacked.module, output_fn, **vars(header.model))
+        return self._build_guard(Stochastic(model, q.requires_grad_(False), header.history), place)
+
+    def _build_guard(self, predictive: Predictive, place: Place, probe: Tensor | None = None) -> Guard:
+        """Read all but the Predictive."""
+        header = self.header
         likelihood = LIKELIHOODS[header.likelihood.name]
         state: dict[str, Any] = {n: parse(v, _hints(likelihood)[n]) for n, v in header.likelihood.config.items()}
         state |= {n: t.to(place.device) for n, t in self._part("likelihood.").items()}
@@ -243,17 +298,22 @@ class GuardFile:
         except ValueError as error:
             raise self._misfit(f"score.{error}") from error
         return Guard(
-            predictive=Stochastic(
-                BatchedModel(stacked.module, output_fn, **vars(header.model)), q.requires_grad_(False), header.history
-            ),
+            predictive=predictive,
             likelihood=likelihood.from_state(state),
             score_module=score.to(place.device),
             calibration=Calibration(scores, residuals, weights=weights, **vars(header.calibration)),
             place=place,
             about=header.about,
             image_spec=header.image_spec,
+            probe=probe,
             **vars(header.guard),
         )
+
+    def _check_tensors(self, mean: Mapping[str, Tensor]) -> None:
+        """Raise a FileError for the first tensor that does not fit models with these stacked weights."""
+        for name, tensor in self.tensors.items():
+            if not _fits(name, tensor, mean, self.header.views):
+                raise self._misfit(name)
 
     def _part(self, prefix: str) -> Weights:
         return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
@@ -320,6 +380,8 @@ def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[
     floating = tensor.is_floating_point()
     if kind in ("score", "likelihood"):
         return not floating or not bool(tensor.isnan().any())
+    if kind == "probe":
+        return floating and bool(tensor.isfinite().all())
     if kind == "calibration":
         axes = {"scores": (1,), "residuals": (1, 2), "weights": (1,)}.get(rest, ())
         in_range = rest != "weights" or (bool((tensor > 0).all()) and float(tensor.sum()) < 1)

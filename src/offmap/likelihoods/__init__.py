@@ -12,6 +12,6 @@ LIKELIHOODS.update(gaussian=Gaussian, categorical=Categorical, bernoulli=Bernoul
 LIKELIHOODS["scaled-gaussian"] = ScaledGaussian  # of estimators, for their files
 
 __all__ = [
-    "LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "ScaledGaussian", "align_targets", "check_counted", "infer",
-    "resolve",
+    "LIKELIHOODS", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "Prediction", "ScaledGaussian", "align_targets",
+    "check_counted", "infer", "resolve",
 ]  # fmt: skip

@@ -52,7 +52,14 @@ def as_models(models: Any) -> list[nn.Module]:
     several: list[Any] = list(models) if isinstance(models, list | tuple | nn.ModuleList) else [models]
     result = [_unwrap(model) for model in several]
     if not result or not all(isinstance(model, nn.Module) for model in result):
-        raise ModelError(f"Expected a torch.nn.Module or a list of them, but got {type(models).__name__}.")
+        roads = (
+            " Put `offmap.integrations.sklearn.OffmapDetector` beside other models, or guard trees as draws with `offmap.guard` "
+            "(docs: guides/trees)."
+        )
+        raise ModelError(
+            f"Expected a torch.nn.Module or a list of them, but got {type(models).__name__}."
+            + (roads if hasattr(models, "predict") else "")
+        )
     for model in result:
         if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
             raise ModelError(SCRIPTED.format(kind=type(model).__name__))
