@@ -8,20 +8,23 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from sklearn.base import clone
-from sklearn.datasets import make_moons
+from sklearn.compose import make_column_transformer
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_moons
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import offmap
 from offmap.errors import ConfigError
 from offmap.integrations.nets import mlp
-from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor
+from offmap.integrations.sklearn import OffmapClassifier, OffmapDetector, OffmapRegressor, find_outliers
+from offmap.scores.distance import compute_log_ratio
 
 KINDS = [OffmapRegressor, OffmapClassifier, OffmapDetector]
 SMALL = {"hidden": (16,), "steps": 60, "draws": 8}
@@ -194,3 +197,137 @@ def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch):
     with pytest.raises(ConfigError) as error:
         __import__("offmap.integrations.sklearn")
     assert str(error.value) == "scikit-learn is needed here and is not installed: pip install 'offmap[sklearn]'"
+
+
+def contaminate(x: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Multiply 5 % of the rows by six; which ones, (n,) bool."""
+    gross = np.random.RandomState(seed).permutation(len(x)) < 0.05 * len(x)
+    return np.where(gross[:, None], 6 * x, x), gross
+
+
+@pytest.mark.parametrize("data", [load_breast_cancer, load_wine])
+def test_gross_outliers_among_the_training_rows_are_found(data):
+    x, gross = contaminate(data().data, seed=0)
+    detector = OffmapDetector(random_state=0)
+    flagged = detector.fit_predict(x) == -1
+    assert flagged[gross].all()
+    assert flagged[~gross].mean() < 0.1
+    np.testing.assert_array_equal(flagged, detector.decision_function(x) < 0)
+    np.testing.assert_array_equal(flagged, detector.score_samples(x) < detector.offset_)
+    assert roc_auc_score(~gross, detector.score_samples(x)) == 1
+
+
+@pytest.mark.parametrize("data", [load_breast_cancer, load_wine, load_digits])
+def test_no_outliers_are_seen_in_clean_tables(data):
+    assert not find_outliers(torch.tensor(data().data), None).any()
+    assert not find_outliers(torch.zeros(30, 3, dtype=torch.float64), None).any()
+
+
+def test_contamination_says_how_many_training_rows_are_outliers():
+    x, gross = contaminate(load_wine().data, seed=1)
+    detector = OffmapDetector(**SMALL, contamination=0.2, random_state=0)
+    flagged = detector.fit_predict(x) == -1
+    assert flagged.sum() == np.ceil(0.2 * (len(x) - 1))  # as IsolationForest does
+    assert flagged[gross].all()
+    assert detector.guard_.calibration.seen
+    for share in (0, 0.6, True, "some", None):
+        with pytest.raises(ConfigError, match="Expected `contamination` to be 'auto' or a share above 0 and at most 0.5, but"):
+            detector.set_params(contamination=share).fit(x)
+
+
+def test_a_training_row_is_not_compared_with_itself():
+    x = np.random.RandomState(0).randn(80, 3)
+    detector = OffmapDetector(**SMALL, score_with="input-distance", random_state=0).fit(x)
+    space = detector.guard_.score_module.space
+    distances = np.linalg.norm(space.rows[:, None] - space.rows, axis=2) + np.diag(np.full(len(space.rows), np.inf))
+    nearest = distances.argsort(1)[:, :10]
+    alone = compute_log_ratio(torch.tensor(np.take_along_axis(distances, nearest, 1)), torch.tensor(nearest), space.spacings)
+    held = (space.rows * space.unit + space.centre).numpy()
+    rows = np.linalg.norm(x[:, None] - held, axis=2).argmin(0)  # the same numbers, to the bit
+    np.testing.assert_allclose(-detector.score_samples(x[rows]), space.zscore(alone), atol=1e-9)
+    assert (-detector.score_samples(x[rows]) >= detector.guard_.score(x[rows]).numpy()).all()
+    assert (-detector.score_samples(x[rows])).mean() > detector.guard_.score(x[rows]).numpy().mean() + 0.3
+    np.testing.assert_allclose(-detector.score_samples(x + 0.1), detector.guard_.score(x + 0.1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipeline_gives_the_verdict(kind):
+    words = np.array(["red", "green", "blue"], dtype=object)[np.arange(90) % 3]
+    x = np.column_stack([np.random.RandomState(0).randn(90, 2).astype(object), words])
+    encode = make_column_transformer((OneHotEncoder(), [2]), remainder=StandardScaler(), sparse_threshold=1.0)
+    pipe = make_pipeline(encode, kind(**SMALL, random_state=0)).fit(x, np.arange(90) % 2)
+    strange = np.array([[50.0, -50.0, "red"]], dtype=object)
+    rows = pipe[:-1].transform(np.concatenate([x[:5], strange]))
+    assert sparse.issparse(rows)
+    prediction, ood = pipe.predict(np.concatenate([x[:5], strange]), return_ood=True)
+    assert ood[-1]
+    assert not ood[:-1].any()
+    np.testing.assert_array_equal(prediction, pipe[-1].predict(rows))
+    np.testing.assert_array_equal(ood, pipe[-1].off_map(rows.toarray()))
+    np.testing.assert_array_equal(ood, pipe.score_samples(np.concatenate([x[:5], strange])) < pipe[-1].offset_)
+    if kind is not OffmapClassifier:  # where scikit-learn means classes by it
+        np.testing.assert_array_equal(ood, pipe.decision_function(np.concatenate([x[:5], strange])) < 0)
+
+
+def test_sparse_rows_that_fill_no_memory_are_refused():
+    with pytest.raises(
+        offmap.OffmapError, match="at most 50,000,000 numbers, for it is made dense, but got 60,000 rows of 1,000. T"
+    ):
+        OffmapDetector().fit(sparse.csr_matrix((60_000, 1_000)))
+
+
+def test_weights_count_rows_and_a_weight_of_0_leaves_one_out():
+    x = np.random.RandomState(0).rand(400, 1)
+    y, weight = np.arange(400) % 4 * 1.0, np.array([9.0, 1.0, 0.0, 0.0])[np.arange(400) % 4]
+    mean = OffmapRegressor(**SMALL, random_state=0).fit(x, y, sample_weight=weight).predict(x)
+    assert abs(mean.mean() - 0.1) < 0.1  # of rows that count the same 0.5, or 1.5 with those of weight 0
+    probs = OffmapClassifier(**SMALL, random_state=0).fit(x, y, sample_weight=weight + 0.01).predict_proba(x)
+    assert probs[:, 0].mean() > 0.8
+    far = np.concatenate([x, x[:20] + 100])
+    detector = OffmapDetector(**SMALL, random_state=0).fit(far, sample_weight=np.arange(420) < 400)
+    assert (detector.predict(far[400:]) == -1).all()
+
+
+def test_one_width_is_one_layer_and_unknown_arguments_name_the_class():
+    x = np.random.RandomState(0).randn(60, 2)
+    one, same = (OffmapDetector(**SMALL | {"hidden": hidden}, random_state=0).fit(x) for hidden in (16, (16,)))
+    np.testing.assert_array_equal(one.score_samples(x), same.score_samples(x))
+    for kind in KINDS:
+        with pytest.raises(TypeError, match=rf"{kind.__name__}.__init__\(\) got an unexpected keyword argument 'layers'"):
+            kind(layers=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_guard_of_an_estimator_can_be_saved(kind, tmp_path):
+    x, y = wave()
+    estimator = kind(**SMALL, random_state=0).fit(x, y > 5e7 if kind is OffmapClassifier else y)
+    estimator.guard_.save(tmp_path / "guard")
+    again = offmap.load(tmp_path / "guard", estimator.nets_)
+    for name, value in vars(again(x[:9])).items():
+        assert value is None or torch.equal(value, getattr(estimator.guard_(x[:9]), name)), name
+
+
+def test_data_frames_keep_their_names_and_may_have_any_type_of_number():
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    x, y = wave(60)
+    plain = pandas.DataFrame({"far": x[:, 0], "count": np.arange(60) % 5, "wet": np.arange(60) % 2 == 0})
+    expected = OffmapRegressor(**SMALL, random_state=0).fit(plain, y)
+    assert expected.guard_.about == {"inputs": ["far", "count", "wet"]}
+    nullable, arrow = plain.convert_dtypes(), plain.convert_dtypes(dtype_backend="pyarrow")
+    assert [str(kind) for kind in (nullable.dtypes["count"], arrow.dtypes["wet"])] == ["Int64", "bool[pyarrow]"]
+    for frame in (nullable, arrow, polars.DataFrame(plain.to_dict("list"))):
+        estimator = OffmapRegressor(**SMALL, random_state=0).fit(frame, y)
+        assert estimator.feature_names_in_.tolist() == ["far", "count", "wet"]
+        np.testing.assert_array_equal(estimator.predict(frame), expected.predict(plain))
+    with pytest.raises(ValueError, match="The feature names should match those that were passed during fit."):
+        expected.predict(plain[["count", "far", "wet"]])
+
+
+def test_long_fits_tell_how_far_they_are(monkeypatch, capsys):
+    x = np.random.RandomState(0).randn(60, 2)
+    monkeypatch.setattr("offmap.progress.SECONDS", 0.01)
+    OffmapDetector(**SMALL, random_state=0).fit(x)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("offmap.integrations.nets.QUIET_SECONDS", -1.0)
+    OffmapDetector(**SMALL | {"steps": 200}, random_state=0).fit(x)
+    assert "offmap: Training nets " in capsys.readouterr().err

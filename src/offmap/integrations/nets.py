@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -17,9 +20,13 @@ from offmap.maxwent.config import Runtime
 from offmap.maxwent.train import BestValidation, adam, minimize
 from offmap.model.params import stack_models
 from offmap.posterior.predictive import Sampled
+from offmap.progress import Advance, Status, bar, print_status
 from offmap.random import generator
 
 logger = logging.getLogger("offmap")
+
+QUIET_SECONDS = 2.0
+"""Before progress is shown: a search fits many times."""
 
 
 def mlp(
@@ -68,10 +75,11 @@ class Standardize(nn.Module):
 def train_mlps(
     train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], *, outputs: int, likelihood: Likelihood, hidden: Sequence[int],
     members: int, steps: int, lr: float, batch_size: int, seed: int, row_weights: tuple[Tensor, Tensor] | None = None,
+    progress: bool | None = False,
 ) -> list[nn.Module]:  # fmt: skip
     """Train dense nets, (B, D) -> (B, outputs), that standardise their inputs; keep each at its lowest validation NLL.
 
-    `row_weights` are those of training and validation rows in the loss.
+    `row_weights` are those of training and validation rows in the loss. `progress` is shown from the third second on.
     """
     scaling = Standardize(train[0])
     nets = [mlp(train[0].shape[1], outputs, hidden=hidden, seed=seed + member).to(train[0]) for member in range(members)]
@@ -99,8 +107,24 @@ def train_mlps(
 
     monitor = BestValidation(weights, validation_nll, every=max(1, min(100, steps // 10)))
     optimizer = adam(weights.values(), lr=lr, epsilon=1e-7)
-    if minimize(loss, optimizer, rows, steps=steps, monitors=[monitor], seed=seed) == "diverged":
+    with ExitStack() as shown:
+        tell = partial(show_later, shown, list[Advance](), time.monotonic(), steps, progress)
+        reason = minimize(loss, optimizer, rows, steps=steps, monitors=[monitor, tell], seed=seed)
+    if reason == "diverged":
         logger.warning("Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`.")
     monitor.restore()
     trained = Sampled(model, {name: w.detach() for name, w in weights.items()})
     return [nn.Sequential(scaling, *net.children()) for net in trained.nets()]
+
+
+def show_later(
+    shown: ExitStack, started: list[Advance], start: float, steps: int, progress: bool | None, step: int, loss: Tensor
+) -> bool:
+    """Show the progress once two seconds have passed; a monitor of `minimize`, which it never stops."""
+    if not started and progress is not False and time.monotonic() - start > QUIET_SECONDS:
+        status = Status()
+        shown.enter_context(print_status(status))
+        started.append(shown.enter_context(bar("Training nets", steps, show=progress, status=status)))
+    for advance in started:
+        advance(step + 1)
+    return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import numbers
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +29,7 @@ from offmap.errors import ConfigError, DataError
 from offmap.extras import require
 from offmap.fit import REFERENCE_ROWS, fit
 from offmap.guard import Guard
-from offmap.integrations.nets import Standardize, train_mlps
+from offmap.integrations.nets import QUIET_SECONDS, Standardize, train_mlps
 from offmap.likelihoods import Categorical, Gaussian, Likelihood, ScaledGaussian
 from offmap.random import generator
 from offmap.scores.distance import find_nearest
@@ -92,6 +93,7 @@ class Guarded(BaseEstimator):
     model: nn.Module | list[nn.Module] | None = option(
         None, "A trained model (or a list of them) to guard instead of training some. It gets rows without preprocessing."
     )
+    progress: bool | None = option(None, "Whether to show progress; None: of fits that take more than two seconds.")
     random_state: Any = option(None, "Seed of initial weights, split, order of rows, and draws.")
     guard_: Guard = field(init=False)
     nets_: list[nn.Module] = field(init=False)
@@ -99,6 +101,11 @@ class Guarded(BaseEstimator):
     def score_samples(self, X: Any) -> Array:
         """Return the negative of the guard's score, (B,): higher for in-distribution rows."""
         return -_numpy(self._score(self._rows(X)))
+
+    @property
+    def offset_(self) -> float:
+        """The negative of the guard's threshold: rows whose `score_samples` is below are OOD."""
+        return -self.guard_.threshold
 
     def off_map(self, X: Any) -> Array:
         """Return whether the score is above the guard's threshold, (B,) bool; `predict(X, return_ood=True)` in a Pipeline."""
@@ -162,21 +169,27 @@ class Guarded(BaseEstimator):
         # 19 rows are needed for a threshold with 5 % of false alarms
         cut = max(2, min(max(20, round(self.validation * len(order))), len(order) // 2))
         held, rest = order[:cut], order[cut:]
-        nets, targets = self.model, y if scaled is None else scaled
+        nets, targets, start = self.model, y if scaled is None else scaled, time.monotonic()
         if nets is None:
             steps = self.steps or min(max(200, 100 * -(-len(rest) // self.batch_size)), 500 if fast else 5000)
             nets = train_mlps(
                 (x[rest], targets[rest]), (x[held], targets[held]), outputs=outputs, likelihood=training,
                 hidden=check_hidden(self.hidden), members=self.members, steps=steps, lr=self.lr, batch_size=self.batch_size,
                 seed=seed, row_weights=None if weights is None else (weights[rest], weights[held]),
+                progress=self.progress,
             )  # fmt: skip
         solver = self.solver or ("closed-form" if fast or len(order) < 500 else "refine")  # few rows are too few to refine with
-        valid = held[:500] if fast else held
+        valid, calibration = held[:500] if fast else held, None
+        if weights is not None:  # width and clip are for rows as they count; the threshold is for rows as they come
+            draw = torch.multinomial(weights[valid], len(valid), replacement=True, generator=generator(seed, "weights"))
+            valid, calibration = valid[draw], (x[held], y[held])
         guard = fit(
-            nets, (x[rest], y[rest]), (x[valid], y[valid]), likelihood=likelihood, basis=self.basis, solver=solver,
-            score=self.score_with, draws=self.draws, false_alarms=false_alarms or self.false_alarms, batch_size=self.batch_size,
-            seed=seed, progress=False,
+            nets, (x[rest], y[rest]), (x[valid], y[valid]), calibration=calibration, likelihood=likelihood, basis=self.basis,
+            solver=solver, score=self.score_with, draws=self.draws, false_alarms=false_alarms or self.false_alarms,
+            batch_size=self.batch_size, seed=seed,
+            progress=False if self.progress is None and time.monotonic() - start < QUIET_SECONDS else self.progress,
         )  # fmt: skip
+        guard = replace(guard, calibration=replace(guard.calibration, exact=False))
         names = getattr(self, "feature_names_in_", None)
         about = {**({} if names is None else {"inputs": [str(name) for name in names]}), **about}
         self.guard_, self.nets_ = replace(guard, about=about), list(nets) if isinstance(nets, list | tuple) else [nets]
@@ -201,8 +214,8 @@ class OffmapRegressor(RegressorMixin, Guarded):
         Args:
             X: Rows (B, D): an array, a data frame of numbers, or a sparse matrix.
             y: Targets, (B,) or (B, K).
-            sample_weight: Weights (B,) of the rows in the training loss and in early stopping; a row of weight 0 is left out.
-                The guard's distances and its threshold count every other row once.
+            sample_weight: Weights (B,) of the rows in the nets' training and in the width of the guard; a row of weight 0 is left
+                out. Distances and threshold count every other row once.
         """
         x, y = self._validate(X, y, multi_output=True, y_numeric=True, ensure_min_samples=MIN_ROWS)
         targets = torch.tensor(np.asarray(y, dtype="float64"))
@@ -228,6 +241,10 @@ class OffmapRegressor(RegressorMixin, Guarded):
         mean = _numpy(prediction.mean)
         return self._with_ood(X, (mean, _numpy(prediction.std)) if return_std else mean, return_ood)
 
+    def decision_function(self, X: Any) -> Array:
+        """Return `score_samples` − `offset_`, (B,): negative for OOD rows."""
+        return self.score_samples(X) - self.offset_
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
@@ -249,8 +266,8 @@ class OffmapClassifier(ClassifierMixin, Guarded):
         Args:
             X: Rows (B, D): an array, a data frame of numbers, or a sparse matrix.
             y: Classes (B,), numbers or words.
-            sample_weight: Weights (B,) of the rows in the training loss and in early stopping; a row of weight 0 is left out.
-                The guard's distances and its threshold count every other row once.
+            sample_weight: Weights (B,) of the rows in the nets' training and in the width of the guard; a row of weight 0 is left
+                out. Distances and threshold count every other row once.
         """
         x, y = self._validate(X, y, ensure_min_samples=MIN_ROWS)
         check_classification_targets(y)
@@ -295,7 +312,6 @@ class OffmapDetector(OutlierMixin, Guarded):
         "auto", 'Share of outliers among the training rows, (0, 0.5]: so many of them are flagged, in place of `false_alarms`. '
         '"auto": gross ones are found, and the threshold is set on the others.', check=check_contamination,
     )  # fmt: skip
-    offset_: float = field(init=False)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train nets on in-distribution rows, and guard them.
@@ -303,8 +319,8 @@ class OffmapDetector(OutlierMixin, Guarded):
         Args:
             X: Rows (B, D): an array, a data frame of numbers, or a sparse matrix.
             y: The targets of a ready `model`; else ignored.
-            sample_weight: Weights (B,) of the rows in the training loss and in early stopping; a row of weight 0 is left out.
-                The guard's distances and its threshold count every other row once.
+            sample_weight: Weights (B,) of the rows in the nets' training and in the width of the guard; a row of weight 0 is left
+                out. Distances and threshold count every other row once.
         """
         if self.model is not None and y is None:
             raise ConfigError("Expected `y` beside a ready `model`: the targets that it was trained on.")
@@ -332,7 +348,6 @@ class OffmapDetector(OutlierMixin, Guarded):
             flagged = math.ceil(share * (len(x) - 1))
             calibration = replace(calibration, scores=self._score(x), seen=True, false_alarms=(flagged + 1) / (len(x) + 1))
         self.guard_ = replace(guard, calibration=calibration)
-        self.offset_ = -self.guard_.threshold
         return self
 
     def _score(self, x: Tensor) -> Tensor:
