@@ -124,11 +124,10 @@ class Guarded(BaseEstimator):
         check_is_fitted(self)
         return self._validate(X, reset=False)
 
-    def _validate(self, X: Any, y: Any = None, **options: Any) -> Any:
-        """Return rows as a dense tensor, and targets if there are some."""
-        options |= {"dtype": "float64", "accept_sparse": True}
-        checked: Any = validate_data(self, X, **options) if y is None else validate_data(self, X, y, **options)
-        rows, y = (checked, None) if y is None else checked
+    def _validate(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
+        """Return rows as a dense tensor, and targets if these are to be checked."""
+        checked: Any = validate_data(self, X, y, dtype="float64", accept_sparse="csr", **options)
+        rows, y = checked if isinstance(checked, tuple) else (checked, None)
         if not isinstance(rows, np.ndarray):
             count, width = rows.shape
             if count * width > DENSE_NUMBERS:
@@ -240,10 +239,6 @@ class OffmapRegressor(RegressorMixin, Guarded):
         prediction = self.guard_.predict(rows)
         mean = _numpy(prediction.mean)
         return self._with_ood(X, (mean, _numpy(prediction.std)) if return_std else mean, return_ood)
-
-    def decision_function(self, X: Any) -> Array:
-        """Return `score_samples` − `offset_`, (B,): negative for OOD rows."""
-        return self.score_samples(X) - self.offset_
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
