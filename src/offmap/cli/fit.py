@@ -81,7 +81,7 @@ def fit(
         raise UsageError(f"Expected --likelihood to be {nearest(likelihood, LIKELIHOODS)}, but got {likelihood!r}.")
     with open_table(train, separator) as table, usage_errors(ColumnError):
         schema = Schema.choose(table, target or [], [*(drop or []), *(name for name in table.names if name == groups)])
-    labels = None if groups is None else _read_groups(groups, calibration or valid, separator)
+    group_labels = None if groups is None else _read_groups(groups, calibration or valid, separator)
     tables = {name: schema.read(path, separator) for name, path in files.items()}
     outputs = _count_outputs(models[0], tables["train"][0], train, model)
     numeric = len(schema.targets) > 1 or (likelihood is not None and not LIKELIHOODS[likelihood].classifies)
@@ -96,10 +96,10 @@ def fit(
         schema = replace(schema, classes=labels)
     data = {name: (x, schema.encode_targets(y, files[name], numeric=numeric)) for name, (x, y) in tables.items()}
     with usage_errors():
-        fitted = {name: pair for name, pair in data.items() if labels is None or name != "calibration"}
+        fitted = {name: pair for name, pair in data.items() if group_labels is None or name != "calibration"}
         guard = offmap.fit(models if len(models) > 1 else models[0], **fitted, progress=False if quiet else None, **options)
-        if labels is not None:
-            guard = guard.calibrate(data["calibration" if calibration else "valid"], false_alarms, groups=labels)
+        if group_labels is not None:
+            guard = guard.calibrate(data["calibration" if calibration else "valid"], false_alarms, groups=group_labels)
             guard = replace(guard, calibration=replace(guard.calibration, exact=calibration is not None))
     # relative to the guard, where weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]
