@@ -123,7 +123,7 @@ def describe(results: Results) -> str:
         f"{len(results.ok)} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
         f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± sample standard deviation over seeds, in per cent "
         "but for NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the "
-        f"nets, each alone; ×5 all of them together. {SCORE_LEGEND} {describe_code(results)}"
+        f"nets, each alone; ×5 all of them together. {SCORE_LEGEND}{describe_code(results)}"
     )
 
 
@@ -131,7 +131,7 @@ def describe_code(results: Results) -> str:
     """Return how many versions of the code made the records."""
     codes = Counter(results.records.code(cell) for cell, _ in results.ok)
     known = ", ".join(f"{count} by code {code}" for code, count in codes.items() if code)
-    return f"Records made {known}; {codes['']} before records named their code." if known else ""
+    return f" Records made {known}; {codes['']} before records named their code." if known else ""
 
 
 def list_missing(results: Results) -> list[str]:
