@@ -39,7 +39,8 @@ class Result(Prediction):
     Attributes:
         score: (B,), higher = more OOD.
         ood: (B,) bool, score > threshold.
-        p_value: (B,), conformal: the share of calibration rows whose score is at least as high.
+        p_value: (B,), conformal: the share of calibration rows whose score is at least as high; uncalibrated where the model has
+            seen these (`calibration.seen`).
         score_map: (B, *positions) for dense outputs, NaN at padding, else None. Batches of different lengths are padded to the
             longest with NaN, label −100.
     """
