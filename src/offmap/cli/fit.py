@@ -99,8 +99,9 @@ def fit(
         fitted = {name: pair for name, pair in data.items() if group_labels is None or name != "calibration"}
         guard = offmap.fit(models if len(models) > 1 else models[0], **fitted, progress=False if quiet else None, **options)
         if group_labels is not None:
+            seen = guard.calibration.seen and calibration is None
             guard = guard.calibrate(data["calibration" if calibration else "valid"], false_alarms, groups=group_labels)
-            guard = replace(guard, calibration=replace(guard.calibration, exact=calibration is not None))
+            guard = replace(guard, calibration=replace(guard.calibration, exact=calibration is not None, seen=seen))
     # relative to the guard, where weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]
     replace(guard, about=schema.to_dict() | {"model": model, "weights": paths}).save(out)
