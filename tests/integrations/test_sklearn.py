@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_moons
+from sklearn.ensemble import RandomForestRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV
@@ -331,3 +332,11 @@ def test_long_fits_tell_how_far_they_are(monkeypatch, capsys):
     monkeypatch.setattr("offmap.integrations.nets.QUIET_SECONDS", -1.0)
     OffmapDetector(**SMALL | {"steps": 200}, random_state=0).fit(x)
     assert "offmap: Training nets " in capsys.readouterr().err
+
+
+def test_a_model_that_is_no_net_is_told_the_roads_that_work():
+    forest = RandomForestRegressor(n_estimators=2).fit([[0.0], [1.0]], [0.0, 1.0])
+    with pytest.raises(offmap.OffmapError, match=r"got RandomForestRegressor\. Put .*OffmapDetector.* guard trees as draws"):
+        offmap.fit(forest, (torch.zeros(4, 1), torch.zeros(4)))
+    with pytest.raises(offmap.OffmapError, match=r"Expected a torch.nn.Module or a list of them, but got int\.$"):
+        offmap.fit(3, (torch.zeros(4, 1), torch.zeros(4)))  # type: ignore[arg-type]
