@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import offmap
 from offmap.errors import ConfigError, DataError
-from offmap.export.distill import Head, fit_whitening, make_ood_rows, train_head
+from offmap.export.distill import fit_whitening, make_ood_rows, train_head
 from offmap.export.onnx import open_session
 from offmap.metrics import auroc
 from offmap.model.params import all_params
@@ -41,6 +42,22 @@ def test_it_orders_rows_as_the_guard_does(guard: offmap.Guard, one: offmap.Disti
     assert torch.corrcoef(order)[0, 1] > 0.95
     near, far = inputs(300, 6), inputs(300, 7) + torch.tensor([3.0, -2.0, 0.0])
     assert auroc(one.score(near), one.score(far)) > 0.97 * auroc(guard.score(near), guard.score(far))
+
+
+def test_far_rows_rank_as_the_guards_do_in_log_units_also_in_onnx_runtime(
+    guard: offmap.Guard, one: offmap.DistilledGuard, tmp_path: Path
+) -> None:
+    x = torch.cat([scale * inputs(60, 5) for scale in (1, 3, 10, 30, 100, 300, 1000)])
+    expected, score = guard.score(x), one.score(x)
+    assert torch.corrcoef(torch.stack([ranks(expected), ranks(score)]))[0, 1] > 0.95
+    assert len(score.unique()) == len(score)
+    ratio = (score / expected)[180:]  # from ten times the data on
+    assert ratio.min() > 1 / 3
+    assert ratio.max() < 3
+    assert one.score(1e12 * x).max() < 10 * expected.max()
+    path = one.export(tmp_path / "far.onnx", inputs(4, 2)).path
+    (exported,) = open_session(str(path)).run(["score"], {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(exported), score, rtol=1e-4, atol=1e-4)
 
 
 def test_results_are_the_base_models_with_a_verdict(one: offmap.DistilledGuard) -> None:
@@ -132,16 +149,16 @@ def test_whitened_features_are_uncorrelated_and_flat_ones_stay_small() -> None:
     assert spread.min() < 1e-6
 
 
-def test_the_whitening_in_the_first_layer_changes_no_number() -> None:
+def test_the_whitening_in_the_first_layer_changes_no_number_near_and_far() -> None:
     x, scores = 5 + 3 * inputs(300, 1), inputs(300, 2)[:, 0]
     head = train_head(x, scores, x, scores)
     turn, shift = fit_whitening(x)
-    apart = Head(3, head.centre, head.spread)
-    apart.load_state_dict(head.state_dict())
-    inverse = torch.linalg.inv(turn)
-    apart.first.weight.data = (head.first.weight.double() @ inverse.mT).float()
-    apart.first.bias.data = (head.first.bias.double() - apart.first.weight.double() @ shift).float()
-    torch.testing.assert_close(apart((x.double() @ turn + shift).float()), head(x), rtol=1e-3, atol=1e-3)
+    rows = torch.cat([x, 100 * x])
+    scale, log_radius = head.split(rows)
+    white = scale * (rows.double() @ turn + shift)
+    hidden = white @ torch.linalg.inv(turn) @ head.first.weight.double().mT + head.first.bias
+    expected = head.centre + head.spread * head.after_first(hidden.float(), log_radius.float())
+    torch.testing.assert_close(head(rows), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_ood_rows_lie_near_between_and_far_and_depend_on_the_seed_alone() -> None:
@@ -172,3 +189,6 @@ def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -
     ids = torch.arange(60).reshape(30, 2) % 9, torch.linspace(0, 1, 30)
     with pytest.raises(DataError, match="one floating-point tensor.*but got a tensor of torch.int64.*last-layer"):
         offmap.distill(quick(IDS, ids, ids), ids, ids)
+    texts = DataLoader([({"input_ids": torch.ones(length).long()}, 0) for length in (2, 2, 3, 3)], batch_size=2)
+    with pytest.raises(DataError, match="but got dict.*ids, masks or several inputs do not mix"):  # not: of one shape
+        offmap.distill(guard, texts, VALID)

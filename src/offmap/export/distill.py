@@ -3,10 +3,13 @@
 The inputs of an example and of some hidden layers are there after one pass. A head of three small layers reads the guard's score
 off them:
 
-    score(x) = c + s·sinh(head(W·(features(x) − m)))
+    score(x) = c + s·(head(g·W·(features(x) − m)) + slope·log⁺(r/ρ))
 
 with c and s the median and the spread of the guard's scores on in-distribution data, and W the whitening of in-distribution
-features, which becomes part of the head's first layer. OOD rows to learn from are made of in-distribution ones alone.
+features, which becomes part of the head's first layer. Farther away than in-distribution rows, at a radius r > ρ, g bounds the
+radius to ρ·(2 − ρ/r), so that the head tells directions apart, and the score grows with log r, as one that joins logarithms of
+distances does; far OOD rows give the slope. Of other scores, such as variances, asinh((score − c)/s) is learned, which grows so,
+too. OOD rows to learn from are made of in-distribution ones alone.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from torch.nn.utils import skip_init
 from offmap import checks
 from offmap._types import Data, Inputs
 from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows
-from offmap.data.batch import rows_of, take_rows
-from offmap.data.batches import mark_repeats, sample_rows, watch_repeats
+from offmap.data.batch import take_rows
+from offmap.data.batches import sample_rows
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
 from offmap.export.module import BaseModels, GuardModule, example_rows, export_module, layers_of, with_weights
@@ -39,7 +42,16 @@ from offmap.model.capture import features as read_features
 from offmap.model.params import all_params
 from offmap.posterior.noise import Normal
 from offmap.random import generator
-from offmap.scores.combine import TABLE_LAYERS, WIDEST, directions, project, spread_out
+from offmap.scores.combine import (
+    TABLE_LAYERS,
+    WIDEST,
+    CombinedScore,
+    DistanceTerm,
+    ScaledTerm,
+    directions,
+    project,
+    spread_out,
+)
 from offmap.scores.score import Features, Reads, Score, ScoreData
 
 WIDTH = 64
@@ -50,12 +62,21 @@ STEPS = 1500
 
 
 class Head(nn.Module):
-    """Three small layers and the scale of the guard's scores: (B, D) -> (B,)."""
+    """Three small layers and the scale of the guard's scores: (B, D) -> (B,).
 
-    def __init__(self, width: int, centre: float, spread: float, seed: int = 0) -> None:
+    `logarithmic` scores are learned as they are, others as asinh. Buffers: mean and standard deviation of in-distribution
+    features, (D,), and the `radius` ρ, below which 99 % of their rows lie; `shift` (WIDTH,) moves what the first layer gives.
+    """
+
+    mean: Tensor
+    std: Tensor
+    radius: Tensor
+    shift: Tensor
+
+    def __init__(self, reference: Tensor, centre: float, spread: float, seed: int = 0, *, logarithmic: bool = True) -> None:
         super().__init__()
         layers: list[nn.Linear] = []
-        for place, (inputs, outputs) in enumerate([(width, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]):
+        for place, (inputs, outputs) in enumerate([(reference.shape[1], WIDTH), (WIDTH, WIDTH), (WIDTH, 1)]):
             # without its own start, which would draw from the global generator; small weights: what is not learned stays smooth
             layer = skip_init(nn.Linear, inputs, outputs, device="cpu", dtype=torch.float32)
             assert isinstance(layer, nn.Linear)
@@ -64,16 +85,35 @@ class Head(nn.Module):
                 layer.bias.zero_()
             layers.append(layer)
         self.first, self.second, self.last = layers
-        self.centre, self.spread = centre, spread
+        self.centre, self.spread, self.slope, self.logarithmic = centre, spread, 0.0, logarithmic
+        rows = reference.double()
+        std = rows.std(0, correction=0)
+        self.register_buffer("mean", rows.mean(0))
+        self.register_buffer("std", torch.where(std > 1e-6 * std.max(), std, std.max()).clamp_min(torch.finfo(std.dtype).tiny))
+        self.register_buffer("shift", torch.zeros(WIDTH))
+        self.register_buffer("radius", torch.ones((), dtype=torch.float64))
+        self.radius = self.measure_radius(rows).quantile(0.99).clamp_min(1e-3)
 
-    def asinh_score(self, features: Tensor) -> Tensor:
-        """Return asinh of the scaled score, which the head learns, (B,)."""
-        return self.last(F.relu(self.second(F.relu(self.first(features))))).squeeze(1)
+    def measure_radius(self, features: Tensor) -> Tensor:
+        """Return the root mean square of standardised features, (B, D) -> (B,) in float64."""
+        return ((features.double() - self.mean) / self.std).square().mean(1).sqrt()
+
+    def split(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return g, which bounds the radius, and log⁺(r/ρ): (B, D) -> (B, 1) each, in float64."""
+        far = (self.measure_radius(features) / self.radius).clamp_min(1).unsqueeze(1)
+        return (2 - 1 / far) / far, far.log()
+
+    def after_first(self, hidden: Tensor, log_radius: Tensor) -> Tensor:
+        """Run the other layers and add what grows with the radius, (B, WIDTH) and (B, 1) -> (B,)."""
+        return (self.last(F.relu(self.second(F.relu(hidden)))) + self.slope * log_radius).squeeze(1)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the score, (B,); what is not finite is infinitely OOD."""
-        value = self.asinh_score(features.to(self.first.weight)).clamp(-30, 30)  # float32 holds sinh of that with ease
-        return (self.centre + self.spread * value.sinh()).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        scale, log_radius = (t.to(self.first.weight) for t in self.split(features))
+        hidden = scale * F.linear(features.to(self.first.weight), self.first.weight, self.shift) + self.first.bias
+        value = self.after_first(hidden, log_radius)
+        value = value if self.logarithmic else value.clamp(-30, 30).sinh()  # float32 holds sinh of that with ease
+        return (self.centre + self.spread * value).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 class DistilledScore(Score):
@@ -180,7 +220,7 @@ def distill(
     Args:
         guard: The teacher. Its inputs must be one floating-point tensor or array.
         train: Training data, of which at most 4,096 rows are taken.
-        valid: In-distribution rows the model has not seen, which set the threshold.
+        valid: In-distribution rows that set the threshold, which is conformal.
         rows: How many OOD rows to make.
         false_alarms: Share of in-distribution rows that may be called OOD.
         seed: Seed of the OOD rows and of the head.
@@ -188,16 +228,17 @@ def distill(
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
     rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
+    data = as_batches(train, guard.place, name="train", target=guard.target)
     with fork_rng(guard.seed):
         held = load_rows(as_batches(valid, guard.place, name="valid", target=guard.target), at_least=2)
-        data = watch_repeats(as_batches(train, guard.place, name="train", target=guard.target), held)
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with fork_rng(guard.seed):
         parts = sample_rows(data, REFERENCE_ROWS, guard.seed)
-        held, _ = mark_repeats(data, held)
-    if len(parts) != 1 or rows_of(parts[0]) < 20:
-        raise DataError(f"Expected at least 20 training rows of one shape, but got {[rows_of(part) for part in parts]}.")
-    reference = check_rows(parts[0])
+    several = [check_rows(part) for part in parts]
+    if len(several) != 1 or len(several[0]) < 20:
+        shapes = ", ".join(str(tuple(part.shape)) for part in several[:3])
+        raise DataError(f"Expected at least 20 training rows of one shape, but got {shapes}. Pad all rows to one length.")
+    reference = several[0]
     ood = make_ood_rows(reference.flatten(1), rows, seed).unflatten(1, reference.shape[1:])
     base, score = prepare(guard, reference)
     step = _rows_at_once(guard)
@@ -211,11 +252,10 @@ def distill(
             far_scores, near_scores = guard.score(ood), guard.score(reference)
         times = -(-rows // 6 // len(near))  # in-distribution rows must not be forgotten among so many OOD ones
         features, scores = torch.cat([far, near.repeat(times, 1)]), torch.cat([far_scores, near_scores.repeat(times)])
-        score.head = train_head(features, scores, near, guard.calibration.scores, seed=seed)
+        logarithmic = isinstance(guard.score_module, CombinedScore | ScaledTerm | DistanceTerm)
+        score.head = train_head(features, scores, near, guard.calibration.scores, seed=seed, logarithmic=logarithmic)
     with torch.no_grad():
-        calibration = Calibration(
-            score.head(read(check_rows(held.inputs))).to(guard.precision), None, false_alarms, seen=held.seen
-        )
+        calibration = Calibration(score.head(read(check_rows(held.inputs))).to(guard.precision), None, false_alarms)
     calibration.warn_if_infinite(held.rows)
     return DistilledGuard(
         guard=guard, base=base, score_module=score, calibration=calibration, place=guard.place, target=guard.target,
@@ -257,7 +297,9 @@ def _shows_input(model: nn.Module, name: str) -> bool:
     return all(isinstance(m, (nn.Linear, *CONVOLUTIONS)) for m in layers_of(model, name).values())
 
 
-def train_head(features: Tensor, scores: Tensor, reference: Tensor, levels: Tensor, *, seed: int = 0) -> Head:
+def train_head(
+    features: Tensor, scores: Tensor, reference: Tensor, levels: Tensor, *, seed: int = 0, logarithmic: bool = True
+) -> Head:
     """Train a head on the guard's scores (N,) of `features` (N, D), with weights and batches of that seed.
 
     Features of `reference` rows, (n, D), set the whitening. The guard's scores of in-distribution data are the `levels`, (n,):
@@ -267,25 +309,41 @@ def train_head(features: Tensor, scores: Tensor, reference: Tensor, levels: Tens
     levels = levels if len(levels) else levels.new_zeros(1)
     low, centre, high = levels.quantile(levels.new_tensor([0.16, 0.5, 0.84])).tolist()
     spread = (high - low) / 2 or 1.0
-    head = Head(features.shape[1], centre, spread, seed).to(features.device)
+    head = Head(reference, centre, spread, seed, logarithmic=logarithmic).to(features.device)
     matrix, shift = fit_whitening(reference)
-    wanted = ((scores.double() - centre) / spread).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9).asinh().float()
-    data = Rows((features.double() @ matrix + shift).float(), wanted, 256, "the guard's scores")
+    wanted = ((scores.double() - centre) / spread).nan_to_num(nan=torch.inf).clamp(-1e9, 1e9)
+    scale, log_radius = head.split(features)
+    head.slope = fit_slope(log_radius[:, 0], wanted if logarithmic else wanted.asinh())
+    white = torch.cat([scale * (features.double() @ matrix + shift), log_radius], 1)
+    data = Rows(white.float(), wanted.asinh().float(), 256, "the guard's scores")
 
     def objective(step: int, batch: Batch) -> Tensor:
         x, y = batch
         assert isinstance(x, Tensor)
-        return F.smooth_l1_loss(head.asinh_score(x), y)
+        value = head.after_first(head.first(x[:, :-1]), x[:, -1:])
+        return F.smooth_l1_loss(value.asinh() if logarithmic else value, y)
 
     def schedule(step: int) -> float:
         return min(1.0, 10 * (step + 1) / STEPS) * (1 + math.cos(math.pi * step / STEPS)) / 2
 
     minimize(objective, adam(head.parameters(), lr=3e-3), data, steps=STEPS, seed=seed, schedule=schedule)
     with torch.no_grad():  # W·(f − m) becomes part of the first layer
-        weight, bias = head.first.weight, head.first.bias
-        bias.copy_(bias.double() + weight.double() @ shift)
+        weight = head.first.weight
+        head.shift.copy_(weight.double() @ shift)
         weight.copy_(weight.double() @ matrix.mT)
     return head.requires_grad_(False).eval()
+
+
+def fit_slope(x: Tensor, y: Tensor) -> float:
+    """Return the slope of least squares through (x, y), (N,) each, where x > 0, but 0 at least.
+
+    >>> fit_slope(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([9.0, 3.0, 5.0]))
+    2.0
+    """
+    x, y = x[x > 0], y[x > 0]
+    gaps = x - x.mean()
+    slope = float((gaps * y).sum() / gaps.square().sum())
+    return max(0.0, slope) if math.isfinite(slope) else 0.0
 
 
 def fit_whitening(reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,7 +362,8 @@ def make_ood_rows(rows: Tensor, count: int, seed: int = 0) -> Tensor:
     """Make rows near in-distribution ones (N, D), between them, beside them and far away, (count, D).
 
     Two sixths lie on lines through two rows, up to half their distance beyond; a sixth there with some noise; a sixth are rows
-    with little to much noise; a sixth have some columns from other rows; the rest fill a box around all, or are scaled up.
+    with little to much noise; a sixth have some columns from other rows; the rest fill a box around all, or are scaled up, or
+    have noise, up to a thousand times their spread.
 
     >>> make_ood_rows(torch.eye(3), 12).shape
     torch.Size([12, 3])
@@ -340,5 +399,6 @@ def make_ood_rows(rows: Tensor, count: int, seed: int = 0) -> Tensor:
         pick(sixth) + noise(sixth, -2.0, 0.3),
         shuffle_columns(sixth),
         middle + (box - middle) * between((half, 1), 0.5, 1.5),
-        middle + (pick(rest) - middle) * between((rest, 1), 1, 3),
+        middle + (pick(rest - rest // 2) - middle) * 10 ** between((rest - rest // 2, 1), 0, 3),
+        pick(rest // 2) + noise(rest // 2, 0, 3),
     ])  # fmt: skip
