@@ -244,7 +244,7 @@ def test_p_values_terms_and_threshold_are_outputs(score: str, tmp_path: Path) ->
         return
     facts = {each.key: each.value for each in onnx.load(tmp_path / "g.onnx").metadata_props}
     read = [json.loads(facts[f"offmap.{key}"]) for key in ("terms", "columns", "calibrated", "calibration_rows")]
-    assert read == [names, ["a", "b", "c"], True, 200]
+    assert read == [names, ["a", "b", "c"], True, 40]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 9, 10, 99, 100])
