@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from offmap_bench.studies import distill, options, study
+from offmap_bench.studies import distill, options, series, study
 from offmap_bench.studies.__main__ import STUDIES, load
 from offmap_bench.studies.study import Study
 
@@ -18,6 +19,16 @@ def test_the_page_of_a_study_is_that_of_its_record(name: str):
 def test_records_have_all_tasks():
     assert {cell.partition(",")[0] for cell in distill.STUDY.read()["runs"]} == set(distill.TASKS)
     assert set(options.STUDY.read()["runs"]) == set(options.STUDY.cells())
+
+
+def test_series_keep_their_promise_by_groups_and_on_the_stream():
+    runs = series.STUDY.read()["runs"]
+    assert set(runs) == {f"{name}, seed {seed}" for name in series.CASES for seed in series.SEEDS} | {"random order"}
+    for name, case in series.CASES.items():
+        rates = [runs[f"{name}, seed {seed}"]["rates"] for seed in series.SEEDS]
+        assert fmean(rate[series.SAME] for rate in rates) > 0.1, name
+        assert case.later is not None or max(rate[series.GROUPS] for rate in rates) <= 0.05, name
+        assert all(abs(rate[series.MOVING] - 0.05) < 0.015 for rate in rates), name
 
 
 def test_a_study_measures_the_cells_that_its_record_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -208,7 +208,7 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
         if case is CASES["elec2, later days"] and seed == 0:
             draw(fortnights)
         counts = {"groups": len(others), "held out": series.groups - len(known), "parts": fortnights}
-        return significant({"rates": rates} | counts | notice(scores))
+        return significant({"rates": rates} | counts | notice(guard, scores))
     rates, count = list[dict[str, float]](), int(case.calibrate * len(others))
     for split in range(SPLITS):
         parts = permutation(len(others), seed, "calibrate", split)
@@ -221,12 +221,13 @@ def measure(case: Case, seed: int) -> dict[str, Any]:
         flagged[FEW_GROUPS] = new > Calibration(scores[few], None, 1 / 7, weights=group_weights(unseen.group[few])).threshold
         rates.append({way: grouped_rate(verdicts, group) for way, verdicts in flagged.items()})
     means = {way: fmean(rate[way] for rate in rates) for way in rates[0]}
-    return significant({"rates": means, "groups": count, "held out": len(others) - count} | notice(scores))
+    return significant({"rates": means, "groups": count, "held out": len(others) - count} | notice(guard, scores))
 
 
-def notice(scores: Tensor) -> dict[str, Any]:
-    """How many rows there are, and what they are worth where neighbours are alike."""
-    return {"rows": len(scores), "effective rows": effective_rows(scores)}
+def notice(guard: offmap.Guard, scores: Tensor) -> dict[str, Any]:
+    """How many rows there are, and what they are worth where neighbours are alike; and whether `fit` noticed that in `valid`."""
+    fitted = guard.calibration.effective_rows is not None
+    return {"rows": len(scores), "effective rows": effective_rows(scores), "noticed by fit": fitted}
 
 
 def judge(guard: offmap.Guard, rows: Calibration, groups: Calibration, new: Tensor) -> dict[str, Tensor]:
@@ -275,14 +276,16 @@ def fields(runs: Runs) -> dict[str, Any]:
     false, runs = runs["random order"], {name: run for name, run in runs.items() if name != "random order"}
     random = [name for name, case in CASES.items() if case.later is None]
     later = [name for name, case in CASES.items() if case.later is not None]
-    noticed = sum(run["effective rows"] is not None for run in runs.values())
+    noticed, fitted = (
+        sum(run[key] not in (None, False) for run in runs.values()) for key in ("effective rows", "noticed by fit")
+    )
     worth = [run["rows"] / run["effective rows"] for run in runs.values() if run["effective rows"]]
     return {
         "random": table(random, [SAME, ROWS, GROUPS, MOVING]),
         "later": table(later, [SAME, ROWS, GROUPS, MOVING]),
         "few": table(random, [FEW_ROWS, FEW_GROUPS]),
         "same": SAME, "rows_way": ROWS, "groups_way": GROUPS, "moving": MOVING, "rate": round(100 * RATE),
-        "seeds": len(SEEDS), "splits": SPLITS, "noticed": noticed, "runs": len(runs),
+        "seeds": len(SEEDS), "splits": SPLITS, "noticed": noticed, "fitted": fitted, "runs": len(runs),
         "false": f"{100 * fmean(false.values()):.2f}", "false_most": f"{100 * max(false.values()):.2f}", "sets": len(false),
         "least": round(min(worth)), "most": round(max(worth)),
     }  # fmt: skip
