@@ -205,7 +205,7 @@ def detect(
         rows: Use at most so many training rows, a random part of more.
         batch_size: Rows per forward pass.
         seed: Seed of the random parts.
-        options: Options of the method, such as `k` of "knn".
+        options: Options of the method, such as `k` of "knn" (by default 1 % of the rows of the smallest class, from 1 to 50).
 
     >>> x = torch.linspace(-1, 1, 40)[:, None]
     >>> model = nn.Linear(1, 2)
