@@ -63,8 +63,7 @@ def validate(options: Any) -> None:
         elif words:
             one_of(name, value, words)
         elif bool in kinds:
-            if not isinstance(value, bool):
-                raise ConfigError(f"Expected `{name}` to be True or False, but got {value!r}.")
+            flag(name, value)
         elif int in kinds or float in kinds:
             several: Any = isinstance(value, list | tuple) and any(get_origin(kind) is Sequence for kind in kinds) and value
             for entry in several or [value]:
@@ -77,6 +76,13 @@ def _find_options(kind: type) -> list[tuple[dataclasses.Field[Any], tuple[Any, .
     hints = get_type_hints(kind)
     unions = {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,) for name, hint in hints.items()}
     return [(f, unions[f.name]) for f in dataclasses.fields(kind) if "bounds" in f.metadata]
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a truth value; other values, such as 1 or "yes", are refused."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"Expected `{name}` to be True or False, but got {value!r}.")
+    return value
 
 
 def integer(name: str, value: Any, at_least: float | None = None, at_most: float | None = None, **bounds: Any) -> int:

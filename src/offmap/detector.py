@@ -326,7 +326,7 @@ class Detector(ABC):
             inputs = drop_targets(source, self.target) if loader or is_mapping(source) else source
             inputs = tree_map(self.place.put, inputs)
             check_inputs(inputs, "the guard")
-            check_finite(inputs, None, "the inputs")
+            check_finite(inputs, None, "the inputs", allow_nan=self.place.allow_nan)
             if self.image_spec is not None:
                 self.image_spec.check(inputs, "the inputs")
             inputs = mark_shared(inputs)

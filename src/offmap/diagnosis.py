@@ -28,7 +28,14 @@ from offmap.model.params import StackedModel
 from offmap.posterior.basis import LIMIT, Observed, observe
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.predictive import History, Stochastic
+from offmap.scores.distance import TableEncoder
 from offmap.table import Table
+
+KINDS = {
+    "indicators": "indicators, of two values, compared by being equal",
+    "missing": "missing in some rows, compared by being missing",
+    "categories": "categories, compared by being equal",
+}
 
 
 @dataclass(frozen=True)
@@ -178,6 +185,7 @@ def summarize(guard: Guard) -> Table:
     notes = [
         f"threshold {guard.threshold:.4g} · clip {guard.clip} · {guard.draws} draws · {predictive.members} member(s)",
         f"{f'score {score.name!r}' if score.name else 'score'}: {score.describe()}",
+        *_column_notes(guard),
         f"false alarms {calibration.false_alarms:g} on {calibration.describe_rows(kind)}",
         *guard.notes,
     ]
@@ -197,6 +205,24 @@ def summarize(guard: Guard) -> Table:
         rows.append(row)
     memory = f"weights {_megabytes(q.mean.values()):.3g} MB, scales as many, bases {_megabytes(q.rotation.values()):.3g} MB"
     return Table(rows, [*notes, *_entropy_notes(predictive, guard.clip), memory])
+
+
+def _column_notes(guard: Guard) -> list[str]:
+    """Say which input columns are no plain numbers in the distance, by name where the guard knows names."""
+    encoder = next((module for module in guard.score_module.modules() if isinstance(module, TableEncoder)), None)
+    if encoder is None:
+        return []
+    names, width = list(guard.about.get("inputs") or ()), len(encoder.indicators)
+    notes: list[str] = []
+    for kind, columns in encoder.kinds().items():
+        if columns:
+            known = kind != "categories" and len(names) == width  # whole numbers are counted among themselves
+            words = [str(names[i]) if known else str(i) for i in columns[:12]]
+            several = (
+                f"{len(columns)} of {width} columns are" if kind != "categories" else f"{len(columns)} whole-number columns are"
+            )
+            notes.append(f"{several} {KINDS[kind]}: {', '.join(words)}{', …' if len(columns) > 12 else ''}")
+    return notes
 
 
 def _describe_param(q: WeightDistribution, name: str) -> dict[str, Any]:

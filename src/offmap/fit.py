@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from offmap import checks, conformal
+from offmap._torch_private import tree_leaves
 from offmap._types import IGNORED, Data, Inputs, ScoreFn
 from offmap.data import Batches, Place, Rows, as_batches, fork_rng, load_rows
-from offmap.data.batch import take_rows
+from offmap.data.batch import rows_of, take_rows
 from offmap.data.batches import (
     Stream,
     all_gather_rows,
@@ -80,6 +81,7 @@ def fit(
     params: ParamSelection = None,
     output_fn: OutputFn | None = None,
     target: str = "labels",
+    allow_nan: bool = False,
     score: str | ScoreFn = "default",
     draws: int = 50,
     chunk_size: int | Literal["auto"] = "auto",
@@ -115,6 +117,8 @@ def fit(
             net; a transformer multiplies them once per token), which is logged. Parameters that no input reaches stay fixed.
         output_fn: Picks the tensor out of what the model returns; None: a tensor, `.logits`, or the first of a tuple.
         target: The key of the targets where batches are dicts.
+        allow_nan: Whether inputs may be missing (NaN), because the model itself imputes or marks them. Distances then count a
+            missing number as another one than any that is there, and as equal to a missing one.
         score: What is OOD. "default" combines the draws' disagreement with distances to training rows in inputs and hidden
             layers (for image classifiers with the energy of the logits); "distance" is the distance alone, "epistemic" the
             variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
@@ -151,7 +155,7 @@ def fit(
     # gradients are needed, and tensors made in inference mode would refuse them for good
     with join_group(alone=ranks == "alone") as group, torch.inference_mode(False), fork_rng(seed), reported:
         models = as_models(model)
-        place = Place.of(models[0])
+        place = Place.of(models[0], allow_nan=checks.flag("allow_nan", allow_nan))
         runtime.status.text = "reading data"
         train, valid, calibration, sharded, augmented = read_data(
             train, valid, calibration, place, group, ranks, seed=seed, batch_size=batch_size, target=target
@@ -168,6 +172,8 @@ def fit(
         weights = stacked.mean | stacked.fixed
         base = Sampled(runtime.model(stacked.module, weights, valid.inputs), weights)
         check_same_function(models, base.model, weights, valid.inputs)
+        if allow_nan:
+            check_missing(train, base)
         likelihood, doubts = find_likelihood(base, train, valid, likelihood)
         train = check_targets(train, likelihood, base)
         if calibration is not None:
@@ -217,6 +223,7 @@ def guard(
     false_alarms: float = 0.05,
     seed: int = 0,
     target: str = "labels",
+    allow_nan: bool = False,
 ) -> Guard:
     """Guard any random model: choose the clip by validation NLL, set threshold and intervals on in-distribution data.
 
@@ -232,10 +239,12 @@ def guard(
         false_alarms: The fraction of in-distribution inputs that may be called OOD.
         seed: Decides the noise.
         target: The key of the targets where batches are dicts.
+        allow_nan: Whether inputs may be missing (NaN), as in `fit`.
     """
     predictive = as_predictive(predictive)
     draws, seed, false_alarms = check_options(score, draws, seed, false_alarms)
     place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.module)
+    place = replace(place, allow_nan=checks.flag("allow_nan", allow_nan))
     if train is None and score == "distance":
         raise ConfigError("Expected `train=` for score='distance': rows of it are what inputs are compared with.")
     with fork_rng(seed):
@@ -351,6 +360,19 @@ def find_likelihood(
     return resolved, doubts
 
 
+def check_missing(rows: Batches, base: Sampled) -> None:
+    """Raise unless the model gives finite outputs where inputs are missing, on rows in memory or on the first batch."""
+    inputs = rows.inputs if isinstance(rows, Rows) else next(iter(rows))[0]
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim]
+    absent = torch.stack([leaf.isnan().reshape(len(leaf), -1).any(1) for leaf in leaves if leaf.shape[0] == rows_of(inputs)]).any(0)
+    few = take_rows(inputs, absent.nonzero().flatten()[:1000])
+    if bool(absent.any()) and not bool(base.outputs(few, 1).isfinite().all()):
+        raise ModelError(
+            "Expected a model that handles missing values, as `allow_nan=True` says, but it gives NaN or infinite values on rows "
+            f"of `{rows.name}` with NaN. Impute or mark them inside the model, as with `torch.nan_to_num`, or impute the rows."
+        )
+
+
 def check_targets(rows: Batches, likelihood: Likelihood, base: Sampled) -> Batches:
     """Check that the model runs on the data and targets fit: at once when in memory, else batch by batch as they come."""
     first, _ = next(iter(rows))
@@ -390,7 +412,7 @@ def build_guard(
     def read_train() -> list[Inputs]:
         return [] if train is None else sample_rows(train, REFERENCE_ROWS, seed, group, sharded=sharded)
 
-    rows = ScoreData(read_train, valid.inputs, are_images(likelihood, valid), sampler, group)
+    rows = ScoreData(read_train, valid.inputs, are_images(likelihood, valid), sampler, group, place.allow_nan)
     module = SCORES[score].fit(rows).eval() if isinstance(score, str) else FunctionScore(score)
     # clip, threshold and intervals ask for the same outputs
     cached = replace(sampler, predictive=CachedPredictive(predictive))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offmap import checks
 from offmap._types import Data, Inputs
-from offmap.data import Place, Rows
+from offmap.data import Rows
 from offmap.data.batch import concat_padded, is_table, rows_of, take_rows
 from offmap.detector import Detector, concat_results, merge_parts, reduce_positions
 from offmap.errors import ConfigError, ModelError
@@ -253,7 +253,7 @@ class Guard(Detector):
             raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
         model = replace(self.predictive.model, module=copy.deepcopy(self.predictive.model.module).to(device))
         predictive = replace(self.predictive, model=model, q=copy.deepcopy(self.predictive.q).to(device))
-        place, score_module = Place(torch.device(device), self.place.dtype), copy.deepcopy(self.score_module).to(device)
+        place, score_module = replace(self.place, device=torch.device(device)), copy.deepcopy(self.score_module).to(device)
         return replace(
             self, predictive=predictive, place=place, calibration=self.calibration.to(device), score_module=score_module
         )

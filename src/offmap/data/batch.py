@@ -98,16 +98,20 @@ def is_table(inputs: Inputs) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Device and dtype of a model: batches are moved to the device, floating-point numbers cast to the dtype."""
+    """Device and dtype of a model: batches are moved to the device, floating-point numbers cast to the dtype.
+
+    `allow_nan`: inputs may be missing, for the model says what it makes of them.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    allow_nan: bool = False
 
     @staticmethod
-    def of(model: nn.Module) -> Place:
+    def of(model: nn.Module, *, allow_nan: bool = False) -> Place:
         """Return the device and dtype of a model's first floating-point parameter."""
         first = next(p for p in model.parameters() if p.is_floating_point())
-        return Place(first.device, first.dtype)
+        return Place(first.device, first.dtype, allow_nan)
 
     def put(self, value: Any) -> Any:
         """Move one leaf of a batch; anything that is not an array or a tensor passes through."""
@@ -149,7 +153,7 @@ def read_batch(batch: Any, place: Place, target: str, name: str, where: str) -> 
             f"Expected as many inputs as targets in {where}, but got {rows_of(inputs)} and {targets.shape[0]}. "
             "Check that both describe the same examples."
         )
-    check_finite(inputs, targets, where)
+    check_finite(inputs, targets, where, allow_nan=place.allow_nan)
     return mark_shared(inputs), next_tokens(inputs, targets) if is_mapping(batch) else targets
 
 
@@ -229,17 +233,26 @@ def check_inputs(inputs: Inputs, where: str) -> None:
         )
 
 
-def check_finite(inputs: Inputs, targets: Tensor | None, where: str) -> None:
-    """Raise a DataError that names the first row with NaN or infinite numbers."""
+def check_finite(inputs: Inputs, targets: Tensor | None, where: str, *, allow_nan: bool | None = None) -> None:
+    """Raise a DataError that names the first row with NaN or infinite numbers; inputs may hold NaN if `allow_nan`.
+
+    None: so may nothing, and the caller has no such option.
+    """
     for kind, leaves in (("inputs", tree_leaves(inputs)), ("targets", [targets])):
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.ndim:
                 continue
             # a finite sum has finite terms and needs no copy of a large tensor; a sum that overflows needs a closer look
-            if not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
-                row = int((~leaf.isfinite()).view(leaf.shape[0], -1).any(1).nonzero()[0])
-                raise DataError(f"Expected finite {kind}, but row {row} of {where} holds NaN or infinite values. "
-                                "Drop or impute such rows.")  # fmt: skip
+            if bool(leaf.sum().isfinite()):
+                continue
+            wrong = leaf.isinf() if allow_nan and kind == "inputs" else ~leaf.isfinite()
+            if bool(wrong.any()):
+                row = int(wrong.view(leaf.shape[0], -1).any(1).nonzero()[0])
+                what = "infinite" if allow_nan and kind == "inputs" else "NaN or infinite"
+                offer = allow_nan is False and kind == "inputs" and bool(leaf.isnan().any())
+                hint = ", or fit with `allow_nan=True` if the model handles missing values" if offer else ""
+                raise DataError(f"Expected finite {kind}, but row {row} of {where} holds {what} values. "
+                                f"Drop or impute such rows{hint}.")  # fmt: skip
 
 
 def collate(parts: Sequence[Batch]) -> Batch:

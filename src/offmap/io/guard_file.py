@@ -107,6 +107,7 @@ class Header:
     custom_output_fn: bool
     about: dict[str, Any]
     image_spec: ImageSpec | None
+    allow_nan: bool
 
 
 def save(guard: Guard, path: str | Path) -> None:
@@ -133,6 +134,7 @@ def save(guard: Guard, path: str | Path) -> None:
         history=guard.history,
         about=dict(guard.about),
         image_spec=guard.image_spec,
+        allow_nan=guard.place.allow_nan,
         **entries,
     )
     try:
@@ -265,7 +267,7 @@ class GuardFile:
         self._check_tensors(stacked.mean)
         if header.restore_state:
             restore_state(stacked.module, header.restore_state)
-        place = Place.of(stacked.module)
+        place = Place.of(stacked.module, allow_nan=header.allow_nan)
         q = WeightDistribution(
             stacked.mean,
             initial_scale={n: F.softplus(t) for n, t in scales.items()},

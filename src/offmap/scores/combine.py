@@ -36,7 +36,7 @@ from offmap.model.capture import features as read_features
 from offmap.model.params import detach_params
 from offmap.posterior.noise import Normal
 from offmap.random import generator
-from offmap.scores.distance import LEAST_ROWS, KNNDistance, ZScore
+from offmap.scores.distance import LEAST_ROWS, KNNDistance, TableEncoder, ZScore
 from offmap.scores.score import SCORES, Features, PaperScore, Reads, Score, ScoreData, register_score
 
 SCALE_ROWS = 1000  # that set the scale of the disagreement: each takes all draws
@@ -112,22 +112,46 @@ class DistanceTerm(Score):
 
 @register_score("input-distance")
 class InputDistance(DistanceTerm):
-    """The distance to training rows in the inputs."""
+    """The distance to training rows in the inputs, which the `encoder` turns into vectors if not all of them are numbers."""
 
-    def __init__(self, space: KNNDistance | None = None) -> None:
+    def __init__(self, space: KNNDistance | None = None, encoder: TableEncoder | None = None) -> None:
         super().__init__()
-        self.space = space or KNNDistance()
+        self.space, self.encoder = space or KNNDistance(), encoder
+
+    @classmethod
+    def fit_rows(cls, parts: Sequence[Inputs], *, allow_nan: bool) -> Self | None:
+        """Fit training rows, in parts of one shape each; None if they have no vectors, or no spacing."""
+        vectors = concat_rows([flatten_inputs(part) for part in parts])
+        if vectors is None:
+            return None
+        codes = concat_rows([flatten_codes(part) for part in parts])
+        encoder = TableEncoder.fit(vectors, codes, allow_nan=allow_nan)
+        rows = vectors if encoder is None else encoder(vectors, codes)
+        space = KNNDistance.fit(rows, standardized=encoder is None)
+        return None if space is None else cls(space, encoder)
 
     def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
         """Return the inputs as vectors."""
-        vectors, width = flatten_inputs(features.inputs), self.space.rows.shape[1]
+        vectors = flatten_inputs(features.inputs)
+        width = self.space.rows.shape[1] if self.encoder is None else len(self.encoder.indicators)
         if vectors is None or vectors.shape[1] != width:
             raise ShapeError(
                 f"Expected {width} numbers per input, as at fit time, but got "
                 f"{'another form' if vectors is None else vectors.shape[1]}. Bring inputs to one size, or fit with "
                 "score='epistemic', which compares no inputs."
             )
+        if self.encoder is not None:
+            vectors = self.encoder(vectors, flatten_codes(features.inputs))
         return [(self.space, vectors)]
+
+    def config(self) -> dict[str, Any]:
+        """Return whether there is an encoder."""
+        return {} if self.encoder is None else {"encoded": True}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Build it with empty buffers."""
+        return cls(encoder=TableEncoder() if config.get("encoded") else None)
 
 
 @register_score("layer-distance")
@@ -186,11 +210,10 @@ class CombinedScore(Score):
         if not values or any(v.ndim > 1 for v in values):  # too few rows, or several positions each
             return PaperScore()
         terms: dict[str, Score] = {"disagreement": Disagreement(ZScore.fit(torch.cat(values)))}
-        vectors = concat_rows([flatten_inputs(part) for part in data.train])
-        space = None if vectors is None else KNNDistance.fit(vectors, standardized=True)
-        if space is not None:
-            terms["inputs"] = InputDistance(space)
-        layers = fit_layers(data, vectors)
+        inputs = InputDistance.fit_rows(data.train, allow_nan=data.allow_nan)
+        if inputs is not None:
+            terms["inputs"] = inputs
+        layers = fit_layers(data, inputs)
         if layers is not None:
             terms["layers"] = layers
         return cls(terms) if len(terms) > 1 else PaperScore()
@@ -276,20 +299,20 @@ def image_terms(data: ScoreData) -> dict[str, Score] | None:
     return terms | ({"layers": LayerDistance(widths, True, list(spaces.values()))} if spaces else {})
 
 
-def fit_layers(data: ScoreData, vectors: Tensor | None) -> LayerDistance | None:
-    """Fit distances in some layers spread over the depth, but those that get the input `vectors`; None if none has a spacing."""
-    rows = read_layers(data, data.train, find_layers(data, vectors))
+def fit_layers(data: ScoreData, inputs: InputDistance | None) -> LayerDistance | None:
+    """Fit distances in some layers spread over the depth, but those that get the `inputs`; None if none has a spacing."""
+    rows = read_layers(data, data.train, find_layers(data, inputs))
     spaces = {name: KNNDistance.fit(project(x, directions(x.shape[1])), standardized=False) for name, x in rows.items()}
     fitted = {name: space for name, space in spaces.items() if space is not None}
     chosen = spread_out(list(fitted), TABLE_LAYERS)
     return LayerDistance({n: rows[n].shape[1] for n in chosen}, spaces=[fitted[n] for n in chosen]) if chosen else None
 
 
-def find_layers(data: ScoreData, vectors: Tensor | None, *, pooled: bool = False) -> list[str]:
+def find_layers(data: ScoreData, inputs: InputDistance | None, *, pooled: bool = False) -> list[str]:
     """Name the parameters whose layers get one vector per row, whatever the rest of the batch, in order of execution.
 
-    Layers that get the inputs themselves, `vectors` (N, D) if they are, are left out. `pooled`: convolutions count, too; of an
-    image they get mean and standard deviation of every channel.
+    Layers that get the `inputs` themselves, which are compared already, are left out; if those are encoded, layers that get them
+    standardised, too. `pooled`: convolutions count, too; of an image they get mean and standard deviation of every channel.
     """
     model, weights = data.sampler.predictive.model, data.sampler.predictive.mean_weights(0)
     if model is None or weights is None:
@@ -301,14 +324,27 @@ def find_layers(data: ScoreData, vectors: Tensor | None, *, pooled: bool = False
         for n in (2, model.batch_size)
     )
     names: list[str] = []
+    vectors = None if inputs is None else flatten_inputs(take_rows(data.train[0], slice(0, model.batch_size)))
+    encoded = inputs is not None and inputs.encoder is not None
     for name, alone in few.items():
         rows = many.get(name, alone[:0])
         first = rows[: len(alone)].double()
-        if first.shape == alone.shape and not (vectors is not None and torch.equal(rows, vectors[: len(rows)].to(rows))):
+        copied = vectors is not None and (torch.equal(rows, vectors.to(rows)) or (encoded and is_scaled(rows, vectors)))
+        if first.shape == alone.shape and not copied:
             gap = (alone.double() - first).abs().amax()
             if gap <= 0.05 * first.abs().amax():  # alike up to rounding, in half precision as well
                 names.append(name)
     return names
+
+
+def is_scaled(rows: Tensor, vectors: Tensor) -> bool:
+    """Return whether rows are the vectors, moved and stretched column by column, but for rounding and missing values."""
+    if rows.shape != vectors.shape:
+        return False
+    present = vectors.isfinite()
+    gaps, wide = (torch.where(present, t.double() - t.double()[:1], 0.0).nan_to_num() for t in (rows, vectors))
+    scale = (gaps * wide).sum(0) / wide.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+    return bool(((gaps - scale * wide).abs() <= 1e-3 * gaps.abs().amax(0)).all()) and bool((scale >= 0).all())
 
 
 def read_layers(data: ScoreData, parts: Sequence[Inputs], names: list[str], *, images: bool = False) -> dict[str, Tensor]:
@@ -379,6 +415,18 @@ def flatten_inputs(x: Inputs) -> Tensor | None:
     padded = masked and any(t.ndim > 2 for t in floats)
     width = sum(t[0].numel() for t in floats)
     return torch.cat([t.reshape(size, -1) for t in floats], 1) if 0 < width <= WIDEST and not padded else None
+
+
+def flatten_codes(x: Inputs) -> Tensor | None:
+    """Return whole numbers beside the numbers of a table, (B, K); None if there are none, and for what may be tokens or masks."""
+    size, vectors = rows_of(x), flatten_inputs(x)
+    if vectors is None or isinstance(x, Tensor) or (isinstance(x, dict) and {"attention_mask", "input_ids"} & x.keys()):
+        return None
+    leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
+    rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
+    alike = [t.shape for t in rows if t.is_floating_point() and t[0].numel() > 1]  # masks are as wide as what they mask
+    codes = [t for t in rows if not t.is_floating_point() and t.ndim <= 2 and t.shape not in alike]
+    return torch.cat([t.reshape(size, -1).long() for t in codes], 1) if codes else None
 
 
 def join_members(features: Features, name: str, *, unit: bool) -> Tensor | None:

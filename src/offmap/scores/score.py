@@ -77,6 +77,7 @@ class ScoreData:
         images: Whether the models classify images, (B, channels, height, width).
         sampler: Computes features of blocks of rows.
         group: Processes, each of which evaluates some of the rows.
+        allow_nan: Whether numbers may be missing.
     """
 
     read_train: Callable[[], Sequence[Inputs]]
@@ -84,6 +85,7 @@ class ScoreData:
     images: bool
     sampler: DrawSampler
     group: Group = SINGLE_PROCESS
+    allow_nan: bool = False
 
     @cached_property
     def train(self) -> Sequence[Inputs]:

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from offmap_bench.studies.study import Study
 
-STUDIES = ("choice", "choice_images", "distill", "laplace", "options", "quality", "series", "theory", "scale")
+STUDIES = ("categories", "choice", "choice_images", "distill", "laplace", "options", "quality", "series", "theory", "scale")
 
 
 def load(name: str) -> Study:
