@@ -18,6 +18,7 @@ from offmap.data import Place, Rows, as_batches, check_finite, load_rows
 from offmap.data.batch import drop_targets, shared, split_batch
 from offmap.data.batches import Stream, sample_rows, split_data
 from offmap.errors import DataError, ShapeError
+from offmap.random import sample
 from trained import regression
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -534,3 +535,17 @@ def test_a_sample_of_a_stream_keeps_no_batch_in_memory() -> None:
     loader = DataLoader(Flow(*numbered(1000)), batch_size=100)
     (found,) = sample_rows(as_batches(loader, PLACE, name="train"), 10, 0)
     assert found.untyped_storage().nbytes() == 10 * 4
+
+
+def test_rows_of_large_data_are_drawn_without_replacement() -> None:
+    x = torch.arange(16_385.0)[:, None]
+    data = TensorDataset(x, x[:, 0])
+    for source in (data, DataLoader(data, batch_size=4096)):
+        (found,) = sample_rows(as_batches(source, PLACE, name="train", batch_size=4096), 4096, 0)
+        assert len(found.unique()) == 4096
+    numbers = sample(16_385, 4096, "rows")
+    assert len(numbers.unique()) == 4096
+    assert 0 <= int(numbers.min()) <= int(numbers.max()) < 16_385
+    assert torch.equal(numbers, sample(16_385, 4096, "rows"))
+    counts = torch.zeros(40).index_add(0, torch.cat([sample(40, 7, s) for s in range(2000)]), torch.ones(14_000))
+    assert float((counts / 350 - 1).abs().max()) < 0.25  # each as often as the others

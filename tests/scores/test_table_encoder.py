@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 import offmap
 from offmap.errors import ConfigError, DataError, FileError, ModelError
+from offmap.likelihoods import Gaussian
 from offmap.metrics import auroc
-from offmap.scores.combine import flatten_codes
+from offmap.scores.combine import InputDistance, flatten_codes
 from offmap.scores.distance import KNNDistance, TableEncoder, find_groups
+from offmap.scores.score import Features
 
 
 def numbers(n: int, width: int = 2, seed: int = 0) -> Tensor:
@@ -91,16 +93,18 @@ def test_columns_of_numbers_need_no_encoder_and_whole_numbers_of_few_values_are_
 
 
 def test_rare_words_do_not_drown_a_number() -> None:
-    train, test = (torch.cat([numbers(3000, 2, s), *(F.one_hot(words(3000, [0.95] + [0.05 / 9] * 9, 10 * s + i), 10).float()
-                                                     for i in range(6))], 1) for s in (1, 2))  # fmt: skip
+    shares = [0.9] + [0.1 / 9] * 9
+    train, test = (
+        torch.cat([numbers(2000, 2, s), *(F.one_hot(words(2000, shares, 100 * s + i), 10).float() for i in range(12))], 1)
+        for s in (1, 2)
+    )
     far = test.clone()
-    far[:, 0] = 3.0
-    encoder = encoder_of(train)
-    before, after = KNNDistance.fit(train, standardized=True), KNNDistance.fit(encoder(train), standardized=False)
+    far[:, 0] = 3.5
+    before, after = KNNDistance.fit(train, standardized=True), InputDistance.fit_rows([train], allow_nan=False)
     assert before is not None
     assert after is not None
-    drowned = auroc(before.log_ratio(test), before.log_ratio(far))
-    assert drowned < 0.8 < 0.95 < auroc(after.log_ratio(encoder(test)), after.log_ratio(encoder(far)))
+    test_scores, far_scores = (after(Features(rows, Gaussian(), 1)) for rows in (test, far))
+    assert auroc(before(test), before(far)) < 0.8 < 0.95 < auroc(test_scores, far_scores)
 
 
 # ------------------------------------------------------------------------------------------------------------ guards

@@ -112,11 +112,17 @@ class DistanceTerm(Score):
 
 @register_score("input-distance")
 class InputDistance(DistanceTerm):
-    """The distance to training rows in the inputs, which the `encoder` turns into vectors if not all of them are numbers."""
+    """The distance to training rows in the inputs.
 
-    def __init__(self, space: KNNDistance | None = None, encoder: TableEncoder | None = None) -> None:
+    Beside words an `encoder` turns them into vectors, and `numbers` are compared by themselves, too: rows with rare words are far
+    from all others, among which a shift of a number is hard to see. The mean of both counts.
+    """
+
+    def __init__(
+        self, space: KNNDistance | None = None, encoder: TableEncoder | None = None, numbers: KNNDistance | None = None
+    ) -> None:
         super().__init__()
-        self.space, self.encoder = space or KNNDistance(), encoder
+        self.space, self.encoder, self.numbers = space or KNNDistance(), encoder, numbers
 
     @classmethod
     def fit_rows(cls, parts: Sequence[Inputs], *, allow_nan: bool) -> Self | None:
@@ -128,7 +134,9 @@ class InputDistance(DistanceTerm):
         encoder = TableEncoder.fit(vectors, codes, allow_nan=allow_nan)
         rows = vectors if encoder is None else encoder(vectors, codes)
         space = KNNDistance.fit(rows, standardized=encoder is None)
-        return None if space is None else cls(space, encoder)
+        if encoder is None or space is None:
+            return None if space is None else cls(space)
+        return cls(space, encoder, KNNDistance.fit(rows[:, encoder.numbers], standardized=False))
 
     def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
         """Return the inputs as vectors."""
@@ -140,18 +148,20 @@ class InputDistance(DistanceTerm):
                 f"{'another form' if vectors is None else vectors.shape[1]}. Bring inputs to one size, or fit with "
                 "score='epistemic', which compares no inputs."
             )
-        if self.encoder is not None:
-            vectors = self.encoder(vectors, flatten_codes(features.inputs))
-        return [(self.space, vectors)]
+        if self.encoder is None:
+            return [(self.space, vectors)]
+        vectors = self.encoder(vectors, flatten_codes(features.inputs))
+        return [(self.space, vectors)] + ([(self.numbers, vectors[:, self.encoder.numbers])] if self.numbers is not None else [])
 
     def config(self) -> dict[str, Any]:
-        """Return whether there is an encoder."""
-        return {} if self.encoder is None else {"encoded": True}
+        """Return which of the optional modules there are."""
+        return {name: True for name in ("encoder", "numbers") if getattr(self, name) is not None}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build it with empty buffers."""
-        return cls(encoder=TableEncoder() if config.get("encoded") else None)
+        kinds = {"encoder": TableEncoder, "numbers": KNNDistance}
+        return cls(**{name: kind() for name, kind in kinds.items() if config.get(name)})
 
 
 @register_score("layer-distance")

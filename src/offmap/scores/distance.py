@@ -218,20 +218,23 @@ class TableEncoder(FittedModule):
     What no row has, no word of a one-hot group or a missing value where none is missing, is surprising the more rows there are,
     and the less where words are often new: it costs √(N / (1 + rows with a word that no other row has)), by Good and Turing.
 
-    `indicators` (D,) marks columns of two values, `groups` (D + V, G) sums up indicators of a group, `missing` (D,) are costs, or
-    none, (0,), where NaN is not allowed. `categories` (2, V) are columns and values of the V indicators of whole numbers.
+    `indicators` (D,) marks columns of two values; `numbers` (C,) are the columns of numbers that vary, if there are words beside
+    them; `groups` (D + V, G) sums up the indicators of a group; `missing` (D,) are costs, or none, (0,), where NaN is not
+    allowed; `categories` (2, V) are columns and values of the V indicators of whole numbers.
     """
 
     centre: Tensor
     unit: Tensor
     indicators: Tensor
+    numbers: Tensor
     groups: Tensor
     missing: Tensor
     categories: Tensor
 
     def __init__(self, *tensors: Tensor) -> None:
         super().__init__()
-        for name, tensor in zip_longest(("centre", "unit", "indicators", "groups", "missing", "categories"), tensors):
+        names = ("centre", "unit", "indicators", "numbers", "groups", "missing", "categories")
+        for name, tensor in zip_longest(names, tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
 
     @classmethod
@@ -249,9 +252,9 @@ class TableEncoder(FittedModule):
         filled = columns.where(~absent, centre)
         unit = torch.where(varies, ((filled - centre).square().sum(0) / (~absent).sum(0).clamp_min(1)).sqrt(), 1.0)
         unit = torch.where(indicators, (high - low) / 2**0.5, unit)
-        numbers = indicators.nonzero().flatten()
-        members = [numbers[group] for group in find_groups(ones[:, numbers])]
-        marks = torch.cat([ones[:, torch.cat([numbers[:0], *members])], absent], 1)
+        words = indicators.nonzero().flatten()
+        members = [words[group] for group in find_groups(ones[:, words])]
+        marks = torch.cat([ones[:, torch.cat([words[:0], *members])], absent], 1)
         unseen = (n / (1 + int(marks[:, marks.sum(0) == 1].any(1).sum()))) ** 0.5
         groups = columns.new_zeros(columns.shape[1], len(members))
         for place, group in enumerate(members):
@@ -259,7 +262,8 @@ class TableEncoder(FittedModule):
             groups[group, place] = unseen
         some = absent.any(0) & ~absent.all(0)
         missing = torch.where(some, 1.0, unseen)[: rows.shape[1] if allow_nan else 0].double()
-        return cls(centre, unit, indicators[: rows.shape[1]], groups, missing, categories)
+        numbers = (varies & ~indicators).nonzero().flatten() if len(words) else words
+        return cls(centre, unit, indicators[: rows.shape[1]], numbers, groups, missing, categories)
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that belong to D columns, V indicators of whole numbers and G groups."""
@@ -267,7 +271,7 @@ class TableEncoder(FittedModule):
         groups = self.groups.shape[-1] if self.groups.ndim else -1
         missing = d if self.missing.numel() else 0
         width = {"centre": (d + v,), "unit": (d + v,), "indicators": (d,), "groups": (d + v, groups)}
-        return {**width, "missing": (missing,), "categories": (2, v)}
+        return {**width, "numbers": (self.numbers.numel(),), "missing": (missing,), "categories": (2, v)}
 
     def forward(self, rows: Tensor, codes: Tensor | None = None) -> Tensor:
         """Encode rows (B, D) and the whole numbers (B, K) beside them, as (B, D + V + G), and D more where NaN is allowed."""
