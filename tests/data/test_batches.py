@@ -547,5 +547,5 @@ def test_rows_of_large_data_are_drawn_without_replacement() -> None:
     assert len(numbers.unique()) == 4096
     assert 0 <= int(numbers.min()) <= int(numbers.max()) < 16_385
     assert torch.equal(numbers, sample(16_385, 4096, "rows"))
-    counts = torch.zeros(40).index_add(0, torch.cat([sample(40, 7, s) for s in range(2000)]), torch.ones(14_000))
-    assert float((counts / 350 - 1).abs().max()) < 0.25  # each as often as the others
+    counts = torch.zeros(40).index_add(0, torch.cat([sample(40, 8, s) for s in range(2000)]), torch.ones(16_000))
+    assert float((counts / 400 - 1).abs().max()) < 0.25  # each as often as the others

@@ -160,8 +160,8 @@ class InputDistance(DistanceTerm):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build it with empty buffers."""
-        kinds = {"encoder": TableEncoder, "numbers": KNNDistance}
-        return cls(**{name: kind() for name, kind in kinds.items() if config.get(name)})
+        encoder, numbers = config.get("encoder"), config.get("numbers")
+        return cls(encoder=TableEncoder() if encoder else None, numbers=KNNDistance() if numbers else None)
 
 
 @register_score("layer-distance")

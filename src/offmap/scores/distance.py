@@ -277,12 +277,11 @@ class TableEncoder(FittedModule):
         """Encode rows (B, D) and the whole numbers (B, K) beside them, as (B, D + V + G), and D more where NaN is allowed."""
         columns = _append_indicators(rows.double(), codes, self.categories)
         if self.missing.numel():
-            absent = rows.isnan()
             columns = torch.where(columns.isnan(), self.centre, columns)
         scaled = (columns - self.centre) / self.unit
         parts = [scaled, scaled @ self.groups] if self.groups.numel() else [scaled]
         if self.missing.numel():
-            parts.append(absent * self.missing)
+            parts.append(rows.isnan() * self.missing)
         return torch.cat(parts, 1).to(torch.promote_types(rows.dtype, torch.float32))
 
     def kinds(self) -> dict[str, list[int]]:
