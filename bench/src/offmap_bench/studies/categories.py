@@ -184,7 +184,8 @@ def fields(runs: Runs) -> dict[str, Any]:
     pairs = [(run[s]["OffmapDetector"]["auroc"], run[s]["OffmapDetector, all standardised"]["auroc"]) for run in runs.values()
              for s in run]  # fmt: skip
     return {
-        "tables": "\n\n".join(tables), "seeds": len(runs) // len(TABLES), "rows": ROWS, "test": TEST, "beyond": f"{100 * (1 - BEYOND):.0f}",
+        "tables": "\n\n".join(tables), "seeds": len(runs) // len(TABLES), "rows": ROWS, "test": TEST,
+        "beyond": f"{100 * (1 - BEYOND):.0f}",
         "unit": UNIT, "unseen": UNSEEN, "spread": f"{100 * largest_spread(runs):.1f}", "count": len(shifts),
         "after": f"{100 * fmean(a for a, _ in pairs):.1f}", "before": f"{100 * fmean(b for _, b in pairs):.1f}",
     }  # fmt: skip
