@@ -91,7 +91,9 @@ class Guarded(BaseEstimator):
         0.05, "Share of in-distribution rows that may be flagged.", check=partial(checks.fraction, "false_alarms", example=0.05)
     )
     model: nn.Module | list[nn.Module] | None = option(
-        None, "A trained model (or a list of them) to guard instead of training some. It gets rows without preprocessing."
+        None,
+        "A trained model (or a list of them) to guard instead of training some. It gets rows without preprocessing; some "
+        "of those passed to `fit` calibrate, so for intervals that hold they must be new to it.",
     )
     progress: bool | None = option(None, "Whether to show progress; None: of fits that take more than two seconds.")
     random_state: Any = option(None, "Seed of initial weights, split, order of rows, and draws.")
