@@ -19,7 +19,7 @@ import offmap
 from offmap.detector import Calibration
 from offmap.errors import ConfigError, FileError, ModelError
 from offmap.export.module import PValue, fitting_draws, freeze_draws, guard_module, with_weights
-from offmap.export.onnx import verify_checksum
+from offmap.export.onnx import ExportTask, compare, verify_checksum
 from offmap.metrics import auroc
 from offmap.model.forward import forward
 from offmap_bench.nets.lenet import lenet
@@ -328,6 +328,27 @@ def test_half_precision_halves_the_weights_and_costs_next_to_nothing(tmp_path: P
     ]
     assert areas[0] > 0.8
     assert abs(areas[0] - areas[1]) < 1e-3
+
+
+def test_scores_that_differ_while_predictions_agree_are_judged_by_order_and_verdicts() -> None:
+    score, calibration = torch.linspace(0, 4, 100), Calibration(torch.linspace(0, 2, 100))
+    expected = {"mean": score, "score": score, "ood": score > 2, "p_value": calibration.p_value(score)}
+    task = ExportTask(nn.Identity(), (), (), (), expected, calibration, None, {"half": False, "threshold": 2.0})
+    vars(task)["rounding_errors"] = {"mean": 0.0, "score": 0.0}
+
+    def found(noise: Tensor, mean: float = 0.0) -> tuple[float, int]:
+        moved = score + noise
+        outputs = {"mean": score + mean, "score": moved, "ood": moved > 2, "p_value": calibration.p_value(moved)}
+        return compare(task, outputs, "the file")
+
+    signs = torch.arange(100) % 2 * 2.0 - 1
+    assert found(0.002 * signs) == (pytest.approx(0.002, abs=1e-4), 0)  # rounding that a logarithm magnifies
+    with pytest.raises(ModelError, match=r"`score` of the file is up to .*rank correlation .* while predictions agree.*double"):
+        found(0.1 * signs * (score < 1.5))
+    with pytest.raises(ModelError, match="but 50 of the file differ"):
+        found(torch.full((100,), 2.1))
+    with pytest.raises(ModelError, match="`mean` of the file is up to .* something else than its inputs and weights"):
+        found(0.002 * signs, 0.01)
 
 
 class Branching(nn.Sequential):

@@ -110,7 +110,7 @@ def export(task: ExportTask, path: Path) -> ExportInfo:
     rows = torch.export.Dim("rows", min=1)
     shapes = tuple({0: rows} if row else None for row in task.rows)
     with torch.no_grad():
-        _compare(task, task.module(*task.tensors), "the module before export")
+        compare(task, task.module(*task.tensors), "the module before export")
         with quiet(), no_fast_path:
             try:
                 program = torch.export.export(task.module, task.tensors, dynamic_shapes=(shapes,), strict=False)
@@ -121,7 +121,7 @@ def export(task: ExportTask, path: Path) -> ExportInfo:
                 ) from error
         content, run = FORMATS[path.suffix](task, program)
         outputs = run(task.tensors)
-        difference, changed = _compare(task, outputs, f"the {path.suffix} file")
+        difference, changed = compare(task, outputs, f"the {path.suffix} file")
         one = run(task.take(1))
         if any(not torch.allclose(one[n], outputs[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in task.numbers):
             raise ModelError(
@@ -223,7 +223,7 @@ def verify_checksum(content: bytes, path: Path) -> None:
         )
 
 
-def _compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tuple[float, int]:
+def compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tuple[float, int]:
     """Return the largest difference to the guard in units of 1 + |number|, and how many verdicts differ beyond rounding."""
     largest, refuse = 0.0, not task.facts["half"]
     score, threshold = task.expected["score"].double().cpu(), float(task.facts["threshold"])
