@@ -10,7 +10,9 @@ from importlib import import_module
 
 from offmap_bench.studies.study import Study
 
-STUDIES = ("categories", "choice", "choice_images", "distill", "laplace", "options", "quality", "series", "theory", "scale")
+STUDIES = (
+    "categories", "choice", "choice_images", "distill", "laplace", "options", "promises", "quality", "series", "theory", "scale",
+)  # fmt: skip
 
 
 def load(name: str) -> Study:
