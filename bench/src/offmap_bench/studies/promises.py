@@ -137,7 +137,7 @@ class Case:
     rows: int = 500
     steps: int = 300
     members: int = 1
-    seeds: int = 60
+    seeds: int = 40
     sizes: tuple[int, ...] = SIZES
 
 
