@@ -69,12 +69,12 @@ class AdaptiveThreshold:
             scores: (B,) of consecutive rows, of the detector's `score`. Blocks of any length give the same as single rows.
             normal: (B,) bool, rows known to be in-distribution, if only these are to move the threshold; None: all do.
         """
-        scores = checks.tensor("scores", torch.as_tensor(scores))
+        scores = checks.tensor("scores", torch.as_tensor(scores, device="cpu"))
         if scores.ndim != 1:
             raise ShapeError(f"Expected `scores` of shape (B,), but got {tuple(scores.shape)}.")
         if count := int(scores.isnan().sum()):
             raise DataError(f"Expected `scores` without NaN, but {count} of {len(scores)} are.")
-        learned = torch.ones(len(scores), dtype=torch.bool, device="cpu") if normal is None else torch.as_tensor(normal).cpu()
+        learned = torch.ones(len(scores), dtype=torch.bool, device="cpu") if normal is None else torch.as_tensor(normal, device="cpu").cpu()
         if learned.shape != scores.shape or learned.dtype != torch.bool:
             raise ShapeError(
                 f"Expected `normal` to be bool {tuple(scores.shape)}, but got {learned.dtype} {tuple(learned.shape)}."

@@ -52,6 +52,9 @@ def quantile(scores: Tensor, level: float, weights: Tensor | None = None) -> Ten
     k = rank(scores.shape[0], level)
     if weights is None:
         return scores.kthvalue(k, dim=0).values if k <= scores.shape[0] else scores.new_full(scores.shape[1:], torch.inf)
+    weights = checks.tensor("weights", weights).double()
+    if weights.shape != scores.shape[:1] or not bool((weights >= 0).all()):
+        raise ShapeError(f"Expected `weights` of shape ({len(scores)},), none negative, but got {tuple(weights.shape)}.")
     ordered, order = scores.sort(dim=0)
     below = (weights[order.cpu()].cumsum(0) < level - 1e-9).sum(0, keepdim=True)  # a sum of n weights is rounded
     return torch.cat([ordered, torch.full_like(ordered[:1], torch.inf)]).gather(0, below.to(order.device)).squeeze(0)

@@ -365,7 +365,7 @@ def check_missing(rows: Batches, base: Sampled) -> None:
     inputs = rows.inputs if isinstance(rows, Rows) else next(iter(rows))[0]
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim]
     marks = [leaf.isnan().reshape(len(leaf), -1).any(1) for leaf in leaves if leaf.shape[0] == rows_of(inputs)]
-    absent = torch.stack(marks).any(0) if marks else torch.zeros(0, dtype=torch.bool)
+    absent = torch.stack(marks).any(0) if marks else torch.zeros(0, dtype=torch.bool, device="cpu")
     few = take_rows(inputs, absent.nonzero().flatten()[:1000])
     if bool(absent.any()) and not bool(base.outputs(few, 1).isfinite().all()):
         raise ModelError(

@@ -29,6 +29,7 @@ MADE: dict[str, Callable[[int], Any]] = {
     "labels": lambda n: torch.arange(n) % 3,
     "probs": lambda n: torch.stack([_vector(n), -_vector(n), _vector(n) / 2], 1).softmax(1),
     "table": lambda n: torch.stack([_vector(n), -_vector(n)], 1),
+    "weights": lambda n: torch.full((n,), 1 / (n + 1)),
     "level": lambda n: 0.9,
     "rate": lambda n: 0.9,
     "bins": lambda n: 3,

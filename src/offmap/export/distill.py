@@ -90,8 +90,8 @@ class Head(nn.Module):
         std = rows.std(0, correction=0)
         self.register_buffer("mean", rows.mean(0))
         self.register_buffer("std", torch.where(std > 1e-6 * std.max(), std, std.max()).clamp_min(torch.finfo(std.dtype).tiny))
-        self.register_buffer("shift", torch.zeros(WIDTH))
-        self.register_buffer("radius", torch.ones((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(WIDTH, device="cpu"))
+        self.register_buffer("radius", torch.ones((), dtype=torch.float64, device="cpu"))
         self.radius = self.measure_radius(rows).quantile(0.99).clamp_min(1e-3)
 
     def measure_radius(self, features: Tensor) -> Tensor:

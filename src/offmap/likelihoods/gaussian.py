@@ -206,8 +206,8 @@ class ScaledGaussian(Gaussian):
     Log-variances are clamped before that, so targets may have any units.
     """
 
-    scale: Tensor = field(default_factory=lambda: torch.ones(1))
-    shift: Tensor = field(default_factory=lambda: torch.zeros(1))
+    scale: Tensor = field(default_factory=lambda: torch.ones(1, device="cpu"))
+    shift: Tensor = field(default_factory=lambda: torch.zeros(1, device="cpu"))
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances in the targets' units."""

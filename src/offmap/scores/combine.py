@@ -235,7 +235,7 @@ class CombinedScore(Score):
 
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
-        return self.join(self.terms(features))
+        return self.join({name: term(features) for name, term in self.items})
 
     def join(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Join terms (B,) to the score, (B,)."""
