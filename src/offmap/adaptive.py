@@ -74,7 +74,9 @@ class AdaptiveThreshold:
             raise ShapeError(f"Expected `scores` of shape (B,), but got {tuple(scores.shape)}.")
         if count := int(scores.isnan().sum()):
             raise DataError(f"Expected `scores` without NaN, but {count} of {len(scores)} are.")
-        learned = torch.ones(len(scores), dtype=torch.bool, device="cpu") if normal is None else torch.as_tensor(normal, device="cpu").cpu()
+        learned = (
+            torch.ones(len(scores), dtype=torch.bool, device="cpu") if normal is None else torch.as_tensor(normal, device="cpu")
+        )
         if learned.shape != scores.shape or learned.dtype != torch.bool:
             raise ShapeError(
                 f"Expected `normal` to be bool {tuple(scores.shape)}, but got {learned.dtype} {tuple(learned.shape)}."
