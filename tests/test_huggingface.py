@@ -19,6 +19,7 @@ import offmap
 from offmap.data import Place, Rows, as_batches
 from offmap.likelihoods import Categorical
 from offmap.metrics import auroc
+from offmap.model.forward import LastLayer
 from trained import quick
 
 WORDS, CLASSES = 24, 3
@@ -250,3 +251,37 @@ def test_a_token_classifier_finds_unseen_words_ood_where_they_stand() -> None:
     others = torch.cat([map_[:, :3], map_[:, 4:]], 1)
     assert map_[:, 3].mean() > 5 * others.mean()
     assert guard.score(encoded(spoiled, "tokens")).mean() > 2 * guard.score(encoded(texts, "tokens")).mean()
+
+
+def test_an_image_classifier_with_two_heads_makes_both_random_and_runs_the_rest_once(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**IMAGE)).eval()
+    x = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = net(x).logits.argmax(1)
+    guard = offmap.fit(net, (x[:30], y[:30]), (x[30:], y[30:]), draws=8, risk_draws=8)
+    heads = ("cls_classifier", "distillation_classifier")
+    assert {name.rpartition(".")[0] for name in guard.predictive.q.mean} == set(heads)  # pyright: ignore
+    assert guard.predictive.model.last_layer == LastLayer(heads, "mean")  # pyright: ignore
+    guard.save(tmp_path / "guard.safetensors")
+    assert torch.equal(offmap.load(tmp_path / "guard.safetensors", net).score(x), guard.score(x))
+    assert guard.export(tmp_path / "guard.onnx", x[:4]).draws == 8
+
+
+def test_experts_have_the_basis_of_the_rows_that_they_are_given() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = hf.MixtralConfig(num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, **TEXT)
+        net: Any = hf.MixtralForSequenceClassification(config).eval()
+    texts = [{"input_ids": counted(40, 6, seed=seed)} for seed in (0, 1)]
+    train, valid = ((x, net(**x).logits.argmax(1)) for x in texts)
+    q = {}
+    for how in ("eager", "grouped_mm", "batched_mm"):
+        net.set_experts_implementation(how)
+        q[how] = quick(net, train, valid, params="*experts*").predictive.q  # pyright: ignore
+    names = list(q["eager"].rotation)
+    assert len(names) == 4
+    for name in names:
+        torch.testing.assert_close(q["grouped_mm"].scale()[name], q["eager"].scale()[name], rtol=1e-3, atol=1e-5)
+        assert q["grouped_mm"].views[name].blocks == q["eager"].views[name].blocks
+    assert set(q["batched_mm"].why.values()) == {"picked by index, as a copy: what reads the copy is not followed"}

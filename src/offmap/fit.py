@@ -59,8 +59,8 @@ REFERENCE_ROWS = 4096
 """Training rows to compare distances with: with more of them, nearer ones are found, at some cost in memory and time."""
 
 
-MOST_PRODUCTS = 10**9
-"""Multiplications of weights in one pass over `valid`, above which the default is the last layer: some minutes on one core."""
+MOST_PRODUCTS = 2 * 10**9
+"""Multiplications of weights in one pass over `valid`, above which the default is the last layer: minutes on one core."""
 
 LARGE = (
     "This model is large: one pass over `valid` takes {:.1e} multiplications of weights, above {:.0e}. Its last layer alone is "
@@ -113,7 +113,7 @@ def fit(
         params: The random parameters: "all" (default: hidden layers are where OOD inputs first look different), "matrices" (two
             axes or more), "last-layer", patterns of names, or a function of (name, tensor). The default is "last-layer", without
             gradient steps, for image classifiers (B, channels, height, width), and where neither `params` nor `solver` is given
-            and one pass over `valid` takes more than 1e9 multiplications of weights (parameters × rows of a fully connected
+            and one pass over `valid` takes more than 2e9 multiplications of weights (parameters × rows of a fully connected
             net; a transformer multiplies them once per token), which is logged. Parameters that no input reaches stay fixed.
         output_fn: Picks the tensor out of what the model returns; None: a tensor, `.logits`, or the first of a tuple.
         target: The key of the targets where batches are dicts.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap.errors import ModelError
-from offmap.model.forward import BatchedModel, find_last_layer
+from offmap.model.forward import BatchedModel, LastLayer, find_last_layer
 from offmap.model.params import choose, stack_models
 from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.nets.lenet import lenet
@@ -74,11 +74,48 @@ def test_outputs_are_those_of_a_model_that_runs_as_a_whole(members: int, batch: 
     q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
     whole = BatchedModel(at.module, chunk_size=1, batch_size=batch, output_numbers=10)
     last_layer = find_last_layer(at.module, at.mean, at.weights(0), X)
-    assert last_layer == "11"
+    assert last_layer == LastLayer(("11",))
     found = [h.outputs(lambda span: q.draw(span), 9, X, members=members) for h in (whole, replace(whole, last_layer=last_layer))]
     assert found[0].shape == (9 * members, 7, 10)
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found[1][0], found[1][1])
+
+
+class Heads(nn.Module):
+    """Two heads on one trunk, of which the second sees something else."""
+
+    def __init__(self, join: str, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.trunk, self.join = nn.Linear(3, 8), join
+        self.head, self.head_dist = nn.Linear(8, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.rows += len(x)
+        a, b = self.head(self.trunk(x).relu()), self.head_dist(x.tanh())
+        return {"mean": (a + b) / 2, "sum": a + b, "cat": torch.cat([a, b], 1), "gate": a * b.sigmoid()}[self.join]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("join", ["mean", "sum", "cat"])
+def test_several_heads_share_one_pass(join: str, members: int) -> None:
+    at = choose(stack_models([Heads(join, seed) for seed in range(members)]), inputs(5), "last-layer")
+    assert list(at.mean) == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    q = WeightDistribution(at.mean, fixed=at.fixed, initial_scale=0.1)
+    last_layer = find_last_layer(at.module, at.mean, at.weights(0), inputs(5))
+    assert last_layer == LastLayer(("head", "head_dist"), join)
+    whole = BatchedModel(at.module, chunk_size=1, output_numbers=4)
+    expected = whole.outputs(lambda span: q.draw(span), 9, inputs(5), members=members)
+    before = Counted.rows
+    found = replace(whole, last_layer=last_layer).outputs(lambda span: q.draw(span), 9, inputs(5), members=members)
+    assert Counted.rows == before + 5 * members
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_that_are_joined_otherwise_run_as_a_whole() -> None:
+    at = choose(stack_models(Heads("gate")), inputs(5), "last-layer")
+    assert len(at.mean) == 4
+    assert find_last_layer(at.module, at.mean, at.weights(0), inputs(5)) is None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from offmap.model.capture import CONVOLUTIONS, pool_map
 from offmap.model.forward import (
     BatchedModel,
     OutputFn,
-    apply_last_layer,
     call,
     copy_model,
     first_tensor,
@@ -104,7 +103,7 @@ class BaseModels(nn.Module):
     def _run(self, weights: NamedTensors, inputs: Inputs) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         model, output_fn = self.model
         paths = {path: path for owners in self.owners.values() for path in owners}
-        last = {} if self.last_layer is None else {"": self.last_layer}
+        last = self.last_layer.hooks() if self.last_layer else {}
         with hook_inputs(model, paths) as read, hook_inputs(model, last, last=True) as ends:
             output = call(model, {n: w.to(self.dtypes[n]) for n, w in weights.items()}, inputs, output_fn)
         layer_inputs: dict[str, Tensor] = {}
@@ -117,7 +116,7 @@ class BaseModels(nn.Module):
                 )
             maps = isinstance(owners[path], CONVOLUTIONS)
             layer_inputs[name] = pool_map(read[path]) if maps else read[path].flatten(0, -2)
-        return layer_inputs, ends.get("", output), widen(output)
+        return layer_inputs, self.last_layer.read(ends) if self.last_layer else output, widen(output)
 
 
 def layers_of(model: nn.Module, name: str) -> dict[str, nn.Module]:
@@ -155,7 +154,7 @@ class FrozenDraws(nn.Module):
         times = self.sets // self.members
         if self.last_layer is not None:
             assert base is not None
-            return widen(apply_last_layer(self.last_layer, tuple(base.last_inputs), drawn))
+            return widen(self.last_layer.apply(tuple(base.last_inputs), drawn))
         if self.layers is not None and is_table(inputs):
             weights = drawn | {name: w.repeat_interleave(times, 0) for name, w in fixed.items()}
             with torch.enable_grad():  # in one piece: tiles would fix the number of rows

@@ -29,7 +29,7 @@ from offmap.detector import Calibration
 from offmap.errors import ConfigError, FileError, OffmapError, first_line
 from offmap.guard import MOST_DRAWS, Guard, check_clip
 from offmap.likelihoods import LIKELIHOODS
-from offmap.model.forward import BatchedModel, OutputFn, first_tensor
+from offmap.model.forward import BatchedModel, LastLayer, OutputFn, first_tensor
 from offmap.model.inspect import restore_state, restored_names
 from offmap.model.matrix_view import MatrixView
 from offmap.model.params import as_models, stack_models
@@ -55,7 +55,7 @@ class ModelHeader:
     batch_size: int = option(1, "Rows at once.", at_least=1, at_most=LARGEST_SIZE)
     output_numbers: int = option(1, "Numbers in one output row.", at_least=1, at_most=LARGEST_SIZE)
     output_axes: int | None = option(None, "Axes of one output row.", at_least=0, at_most=64)
-    last_layer: str | None = None
+    last_layer: LastLayer | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +36,7 @@ BLOCK = 1 << 20  # numbers per block of gathered rows: what bounds the memory of
 PARTLY = "read in parts of its fan-in"
 TWICE = "read along two different axes"
 LOOKUP = "looked up by index: its inputs already lie along its axes"
+PICKED = "picked by index, as a copy: what reads the copy is not followed"
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ class CaptureMode(TorchDispatchMode):
             view = self.aliases.locate(args[0])
             self.last = None
             self.visit(ParamUse(name, index=args[1] if view is not None and view.complete else None, why=LOOKUP))
+        elif packet is aten.index and (name := self.aliases.owner(args[0])) is not None:
+            self.visit(ParamUse(name, why=PICKED))
         for alternatives in READERS[packet](result, *args) if packet in READERS else ():
             self._report_first(alternatives)
         return result
@@ -313,6 +317,16 @@ def _rnn_layer(
     return [_product(rows.flatten(0, 1)[None], w.mT[None], bias)[0][:1] for rows, w, bias in products]
 
 
+def _grouped_product(
+    y: Tensor, rows: Tensor, matrices: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, *_: Any
+) -> list[list[Operand]]:
+    """Experts (E, D, out), each applied to the rows up to its end: those of one expert are a product with a part of the stack."""
+    if ends is None or rows.ndim != 2 or matrices.ndim != 3:
+        return []
+    spans = pairwise([0, *ends.tolist()])
+    return [_product(rows[None, a:b], matrices[e, None])[0][:1] for e, (a, b) in enumerate(spans) if a < b]
+
+
 # the operands of each operator that may be parameters: of each group of alternatives, the first that is one
 READERS: dict[Any, Callable[..., list[list[Operand]]]] = {
     aten.mm: lambda y, a, b, *_: _product(a[None], b[None]),
@@ -326,3 +340,5 @@ READERS: dict[Any, Callable[..., list[list[Operand]]]] = {
     ],
     aten.mkldnn_rnn_layer: _rnn_layer,
 }
+if hasattr(aten, "_grouped_mm"):  # since torch 2.8
+    READERS[aten._grouped_mm] = _grouped_product

@@ -332,10 +332,40 @@ def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor) -> Tensor
     return result
 
 
-def apply_last_layer(layer: str, inputs: Sequence[Tensor], weights: Mapping[str, Tensor]) -> Tensor:
-    """Apply drawn last layers, {name: (M·p, ...)}, to what each member gives them, M × (B, D) -> (M·p, B, C)."""
-    prefix, members = f"{layer}." if layer else "", len(inputs)
-    matrices, bias = weights[f"{prefix}weight"].unflatten(0, (members, -1)), weights.get(f"{prefix}bias")
+JOINS: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "cat": lambda parts: parts[0] if len(parts) == 1 else torch.cat(parts, -1),
+    "sum": lambda parts: torch.stack(parts).sum(0),
+    "mean": lambda parts: torch.stack(parts).mean(0),
+}
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """The `nn.Linear`s that give the output, by path: one alone, or several whose outputs are joined (`JOINS`)."""
+
+    paths: tuple[str, ...]
+    join: str = "cat"
+
+    def hooks(self) -> dict[str, str]:
+        """Return the layers for `hook_inputs`."""
+        return {path: path for path in self.paths}
+
+    def read(self, hooked: Mapping[str, Tensor]) -> Tensor:
+        """Return what the layers were given, side by side: (B, D), D all of their inputs."""
+        return JOINS["cat"]([hooked[path] for path in self.paths])
+
+    def apply(self, inputs: Sequence[Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+        """Apply drawn layers, {name: (M·p, ...)}, to what each member gives them, M × (B, D) -> (M·p, B, C)."""
+        names = [f"{path}." if path else "" for path in self.paths]
+        widths = [weights[f"{name}weight"].shape[-1] for name in names]
+        parts = zip(names, zip(*(h.split(widths, -1) for h in inputs), strict=True), strict=True)
+        return JOINS[self.join]([_apply_linear(h, weights[f"{name}weight"], weights.get(f"{name}bias")) for name, h in parts])
+
+
+def _apply_linear(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:
+    """M × (B, D), weights (M·p, C, D) -> (M·p, B, C): one product per member."""
+    members = len(inputs)
+    matrices = weight.unflatten(0, (members, -1))
     biases = [None] * members if bias is None else bias.unflatten(0, (members, -1)).flatten(1)
     products = [F.linear(h, w.flatten(0, 1), b) for h, w, b in zip(inputs, matrices, biases, strict=True)]  # (B, p·C)
     return torch.cat([product.unflatten(1, matrices.shape[1:3]).transpose(0, 1) for product in products])
@@ -344,28 +374,40 @@ def apply_last_layer(layer: str, inputs: Sequence[Tensor], weights: Mapping[str,
 @torch.no_grad()
 def find_last_layer(
     model: nn.Module, random: Collection[str], weights: Weights, x: Inputs, output_fn: OutputFn = first_tensor
-) -> str | None:
-    """Name the `nn.Linear` whose own parameters are `random` if, as a trial of other weights shows, its output is the model's."""
-    path = next(iter(random)).rpartition(".")[0]
-    module = model.get_submodule(path)
-    if type(module) is not nn.Linear or {f"{path}.{n}".lstrip(".") for n, _ in module.named_parameters()} != set(random):
+) -> LastLayer | None:
+    """Find the `nn.Linear`s whose own parameters are `random` if, as trials of other weights show, they give the output."""
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in random)
+    modules = {path: model.get_submodule(path) for path in paths}
+    own = {f"{path}.{n}".lstrip(".") for path, module in modules.items() for n, _ in module.named_parameters()}
+    if any(type(module) is not nn.Linear for module in modules.values()) or own != set(random):
         return None
     few, other = take_rows(x, slice(0, 4)), {n: weights.get(n, model.get_parameter(n)).flip(0) + 0.5 for n in random}
+    layers = [LastLayer(tuple(paths), join) for join in (JOINS if len(paths) > 1 else ("cat",))]
     for trial in (other, {n: -w for n, w in other.items()}):  # what comes after the layer may leave one sign alone
         try:
-            with replica(model) as twin, hook_inputs(twin, {"": path}, last=True) as hooked:
+            with replica(model) as twin, hook_inputs(twin, layers[0].hooks(), last=True) as hooked:
                 call(twin, weights, few, output_fn)
-                h = hooked[""]
+                inputs = dict(hooked)
                 output = call(twin, weights | trial, few, output_fn)
         except MODEL_ERRORS:
             return None
-        if h.ndim != 2:
+        if len(inputs) < len(paths) or any(h.ndim != 2 for h in inputs.values()):
             return None
-        expected = apply_last_layer(path, [h], {n: w.unsqueeze(0) for n, w in trial.items()})[0]
-        near = 1e-3 * float(output.abs().max())
-        if expected.shape != output.shape or not torch.allclose(expected, output, rtol=1e-2, atol=near):
+        draws = {n: w.unsqueeze(0) for n, w in trial.items()}
+        layers = [layer for layer in layers if _gives(layer, inputs, draws, output)]
+        if not layers:
             return None
-    return path
+    return layers[0]
+
+
+def _gives(layer: LastLayer, inputs: Mapping[str, Tensor], draws: Weights, output: Tensor) -> bool:
+    """Tell whether the layers give this output of the whole model."""
+    try:
+        expected = layer.apply([layer.read(inputs)], draws)[0]
+    except RuntimeError:  # of outputs that cannot be added
+        return False
+    near = 1e-3 * float(output.abs().max())
+    return expected.shape == output.shape and torch.allclose(expected, output, rtol=1e-2, atol=near)
 
 
 @dataclass(frozen=True)
@@ -378,7 +420,7 @@ class BatchedModel:
     batch_size: int = 128  # rows that run at once, where the model is not a plain stack of layers
     output_numbers: int = 1  # in one output row
     output_axes: int | None = None  # of one output row, if known
-    last_layer: str | None = None  # the `nn.Linear` that gives the output, where it alone is random: all before it runs once
+    last_layer: LastLayer | None = None  # what gives the output, where it alone is random: all before it runs once
     # inputs of the last layer, 16 MB in float32: a prediction and a score of the same inputs share a pass
     _inputs: LRUCache = field(default_factory=lambda: LRUCache(1 << 22), init=False, repr=False, compare=False)
 
@@ -430,23 +472,23 @@ class BatchedModel:
         assert result is not None
         return result.flatten(0, 1)
 
-    def _last_layer_outputs(self, layer: str, draw: Draw, draws: int, inputs: Inputs, members: int) -> Tensor:
+    def _last_layer_outputs(self, layer: LastLayer, draw: Draw, draws: int, inputs: Inputs, members: int) -> Tensor:
         """Run draws that differ in the last layer alone: one pass per member, then one product per member."""
         first, key = draw(range(1)), content_key(inputs)
         layer_inputs = self._inputs.get(key)
         if layer_inputs is None:
             parts: list[Tensor] = []
             try:
-                with replica(self.module) as twin, hook_inputs(twin, {"": layer}, last=True) as hooked:
+                with replica(self.module) as twin, hook_inputs(twin, layer.hooks(), last=True) as hooked:
                     for m, row in product(range(members), range(0, rows_of(inputs), self.batch_size)):
                         block = take_rows(inputs, slice(row, row + self.batch_size))
                         call(twin, {n: w[m] for n, w in first.items()}, block, self.output_fn)
-                        parts.append(hooked[""])
+                        parts.append(layer.read(hooked))
             except MODEL_ERRORS as error:
                 raise model_failed(self.module, inputs, error) from error
             layer_inputs = self._inputs.put(key, torch.cat(parts).chunk(members))
         check_rows(self.module, layer_inputs[0], inputs)
         chunk = max(1, LOOP_NUMBERS // sum(w.numel() for w in first.values()))
         spans = (range(start, min(start + chunk, draws)) for start in range(0, draws, chunk))
-        parts = [widen(apply_last_layer(layer, layer_inputs, draw(span))).unflatten(0, (members, -1)) for span in spans]
+        parts = [widen(layer.apply(layer_inputs, draw(span))).unflatten(0, (members, -1)) for span in spans]
         return torch.cat(parts, 1).flatten(0, 1)

@@ -15,7 +15,7 @@ from offmap._torch_private import child_table, tree_leaves
 from offmap._types import Inputs, Weights
 from offmap.data.batch import take_rows
 from offmap.errors import ConfigError, ModelError
-from offmap.model.capture import LOOKUP, CaptureMode, ParamUse
+from offmap.model.capture import LOOKUP, PICKED, CaptureMode, ParamUse
 from offmap.model.forward import (
     BatchedModel,
     OutputFn,
@@ -26,7 +26,7 @@ from offmap.model.forward import (
     no_fast_path,
     no_fused_attention,
 )
-from offmap.model.inspect import ROWS, join_names, restore_state
+from offmap.model.inspect import join_names, restore_state
 
 # which parameters are random: a word, name patterns (fnmatch), a predicate on (name, tensor), or None for all
 ParamSelection: TypeAlias = str | Sequence[str] | Callable[[str, Tensor], bool] | None
@@ -247,7 +247,7 @@ def choose(
     """The same models with those parameters random that `params` asks for and some input reaches; the others stay fixed."""
     last = None
     if params == LAST_LAYER or (isinstance(params, list | tuple) and LAST_LAYER in params):
-        last = last_layer(models.module, take_rows(inputs, slice(0, ROWS)), output_fn)
+        last = last_layer(models.module, inputs, output_fn)
     asked = select_params(models.module, params, last)
     mean = {n: models.mean[n] for n in asked if n not in unreached}
     if not mean:
@@ -260,28 +260,45 @@ def choose(
     return replace(models, mean=mean, fixed=models.fixed | rest if models.members > 1 else models.fixed)
 
 
+class _OriginMode(CaptureMode):
+    """Follow the results of products: every tensor knows the matrices that made it, no other one in between."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.used, self.matrices = set[str](), {name for name, w in weights.items() if w.ndim >= 2}
+        self.origins, self.biases = dict[int, set[str]](), dict[str, str]()
+        self.alive: list[Any] = []  # memory that is used again would inherit the origins of what lay there
+        super().__init__(weights, self._note)
+
+    def _note(self, use: ParamUse) -> None:
+        if use.why not in (LOOKUP, PICKED) and use.name in self.matrices:
+            self.used.add(use.name)
+            self.biases |= {} if use.bias is None else {use.bias: use.name}
+
+    def of(self, values: Any) -> set[str]:
+        """Return the matrices that made these tensors."""
+        tensors = [t for t in tree_leaves(values) if isinstance(t, Tensor)]
+        return set().union(*(self.origins.get(t.untyped_storage().data_ptr(), ()) for t in tensors))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator; its result is made by the matrices that it used, else by those of its arguments."""
+        self.used = set()
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        made_by = self.used or self.of((args, kwargs))
+        self.alive.append(result)
+        for t in tree_leaves(result):
+            if isinstance(t, Tensor) and t.numel():
+                self.origins.setdefault(t.untyped_storage().data_ptr(), set()).update(made_by)
+        return result
+
+
 @torch.no_grad()
 def last_layer(model: nn.Module, x: Inputs, output_fn: OutputFn = first_tensor) -> list[str]:
-    """Weight and bias of the last matrix product that leads to the output: the last whose result matters when it is changed."""
+    """Weight and bias of the last matrices on the way to the output: those that no other one follows, such as all heads."""
     weights = detach_params(model)
-
-    def run(position: int) -> tuple[Tensor, list[ParamUse]]:
-        uses: list[ParamUse] = []
-
-        def visit(use: ParamUse) -> None:
-            for leaf in tree_leaves(mode.result) if len(uses) == position else ():
-                if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                    # not a constant: a softmax would not see it
-                    leaf.add_(torch.linspace(0.5, 1.5, leaf.numel(), device=leaf.device).reshape(leaf.shape).to(leaf))
-            uses.append(use)
-
-        with no_fast_path, no_fused_attention, CaptureMode(weights, visit) as mode:
-            return call(copy_model(model, share=True), weights, x, output_fn), uses
-
-    output, uses = run(-1)
-    for position, use in reversed(list(enumerate(uses))):
-        if use.why != LOOKUP and weights[use.name].ndim >= 2 and not torch.equal(run(position)[0], output):
-            return [name for name in weights if name in (use.name, use.bias)]
+    with no_fast_path, no_fused_attention, _OriginMode(weights) as mode:
+        found = mode.of(call(copy_model(model, share=True), weights, take_rows(x, slice(0, 2)), output_fn))
+    if found:
+        return [name for name in weights if name in found or mode.biases.get(name) in found]
     raise ConfigError(
         f"Expected a matrix product on the way to the output for params={LAST_LAYER!r}, but {type(model).__name__} has none. "
         "Pick parameters by name."
