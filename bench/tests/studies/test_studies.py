@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from offmap_bench.studies import distill, options, series, study
+from offmap_bench.studies import distill, options, promises, series, study
 from offmap_bench.studies.__main__ import STUDIES, load
 from offmap_bench.studies.study import Study
 
@@ -38,3 +38,17 @@ def test_a_study_measures_the_cells_that_its_record_lacks(tmp_path: Path, monkey
     small.run()
     assert small.read()["runs"] == {"a": 1, "b": 3}
     assert set(small.read()["versions"]) == {"offmap"}
+
+
+def test_promises_hold_on_record():
+    found = promises.collect(promises.STUDY.read()["runs"])
+    assert {"regression", "classification", "forest, trees as draws", "post-hoc detectors"} <= {name for name, _, _ in found}
+    for shares in found.values():
+        seeds, (alarms, error) = shares["seeds"][0], shares["alarms"]
+        assert seeds >= 20
+        assert alarms - 2 * error <= 5  # four standard errors of the mean over seeds
+        if "covered" in shares:
+            covered, error = shares["covered"]
+            assert covered + 2 * error >= 90
+    counts = {promise: (len(names), count) for promise, (count, names) in promises.exceptions(found).items()}
+    assert all(wrong <= 0.05 * count for wrong, count in counts.values())  # of 95 % intervals one in forty lies above by chance
