@@ -51,7 +51,7 @@ def test_far_rows_rank_as_the_guards_do_in_log_units_also_in_onnx_runtime(
     expected, score = guard.score(x), one.score(x)
     assert torch.corrcoef(torch.stack([ranks(expected), ranks(score)]))[0, 1] > 0.95
     assert len(score.unique()) == len(score)
-    ratio = (score / expected)[180:]  # from ten times the data on
+    ratio = (score / expected)[180:]  # from thirty times the data on
     assert ratio.min() > 1 / 3
     assert ratio.max() < 3
     assert one.score(1e12 * x).max() < 10 * expected.max()
