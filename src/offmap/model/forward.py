@@ -379,7 +379,8 @@ def find_last_layer(
     paths = dict.fromkeys(name.rpartition(".")[0] for name in random)
     modules = {path: model.get_submodule(path) for path in paths}
     own = {f"{path}.{n}".lstrip(".") for path, module in modules.items() for n, _ in module.named_parameters()}
-    if any(type(module) is not nn.Linear for module in modules.values()) or own != set(random):
+    matrices = {f"{path}.weight".lstrip(".") for path in paths}  # which pruned and normed layers do not have
+    if any(type(module) is not nn.Linear for module in modules.values()) or not matrices <= own == set(random):
         return None
     few, other = take_rows(x, slice(0, 4)), {n: weights.get(n, model.get_parameter(n)).flip(0) + 0.5 for n in random}
     layers = [LastLayer(tuple(paths), join) for join in (JOINS if len(paths) > 1 else ("cat",))]
