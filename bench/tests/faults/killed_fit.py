@@ -20,7 +20,7 @@ from faults.zygote import Ended, drawn, zygote
 from offmap_bench.checks.trust import Check
 
 GUARD, STATE = "guard.safetensors", "fit.state"
-ALWAYS = 14
+ALWAYS = 17
 """Calls of the model that every start needs, however much is known: first it is looked at."""
 
 

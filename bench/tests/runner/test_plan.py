@@ -99,7 +99,7 @@ def test_a_competitor_has_its_own_score_unless_the_plan_names_another() -> None:
     assert ensemble.config["score"] == "paper"
     assert parse(text.replace("members = 5", 'members = 5\nconfig = {score = "distance"}', 1), "x").entries[0].score == "distance"
     assert parse(text + '\n[defaults]\nscore = "epistemic"', "x").entries[0].score == "epistemic"
-    for name, method in METHODS.items():
+    for name, method in [(name, method) for name, method in METHODS.items() if ":" not in name]:
         assert method.score == ("default" if name in ("maxwent", "image_guard") else "own" if method.scores_only else "paper")
 
 

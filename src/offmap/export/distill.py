@@ -28,7 +28,7 @@ from offmap import checks
 from offmap._types import Data, Inputs
 from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows
 from offmap.data.batch import take_rows
-from offmap.data.batches import sample_rows
+from offmap.data.batches import mark_repeats, sample_rows, watch_repeats
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
 from offmap.export.module import BaseModels, GuardModule, example_rows, export_module, layers_of, with_weights
@@ -228,12 +228,13 @@ def distill(
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
     rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
-    data = as_batches(train, guard.place, name="train", target=guard.target)
     with fork_rng(guard.seed):
         held = load_rows(as_batches(valid, guard.place, name="valid", target=guard.target), at_least=2)
+        data = watch_repeats(as_batches(train, guard.place, name="train", target=guard.target), held)
     false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
     with fork_rng(guard.seed):
         parts = sample_rows(data, REFERENCE_ROWS, guard.seed)
+        held, _ = mark_repeats(data, held)
     several = [check_rows(part) for part in parts]
     if len(several) != 1 or len(several[0]) < 20:
         shapes = ", ".join(str(tuple(part.shape)) for part in several[:3])
@@ -255,7 +256,8 @@ def distill(
         logarithmic = isinstance(guard.score_module, CombinedScore | ScaledTerm | DistanceTerm)
         score.head = train_head(features, scores, near, guard.calibration.scores, seed=seed, logarithmic=logarithmic)
     with torch.no_grad():
-        calibration = Calibration(score.head(read(check_rows(held.inputs))).to(guard.precision), None, false_alarms)
+        scores = score.head(read(check_rows(held.inputs))).to(guard.precision)
+    calibration = Calibration(scores, None, false_alarms, seen=held.seen)
     calibration.warn_if_infinite(held.rows)
     return DistilledGuard(
         guard=guard, base=base, score_module=score, calibration=calibration, place=guard.place, target=guard.target,
