@@ -122,9 +122,9 @@ def test_ood_is_score_above_threshold_and_not_at_it(guard: offmap.Guard) -> None
     known = guard(regression(60, 1)[0])
     assert (known.score == guard.threshold).sum() == 1  # a calibration row, which is no alarm
     assert known.ood.sum() == 60 - math.ceil(0.95 * 61)
-    strange = guard(5 * inputs(20, 6))
-    assert torch.equal(strange.ood, strange.score > guard.threshold)
-    assert strange.ood.any()
+    far = guard(5 * inputs(20, 6))
+    assert torch.equal(far.ood, far.score > guard.threshold)
+    assert far.ood.any()
 
 
 # ------------------------------------------------------------------------------------------- p-values, intervals, sets

@@ -257,17 +257,17 @@ def test_a_pipeline_gives_the_verdict(kind):
     x = np.column_stack([np.random.RandomState(0).randn(90, 2).astype(object), words])
     encode = make_column_transformer((OneHotEncoder(), [2]), remainder=StandardScaler(), sparse_threshold=1.0)
     pipe = make_pipeline(encode, kind(**SMALL, random_state=0)).fit(x, np.arange(90) % 2)
-    strange = np.array([[50.0, -50.0, "red"]], dtype=object)
-    rows = pipe[:-1].transform(np.concatenate([x[:5], strange]))
+    far = np.array([[50.0, -50.0, "red"]], dtype=object)
+    rows = pipe[:-1].transform(np.concatenate([x[:5], far]))
     assert sparse.issparse(rows)
-    prediction, ood = pipe.predict(np.concatenate([x[:5], strange]), return_ood=True)
+    prediction, ood = pipe.predict(np.concatenate([x[:5], far]), return_ood=True)
     assert ood[-1]
     assert not ood[:-1].any()
     np.testing.assert_array_equal(prediction, pipe[-1].predict(rows))
     np.testing.assert_array_equal(ood, pipe[-1].off_map(rows.toarray()))
-    np.testing.assert_array_equal(ood, pipe.score_samples(np.concatenate([x[:5], strange])) < pipe[-1].offset_)
+    np.testing.assert_array_equal(ood, pipe.score_samples(np.concatenate([x[:5], far])) < pipe[-1].offset_)
     if kind is OffmapDetector:  # others must not have it, or mean classes by it
-        np.testing.assert_array_equal(ood, pipe.decision_function(np.concatenate([x[:5], strange])) < 0)
+        np.testing.assert_array_equal(ood, pipe.decision_function(np.concatenate([x[:5], far])) < 0)
 
 
 def test_sparse_rows_that_fill_no_memory_are_refused():

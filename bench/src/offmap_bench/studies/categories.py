@@ -117,9 +117,9 @@ def compare(
             for name, part in {"train": train, "test": test, **shifts}.items()}  # fmt: skip
     results: dict[str, dict[str, dict[str, float]]] = {name: {} for name in shifts}
     for detector, score in fit_all(rows["train"], len(numbers), seed).items():
-        familiar = torch.from_numpy(score(rows["test"]))
+        id_scores = torch.from_numpy(score(rows["test"]))
         for name in shifts:
-            parts = measure_separation(familiar, torch.from_numpy(score(rows[name])))
+            parts = measure_separation(id_scores, torch.from_numpy(score(rows[name])))
             results[name][detector] = {key: float(parts[key]) for key in ("auroc", "fpr95")}
     return results
 
