@@ -21,7 +21,7 @@ def test_names_found_twice_count_once() -> None:
 
 def test_tasks_carry_the_name_they_are_asked_by() -> None:
     assert task("regression").name == "regression"
-    assert len(names()) == len(set(names())) == 50
+    assert len(names()) == len(set(names())) == 72
 
 
 def test_the_seed_reaches_the_split() -> None:

@@ -8,8 +8,9 @@ from functools import partial
 
 from offmap.errors import ConfigError, nearest
 from offmap_bench.tasks.citycam import SHIFTS, citycam
-from offmap_bench.tasks.images import SETTINGS, few, images, open_set, rename_task
+from offmap_bench.tasks.images import SETTINGS, few, images, medium, open_set, rename_task
 from offmap_bench.tasks.pretrained import WEIGHTS
+from offmap_bench.tasks.shifts import SHIFT_TASKS
 from offmap_bench.tasks.synthetic import digits, moons, regression
 from offmap_bench.tasks.tabular import PREFIX, parse_name
 from offmap_bench.tasks.task import Task
@@ -32,6 +33,8 @@ TASKS: dict[str, Callable[[int], Task]] = {
     **{f"uci/{name}/{mode}": partial(uci, name, mode) for mode in MODES for name in SETS},
     **IMAGE_TASKS,
     **{f"{name}/few": partial(few, make_task) for name, make_task in IMAGE_TASKS.items()},
+    **{f"{name}/medium": partial(medium, make_task) for name, make_task in IMAGE_TASKS.items()},
+    **SHIFT_TASKS,
     **{f"citycam/{shift}": partial(citycam, shift) for shift in SHIFTS},
 }
 
@@ -40,7 +43,7 @@ def names() -> list[str]:
     """The names of all tasks.
 
     >>> len(names()), names()[3]
-    (50, 'uci/yacht/extrapolation')
+    (72, 'uci/yacht/extrapolation')
     """
     return list(TASKS)
 

@@ -130,6 +130,15 @@ def open_image(path: Path) -> Any:
         return f"cannot be read ({str(error) or type(error).__name__})"
 
 
+def cached_features(path: Path, compute: Callable[[], Tensor]) -> Tensor:
+    """Features from a file, computed and written there when there are none."""
+    cached = read_features(path)
+    if cached is None:
+        cached = compute(), {}
+        write_whole(path, seal({}, {"features": cached[0]}))
+    return cached[0]
+
+
 def read_features(path: Path) -> tuple[Tensor, dict[int, str]] | None:
     """Cached features; None when there are none, or when the file is damaged, with a warning."""
     if not path.exists():

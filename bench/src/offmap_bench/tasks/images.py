@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from lzma import LZMAError
 from pathlib import Path
@@ -52,6 +52,8 @@ class Setting:
 SETTINGS = {name: Setting(**fields | {"form": tuple(fields["form"])}) for name, fields in _TABLES["settings"].items()}
 FEW = {"train": 5_000, "valid": 500, "test": 500, "OOD": 500}
 """Images of each part of a small task."""
+MEDIUM = {"train": 10_000, "valid": 2_000, "test": 2_000, "OOD": 1_000}
+"""Images of each part of a task that is scored by slow methods too."""
 
 
 def images(name: str, seed: int = 0, folder: str | Path | None = None, *, rows: int | None = None, ood: bool = True) -> Task:
@@ -93,14 +95,23 @@ def open_set(name: str, seed: int = 0, folder: str | Path | None = None, *, rows
 
 def few(make_task: Callable[[int], Task], seed: int = 0) -> Task:
     """Some images of every part of a task, at even distances."""
-    task = make_task(seed)
+    return thin_out(make_task(seed), FEW, "few")
+
+
+def medium(make_task: Callable[[int], Task], seed: int = 0) -> Task:
+    """The same with more images; its net is the one of the whole task."""
+    return thin_out(make_task(seed), MEDIUM, "medium")
+
+
+def thin_out(task: Task, sizes: Mapping[str, int], suffix: str) -> Task:
+    """At most so many images of every part of a task, at even distances."""
 
     def some(part: str, x: Tensor) -> Tensor:
-        return x[torch.arange(min(FEW[part], len(x))) * len(x) // min(FEW[part], len(x))]
+        return x[torch.arange(min(sizes[part], len(x))) * len(x) // min(sizes[part], len(x))]
 
     train, valid, test = ((some(p, getattr(task, p)[0]), some(p, getattr(task, p)[1])) for p in ("train", "valid", "test"))
     ood = {label: some("OOD", x) for label, x in task.ood.items()}
-    return replace(task, name=f"{task.name}/few", train=train, valid=valid, test=test, ood=ood)
+    return replace(task, name=f"{task.name}/{suffix}", train=train, valid=valid, test=test, ood=ood)
 
 
 def rename_task(make_task: Callable[[int], Task], name: str, seed: int = 0) -> Task:

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offmap._types import Inputs
 from offmap.errors import DataError
 
-Pair: TypeAlias = tuple[Tensor, Tensor]
-"""Inputs and targets."""
+Pair: TypeAlias = tuple[Inputs, Tensor]
+"""Inputs, a tensor or a dict of tensors, and targets."""
 
 Array: TypeAlias = NDArray[np.float64]
 Index: TypeAlias = NDArray[np.int64]
@@ -34,13 +35,13 @@ class Task:
     train: Pair
     valid: Pair
     test: Pair
-    ood: dict[str, Tensor] = field(repr=False)
+    ood: dict[str, Inputs] = field(repr=False)
     likelihood: str
     outputs: int
 
     @property
     def inputs(self) -> int:
-        """How many numbers one example has."""
+        """How many numbers one example has, where inputs are one tensor."""
         return self.train[0][0].numel()
 
 
