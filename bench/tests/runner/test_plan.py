@@ -100,7 +100,8 @@ def test_a_competitor_has_its_own_score_unless_the_plan_names_another() -> None:
     assert parse(text.replace("members = 5", 'members = 5\nconfig = {score = "distance"}', 1), "x").entries[0].score == "distance"
     assert parse(text + '\n[defaults]\nscore = "epistemic"', "x").entries[0].score == "epistemic"
     for name, method in [(name, method) for name, method in METHODS.items() if ":" not in name]:
-        assert method.score == ("default" if name in ("maxwent", "image_guard") else "own" if method.scores_only else "paper")
+        guard = name in ("maxwent", "image_guard", "shift_guard")
+        assert method.score == ("default" if guard else "own" if method.scores_only else "paper")
 
 
 def test_base_models_follow_the_defaults_when_no_method_of_the_plan_trains_them() -> None:

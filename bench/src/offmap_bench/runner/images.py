@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from offmap import Guard, Scorer, combine, fit
 from offmap.atomic import cache_folder
 from offmap.checks import one_of
+from offmap.data.batch import rows_of, take_rows
 from offmap.detectors.posthoc import DETECTORS, FitData, find_method, prepare_fit_data
 from offmap.detectors.posthoc import fit_detector as fit_posthoc
 from offmap.errors import ConfigError
@@ -32,7 +33,7 @@ from offmap_bench.tasks.pretrained import WEIGHTS, weights
 from offmap_bench.tasks.task import Pair, Task
 
 FORMAT = 2  # raised whenever the same training and data come to give other nets
-TIMED = 500  # images whose scoring is timed
+TIMED = 500  # rows whose scoring is timed
 DEFAULTS: dict[str, dict[str, Any]] = {"grey": {"epochs": 5}, "colour": {"epochs": 15, "augment": True}}
 """How nets of grey and of coloured images are trained unless a plan says otherwise."""
 
@@ -104,9 +105,9 @@ def time_work(work: Callable[[], Result]) -> tuple[Result, float]:
 
 def time_scoring(scorer: Scorer, task: Task, seconds: float, **options: Any) -> Fitted:
     """Time the scoring of a thousand images."""
-    x = task.test[0][:TIMED]
+    x = take_rows(task.test[0], slice(0, TIMED))
     _, spent = time_work(lambda: scorer.score(x))
-    return Fitted(scorer=scorer, seconds=seconds, thousand=1000 * spent / len(x), **options)
+    return Fitted(scorer=scorer, seconds=seconds, thousand=1000 * spent / rows_of(x), **options)
 
 
 def subset(rows: Pair, most: int | None, seed: int) -> Pair:
@@ -131,9 +132,14 @@ def pass_over(task: Task, seed: int, settings: tuple[tuple[str, Any], ...]) -> t
 def fit_detector(context: FitContext, settings: Settings) -> Fitted:
     """Fit a post-hoc detector; its seconds are those of the pass, which others share, and its own."""
     data, passing = pass_over(context.task, context.seed, tuple(sorted(net_settings(settings).items())))
-    detector, seconds = time_work(lambda: fit_posthoc(settings["method"], data, **without(settings, "method", *NET_KEYS)))
+    return fit_on(data, passing, context.task, without(settings, *NET_KEYS))
+
+
+def fit_on(data: FitData, passing: float, task: Task, settings: Settings) -> Fitted:
+    """Fit the detector that `settings` name to a pass that took so many seconds."""
+    detector, seconds = time_work(lambda: fit_posthoc(settings["method"], data, **without(settings, "method")))
     fresh = replace(detector, classifier=replace(detector.classifier, cache=None))
-    return replace(time_scoring(fresh, context.task, passing + seconds), scorer=detector)
+    return replace(time_scoring(fresh, task, passing + seconds), scorer=detector)
 
 
 def detector_settings(settings: Settings) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class Method:
     from_models: bool = False  # it starts from trained base models
     scores_only: bool = False  # it has no members and predicts nothing
     gives_models: bool = False  # others may start from its nets
+    # what its records hold, in place of what all others do: {set: {name: value}}
+    measure: Callable[[FitContext, Scorer], dict[str, dict[str, Any]]] | None = None
     score: str = "own"  # by which a plan judges it unless it names another; "own": what it returns has a score
     stacks: frozenset[str] = frozenset()  # settings in which the candidates of `fit_grid` may differ
     # fits a config with several candidates in one stack, and gives the fits that are left to choose among

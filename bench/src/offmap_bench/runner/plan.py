@@ -18,17 +18,18 @@ from offmap.scores.score import SCORES
 from offmap_bench.methods.competitor import check_settings
 from offmap_bench.runner.images import IMAGE_METHODS
 from offmap_bench.runner.methods import BASE, SCORING, SIZE, TABLE_METHODS, Methods, without
+from offmap_bench.runner.shifts import SHIFT_METHODS
 from offmap_bench.tasks.catalog import expand
 
 Settings = dict[str, Any]
 
-METHODS = Methods(TABLE_METHODS | IMAGE_METHODS)
+METHODS = Methods(TABLE_METHODS | IMAGE_METHODS | SHIFT_METHODS)
 
 PLAN_KEYS = ("name", "note", "figures", "page", "seeds", "seeds_of", "tasks", "defaults", "method", "quick")
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid", "tasks")
 QUICK_KEYS = ("seeds", "tasks")
 FIGURES = ("synthetic", "moons", "tradeoff", "day")  # those that need more than the numbers of records
-PAGES = ("means", "ranks")  # over tasks; among methods on near, far and open-set images
+PAGES = ("means", "ranks", "shifts")  # over tasks; among methods on near, far and open-set images; by kinds of data
 
 
 @dataclass(frozen=True)

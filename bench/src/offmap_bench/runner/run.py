@@ -206,6 +206,9 @@ def measure(cell: Cell, task: Task, fitted: Fitted) -> tuple[dict[str, dict[str,
     """Return metrics {set: {name: value}}, averaged over the members when each is alone; and what was chosen."""
     if fitted.predictive is None:
         assert fitted.scorer is not None
+        own_measure = METHODS[cell.method].measure
+        if own_measure is not None:
+            return own_measure(FitContext(task, cell.seed, cell.source), fitted.scorer), fitted.chosen
         return average_members([metrics_of(fitted.scorer, task)], task), fitted.chosen
     views: Sequence[Predictive] = [fitted.predictive]
     if cell.members == 1:
