@@ -14,8 +14,9 @@ from offmap_bench.runner.methods import candidates
 from offmap_bench.runner.plan import METHODS, Cell, cells, narrow_plan, parse, read_packaged, read_plan
 
 NAMES = [
-    "bnn-ablation", "bnn-moons", "citycam", "openood", "openood-ways", "synthetic", "tradeoff", "uci", "uci-bnn-short",
-    "uci-budget", "uci-competitors", "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-reference", "uci-tried",
+    "bnn-ablation", "bnn-moons", "citycam", "openood", "openood-ways", "shifts", "synthetic", "tradeoff", "uci",
+    "uci-bnn-short", "uci-budget", "uci-competitors", "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-reference",
+    "uci-tried",
 ]  # fmt: skip
 
 TEXT = """
