@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,15 @@ def test_losses_are_those_of_the_model_itself(context: FitContext) -> None:
     assert test["aurc"] == pytest.approx(float(order.mean()), rel=1e-4)
 
 
+def test_too_few_validation_rows_have_no_threshold(context: FitContext) -> None:
+    few = replace(context, task=replace(context.task, valid=(context.task.valid[0][:18], context.task.valid[1][:18])))
+    scorer: Any = shifts.fit_nearest(few, {}).scorer
+    test = shifts.measure_shift(few, scorer)["test"]
+    assert math.isnan(test["false_alarms"])
+    assert math.isnan(test["loss_unflagged"])
+    assert test["valid_rows"] == 18
+
+
 def test_a_cell_becomes_a_record_that_can_be_written(context: FitContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offmap_bench.runner.run.task_of", lambda name, seed: context.task)
     record = Bench().run(Cell("small", "shift_guard", "ours", QUICK["shift_guard"], 0))
@@ -123,10 +134,10 @@ def test_impossible_settings_are_refused_before_anything_runs(name: str, config:
 
 
 def test_a_model_is_trained_once_and_then_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task, training = classification(), shift_models.Training(epochs=30, lr=0.05)
+    task, training = classification(), shift_models.Training(epochs=100, lr=0.05)
 
     def load(seed: int = 0) -> nn.Module:
-        return shift_models.load_trained(nn.Sequential(nn.Linear(3, 3)), task, seed, tmp_path, training)
+        return shift_models.load_trained(mlp(3, 3, hidden=[], seed=seed), task, seed, tmp_path, training)
 
     first = load()
     assert float((first(task.test[0]).argmax(1) == task.test[1]).float().mean()) > 0.8

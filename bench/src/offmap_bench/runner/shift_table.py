@@ -120,8 +120,8 @@ def compare_methods(numbers: ShiftResults, title: str, tasks: Sequence[str]) -> 
             found.append((means[0] or 0.0, [name, score, *map(_percent, means), *shares]))
     head = ["method", "score", "mean", *(f"{kind} ({len(group)})" for kind, group in zip(kinds, groups[1:], strict=True))]
     text = (
-        f"{len(tasks)} tasks. False alarms are the test rows above the threshold, 5 % by intention: the mean over the tasks of a "
-        f"method, and the most on one. {NOTHING}: the method does not do all of these tasks."
+        f"Means over {len(tasks)} tasks. False alarms are the test rows above the threshold, 5 % by intention: the mean over the "
+        f"tasks of a method that have 19 validation rows or more, and the most on one. {NOTHING}: the method does not do all."
     )
     rows = [row for _, row in sorted(found, key=lambda each: -each[0])]
     return TableSection(title, [*head, "false alarms", "most"], rows, text)
@@ -159,7 +159,8 @@ def compare_each_task(numbers: ShiftResults) -> TableSection:
             row += [best, percent(among[best]), f"{100 * (ours - among[best]):+.1f}"] if among else [NOTHING] * 3
         rows.append(row)
     head = ["task", "default", "best term", "AUROC", "default − term", "best baseline", "AUROC ", "default − baseline"]
-    return TableSection("Each task", head, rows, "Baselines are all methods but guards.")
+    text = "Baselines are all methods but guards. Which term or baseline is best on a task is known only afterwards."
+    return TableSection("Each task", head, rows, text)
 
 
 def measure_thresholds(numbers: ShiftResults) -> TableSection:

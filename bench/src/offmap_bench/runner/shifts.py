@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -78,7 +79,8 @@ def measure_shift(context: FitContext, scorer: Scorer) -> dict[str, dict[str, An
 
     The set "test" holds the share of rows above the threshold (`false_alarms`), the mean loss of the model on all rows and on
     those that are not flagged, and the area under the risk-coverage curve (`aurc`). A loss is 1 for a wrong class, else 0; in a
-    regression, the squared error. A scorer without a threshold gets the conformal one of 5 % on validation rows.
+    regression, the squared error. A scorer without a threshold gets the conformal one of 5 % on validation rows; below 19 of
+    them it is infinite, and what it flags is NaN.
     """
     task = context.task
     sets = {"test": task.test[0], **task.ood}
@@ -99,8 +101,11 @@ def measure_threshold(context: FitContext, scorer: Scorer, scores: Tensor) -> di
     if threshold is None:
         threshold = float(conformal.quantile(scorer.score(task.valid[0]), 0.95))
     kept = scores <= threshold
-    measures = {"false_alarms": 1 - float(kept.double().mean()), "loss": float(losses.mean()), "valid_rows": len(task.valid[1])}
-    measures |= {"loss_unflagged": float(losses[kept].mean()), "aurc": float(risk_coverage(scores, losses)[1].mean())}
+    measures = {"false_alarms": math.nan, "loss_unflagged": math.nan}  # of an infinite threshold, which never flags
+    if math.isfinite(threshold):
+        measures = {"false_alarms": 1 - float(kept.double().mean()), "loss_unflagged": float(losses[kept].mean())}
+    measures |= {"loss": float(losses.mean()), "aurc": float(risk_coverage(scores, losses)[1].mean())}
+    measures["valid_rows"] = len(task.valid[1])
     return measures | ({"rmse": float(losses.mean().sqrt())} if is_regression(task) else {"accuracy": 1 - float(losses.mean())})
 
 
