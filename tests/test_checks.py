@@ -18,6 +18,7 @@ V = torch.tensor([0.1, 0.4, 0.3])
 LOOKING: list[Callable[[Any], Any]] = [
     lambda x: metrics.auroc(x, V),
     lambda x: metrics.risk_coverage(x, V),
+    lambda x: metrics.aurc(x, V),
     lambda x: metrics.expected_calibration_error(x, torch.tensor([0])),
     lambda x: metrics.coverage(V, V, x),
     lambda x: conformal.quantile(x, 0.5),

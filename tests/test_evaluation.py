@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import offmap
 from offmap.data import Place, as_batches, load_rows
 from offmap.errors import ConfigError, DataError, ModelError, ShapeError
+from offmap.evaluation import measure_errors
 from offmap_bench.methods import deep_ensemble
 from trained import binary, binary_classifier, classes, classifier, inputs, quick, regression, regressor
 
@@ -275,6 +276,106 @@ def test_id_data_that_do_not_fit_are_refused(guard: offmap.Guard) -> None:
 def test_ood_data_that_do_not_fit_are_refused(guard: offmap.Guard, data: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         offmap.evaluate(guard, regression(50, 3), {"far": data})
+
+
+# -------------------------------------------------------------------------------------------- how errors are ranked
+
+ERRORS = {"error", "error_unflagged", "aurc"}
+
+
+def errors_by_hand(guard: offmap.Guard, x: Tensor, losses: Tensor) -> dict[str, float]:
+    """Mean loss of all rows, of those that are not flagged, and the mean over shares of the mean loss of the lowest scores."""
+    scores, losses = guard.score(x), losses.double()
+    order = scores.argsort()
+    risks = [float(losses[order[: k + 1]].mean()) for k in range(len(order))]
+    kept = losses[scores <= guard.threshold]
+    return {"error": float(losses.mean()), "error_unflagged": float(kept.mean()), "aurc": float(np.mean(risks))}
+
+
+def row_of(evaluation: offmap.Evaluation, label: str) -> dict[str, Any]:
+    return next(row for row in evaluation.rows if row["set"] == label)
+
+
+def test_errors_of_a_regression_are_measured_on_test_data_and_ood_sets_with_targets(guard: offmap.Guard) -> None:
+    (x, y), (far, z) = regression(50, 3), regression(40, 5)
+    far = 2 * far
+    evaluation = offmap.evaluate(guard, (x, y), {"far": (far, z), "bare": far})
+    for label, rows, targets in (("test", x, y), ("far", far, z)):
+        expected = errors_by_hand(guard, rows, (guard.predict(rows).mean - targets).square())
+        found = row_of(evaluation, label)
+        assert {name: found[name] for name in ERRORS} == pytest.approx(expected, rel=1e-5)
+    assert not ERRORS & set(row_of(evaluation, "bare"))
+    assert {n: row_of(evaluation, "bare")[n] for n in DETECTION} == {n: row_of(evaluation, "far")[n] for n in DETECTION}
+
+
+def test_errors_of_a_classification_are_shares_of_wrong_labels() -> None:
+    sorter = quick(classifier(), classes(60, 0), classes(60, 1), calibration=classes(99, 2))
+    (x, y), (near, z) = classes(50, 3), classes(40, 5)
+    evaluation = offmap.evaluate(sorter, (x, y), {"near": (near + 0.3, z)})
+    expected = errors_by_hand(sorter, near + 0.3, sorter.predict(near + 0.3).label != z)
+    found = row_of(evaluation, "near")
+    assert {name: found[name] for name in ERRORS} == pytest.approx(expected)
+    assert row_of(evaluation, "test")["error"] == pytest.approx(1 - row_of(evaluation, "test")["accuracy"])
+
+
+LABELLED: dict[str, Any] = {
+    "arrays": lambda x, y: (x.double().numpy(), y.numpy()),
+    "data set": TensorDataset,
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=7),
+    "dict": lambda x, y: {"input": x, "labels": y},
+    "loader of dicts": lambda x, y: DataLoader([{"input": a, "labels": b} for a, b in zip(x, y, strict=True)], batch_size=7),
+}
+
+
+@pytest.mark.parametrize("form", LABELLED)
+def test_targets_of_ood_data_are_read_in_every_form(form: str, guard: offmap.Guard) -> None:
+    x, y = regression(40, 5)
+    found = row_of(offmap.evaluate(guard, regression(50, 3), {"far": LABELLED[form](2 * x, y)}), "far")
+    pair = row_of(offmap.evaluate(guard, regression(50, 3), {"far": (2 * x, y)}), "far")
+    assert {name: found[name] for name in ERRORS} == pytest.approx({name: pair[name] for name in ERRORS}, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [torch.zeros(40, 2), torch.full((40,), torch.nan), torch.zeros(39), ["a"] * 40, None],
+    ids=["shape", "nan", "rows", "words", "none"],
+)
+def test_ood_targets_of_another_task_are_left_aside(targets: Any, guard: offmap.Guard) -> None:
+    x = 2 * inputs(40, 5)
+    evaluation = offmap.evaluate(guard, regression(50, 3), {"far": (x, targets)})
+    assert set(row_of(evaluation, "far")) == {"scorer", "set", *DETECTION}
+    assert torch.equal(evaluation.scores["guard"]["far"], guard.score(x))
+
+
+def test_ood_labels_that_are_no_classes_of_the_model_are_left_aside() -> None:
+    sorter = quick(classifier(), classes(60, 0), classes(60, 1))
+    x, y = classes(40, 5)
+    for labels in (y + 1, y - 1, torch.full_like(y, -100)):
+        assert not ERRORS & set(row_of(offmap.evaluate(sorter, classes(50, 3), {"far": (3 * x, labels)}), "far"))
+
+
+def test_rows_without_a_target_do_not_count_as_errors() -> None:
+    sorter = quick(classifier(), classes(60, 0), classes(60, 1))
+    x, y = classes(40, 5)
+    some = y.masked_fill(torch.arange(40) % 2 == 0, -100)
+    evaluation = offmap.evaluate(sorter, classes(50, 3), {"some": (x, some), "odd": (x[1::2], y[1::2])})
+    assert {n: row_of(evaluation, "some")[n] for n in ERRORS} == {n: row_of(evaluation, "odd")[n] for n in ERRORS}
+
+
+def test_scorers_that_predict_nothing_have_no_errors() -> None:
+    (row,) = offmap.evaluate(First(), (column(1, 2, 3), torch.zeros(3)), {"far": (column(4, 5), torch.zeros(2))}).rows
+    assert not ERRORS & set(row)
+
+
+def test_errors_are_measured_where_all_is_flagged_where_losses_overflow_and_where_there_are_none() -> None:
+    scores = torch.tensor([1.0, 2.0])
+    flagged = measure_errors(scores, torch.tensor([0.0, 1.0]), 0.5)
+    assert (flagged["error"], flagged["aurc"]) == (0.5, 0.25)
+    assert np.isnan(flagged["error_unflagged"])
+    assert measure_errors(scores, torch.tensor([0.0, torch.inf]), 1.5) == {
+        "error": np.inf, "error_unflagged": 0.0, "aurc": np.inf
+    }  # fmt: skip
+    assert measure_errors(scores, torch.full((2,), torch.nan), 1.5) == {}
 
 
 # ----------------------------------------------------------------------------------------------------- kept for a page

@@ -20,6 +20,7 @@ from offmap.scores.score import Score
 
 if TYPE_CHECKING:
     from offmap.adaptive import AdaptiveThreshold
+    from offmap.assessment import Assessment
     from offmap.detectors.posthoc import PostHocDetector, detect, detect_all
     from offmap.diagnosis import Diagnosis, diagnose
     from offmap.ensemble import GuardEnsemble, combine
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from offmap.report.evaluation import write_page
 
 __all__ = [
-    "AdaptiveThreshold", "Bernoulli", "Categorical", "Config", "Detector", "Diagnosis", "DistilledGuard", "Evaluation",
-    "Gaussian", "Guard", "GuardEnsemble", "Interval", "Likelihood", "OffmapError", "Parameterization", "PostHocDetector",
-    "Prediction", "Predictive", "Result", "Score", "Scorer", "WeightDistribution", "__version__", "combine", "detect",
-    "detect_all", "diagnose", "distill", "errors", "evaluate", "fit", "guard", "load", "shared", "write_page",
+    "AdaptiveThreshold", "Assessment", "Bernoulli", "Categorical", "Config", "Detector", "Diagnosis", "DistilledGuard",
+    "Evaluation", "Gaussian", "Guard", "GuardEnsemble", "Interval", "Likelihood", "OffmapError", "Parameterization",
+    "PostHocDetector", "Prediction", "Predictive", "Result", "Score", "Scorer", "WeightDistribution", "__version__", "combine",
+    "detect", "detect_all", "diagnose", "distill", "errors", "evaluate", "fit", "guard", "load", "shared", "write_page",
 ]  # fmt: skip
 
 _LAZY = {
-    "AdaptiveThreshold": "adaptive",
+    "AdaptiveThreshold": "adaptive", "Assessment": "assessment",
     "PostHocDetector": "detectors.posthoc", "detect": "detectors.posthoc", "detect_all": "detectors.posthoc",
     "Diagnosis": "diagnosis", "diagnose": "diagnosis", "GuardEnsemble": "ensemble", "combine": "ensemble",
     "Evaluation": "evaluation", "evaluate": "evaluation", "DistilledGuard": "export.distill", "distill": "export.distill",

@@ -37,9 +37,9 @@ class AdaptiveThreshold:
     >>> x = torch.linspace(-1, 1, 200).unsqueeze(1)
     >>> guard = offmap.fit(torch.nn.Linear(1, 1), (x[::2], x[::2, 0]), (x[1::2], x[1::2, 0]), solver="closed-form")
     >>> adaptive, scores = AdaptiveThreshold(guard), guard.score(x * torch.linspace(1, 3, 100).repeat(2).unsqueeze(1))
-    >>> flagged = adaptive.update(scores.repeat(50))
+    >>> flagged = adaptive.update(scores.repeat(200))
     >>> adaptive.rows, round(adaptive.flagged / adaptive.rows, 2)
-    (10000, 0.05)
+    (40000, 0.05)
     """
 
     def __init__(self, detector: Detector, *, lr: float = 0.02, false_alarms: float | None = None) -> None:

@@ -75,7 +75,7 @@ class Calibration:
             or prediction sets, and threshold and p-values are uncalibrated.
         weights: (n,) of `conformal.group_weights`, on the CPU, where whole groups were calibrated on; None: 1/(n + 1) each.
         effective_rows: How many independent rows they are worth, where neighbours have alike scores; None: no sign of that.
-        inputs: The rows themselves, up to 64 MB, so that an export of fewer draws can score them anew; no file or pickle holds them.
+        inputs: The rows themselves, up to 64 MB, for exports of fewer draws to score them anew; no file or copy holds them.
     """
 
     scores: Tensor = field(repr=False)
@@ -88,7 +88,7 @@ class Calibration:
     inputs: Inputs | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"inputs": None}  # a pickled detector holds no more rows than its file
+        return vars(self) | {"inputs": None}  # a copy for another process holds no more rows than a file
 
     @cached_property
     def threshold(self) -> float:

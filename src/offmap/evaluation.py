@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +16,10 @@ from offmap import checks, metrics
 from offmap._torch_private import tree_map
 from offmap._types import IGNORED, Data, Inputs
 from offmap.data import Place, Rows, as_batches, fork_rng, load_rows
-from offmap.data.batch import drop_targets, is_table, rows_of, take_rows
+from offmap.data.batch import drop_targets, is_table, read_batch, rows_of, take_rows
 from offmap.data.batches import iter_batches
 from offmap.detector import Detector
-from offmap.errors import ConfigError, DataError
+from offmap.errors import ConfigError, DataError, OffmapError
 from offmap.likelihoods import Prediction, align_targets
 from offmap.posterior.predictive import Scorer
 from offmap.random import permutation
@@ -61,7 +62,10 @@ class Evaluation:
     """Metrics and scores of several detectors.
 
     Attributes:
-        rows: One dict per detector and data set; the set "test" holds the quality of predictions, clipped and unclipped.
+        rows: One dict per detector and data set; the set "test" holds the quality of predictions, clipped and unclipped. `error`
+            is the mean loss of all rows, `error_unflagged` that of rows at or below the threshold, `aurc` the area under the
+            risk-coverage curve: how well the score ranks errors, lower is better. A loss is a squared error, or 1 for a wrong
+            class, else 0.
         scores: {detector: {set: (n,)}}, higher = more OOD.
         details: What else is kept of every detector.
         points: Rows of every set that can be drawn in a plane.
@@ -91,10 +95,13 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """Measure AUROC, FPR@95 and AUPR of every detector on every OOD set, and NLL, ECE, coverage and width of guards' predictions.
 
+    How well scores rank the errors of predictions is measured on `test`, and on OOD sets that come with targets.
+
     Args:
         detectors: One detector, or {name: detector}; whatever has `score(x) -> (B,)` will do.
         test: In-distribution rows with targets.
-        ood: {name: data set}; targets are not needed.
+        ood: {name: data set}. Targets are not needed; a set whose targets fit the detector's task also gets `error`,
+            `error_unflagged` and `aurc`. Pass inputs alone where classes of the same numbers mean something else.
         positive: FPR@95 is the share of OOD scores at or below the 95 % quantile of the in-distribution scores; "ood" exchanges
             the roles.
         target: Key of the targets in batches that are one dict.
@@ -116,14 +123,19 @@ def evaluate(
         scores = evaluation.scores[name] = {"test": scorer.score(rows.inputs)}
         examples = {"test": pick_extremes(scores["test"], [rows.inputs], rows.targets)}
         _add_points(evaluation.points, "test", [rows.inputs], rows.targets)
-        if quality:
+        if detector and losses is not None:
+            quality |= measure_errors(scores["test"], losses, detector.threshold)
             evaluation.rows.append({"scorer": name, "set": "test", **quality})
         for label, data in ood.items():
-            parts = _load_inputs(data, place, label, target)
+            batches = _load_batches(data, place, label, target)
+            parts = [x for x, _ in batches]
             scores[label] = torch.cat([scorer.score(x) for x in parts])
             examples[label] = pick_extremes(scores[label], parts)
             _add_points(evaluation.points, label, parts)
-            evaluation.rows.append({"scorer": name, "set": label, **measure_separation(scores["test"], scores[label], positive)})
+            row = {"scorer": name, "set": label, **measure_separation(scores["test"], scores[label], positive)}
+            if detector and losses is not None and (ood_losses := measure_losses(detector, batches, label)) is not None:
+                row |= measure_errors(scores[label], ood_losses, detector.threshold)
+            evaluation.rows.append(row)
         threshold: float | None = getattr(scorer, "threshold", None)  # a scorer of the user may have none
         evaluation.details[name] = Details(threshold, examples, losses, reliability)
     return evaluation
@@ -159,11 +171,54 @@ def measure_predictions(detector: Detector, rows: Rows) -> tuple[dict[str, float
     return quality, losses["own"], reliability
 
 
+def measure_errors(scores: Tensor, losses: Tensor, threshold: float) -> dict[str, float]:
+    """Measure the losses of rows by their scores, (n,) each: of all, of those that are not flagged, and how they are ranked.
+
+    Rows whose loss is NaN have no target and are left out; nothing is measured where there are no others.
+
+    >>> measure_errors(torch.tensor([0.1, 0.2, 0.9]), torch.tensor([0.0, 0.0, 1.0]), 0.5)
+    {'error': 0.3333333333333333, 'error_unflagged': 0.0, 'aurc': 0.1111111111111111}
+    """
+    losses, scores = losses.double().cpu(), scores.double().cpu()
+    counted = ~losses.isnan()
+    scores, losses = scores[counted], losses[counted]
+    if not len(losses):
+        return {}
+    # a loss that overflows is in the mean of all rows, and so in the area
+    area = float(metrics.aurc(scores, losses)) if bool(losses.isfinite().all()) else math.inf
+    return {"error": float(losses.mean()), "error_unflagged": float(losses[scores <= threshold].mean()), "aurc": area}
+
+
+def measure_losses(detector: Detector, batches: Sequence[tuple[Inputs, Tensor | None]], name: str) -> Tensor | None:
+    """Return the losses of predictions, batch by batch, (n,); None unless all have targets that fit what is predicted."""
+    losses: list[Tensor] = []
+    for inputs, targets in batches:
+        if targets is None:
+            return None
+        try:
+            detector.check_targets(Rows(inputs, targets, len(targets), name))
+        except OffmapError:
+            return None
+        losses.append(row_losses(detector.predict(inputs), targets).cpu())
+    return torch.cat(losses)
+
+
+def row_losses(prediction: Prediction, y: Tensor) -> Tensor:
+    """Return squared errors, or shares of wrong labels, (n,); NaN without any target."""
+    if prediction.mean is not None:
+        losses = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
+        return losses.unsqueeze(-1).flatten(1).mean(1)
+    assert prediction.label is not None
+    y = align_targets(y, prediction.label.shape).long()
+    wrong = (prediction.label != y).double().masked_fill(y == IGNORED, torch.nan)
+    return wrong.unsqueeze(-1).flatten(1).nanmean(1)
+
+
 def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
     """RMSE, and ECE, coverage and width of Gaussian intervals; squared errors (n,); coverage by level."""
     assert prediction.mean is not None
     assert prediction.std is not None
-    errors = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).square()
+    losses = row_losses(prediction, y)
     mean, std, y = prediction.mean.flatten(), prediction.std.flatten(), y.flatten().to(prediction.mean)
     bounds = mean - 1.959964 * std, mean + 1.959964 * std
     values = {
@@ -172,20 +227,19 @@ def _measure_regression(prediction: Prediction, y: Tensor) -> tuple[dict[str, fl
         "coverage": float(metrics.coverage(*bounds, y)),
         "width": float(metrics.mean_width(*bounds)),
     }
-    return values, errors.unsqueeze(-1).flatten(1).mean(1), metrics.coverage_curve(mean, std, y)
+    return values, losses, metrics.coverage_curve(mean, std, y)
 
 
 def _measure_classes(prediction: Prediction, y: Tensor) -> tuple[dict[str, float], Tensor, Tensor]:
     """Accuracy and ECE over all positions that count; shares of wrong labels (n,), NaN without any; accuracy by confidence."""
     assert prediction.probs is not None
     assert prediction.label is not None
-    y = align_targets(y, prediction.label.shape).long()
-    wrong = (prediction.label != y).double().masked_fill(y == IGNORED, torch.nan)
+    losses, y = row_losses(prediction, y), align_targets(y, prediction.label.shape).long()
     counted = y.flatten() != IGNORED
     probs, labels = prediction.probs.movedim(1, -1).flatten(0, -2)[counted], y.flatten()[counted]
     accuracy = (prediction.label.flatten()[counted] == labels).float().mean()
     values = {"accuracy": float(accuracy), "ece": float(metrics.expected_calibration_error(probs, labels))}
-    return values, wrong.unsqueeze(-1).flatten(1).nanmean(1), metrics.confidence_curve(probs, labels)
+    return values, losses, metrics.confidence_curve(probs, labels)
 
 
 def _measure_conformal(detector: Detector, rows: Rows, *, regression: bool) -> tuple[Tensor, Tensor]:
@@ -227,14 +281,22 @@ def _add_points(points: dict[str, Points], label: str, parts: Sequence[Inputs], 
     points[label] = Points(x[chosen].float(), None if targets is None else targets.cpu()[chosen])
 
 
-def _load_inputs(data: Data, place: Place, name: str, target: str) -> list[Any]:
-    """Inputs of an OOD data set, which may have no targets, in one batch or several."""
+def _load_batches(data: Data, place: Place, name: str, target: str) -> list[tuple[Any, Tensor | None]]:
+    """Inputs of an OOD data set in one batch or several, with targets where there are some."""
     loader = DataLoader(data, batch_size=1024) if isinstance(data, Dataset) else data
     with fork_rng("ood"):
         loaded = list(iter_batches(loader, f"`{name}`")) if isinstance(loader, DataLoader) else [loader]
     if not loaded:
         raise DataError(f"Expected at least one example in `{name}`, but it is empty.")
-    return [tree_map(place.put, drop_targets(batch, target)) for batch in loaded]
+    return [_read_batch(batch, place, name, target) for batch in loaded]
+
+
+def _read_batch(batch: Any, place: Place, name: str, target: str) -> tuple[Any, Tensor | None]:
+    """Inputs of one batch, and its targets; None if it has none, or something else in their place."""
+    try:
+        return read_batch(batch, place, target, name, f"`{name}`")
+    except OffmapError:  # if the inputs are at fault, the scorer says so
+        return tree_map(place.put, drop_targets(batch, target)), None
 
 
 def _check_arguments(detectors: Mapping[str, Any], ood: Any, positive: str) -> None:

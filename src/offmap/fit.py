@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,9 @@ from offmap import checks, conformal
 from offmap._torch_private import tree_leaves
 from offmap._types import IGNORED, Data, Inputs, ScoreFn
 from offmap.data import Batches, Place, Rows, as_batches, fork_rng, load_rows
-from offmap.data.batch import rows_of, take_rows
+from offmap.data.batch import is_image, rows_of, take_rows
 from offmap.data.batches import (
+    Examples,
     Stream,
     all_gather_rows,
     is_sharded,
@@ -28,14 +29,14 @@ from offmap.data.batches import (
     map_rows,
     mark_repeats,
     read_through,
-    sample_rows,
+    sample_examples,
     watch_repeats,
     without_augmentation,
 )
-from offmap.data.image_spec import ImageSpec, is_image, warn_if_inaccurate
+from offmap.data.image_spec import ImageSpec, warn_if_inaccurate
 from offmap.detector import Calibration, concat_results, keep_small, merge_parts, reduce_positions
 from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, join_group, shard_slice
-from offmap.errors import ConfigError, DataError, ModelError
+from offmap.errors import ConfigError, DataError, ModelError, ShapeError
 from offmap.guard import DrawSampler, Guard, check_clip, check_draws
 from offmap.likelihoods import Categorical, Likelihood, Prediction, resolve
 from offmap.maxwent import solve as maxwent
@@ -47,8 +48,9 @@ from offmap.model.params import LAST_LAYER, ParamSelection, StackedModel, as_mod
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, as_predictive
 from offmap.progress import print_status
 from offmap.random import generator, permutation
-from offmap.scores import combine as combine  # registers the default score
+from offmap.scores.combine import WeightedScore
 from offmap.scores.score import SCORES, FunctionScore, ScoreData
+from offmap.scores.terms import TERMS
 
 logger = logging.getLogger("offmap")
 
@@ -82,8 +84,9 @@ def fit(
     output_fn: OutputFn | None = None,
     target: str = "labels",
     allow_nan: bool = False,
-    score: str | ScoreFn = "default",
+    score: str | Mapping[str, float] | ScoreFn = "default",
     draws: int = 50,
+    groups: Sequence[Any] | Tensor | None = None,
     chunk_size: int | Literal["auto"] = "auto",
     batch_size: int = 128,
     config: Config | str = "default",
@@ -119,12 +122,15 @@ def fit(
         target: The key of the targets where batches are dicts.
         allow_nan: Whether inputs may be missing (NaN), because the model itself imputes or marks them. Distances then count a
             missing number as another one than any that is there, and as equal to a missing one.
-        score: What is OOD. "default" combines the draws' disagreement with distances to training rows in inputs and hidden
-            layers (for image classifiers with the energy of the logits); "distance" is the distance alone, "epistemic" the
-            variance of the means or the mutual information, "paper" the mixture variance or the entropy of the mean; or a
-            function of outputs, (M·P, B, ...) -> (B,). "default" and "distance" keep up to 4,096 training rows in guard and
-            file.
+        score: What is OOD. "default" joins the draws' disagreement, energy and generalised entropy of the logits, and distances
+            to training rows in inputs and layers, with weights that the training rows choose (`offmap.scores.combine`); "equal"
+            gives all of them the same weight, and {"disagreement": 1.0, "inputs": 2.0} those of these names. "distance" is the
+            distances alone, "epistemic" the variance of the means or the mutual information, "paper" the mixture variance or
+            the entropy of the mean; or a function of outputs, (M·P, B, ...) -> (B,). Distances keep up to 4,096 training rows
+            in guard and file.
         draws: Draws of the weights per member for scores and predictions.
+        groups: A label for every row of `train`, such as its site, day or speaker. Groups stand in for OOD data, one after
+            another, when the weights of the default score are chosen, and `guard.assess()` tells how well they are seen.
         chunk_size: Draws that run at once; 1 loops over them.
         batch_size: Rows that run at once.
         config: "default", "paper", "reference" or a `Config`; `basis`, `solver`, `params` and further keywords override its
@@ -149,6 +155,7 @@ def fit(
     settings = resolve_config(config, {"basis": basis, "solver": solver, "params": params}, options)
     draws, seed, false_alarms = check_options(score, draws, seed, false_alarms)
     checks.one_of("ranks", ranks, ("same", "sharded", "alone"))
+    labels = check_groups(groups, valid, ranks)
     pick = first_tensor if output_fn is None else checks.function("output_fn", output_fn, ["output"])
     runtime = Runtime(pick, chunk_size, batch_size, progress)
     reported = nullcontext() if progress is False else print_status(runtime.status)
@@ -160,6 +167,8 @@ def fit(
         train, valid, calibration, sharded, augmented = read_data(
             train, valid, calibration, place, group, ranks, seed=seed, batch_size=batch_size, target=target
         )
+        if labels is not None and isinstance(train, Rows) and len(labels) != train.rows:
+            raise ShapeError(f"Expected a label in `groups` for each of {train.rows} rows of `train`, but got {len(labels)}.")
         stacked = stack_models(models)
         group.broadcast(*stacked.module.buffers(), *stacked.fixed.values())  # running means drift apart between ranks
         identity = {"seed": seed, "batch_size": batch_size, "likelihood": likelihood, "output_fn": output_fn}
@@ -198,7 +207,7 @@ def fit(
         runtime.status.text = "score and threshold"
         guard = build_guard(
             predictive, likelihood, place, train, valid, calibration, score=score, draws=draws, false_alarms=false_alarms,
-            seed=seed, target=target, notes=tuple(notes), image_spec=image_spec, group=group, sharded=sharded,
+            seed=seed, target=target, notes=tuple(notes), image_spec=image_spec, groups=labels, group=group, sharded=sharded,
         )  # fmt: skip
         if isinstance(train, Stream):  # its rows are known only now
             if not isinstance(train.source.dataset, IterableDataset):  # the fit may have read them in an earlier run
@@ -217,7 +226,7 @@ def guard(
     train: Data | None = None,
     calibration: Data | None = None,
     likelihood: str | Likelihood | None = None,
-    score: str | ScoreFn = "default",
+    score: str | Mapping[str, float] | ScoreFn = "default",
     draws: int = 50,
     clip: float | Literal["choose"] | None = "choose",
     false_alarms: float = 0.05,
@@ -287,10 +296,27 @@ def resolve_config(config: Config | str, named: dict[str, Any], options: dict[st
     return override(config, {name: value for name, value in named.items() if value is not None} | options, also=keywords)
 
 
+def check_groups(groups: Any, valid: Data | None, ranks: str) -> list[Any] | None:
+    """Return the labels of the training rows, refused where it is unclear whose they are."""
+    if groups is None:
+        return None
+    if valid is None or ranks == "sharded":
+        reason = "`valid`, for rows of `train` stand in for it" if valid is None else "`ranks` other than 'sharded'"
+        raise ConfigError(f"Expected {reason}, where `groups` names the group of every training row.")
+    return groups.tolist() if isinstance(groups, Tensor) or hasattr(groups, "tolist") else list(groups)
+
+
 def check_options(score: Any, draws: Any, seed: Any, false_alarms: Any) -> tuple[int, int, float]:
     """Check the score; return draws, seed and false alarms as plain numbers, whatever library they come from."""
-    if not callable(score):
-        checks.one_of("score", score, SCORES, " or a function")
+    if isinstance(score, Mapping):
+        for name, weight in score.items():
+            checks.one_of("a term of `score`", name, TERMS)
+            if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+                raise ConfigError(f"Expected the weight of {name!r} in `score` to be a number ≥ 0, but got {weight!r}.")
+        if not any(score.values()):
+            raise ConfigError("Expected `score` to have a term of positive weight, but it has none.")
+    elif not callable(score):
+        checks.one_of("score", score, SCORES.keys() - {WeightedScore.name}, ", weights by term, or a function")
     return check_draws(draws), checks.integer("seed", seed), checks.fraction("false_alarms", false_alarms, example=0.05)
 
 
@@ -404,17 +430,21 @@ def describe_images(likelihood: Likelihood, train: Batches, valid: Rows, base: S
 
 def build_guard(
     predictive: Predictive, likelihood: Likelihood, place: Place, train: Batches | None, valid: Rows, separate: Rows | None, *,
-    score: str | ScoreFn, draws: int, false_alarms: float, seed: int, target: str, clip: float | str | None = "choose",
-    notes: tuple[str, ...] = (), image_spec: ImageSpec | None = None, group: Group = SINGLE_PROCESS, sharded: bool = False,
+    score: str | Mapping[str, float] | ScoreFn, draws: int, false_alarms: float, seed: int, target: str,
+    clip: float | str | None = "choose", notes: tuple[str, ...] = (), image_spec: ImageSpec | None = None,
+    groups: Sequence[Any] | None = None, group: Group = SINGLE_PROCESS, sharded: bool = False,
 ) -> Guard:  # fmt: skip
     """Build a guard, complete: fit its score, choose its clip, set threshold and intervals on in-distribution rows."""
     sampler = DrawSampler(predictive, likelihood, draws, seed)
 
-    def read_train() -> list[Inputs]:
-        return [] if train is None else sample_rows(train, REFERENCE_ROWS, seed, group, sharded=sharded)
+    def read_train() -> list[Examples]:
+        return [] if train is None else sample_examples(train, REFERENCE_ROWS, seed, group, sharded=sharded)
 
-    rows = ScoreData(read_train, valid.inputs, are_images(likelihood, valid), sampler, group, place.allow_nan)
-    module = SCORES[score].fit(rows).eval() if isinstance(score, str) else FunctionScore(score)
+    data = ScoreData(read_train, valid.inputs, valid.targets, sampler, place.allow_nan, groups, false_alarms)
+    if isinstance(score, str):
+        module = SCORES[score].fit(data).eval()
+    else:
+        module = FunctionScore(score) if callable(score) else WeightedScore.fit_weights(score, data).eval()
     # clip, threshold and intervals ask for the same outputs
     cached = replace(sampler, predictive=CachedPredictive(predictive))
     clip = choose_clip(cached, valid, group) if clip == "choose" else check_clip(clip)
@@ -427,9 +457,9 @@ def build_guard(
 
     prediction = Prediction(**map_rows(predict, reference.inputs, group))
     residuals = likelihood.residual(prediction, reference.targets)
-    rows = replace(rows, sampler=cached)
-    scores = rows.evaluate(lambda features: reduce_positions(module(features), "mean"), reference.inputs, module.reads)
-    scores = scores.to(torch.promote_types(place.dtype, torch.float32))
+    mine = take_rows(reference.inputs, shard_slice(group, reference.rows))
+    parts = [reduce_positions(module(cached.features(rows, module.reads)), "mean") for rows in cached.blocks(mine)]
+    scores = all_gather_concat(group, torch.cat(parts) if parts else None).to(torch.promote_types(place.dtype, torch.float32))
     group.broadcast(scores, residuals, *module.buffers())  # as rank 0 has them: other machines may round otherwise
     calibration = Calibration(
         scores, residuals, false_alarms, exact=separate is not None, seen=reference.seen,

@@ -21,10 +21,12 @@ from offmap.detector import Detector, concat_results, merge_parts, reduce_positi
 from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Likelihood, Prediction, check_counted
 from offmap.model.capture import features as read_features
+from offmap.model.forward import read_layers
 from offmap.posterior.predictive import History, Predictive, Stochastic
 from offmap.scores.score import EMPTY, Features, Reads, Score
 
 if TYPE_CHECKING:
+    from offmap.assessment import Assessment
     from offmap.export.onnx import ExportInfo
     from offmap.table import Table
 
@@ -79,22 +81,25 @@ class DrawSampler:
 
     def features(self, rows: Inputs, reads: Reads) -> Features:
         """Compute what a score reads of one block of rows."""
+        layer_inputs = self._layer_inputs(rows, reads.layers) if reads.layers else ()  # first: a last layer shares it
         outputs, base = self.outputs(rows, None) if reads.draws else EMPTY, self.outputs(rows, 0.0) if reads.base else EMPTY
-        layer_inputs = self._layer_inputs(rows, reads.layers, reads.pooled) if reads.layers else ()
         return Features(rows, self.likelihood, self.predictive.members, outputs, base, layer_inputs)
 
     @torch.no_grad()
-    def _layer_inputs(self, rows: Inputs, layers: Sequence[str], pooled: bool) -> list[dict[str, Tensor]]:
+    def _layer_inputs(self, rows: Inputs, layers: Sequence[str]) -> list[dict[str, Tensor]]:
         model = self.predictive.model
         assert model is not None
-        step = rows_of(rows) if model.layers and is_table(rows) else model.batch_size
-        blocks = [take_rows(rows, slice(i, i + step)) for i in range(0, rows_of(rows), step)]
         members: list[dict[str, Tensor]] = []
         for member in range(self.predictive.members):
             # one member alone has its fixed weights in the model itself
             weights = self.predictive.mean_weights(member) or {}
-            parts = [read_features(model.module, weights, block, model.output_fn, names=layers, maps=pooled) for block in blocks]
+            if model.layers and is_table(rows):
+                members.append(read_layers(model.layers, weights, rows, layers))
+                continue
+            blocks = (take_rows(rows, slice(i, i + model.batch_size)) for i in range(0, rows_of(rows), model.batch_size))
+            parts = [read_features(model.module, weights, block, model.output_fn, names=layers, maps=True) for block in blocks]
             members.append({n: torch.cat([p[n] for p in parts]) for n in layers if all(n in p for p in parts)})
+        model.share_last_inputs(rows, members)
         return members
 
 
@@ -204,6 +209,17 @@ class Guard(Detector):
         from offmap.diagnosis import summarize
 
         return summarize(self)
+
+    def assess(self) -> Assessment:
+        """Tell what this guard can and cannot see, from in-distribution data alone.
+
+        Parts of the training rows were left out in turn when the score was fitted, and validation rows corrupted: the assessment
+        tells how well each is seen, by the score and by every term, and which are not. The model itself has seen the parts that
+        were left out, so shifts that it never saw may be easier or harder.
+        """
+        from offmap.assessment import assess
+
+        return assess(self)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, atomically. The models' weights stay with the user; a digest of them goes along.

@@ -113,6 +113,23 @@ def risk_coverage(scores: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
     return _like(k / loss.numel(), scores, losses), _like(tied[group].cumsum(0) / k, scores, losses)
 
 
+def aurc(scores: Tensor, losses: Tensor) -> Tensor:
+    """Compute the area under the risk-coverage curve: the mean over all shares of rows answered of their mean loss.
+
+    The lower it is, the better the score ranks errors. Scores that tell nothing give the mean loss of all rows. It is the mean
+    of the risks of `risk_coverage`.
+
+    Args:
+        scores: (n,), rows with the lowest are answered first.
+        losses: (n,), such as squared errors, or 1 for a wrong class and else 0.
+
+    >>> aurc(torch.tensor([0.3, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.0]))
+    tensor(0.1111)
+    """
+    _, risk = risk_coverage(*_align_vectors(("losses",), scores=scores, losses=losses))
+    return _like(risk.mean(), scores, losses)
+
+
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
     """Compute Spearman's ρ of two vectors (B,); ties share the mean of their ranks. NaN where `a` or `b` is constant.
 

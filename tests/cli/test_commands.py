@@ -188,9 +188,72 @@ def test_whole_groups_calibrate_and_their_column_is_no_input(shell):
     assert "inputs     3: a, b, c" in done.out
     calibration = offmap.load(shell.folder / "grouped", regressor()).calibration
     assert (calibration.groups, calibration.exact) == (20, False)
+    assert "groups that were left out" not in done.out  # runs of three rows are too short to stand in for OOD data
     assert "Expected --calibration or --valid beside --groups" in shell(*words).err
     missing = shell(*words[:-3], "runs", "-o", "grouped", "--valid", "runs.csv")
     assert "Expected --groups to name a column of runs.csv" in missing.err
+
+
+def test_groups_of_training_rows_are_left_out_when_the_score_tunes_itself(shell):
+    for path, rows, seed, sites in (("train-sites.csv", 120, 0, 4), ("sites.csv", 60, 1, 20)):
+        write_csv(shell.folder / path, {"site": np.array([f"site {i % sites}" for i in range(rows)]), **table(rows, seed)})
+    words = ["fit", *MODEL, "--weights", "w.safetensors", "--groups", "site", "-o", "sites", "--solver", "closed-form"]
+    done = shell(*words, "--draws", 10, "--train", "train-sites.csv", "--valid", "sites.csv", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["assessment"]["kinds"]["group"]["tried"] == 4
+    guard = offmap.load(shell.folder / "sites", regressor())
+    assert {s.name for s in guard.assess().kinds()["group"]} == {f"group site {i}" for i in range(4)}
+    done = shell(*words, "--draws", 10, "--train", "train.parquet", "--valid", "sites.csv", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert "group" not in json.loads(done.out)["assessment"]["kinds"]
+    done = shell(*words, "--draws", 10, "--train", "train-sites.csv", "--calibration", "sites.csv", "--json")
+    assert done.code == 0
+    assert "group" not in json.loads(done.out)["assessment"]["kinds"]
+
+
+def test_fit_and_assess_tell_what_the_guard_can_see(shell):
+    guard = offmap.load(shell.folder / "guard", regressor())
+    done = shell("assess", "guard", *MODEL)
+    assert (done.code, done.err) == (0, "")
+    weights = ", ".join(f"{name} {weight:.2f}" for name, weight in guard.assess().weights.items())
+    title = "What guard can see, from in-distribution data alone"
+    assert done.out == f"{title}\n{guard.assess()}\nWeights of the score: {weights}\n"
+    assert "column `" in done.out
+    words = ["fit", *MODEL, "--weights", "w.safetensors", "--train", "train.parquet", "--valid", "valid.npz"]
+    fitted = shell(*words, "--solver", "closed-form", "--draws", 10, "-o", "guard2")
+    assert (fitted.code, fitted.err) == (0, "")
+    table = f"What this guard can see, from in-distribution data alone\n{guard.assess()}\n"
+    assert fitted.out.endswith(f" -o scores.parquet\n\n{table}")
+
+
+def test_an_assessment_is_json_for_machines(shell):
+    expected = offmap.load(shell.folder / "guard", regressor()).assess().to_dict()
+    done = shell("assess", "guard", "--trust-model", "--json")
+    assert (done.code, done.err) == (0, "")
+    record = json.loads(done.out)
+    assert record.pop("guard") == "guard"
+    assert record == expected
+    words = ["fit", *MODEL, "--weights", "w.safetensors", "--train", "train.parquet", "--valid", "valid.npz", "--json"]
+    done = shell(*words, "--solver", "closed-form", "--draws", 10, "-o", "guard3")
+    assert json.loads(done.out)["assessment"] == expected
+
+
+def test_a_guard_that_cannot_be_assessed_is_one_sentence(shell):
+    words = ["fit", *MODEL, "--weights", "w.safetensors", "--train", "train.parquet", "--valid", "valid.npz", "-o", "paper"]
+    done = shell(*words, "--solver", "closed-form", "--draws", 10, "--score", "paper")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1].startswith("Next: offmap score paper ")
+    done = shell(*words, "--solver", "closed-form", "--draws", 10, "--score", "paper", "--json")
+    assert json.loads(done.out)["assessment"] is None
+    done = shell("assess", "paper", *MODEL)
+    assert done.code == 1
+    assert done.sentence == (
+        "Expected a guard that compares with training rows, as score='default' does, to assess, but got score 'paper'. Fit with "
+        "score='default', and pass training rows."
+    )
+    done = shell("assess", "paper")
+    assert done.code == 2
+    assert done.sentence.startswith("paper needs the model that it guards: pass --model my_module:make_model, with which it was")
 
 
 def test_classes_are_words_and_come_back_as_words(shell):
@@ -477,7 +540,7 @@ def test_other_weights_than_at_fit_time_are_refused(shell):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["demo"], ["fit"], ["score"], ["evaluate"], ["doctor"], ["bench", "run"], ["bench", "page"]]
+    "command", [[], ["demo"], ["fit"], ["score"], ["assess"], ["evaluate"], ["doctor"], ["bench", "run"], ["bench", "page"]]
 )
 def test_every_help_has_an_example(command, shell):
     done = shell(*command, "--help")

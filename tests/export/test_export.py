@@ -135,6 +135,7 @@ def test_a_row_between_two_neighbours_is_no_reason_to_refuse() -> None:
     assert not module.score.ties(module.run(rows)[0]).any()
     near = module.score.parts["inputs"].space
     near.rows = torch.cat([near.rows[:1].expand(11, 3), near.rows[11:]])  # eleven neighbours at one place
+    near.prepare()
     there = (near.rows[:1].double() * near.unit + near.centre).float()
     assert near.ties(there).tolist() == [True]
 

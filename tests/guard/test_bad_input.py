@@ -373,7 +373,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"solver": "closedform"}, r"Expected `solver` to be one of \[.*did you mean 'closed-form'\?\), but got 'closedform'"),
     ({"basis": "SVD "}, r"Expected `basis` to be one of \['identity', 'svd'\], but got 'SVD '"),
     ({"basis": "svdd"}, r"did you mean 'svd'\?\), but got 'svdd'"),
-    ({"score": "epistemc"}, r"Expected `score` to be one of .*did you mean 'epistemic'\?\) or a function, but got 'epistemc'"),
+    ({"score": "epistemc"}, r"`score` to be one of .*did you mean 'epistemic'\?\), weights by term, or a function, but got 'ep"),
     ({"score": 5}, "Expected `score` to be one of .* or a function, but got 5"),
     ({"score": ["paper"]}, "Expected `score` to be one of .* or a function, but got .'paper'."),
     ({"config": "papre"}, r"Expected `config` to be one of .*did you mean 'paper'\?\), but got 'papre'"),

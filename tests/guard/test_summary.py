@@ -81,7 +81,9 @@ def test_notes_tell_threshold_clip_calibration_and_entropy() -> None:
     assert f"threshold {guard.threshold:.4g} · clip {guard.clip} · 8 draws · 2 member(s)" in text
     assert "false alarms 0.05 on 40 calibration rows (approximate: `valid` also chose τ and the clip)" in text
     assert f"with d = {guard.predictive.q.dimension}; fit finished" in text
-    assert "score 'default': disagreement, inputs, layers (2.weight); holds 40 training rows" in text
+    weights = [f"{name} {weight:.2f}" for name, weight in guard.assess().weights.items()]
+    assert [words.split()[0] for words in weights][:4] == ["disagreement", "energy", "gen", "inputs"]
+    assert f"score 'default': {', '.join(weights)}; layers 2.weight; holds 40 training rows" in text
     exact = str(guard.calibrate(classes(30, 3), 0.1).summary())
     assert "false alarms 0.1 on 30 calibration rows (exact: separate calibration data)" in exact
 
@@ -104,7 +106,10 @@ def test_notes_name_what_other_scores_compare() -> None:
     def notes(**options: Any) -> str:
         return str(quick(regressor(), regression(40, 0), regression(40, 1), **options).summary())
 
-    assert "score 'distance': inputs, layers (2.weight); holds 40 training rows" in notes(score="distance")
+    equal = "disagreement 0.20, inputs 0.20, layers 0.20, directions 0.20, whitened 0.20"
+    assert f"score 'equal': {equal}; layers 2.weight; holds 40 training rows" in notes(score="equal")
+    pinned = notes(score={"inputs": 3, "disagreement": 1})
+    assert "score 'weighted': inputs 0.75, disagreement 0.25; holds 40 training rows" in pinned
     assert "score 'paper': the draws' outputs alone\n" in notes(score="paper")
     assert "score: your own function of the outputs" in notes(score=lambda outputs: outputs.amax(0)[:, 0])
     few = quick(regressor(), tuple(t[:2] for t in regression(40, 0)), regression(40, 1))

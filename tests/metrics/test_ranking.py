@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from offmap.errors import DataError, ShapeError
-from offmap.metrics import rank_correlation, risk_coverage
+from offmap.metrics import aurc, rank_correlation, risk_coverage
 
 examples = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 10)), min_size=1, max_size=6)
 
@@ -44,6 +44,21 @@ def test_risk_at_full_coverage_is_the_mean_loss(pairs: list[tuple[int, float]]) 
     torch.testing.assert_close(risk[-1], losses.mean())
 
 
+@settings(deadline=None)
+@given(examples)
+def test_aurc_is_the_mean_risk_over_all_shares_and_every_order_of_ties(pairs: list[tuple[int, float]]) -> None:
+    scores, losses = [s for s, _ in pairs], [loss for _, loss in pairs]
+    area = aurc(torch.tensor(scores), torch.tensor(losses, dtype=torch.float64))
+    assert float(area) == pytest.approx(np.mean(slow_risk(scores, losses)), abs=1e-9)
+
+
+def test_aurc_of_scores_that_tell_nothing_is_the_mean_loss_and_the_best_order_has_the_least() -> None:
+    losses = torch.rand(50, generator=torch.Generator().manual_seed(0))
+    assert float(aurc(torch.zeros(50), losses)) == pytest.approx(float(losses.mean()), rel=1e-6)
+    assert aurc(losses, losses) < aurc(losses.roll(1), losses) < aurc(-losses, losses)
+    assert aurc(losses, losses > 0.5).dtype == torch.float32
+
+
 def test_errors_as_booleans_and_infinite_scores_are_counted() -> None:
     scores = torch.tensor([torch.inf, 0.0, -torch.inf, torch.inf])
     wrong = torch.tensor([True, False, False, False])
@@ -64,6 +79,10 @@ def test_bad_scores_and_losses_are_refused_by_name() -> None:
         risk_coverage(good, good[:, None])
     with pytest.raises(ShapeError, match=r"`scores`, `losses` of one length, but got \[3, 2\]; they must describe"):
         risk_coverage(good, good[:2])
+    with pytest.raises(DataError, match=r"`losses` to be finite, but 1 of 3 values are not"):
+        aurc(good, nan)
+    with pytest.raises(DataError, match=r"`scores` to hold at least one value, but it is empty"):
+        aurc(good[:0], good[:0])
 
 
 @pytest.mark.parametrize("seed", range(4))

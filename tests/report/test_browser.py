@@ -188,6 +188,8 @@ def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pag
     guard = next(iter(evaluation.detectors.values()))
     clips = sorted({c for c in (*CLIPS, guard.clip) if c is not None}, reverse=True)
     with opened(chromium, pages[kind]) as tab:
+        if len(evaluation.scores) > 1:  # the page begins with the best scorer, which may be another
+            tab.get_by_role("combobox", name="Scorer").select_option("0")
         slider = tab.get_by_role("slider", name="Clip")
         slider.press("Home")
         drawn = []
@@ -228,6 +230,27 @@ def test_another_scorer_is_chosen_and_what_it_lacks_is_named(chromium, pages, cl
         over, rows = flagged(tab)["test"]
         assert over <= 0.05 * rows < over + 1
         assert tab.locator("h3:visible").first.inner_text() == "In-distribution data: test"
+
+
+def test_what_a_guard_can_see_is_shown_for_the_scorer_that_is_chosen(chromium, pages, classification):
+    assessment = classification.detectors[HOSTILE].assess()
+    for width in (1180, 390):
+        with opened(chromium, pages["classification"], width=width) as tab:
+            menu, section = tab.get_by_role("combobox", name="Scorer"), tab.locator("#what-this-guard-can-see")
+            menu.select_option("0")
+            blind = assessment.blind()
+            assert f"Not reliably seen: {len(blind)} of {len(assessment.shifts)} shifts" in section.inner_text()
+            assert section.locator(".seen:visible").count() == 2
+            # every bar is inside its cell, and no wider than its frame
+            widths = "bars => bars.map(b => [b.firstChild, b, b.closest('td')].map(part => part.offsetWidth))"
+            for filled, whole, cell in section.locator(".bar:visible").evaluate_all(widths):
+                assert filled <= whole < cell
+            if len(blind) > 6:
+                section.locator("summary:visible").click()
+            assert section.locator("li:visible").count() == len(blind)
+            menu.select_option("1")
+            assert "Only guards whose score compares with training rows" in section.inner_text()
+            assert section.locator(".seen:visible").count() == 0
 
 
 def test_hostile_names_are_words(chromium, pages):

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 import offmap
+from offmap.assessment import KINDS, Assessment, Shift
 from offmap.errors import FileError
 from offmap.metrics import auroc
+from offmap.report import page as page_module
+from offmap.report.assessment import describe_assessment
 from offmap.report.curves import curves, risk_curve, roc, score_axis, thin, to_json
 from offmap.report.evaluation import as_image, embed_json, headline, percent, png, verdict, write_page
 from pages import check_page
@@ -90,6 +94,79 @@ def test_the_page_is_self_contained_and_whole(evaluation, tmp_path):
     assert "<td>gaussian</td>" not in text
     assert '<th scope="row">0.weight</th>' in text
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+# ---------------------------------------------------------------------------------------------- what a guard can see
+
+
+def seen_section(text: str) -> str:
+    return re.search(r'<section id="what-this-guard-can-see".*?</section>', text, re.DOTALL)[0]
+
+
+def test_a_page_tells_what_a_guard_can_see(evaluation, guard, tmp_path):
+    section = seen_section(write_page(evaluation, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assessment = guard.assess()
+    for kind, shifts in assessment.kinds().items():
+        row = re.search(rf'<tr><th scope="row">{KINDS[kind]}</th>(.*?)</tr>', section)[1]
+        auroc, flagged = (sum(getattr(s, name) for s in shifts) / len(shifts) for name in ("auroc", "flagged"))
+        shown = [float(number) for number in re.findall(r"([\d.]+)\u00a0%", row)][:3]
+        assert shown == pytest.approx([auroc, flagged, min(s.auroc for s in shifts)], abs=0.5)
+        widths = [float(width) for width in re.findall(r"width: ([\d.]+)%", row)]
+        assert widths == pytest.approx([max(0.0, 2 * auroc - 100), flagged], abs=0.06)
+    blind = assessment.blind()
+    assert f"Not reliably seen: {len(blind)} of {len(assessment.shifts)} shifts" in section
+    assert f"<summary>{len(blind) - 6} more</summary>" in section
+    assert section.count("<li>") == len(blind)
+    for name, weight in assessment.weights.items():
+        row = re.search(rf'<tr><th scope="row">{name}</th>(.*?)</tr>', section)[1]
+        assert float(re.search(r"([\d.]+)\u00a0%", row)[1]) == pytest.approx(100 * weight, abs=0.5)
+    assert "ranks errors" not in section  # validation rows are too few to tell
+
+
+def test_a_term_that_ranks_errors_much_better_is_said_in_bold():
+    shifts = [Shift("beyond", "the end", 99.0, 80.0, {"inputs": 90.0, "energy": 70.0})]
+    errors = {"inputs": -0.1, "energy": 0.6, "score": 0.2}
+    text = describe_assessment(Assessment(shifts, {"inputs": 0.75, "energy": 0.25}, errors, 0.05))
+    assert "All shifts that were tried are seen reliably." in text
+    assert "The score ranks the model's errors with correlation +0.20. <b>The term 'energy' ranks them much better" in text
+    assert "<td>−0.10</td>" in text
+    text = describe_assessment(Assessment(shifts, {"inputs": 0.75, "energy": 0.25}, errors | {"energy": 0.25}, 0.05))
+    assert "<b>The term" not in text
+
+
+def test_an_assessment_of_nothing_says_so():
+    text = describe_assessment(Assessment([], {"inputs": 1.0}, {}, 0.05))
+    assert "Nothing was tried: there are too few training rows to leave some out." in text
+    assert text.count("<table") == 1
+
+
+def test_scorers_that_cannot_be_assessed_are_told_apart_or_leave_the_section_out(guard, tmp_path):
+    paper = quick(regressor(), regression(60, 0), regression(60, 1), score="paper")
+    sets = {"far": 5 * inputs(30, 5)}
+    both = offmap.evaluate({"ours": guard, "paper": paper, "first": First()}, regression(50, 3), sets)
+    section = seen_section(write_page(both, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert section.count("Only guards whose score compares with training rows") == 2
+    text = write_page(offmap.evaluate(paper, regression(50, 3), sets), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "What this guard can see is left out: only guards whose score compares with training rows" in text
+    assert '<section id="what-this-guard-can-see"' not in text
+
+
+def test_hostile_groups_and_columns_are_words(guard, tmp_path):
+    named = replace(guard, about={"inputs": [HOSTILE, "b", "c"]})
+    made = offmap.evaluate(named, regression(50, 3), {"far": 5 * inputs(30, 5)})
+    page = check_page(write_page(made, tmp_path / "page.html").read_text(encoding="utf-8"), scripts=True)
+    assert page.tags["script"] == 2
+    text = describe_assessment(Assessment([Shift("group", HOSTILE, 50.0, 0.0)], {HOSTILE: 1.0}, {}, 0.05))
+    assert "<script" not in text
+
+
+def test_errors_of_ood_sets_with_targets_stand_among_all_numbers(guard, tmp_path):
+    x, y = regression(40, 6)
+    made = offmap.evaluate(guard, regression(50, 3), {"far": 5 * inputs(30, 5), "shifted": (x + 1, y)})
+    text = write_page(made, tmp_path / "page.html").read_text(encoding="utf-8")
+    check_page(text, scripts=True)
+    rows = {row["set"]: row for row in made.rows}
+    assert f"<td>{page_module.format_number(rows['shifted']['aurc'])}</td>" in text
 
 
 def test_a_page_is_the_same_every_time(evaluation, tmp_path):

@@ -1,4 +1,4 @@
-"""The default score: disagreement and distance, each counted as training rows have it."""
+"""The default score: terms in standard deviations over in-distribution rows, and their weighted mean."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offmap
+from offmap.data.batch import flatten_inputs
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Gaussian, Likelihood, Prediction
-from offmap.scores.combine import CombinedScore, LayerDistance, directions, flatten_inputs, log_uncertainty, project
-from offmap.scores.distance import KNNDistance, ZScore, compute_log_ratio, find_nearest
+from offmap.scores.combine import CombinedScore, DistanceScore
+from offmap.scores.distance import KNNDistance, ZScore, compute_log_ratio
 from offmap.scores.score import PaperScore
+from offmap.scores.terms import LayerDistance, directions, log_uncertainty, project
 from trained import classes, classifier, inputs, quick, regression, regressor
 
 TRAIN, VALID = regression(60, 0), regression(40, 1)
@@ -33,7 +35,8 @@ def uncertain(guard: offmap.Guard, x: Any) -> Tensor:
 
 
 def distances_of(guard: offmap.Guard) -> offmap.Guard:
-    return replace(guard, score_module=guard.score_module.distances())
+    terms = {name: term for name, term in guard.score_module.items if not term.reads.draws and not term.reads.base}
+    return replace(guard, score_module=DistanceScore(terms))
 
 
 def z(own: Tensor, values: Tensor) -> Tensor:
@@ -43,24 +46,38 @@ def z(own: Tensor, values: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- the score
 
 
-def test_the_score_is_the_mean_of_its_parts(guard: offmap.Guard) -> None:
-    parts = distances_of(guard).terms(X)
-    assert set(parts) == {"inputs", "layers"}
-    disagreement = z(uncertain(guard, TRAIN[0]), uncertain(guard, X))  # 60 rows: all are in-distribution
-    joined = (disagreement + parts["inputs"] + parts["layers"]) / 3
+def test_the_score_is_the_weighted_mean_of_its_terms(guard: offmap.Guard) -> None:
+    terms, weights = guard.terms(X), guard.score_module.weights
+    assert list(terms) == ["disagreement", "inputs", "layers", "directions", "whitened"]
+    disagreement = z(uncertain(guard, TRAIN[0]), uncertain(guard, X))  # 40 validation rows are few: training rows set the scale
+    torch.testing.assert_close(terms["disagreement"], disagreement.float(), rtol=1e-4, atol=1e-5)
+    joined = sum(w * values.double() for w, values in zip(weights, terms.values(), strict=True))
     torch.testing.assert_close(guard.score(X), joined.float(), rtol=1e-4, atol=1e-5)
+    assert float(weights.sum()) == pytest.approx(1)
     alone = distances_of(guard)
-    torch.testing.assert_close(alone.score(X), ((parts["inputs"] + parts["layers"]) / 2).float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(alone.score(X), torch.stack(list(alone.terms(X).values())).mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_hundred_validation_rows_set_the_scales() -> None:
+    valid = regression(100, 7)
+    made = quick(regressor(), TRAIN, valid)
+    disagreement = z(uncertain(made, valid[0]), uncertain(made, X))
+    torch.testing.assert_close(made.terms(X)["disagreement"], disagreement.float(), rtol=1e-4, atol=1e-5)
+    space = made.score_module.parts["inputs"].space
+    torch.testing.assert_close(space.zscore.mean, space.log_ratio(valid[0]).mean())
 
 
 def test_a_space_counts_as_its_own_rows_see_each_other() -> None:
     space = KNNDistance.fit(TRAIN[0], standardized=True)
     own = []
-    for i in range(60):  # every row beside the others alone
-        others = [n for n in range(60) if n != i]
-        distances, numbers = find_nearest(space.rows[others], space.rows[i : i + 1])
-        own.append(compute_log_ratio(distances, torch.tensor(others)[numbers], space.spacings)[0])
-        torch.testing.assert_close(distances.mean(), space.spacings[i], rtol=1e-6, atol=0)
+    for i in range(60):  # every row beside the others alone: the nearest of each part counts
+        parts = [[n for n in range(part, 60, space.parts) if n != i] for part in range(space.parts)]
+        gaps = [torch.linalg.vector_norm(space.rows[part].double() - space.rows[i].double(), dim=1) for part in parts]
+        numbers = torch.tensor([[part[int(gap.argmin())] for part, gap in zip(parts, gaps, strict=True)]])
+        distances = torch.stack([gap.min() for gap in gaps])[None]
+        own.append(compute_log_ratio(distances, numbers, space.spacings)[0])
+        torch.testing.assert_close(distances.mean(), space.spacings[i], rtol=1e-5, atol=0)
+    assert space.parts == 7
     torch.testing.assert_close(space.zscore.mean, torch.stack(own).mean(), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(space.zscore.std, torch.stack(own).std(correction=0), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(space.rows.std(0, correction=0), torch.ones(3))
@@ -131,16 +148,17 @@ def test_an_ensemble_has_one_score_of_all_its_members() -> None:
 
 
 def test_layers_of_all_members_are_compared_side_by_side() -> None:
-    nets = [regressor(s) for s in range(3)]
+    nets = [regressor(s) for s in range(2)]  # 24 numbers side by side: none is projected
     made = quick(nets, TRAIN, VALID)
     with torch.no_grad():
-        each = [
-            torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)
-        ]  # the inputs of the second matrix of every member
+        # the inputs of the second matrix of every member
+        each = [torch.cat([net[:2](x) for net in nets], 1) for x in (TRAIN[0], X)]
     assert made.score_module.reads.layers[0] == "2.weight"
-    torch.testing.assert_close(
-        made.score_module.parts["layers"].spaces[0](each[1]), KNNDistance.fit(each[0], standardized=False)(each[1])
-    )
+    size = (each[0] - each[0].mean(0)).square().sum(1).mean().sqrt()
+    narrow = directions(each[0].shape[1], made.score_module.parts["layers"].most)
+    rows, x = (project(part / size, narrow) for part in each)
+    expected = KNNDistance.fit(rows, standardized=False)(x).float()
+    torch.testing.assert_close(made.terms(X)["layers"], expected, rtol=1e-4, atol=1e-4)
     turned = quick(nets[::-1], TRAIN, VALID)
     distances, others = (g.terms(X)["layers"] for g in (made, turned))
     torch.testing.assert_close(distances, others)
@@ -148,12 +166,12 @@ def test_layers_of_all_members_are_compared_side_by_side() -> None:
 
 def test_wide_layers_keep_their_distances_to_a_few_per_cent() -> None:
     wide = torch.randn(40, 5000, generator=torch.Generator().manual_seed(0))
-    narrow = project(wide, directions(5000))
+    narrow = project(wide, directions(5000, 256))
     apart, kept = (torch.pdist(rows) for rows in (wide, narrow))
     assert kept.shape == apart.shape
     assert ((kept / apart).log().abs() < 0.25).all()
     assert abs(float((kept / apart).mean()) - 1) < 0.02
-    torch.testing.assert_close(project(wide[3:4], directions(5000)), narrow[3:4], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(project(wide[3:4], directions(5000, 256)), narrow[3:4], rtol=1e-3, atol=1e-3)
 
 
 def test_without_training_data_the_default_is_the_papers_score(guard: offmap.Guard) -> None:
@@ -308,8 +326,7 @@ class Laplace(Likelihood):
 def test_a_likelihood_of_the_user_joins_the_logarithm_of_its_epistemic() -> None:
     made = quick(regressor(), TRAIN, VALID, likelihood=Laplace())
     own, new = (Laplace().epistemic(made.sampler.outputs(x, None)).double().log() for x in (TRAIN[0], X))
-    distances = distances_of(made).terms(X).values()
-    torch.testing.assert_close(made.score(X), ((z(own, new) + sum(distances)) / 3).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(made.terms(X)["disagreement"], z(own, new).float(), rtol=1e-4, atol=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------------- whatever data

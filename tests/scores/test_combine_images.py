@@ -1,8 +1,7 @@
-"""The default score of image classifiers: four parts, each counted as validation images have it, and their soft maximum."""
+"""The default score of image classifiers: the same terms, in what convolutions get."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,9 @@ from torch import Tensor, nn
 import offmap
 from offmap.errors import DataError, ShapeError
 from offmap.metrics import auroc
-from offmap.scores.combine import log_uncertainty
+from offmap.scores.distance import KNNDistance
+from offmap.scores.terms import directions as random_directions
+from offmap.scores.terms import log_uncertainty, project
 
 
 def stripes(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -69,31 +70,25 @@ def directions(net: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
     return {name: h.double() / h.double().norm(dim=1, keepdim=True) for name, h in met.items()}
 
 
-def slow_ratio(rows: Tensor, x: Tensor, *, even: bool) -> Tensor:
-    """Log ratio of the mean distance to the ten nearest rows to their own spacing, or to the average one."""
-    own = torch.cdist(rows, rows).sort(1).values[:, 1:11].mean(1)
-    own = own.mean().expand_as(own) if even else own
-    near = torch.cdist(x, rows).sort(1)
-    spacing = own[near.indices[:, :10]].mean(1)
-    return ((near.values[:, :10].mean(1) + 0.01 * own.mean()) / (spacing + 0.1 * own.mean())).log()
-
-
 def z(own: Tensor, values: Tensor) -> Tensor:
     return ((values - own.mean()) / own.std(correction=0)).clamp_min(-1)
 
 
-def test_the_score_is_the_soft_maximum_of_four_parts(guard: offmap.Guard) -> None:
-    net, x = striped(), TEST[0]
-    seen, met, known = (directions(net, rows) for rows in (VALID[0], x, TRAIN[0]))
-    layers = [
-        z(slow_ratio(known[n], seen[n], even=n == "8"), slow_ratio(known[n], met[n], even=n == "8")) for n in ("2", "4", "8")
-    ]
+def test_terms_of_images_are_those_of_pooled_channels(guard: offmap.Guard) -> None:
+    net, x, terms = striped(), TEST[0], guard.terms(TEST[0])
+    known, met = (torch.cat(list(directions(net, rows).values()), 1).float() for rows in (TRAIN[0], x))
+    narrow = random_directions(known.shape[1], guard.score_module.parts["directions"].most)
+    space = KNNDistance.fit(project(known, narrow), standardized=False)
+    torch.testing.assert_close(terms["directions"], space(project(met, narrow)).float(), rtol=1e-3, atol=1e-3)
     with torch.no_grad():
-        energy = [-net(rows).double().logsumexp(1) for rows in (VALID[0], x)]
-    uncertain = [log_uncertainty(guard.likelihood, guard.sampler.outputs(rows, None), 1) for rows in (VALID[0], x)]
-    parts = [z(*energy), z(*uncertain), layers[2], (layers[0] + layers[1]) / 2]
-    wanted = torch.stack(parts).exp().mean(0).log()
-    torch.testing.assert_close(guard.score(x), wanted.float(), rtol=1e-3, atol=1e-3)
+        energy = [-net(rows).double().logsumexp(1) for rows in (TRAIN[0], x)]
+        p = [net(rows).double().softmax(1) for rows in (TRAIN[0], x)]
+    gen = [(part * (1 - part)).pow(0.1).sum(1) for part in p]
+    uncertain = [log_uncertainty(guard.likelihood, guard.sampler.outputs(rows, None), 1) for rows in (TRAIN[0], x)]
+    for name, values in {"energy": energy, "gen": gen, "disagreement": uncertain}.items():
+        torch.testing.assert_close(terms[name], z(*values).float(), rtol=1e-3, atol=1e-3)
+    joined = guard.score_module.weights @ torch.stack(list(terms.values())).double()
+    torch.testing.assert_close(guard.score(x), joined.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_noise_scores_higher_than_stripes(guard: offmap.Guard) -> None:
@@ -110,8 +105,10 @@ def test_the_last_layer_alone_is_random_by_default(guard: offmap.Guard) -> None:
 
 
 def test_the_guard_says_what_it_looks_at(guard: offmap.Guard) -> None:
-    wanted = "score 'default': disagreement, logits, last layer (8.weight), layers (2.weight, 4.weight); holds 120 training rows"
-    assert wanted in guard.summary().notes
+    (note,) = [note for note in guard.summary().notes if note.startswith("score 'default'")]
+    assert note.endswith("; layers 2.weight, 4.weight, 8.weight; holds 120 training rows")
+    names = ["disagreement", "energy", "gen", "inputs", "layers", "directions", "whitened", "last-layer"]
+    assert list(guard.assess().weights) == names
 
 
 def test_a_saved_guard_scores_the_same(guard: offmap.Guard, tmp_path: Path) -> None:
@@ -128,17 +125,18 @@ def test_scores_do_not_depend_on_the_batch(guard: offmap.Guard) -> None:
 
 def test_members_are_compared_side_by_side() -> None:
     together = quick([striped(0), striped(1)])
-    spaces = [space for name in ("layers", "last layer") for space in together.score_module.parts[name].spaces]
-    assert [space.rows.shape[1] for space in spaces] == [32, 48, 32]
+    widths = {name: term.widths for name, term in together.score_module.items if term.reads.layers}
+    assert widths["layers"] == widths["directions"] == {"2.weight": 32, "4.weight": 48, "8.weight": 32}
+    assert widths["last-layer"] == {"8.weight": 32}
     assert auroc(together.score(TEST[0]), together.score(NOISE)) > 0.95
 
 
 def test_score_distance_leaves_logits_and_draws_out() -> None:
     guard = quick(striped(), score="distance")
     parts = guard.terms(TEST[0])
-    assert set(parts) == {"last layer", "layers"}
-    wanted = torch.stack(list(parts.values())).logsumexp(0) - math.log(2)
-    torch.testing.assert_close(guard.score(TEST[0]), wanted.float())
+    assert set(parts) == {"inputs", "layers", "directions", "whitened", "last-layer"}
+    assert not guard.score_module.reads.draws
+    assert not guard.score_module.reads.base
 
 
 def test_images_of_another_form_are_refused(guard: offmap.Guard) -> None:

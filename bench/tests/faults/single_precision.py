@@ -21,8 +21,10 @@ from offmap.posterior.distribution import WeightDistribution
 from offmap_bench.checks.trust import Check
 from zoo import ZOO, Case
 
-TOLERANCE = 1e-3
-"""Of scores, which are in standard deviations of in-distribution rows: of one and the largest."""
+TOLERANCE = 5e-3
+"""Of scores, which are in standard deviations of in-distribution rows: of one and the largest. Their weights follow ranks of rows,
+which change places where they are nearly equal.
+"""
 
 ROUNDED = 5e-3
 """Of outputs along the same directions: of one and the largest. Directions that met nothing get noise of up to 1/ε = 10⁴ times

@@ -94,7 +94,9 @@ def test_flops_of_scores_are_those_of_all_draws_and_of_an_answer_those_of_two_pa
 def test_a_graph_has_the_flops_of_the_guard_that_it_came_from():
     guard, x = small_guard("default"), rows(11)[0]
     graph = guard_module(guard, x)
-    assert count_flops(lambda: graph(x)) == count_flops(lambda: guard(x)) > 2 * 2 * 4 * 11 * PRODUCTS
+    traced, direct = count_flops(lambda: graph(x)), count_flops(lambda: guard(x))
+    assert direct > 2 * 2 * 4 * 11 * PRODUCTS
+    assert direct <= traced < 1.01 * direct  # a graph's pass of the base model goes on to its last layer
 
 
 def test_flops_of_training_are_those_of_a_pass_forwards_and_of_two_backwards():

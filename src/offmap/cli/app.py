@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import offmap
+from offmap.cli.assess import assess
 from offmap.cli.doctor import doctor
 from offmap.cli.evaluate import evaluate
 from offmap.cli.export import export
@@ -69,7 +70,7 @@ def create_app() -> typer.Typer:
     """Return the command with its sub-commands, also those that other packages declare as entry points of `offmap.commands`."""
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(offmap_command)
-    for command in (fit, score, evaluate, export, serve, doctor):
+    for command in (fit, score, assess, evaluate, export, serve, doctor):
         app.command()(command)
     points = {point.name: point for point in entry_points(group="offmap.commands")}
     for name, point in points.items():

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import offmap
+from offmap.assessment import can_assess
 from offmap.cli import options as opt
 from offmap.cli.options import UsageError, load_models, option, print_result, usage_errors
 from offmap.data.tables.schema import Array, Column, ColumnError, Schema, find_columns
@@ -45,11 +46,20 @@ def fit(
     likelihood: Annotated[str | None, option("Likelihood, such as gaussian (default: inferred from the target).", "NAME")] = None,
     basis: Annotated[Literal["svd", "identity"] | None, option("Basis of the weights (default: of --config).")] = None,
     solver: Annotated[SolverName | None, option("How the scales are found (default: of --config).")] = None,
-    score: Annotated[str, option("OOD score: default, paper, epistemic, distance, or a registered one.", "NAME")] = "default",
+    score: Annotated[
+        str, option("OOD score: default, equal, distance, epistemic, paper, or a registered one.", "NAME")
+    ] = "default",
     config: Annotated[Literal["default", "paper", "reference"], option("Preset configuration.")] = "default",
     params: Annotated[list[str] | None, option("Random parameters: all, matrices, last-layer, names with *.", "PATTERN")] = None,
     false_alarms: Annotated[float, option("Fraction of in-distribution rows that may be flagged.")] = 0.05,
-    groups: Annotated[str | None, option("Column of runs, days or sites, which then calibrate as wholes.", "COLUMN")] = None,
+    groups: Annotated[
+        str | None,
+        option(
+            "Column of runs, days or sites, which then calibrate as wholes; beside --valid, those of --train are also held out "
+            "in turn when the score tunes itself.",
+            "COLUMN",
+        ),
+    ] = None,
     draws: Annotated[int, option("Weight samples for a score.", min=1)] = 50,
     setting: Annotated[list[str] | None, option("Field of offmap.Config, as JSON or a word.", "NAME=VALUE", "--set")] = None,
     seed: Annotated[int, option("Random seed.")] = 0,
@@ -57,7 +67,7 @@ def fit(
     quiet: opt.Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Fit a guard around trained models and write it to a file.
+    """Fit a guard around trained models and write it to a file, and tell what it can see.
 
     The guard file stores the names of the columns, so that `offmap score` finds them in any order. Rows go into the model as
     they are in the table: scaling belongs into the model.
@@ -80,8 +90,11 @@ def fit(
     if likelihood is not None and likelihood not in LIKELIHOODS:
         raise UsageError(f"Expected --likelihood to be {nearest(likelihood, LIKELIHOODS)}, but got {likelihood!r}.")
     with open_table(train, separator) as table, usage_errors(ColumnError):
-        schema = Schema.choose(table, target or [], [*(drop or []), *(name for name in table.names if name == groups)])
+        train_groups = [name for name in table.names if name == groups]
+        schema = Schema.choose(table, target or [], [*(drop or []), *train_groups])
     group_labels = None if groups is None else _read_groups(groups, calibration or valid, separator)
+    if valid is not None and train_groups:
+        options["groups"] = _read_groups(train_groups[0], train, separator)
     tables = {name: schema.read(path, separator) for name, path in files.items()}
     outputs = _count_outputs(models[0], tables["train"][0], train, model)
     numeric = len(schema.targets) > 1 or (likelihood is not None and not LIKELIHOODS[likelihood].classifies)
@@ -104,15 +117,19 @@ def fit(
             guard = replace(guard, calibration=replace(guard.calibration, exact=calibration is not None, seen=seen))
     # relative to the guard, where weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]
-    replace(guard, about=schema.to_dict() | {"model": model, "weights": paths}).save(out)
+    guard = replace(guard, about=schema.to_dict() | {"model": model, "weights": paths})
+    guard.save(out)
+    assessment = guard.assess() if can_assess(guard) else None
     record = {"guard": out, "model": model, "members": len(models), "rows": {name: len(y) for name, (_, y) in data.items()}}
     record |= schema.to_dict() | {"likelihood": type(guard.likelihood).__name__.lower(), "score": score}
     record |= {"threshold": guard.threshold, "calibrated": not guard.calibration.seen, "clip": guard.clip}
-    print_result(as_json, record, _describe(record))
+    record["assessment"] = None if assessment is None else assessment.to_dict()
+    seen = "" if assessment is None else f"\n\nWhat this guard can see, from in-distribution data alone\n{assessment}"
+    print_result(as_json, record, _describe(record) + seen)
 
 
 def _read_groups(name: str, path: Path | None, separator: str | None) -> list[Any]:
-    """Return the label of every row of the table that calibrates."""
+    """Return the label of every row of a table: the one that calibrates, or the training table."""
     if path is None:
         raise UsageError("Expected --calibration or --valid beside --groups: whole groups that the model was not trained on.")
     with open_table(path, separator) as table, usage_errors(ColumnError):

@@ -21,6 +21,9 @@ from offmap.errors import DataError, ShapeError
 
 Batch: TypeAlias = tuple[Inputs, Tensor]
 
+WIDEST = 4096
+"""Inputs of more numbers per row are no vectors to compare: the inputs of layers are."""
+
 
 def arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments that `inputs` stand for."""
@@ -94,6 +97,44 @@ def hash_rows(inputs: Inputs) -> list[int]:
 def is_table(inputs: Inputs) -> bool:
     """Return whether the inputs are one matrix, a row per example."""
     return isinstance(inputs, Tensor) and inputs.ndim == 2
+
+
+def is_image(x: Inputs) -> bool:
+    """Return whether inputs are one tensor (B, channels, height, width)."""
+    return isinstance(x, Tensor) and x.ndim == 4
+
+
+def flatten_inputs(x: Inputs) -> Tensor | None:
+    """Return floating-point inputs as rows, (B, D). None if there are none or too many, and for series beside lengths, masks or
+    ids: their padding is not part of them.
+    """
+    size = rows_of(x)
+    leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
+    rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
+    floats = [t for t in rows if t.is_floating_point()]
+    masked = len(floats) < len(rows) or (isinstance(x, dict) and "attention_mask" in x)
+    padded = masked and any(t.ndim > 2 for t in floats)
+    width = sum(t[0].numel() for t in floats)
+    return torch.cat([t.reshape(size, -1) for t in floats], 1) if 0 < width <= WIDEST and not padded else None
+
+
+def flatten_codes(x: Inputs) -> Tensor | None:
+    """Return whole numbers beside the numbers of a table, (B, K); None if there are none, and for what may be tokens or masks."""
+    size, vectors = rows_of(x), flatten_inputs(x)
+    if vectors is None or isinstance(x, Tensor) or (isinstance(x, dict) and {"attention_mask", "input_ids"} & x.keys()):
+        return None
+    leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
+    rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
+    alike = [t.shape for t in rows if t.is_floating_point() and t[0].numel() > 1]  # masks are as wide as what they mask
+    codes = [t for t in rows if not t.is_floating_point() and t.ndim <= 2 and t.shape not in alike]
+    return torch.cat([t.reshape(size, -1).long() for t in codes], 1) if codes else None
+
+
+def concat_rows(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate matrices, if none is missing and they are equally wide."""
+    matrices = [part for part in parts if part is not None]
+    alike = matrices and len(matrices) == len(parts) and len({m.shape[1] for m in matrices}) == 1
+    return torch.cat(matrices) if alike else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -379,12 +379,27 @@ def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_si
     return replace(rest, indexed=True), replace(valid, name="valid", indexed=True)
 
 
-Keyed: TypeAlias = tuple[float, int, Inputs]
+Keyed: TypeAlias = tuple[float, int, Any]
 """A row with a random key and its number."""
 
 
-def sample_rows(data: Batches, size: int, seed: int, group: Group = SINGLE_PROCESS, *, sharded: bool = False) -> list[Inputs]:
-    """Return the inputs of at most `size` random rows, in their order, those of one shape together.
+class Examples(NamedTuple):
+    """Rows of one shape: inputs, targets, and their numbers in the data, (n,)."""
+
+    inputs: Inputs
+    targets: Tensor
+    numbers: Tensor
+
+
+def sample_rows(data: Batches, size: int, seed: int) -> list[Inputs]:
+    """Return the inputs of at most `size` random rows, as `sample_examples` does."""
+    return [part.inputs for part in sample_examples(data, size, seed)]
+
+
+def sample_examples(
+    data: Batches, size: int, seed: int, group: Group = SINGLE_PROCESS, *, sharded: bool = False
+) -> list[Examples]:
+    """Return at most `size` random rows, in their order, those of one shape together.
 
     Which rows depends on (seed, row number) alone, whatever the form of the data. A Dataset is read at these rows only, a
     DataLoader once from end to end, by several ranks in turn; no more than these rows and one batch are held.
@@ -399,9 +414,13 @@ def sample_rows(data: Batches, size: int, seed: int, group: Group = SINGLE_PROCE
         source = generator(seed, "sample")
     if read_once:
         rows = sorted(reservoir_sample(data, size, source), key=itemgetter(1))
-        return group_by_shape([inputs for _, _, inputs in rows])
-    chosen = data.take(_draw_keys(data.rows, source).argsort()[:size].sort().values)
-    return [chosen.inputs] if isinstance(chosen, Rows) else group_by_shape([inputs for inputs, _ in chosen])
+        return group_by_shape([row for _, _, row in rows])
+    numbers = _draw_keys(data.rows, source).argsort()[:size].sort().values
+    chosen = data.take(numbers)
+    if isinstance(chosen, Rows):
+        return [Examples(chosen.inputs, chosen.targets, numbers)]
+    rest = iter(numbers.tolist())
+    return group_by_shape([(x, y, torch.tensor([next(rest) for _ in range(len(y))], device="cpu")) for x, y in chosen])
 
 
 def _draw_keys(count: int, source: torch.Generator) -> Tensor:
@@ -421,14 +440,16 @@ def reservoir_sample(data: Batches, size: int, source: torch.Generator, shard: S
             start += skipped
         keys = _draw_keys(targets.shape[0], source)
         for row in (keys < bound).nonzero().flatten().tolist():
-            heappush(heap, (-float(keys[row]), start + row, take_rows(inputs, [row])))  # a slice would keep its batch in memory
+            number = torch.tensor([start + row], device="cpu")
+            example = take_rows(inputs, [row]), targets[[row]], number  # a slice would keep its batch in memory
+            heappush(heap, (-float(keys[row]), start + row, example))
             if len(heap) > size:
                 heappop(heap)
         start, bound = start + targets.shape[0], -heap[0][0] if len(heap) == size else bound
     return [(-key, number, inputs) for key, number, inputs in heap]
 
 
-def _lowest_keys(keyed: Sequence[Keyed], size: int, group: Group, *, sharded: bool) -> list[Inputs]:
+def _lowest_keys(keyed: Sequence[Keyed], size: int, group: Group, *, sharded: bool) -> list[Any]:
     """Return the `size` rows of lowest keys of all ranks, in the order of their numbers, counted per rank if `sharded`."""
     ranks = group.all_gather_object([[key, number] for key, number, _ in keyed])
     rows = _all_gather_batches([(inputs, None) for _, _, inputs in keyed], group, "train")
@@ -437,9 +458,9 @@ def _lowest_keys(keyed: Sequence[Keyed], size: int, group: Group, *, sharded: bo
     return [rows[i][0] for i in sorted(chosen, key=lambda i: order[i][1:])]
 
 
-def group_by_shape(parts: Sequence[Inputs]) -> list[Inputs]:
-    """Concatenate rows of equal shapes that share the same tensors, in order of the first of them."""
-    groups: dict[Any, list[Inputs]] = {}
+def group_by_shape(parts: Sequence[Any]) -> list[Examples]:
+    """Concatenate rows (inputs, targets, numbers) of equal shapes that share the same tensors, in order of the first of them."""
+    groups: dict[Any, list[Any]] = {}
     for part in parts:
         leaves, form = tree_flatten(part)
         shapes = [id(leaf) if isinstance(leaf, Shared) else leaf.shape[1:] for leaf in leaves if isinstance(leaf, Tensor)]
@@ -448,7 +469,7 @@ def group_by_shape(parts: Sequence[Inputs]) -> list[Inputs]:
     def concat(*leaves: Any) -> Any:
         return torch.cat(leaves) if _has_rows(leaves[0]) else leaves[0]
 
-    return [tree_map(concat, *group) for group in groups.values()]
+    return [Examples(*tree_map(concat, *group)) for group in groups.values()]
 
 
 def is_sharded(data: Any) -> bool:

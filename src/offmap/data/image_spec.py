@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
+from offmap.data.batch import is_image
 from offmap.errors import DataError, ShapeError
 
 logger = logging.getLogger("offmap")
@@ -79,11 +80,6 @@ class ImageSpec:
                 "%s range from %.3g to %.3g, training inputs from %.3g to %.3g: were they scaled alike? Else scores mean little.",
                 name[:1].upper() + name[1:], low, high, self.low, self.high,
             )  # fmt: skip
-
-
-def is_image(x: Inputs) -> bool:
-    """Whether inputs are one tensor (B, channels, height, width)."""
-    return isinstance(x, Tensor) and x.ndim == 4
 
 
 def warn_if_inaccurate(spec: ImageSpec, logits: Tensor, labels: Tensor, split: str = "training") -> None:

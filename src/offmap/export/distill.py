@@ -27,7 +27,7 @@ from torch.nn.utils import skip_init
 from offmap import checks
 from offmap._types import Data, Inputs
 from offmap.data import Batch, Rows, as_batches, fork_rng, load_rows
-from offmap.data.batch import take_rows
+from offmap.data.batch import WIDEST, take_rows
 from offmap.data.batches import mark_repeats, sample_rows, watch_repeats
 from offmap.detector import Calibration, Detector
 from offmap.errors import ConfigError, DataError
@@ -42,17 +42,12 @@ from offmap.model.capture import features as read_features
 from offmap.model.params import all_params
 from offmap.posterior.noise import Normal
 from offmap.random import generator
-from offmap.scores.combine import (
-    TABLE_LAYERS,
-    WIDEST,
-    CombinedScore,
-    DistanceTerm,
-    ScaledTerm,
-    directions,
-    project,
-    spread_out,
-)
-from offmap.scores.score import Features, Reads, Score, ScoreData
+from offmap.scores.combine import CombinedScore
+from offmap.scores.score import Features, Reads, Score, ScoreData, spread_out
+from offmap.scores.terms import Term, directions, project
+
+LAYERS, NARROW = 3, 256
+"""Layers that the head reads, and numbers per row of each, at most."""
 
 WIDTH = 64
 """Units of the head's hidden layers."""
@@ -125,9 +120,9 @@ class DistilledScore(Score):
     def __init__(self, widths: dict[str, int], dtype: torch.dtype, head: Head | None = None) -> None:
         super().__init__()
         self.widths, self.head = widths, head
-        self.reads = Reads(False, layers=tuple(widths)[1:], pooled=True)
+        self.reads = Reads(False, layers=tuple(widths)[1:])
         for place, width in enumerate(widths.values()):
-            fixed = directions(width)
+            fixed = directions(width, NARROW)
             self.register_buffer(f"directions{place}", None if fixed is None else fixed.to(dtype))
 
     @classmethod
@@ -253,7 +248,7 @@ def distill(
             far_scores, near_scores = guard.score(ood), guard.score(reference)
         times = -(-rows // 6 // len(near))  # in-distribution rows must not be forgotten among so many OOD ones
         features, scores = torch.cat([far, near.repeat(times, 1)]), torch.cat([far_scores, near_scores.repeat(times)])
-        logarithmic = isinstance(guard.score_module, CombinedScore | ScaledTerm | DistanceTerm)
+        logarithmic = isinstance(guard.score_module, CombinedScore | Term)
         score.head = train_head(features, scores, near, guard.calibration.scores, seed=seed, logarithmic=logarithmic)
     with torch.no_grad():
         scores = score.head(read(check_rows(held.inputs))).to(guard.precision)
@@ -286,8 +281,8 @@ def prepare(guard: Guard, reference: Tensor) -> tuple[BaseModels, DistilledScore
     weights, few = {**all_params(model.module), **predictive.mean_weights(0)}, take_rows(reference, slice(0, 4))
     inputs = read_features(model.module, weights, few, model.output_fn, maps=True)
     names = [n for n, h in inputs.items() if _shows_input(model.module, n) and not torch.equal(h, few.flatten(1).to(h))]
-    names = spread_out(names, TABLE_LAYERS)
-    base = BaseModels(model, [weights], names, pooled=True)
+    names = spread_out(names, LAYERS)
+    base = BaseModels(model, [weights], names)
     with torch.no_grad():
         layers = base(few).layer_inputs[0]
     widths = {"": few[0].numel()} | {name: layers[name].shape[1] for name in names}

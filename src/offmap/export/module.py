@@ -24,7 +24,7 @@ from offmap.errors import ConfigError, ModelError
 from offmap.export.onnx import ExportInfo, ExportTask, check_path, export
 from offmap.guard import Guard, check_draws
 from offmap.likelihoods import Likelihood
-from offmap.model.capture import CONVOLUTIONS, pool_map
+from offmap.model.capture import CONVOLUTIONS, pool_map, pool_tokens
 from offmap.model.forward import (
     BatchedModel,
     OutputFn,
@@ -73,13 +73,11 @@ class BasePass:
 class BaseModels(nn.Module):
     """The members with their trained weights, whose layers show their inputs while they run.
 
-    While a graph is traced only modules show what they are given: `nn.Linear` and, if `pooled`, convolutions, of whose channels
-    mean and standard deviation are taken.
+    While a graph is traced only modules show what they are given: `nn.Linear`, of whose tokens the mean is taken, and
+    convolutions, of whose channels mean and standard deviation.
     """
 
-    def __init__(
-        self, model: BatchedModel, members: Sequence[Weights], names: Sequence[str], *, pooled: bool = False, half: bool = False
-    ) -> None:
+    def __init__(self, model: BatchedModel, members: Sequence[Weights], names: Sequence[str], *, half: bool = False) -> None:
         super().__init__()
         # in a tuple: the model's own weights are none of this module's, all of them are replaced
         self.model = (copy_model(model.module), model.output_fn)
@@ -87,7 +85,7 @@ class BaseModels(nn.Module):
         self.members = nn.ModuleList(NamedTensors(_copy(weights, half)) for weights in members)
         self.owners = {name: layers_of(self.model[0], name) for name in names}
         for name, owners in self.owners.items():
-            other = [m for m in owners.values() if not isinstance(m, (nn.Linear, *(CONVOLUTIONS if pooled else ())))]
+            other = [m for m in owners.values() if not isinstance(m, (nn.Linear, *CONVOLUTIONS))]
             if other:
                 raise ModelError(
                     f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for export, but it "
@@ -115,7 +113,7 @@ class BaseModels(nn.Module):
                     f"graph does not show. {REMEDY}"
                 )
             maps = isinstance(owners[path], CONVOLUTIONS)
-            layer_inputs[name] = pool_map(read[path]) if maps else read[path].flatten(0, -2)
+            layer_inputs[name] = pool_map(read[path]) if maps else pool_tokens(read[path], inputs)
         return layer_inputs, self.last_layer.read(ends) if self.last_layer else output, widen(output)
 
 
@@ -270,7 +268,7 @@ def guard_module(guard: Guard, example: Inputs, *, half: bool = False) -> GuardM
     if reads.layers or reads.base or predictive.model.last_layer is not None:
         params = all_params(predictive.model.module)  # one member alone has its fixed weights in the model itself
         weights = [{**params, **predictive.mean_weights(member)} for member in range(predictive.members)]
-        base = BaseModels(predictive.model, weights, reads.layers, pooled=reads.pooled, half=half)
+        base = BaseModels(predictive.model, weights, reads.layers, half=half)
     predicting = freeze_draws(predictive, guard.draws, clip=guard.clip, seed=guard.seed, half=half)
     if guard.clip is not None and reads.draws:
         scoring = freeze_draws(predictive, guard.draws, clip=None, seed=guard.seed, half=half)

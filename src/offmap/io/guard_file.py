@@ -295,7 +295,11 @@ class GuardFile:
         if header.score.name not in SCORES:
             raise FileError(f"{self.path} was fitted with the score {header.score.name!r}, which is not registered: import the "
                             "module that registers it.")  # fmt: skip
-        score = SCORES[header.score.name].from_config(header.score.config).eval()
+        try:
+            score = SCORES[header.score.name].from_config(header.score.config).eval()
+        except LookupError as error:
+            raise FileError(f"{self.path} was fitted with {error.args[0]}, which this version of offmap does not have. Fit the "
+                            "guard again, or load it with the version that wrote it.") from error  # fmt: skip
         try:
             score.fill_buffers(self._part("score."))
         except ValueError as error:

@@ -134,18 +134,34 @@ def pool_map(x: Tensor) -> Tensor:
     return torch.cat([flat.mean(2), flat.std(2, correction=0)], 1)
 
 
+def pool_tokens(x: Tensor, inputs: Inputs) -> Tensor:
+    """Mean over positions that an `attention_mask` (B, T) of the inputs does not call padding, (B, ..., D) -> (B, D)."""
+    if x.ndim == 2:
+        return x
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    tokens = x.flatten(1, -2).to(torch.promote_types(x.dtype, torch.float32))
+    if mask is None or mask.shape != tokens.shape[:2]:
+        return tokens.mean(1)
+    weights = (mask != 0).to(tokens).unsqueeze(2)
+    return (tokens * weights).sum(1) / weights.sum(1).clamp_min(1)
+
+
 def features(
     model: nn.Module, weights: Weights, x: Inputs, output_fn: OutputFn = first_tensor, *, names: Names = None, maps: bool = False
 ) -> dict[str, Tensor]:
-    """First layer inputs with one row per example, {parameter: (B, D)}; with `maps`, also those of convolutions, pooled."""
+    """First layer inputs with one row per example, {parameter: (B, D)}; with `maps`, also of convolutions and tokens, pooled."""
     # of one row, some operators make a vector, and every count looks like the batch
     batch, pair = rows_of(x), take_rows(x, [0, 0]) if rows_of(x) == 1 else x
     result: dict[str, Tensor | None] = {}
     for name, layer_input in capture(model, weights, pair, names, output_fn=output_fn)[1].items():
-        if maps and layer_input.map is not None and len(layer_input.map) == rows_of(pair):
+        size, count = rows_of(pair), layer_input.count
+        if maps and layer_input.map is not None and len(layer_input.map) == size:
             result[name] = pool_map(layer_input.map)
+        elif maps and layer_input.map is None and layer_input.groups == 1 and count > size and count % size == 0:
+            rows = torch.cat([block[0] for block in layer_input.rows(None)])
+            result[name] = pool_tokens(rows.unflatten(0, (size, -1)), pair)
         else:
-            result[name] = layer_input.per_example(rows_of(pair))
+            result[name] = layer_input.per_example(size)
     return {name: rows[:batch] for name, rows in result.items() if rows is not None}
 
 

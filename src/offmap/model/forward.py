@@ -332,6 +332,30 @@ def run_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor) -> Tensor
     return result
 
 
+def read_layers(layers: Plan, weights: Mapping[str, Tensor], x: Tensor, names: Collection[str]) -> dict[str, Tensor]:
+    """Run a plain stack of layers with one set of weights; return the inputs of those whose weights have these names."""
+    inputs: dict[str, Tensor] = {}
+    for prefix, layer in layers:
+        if not isinstance(layer, nn.Linear):
+            x = layer(x)
+            continue
+        name = f"{prefix}weight"
+        if name in names:
+            inputs[name] = x
+        if len(inputs) == len(names):
+            break
+        x = torch.nn.functional.linear(x, weights.get(name, layer.weight), weights.get(f"{prefix}bias", layer.bias))
+    return inputs
+
+
+def join_members(layer_inputs: Sequence[Mapping[str, Tensor]], name: str) -> Tensor | None:
+    """Put the inputs of one layer of all members side by side, (B, D); None if one has none."""
+    parts = [inputs[name] for inputs in layer_inputs if name in inputs]
+    if len(parts) < len(layer_inputs) or not parts:
+        return None
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
 JOINS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "cat": lambda parts: parts[0] if len(parts) == 1 else torch.cat(parts, -1),
     "sum": lambda parts: torch.stack(parts).sum(0),
@@ -472,6 +496,13 @@ class BatchedModel:
             del weights  # gone before the next ones are drawn
         assert result is not None
         return result.flatten(0, 1)
+
+    def share_last_inputs(self, inputs: Inputs, layer_inputs: Sequence[Mapping[str, Tensor]]) -> None:
+        """Keep what every member gives a single random last layer, {parameter: (B, D)}, for draws of the same inputs."""
+        if self.last_layer is not None and len(self.last_layer.paths) == 1:
+            name = f"{self.last_layer.paths[0]}.weight".lstrip(".")
+            if all(name in given for given in layer_inputs):
+                self._inputs.put(content_key(inputs), tuple(given[name] for given in layer_inputs))
 
     def _last_layer_outputs(self, layer: LastLayer, draw: Draw, draws: int, inputs: Inputs, members: int) -> Tensor:
         """Run draws that differ in the last layer alone: one pass per member, then one product per member."""

@@ -24,10 +24,12 @@ from torch import Tensor
 
 from offmap._types import Inputs
 from offmap._version import __version__
+from offmap.assessment import Assessment
 from offmap.detector import Detector
 from offmap.evaluation import Evaluation, Example
 from offmap.guard import Guard
 from offmap.report import page
+from offmap.report.assessment import describe_assessment, find_assessments
 from offmap.report.curves import areas, curves, quality
 from offmap.report.page import Array
 from offmap.table import Table
@@ -54,8 +56,10 @@ def write_page(
     names, parts = Names(columns, classes, image_shape), {key: {**part} for key, part in page.texts()["sections"].items()}
     scorers, start = list(evaluation.scores), list(evaluation.scores).index(best(evaluation))
     numbers = [curves(evaluation, name) for name in scorers]
+    seen = find_assessments(evaluation.detectors)
     parts["clips"]["missing"] = next((n["clips"] for n in numbers if isinstance(n["clips"], str)), "")
-    shown = [p for p in parts if not parts[p].get("missing") or any(n[p] and not isinstance(n[p], str) for n in numbers)]
+    drawn = {p for p in parts for n in numbers if n.get(p) and not isinstance(n[p], str)}
+    shown = [p for p in parts if not parts[p].get("missing") or p in drawn or (p == "assessment" and seen)]
     missing = {part: words["missing"] for part, words in parts.items() if "missing" in words}
     omitted = [f"{parts[p]['title']} is left out: {why[:1].lower()}{why[1:]}" for p, why in missing.items() if p not in shown]
     data = {"start": start, "missing": missing, "map": page.MAP, "classes": list(map(str, classes)), "scorers": numbers}
@@ -69,7 +73,7 @@ def write_page(
     text = page.render(
         title,
         "",
-        [page.Section(parts[part]["title"], _body(part, parts[part], evaluation, names)) for part in shown],
+        [page.Section(parts[part]["title"], _body(part, parts[part], evaluation, names, seen)) for part in shown],
         heading=headline(evaluation),
         foot="\n\n".join([*omitted, f"Written by offmap {__version__}. This page loads nothing and sends nothing."]),
         head=f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n<style>{page.resource("evaluation.css")}</style>',
@@ -91,9 +95,14 @@ def _per_scorer(evaluation: Evaluation, make: Callable[[str], str]) -> str:
     return "\n".join(f'<div data-scorer="{i}">{make(name)}</div>' for i, name in enumerate(evaluation.scores))
 
 
-def _body(part: str, words: Mapping[str, str], evaluation: Evaluation, names: Names) -> str:
+def _body(
+    part: str, words: Mapping[str, str], evaluation: Evaluation, names: Names, seen: Mapping[str, Assessment]
+) -> str:  # fmt: skip
     """Return the HTML of one section."""
     text = page.paragraphs(words["text"])
+    if part == "assessment":
+        missing = page.paragraphs(words["missing"])
+        return text + _per_scorer(evaluation, lambda name: describe_assessment(seen[name]) if name in seen else missing)
     if part == "examples":
         return text + _per_scorer(evaluation, lambda name: examples(evaluation, name, names))
     if part == "summary":

@@ -1,232 +1,91 @@
-"""The default score joins disagreement and distance, which see different things.
+"""The default score: the weighted mean of the terms of `offmap.scores.terms`, with weights chosen from training rows alone.
 
-Every term is a logarithm, counted in standard deviations over in-distribution rows (`ZScore`). For tables, series and texts, rows
-of the training data set the scales, each compared with the others only (leave-one-out), and the mean of the terms is the score:
+No OOD data are needed: parts of the training rows are cut out in turn, and stand in for OOD rows.
 
-    disagreement   log u(x), the mean over members
-    inputs         log ratio(x) of `offmap.scores.distance`, in the inputs
-    layers         the same in the inputs of hidden layers of all members, side by side; the mean over them
+    beyond     an end of the data along a column, a principal axis or a random direction
+    between    the middle of the data, likewise
+    cluster    a cluster of the layers' inputs
+    class      some of the classes, whose logits are left out, too
+    group      a group that the user names, `groups=`: a site, a day, a speaker
 
-Image classifiers have other terms. Validation images set their scales, because models know their training images by heart, and
-the soft maximum, log mean exp, is the score: what one term finds OOD is, and terms that tell nothing do little harm:
+Every term is fitted again to the rows that are kept; the models are not, so what they learned of the rows that were cut out is
+still in their layers. A_tk is the AUROC of term t for cuts of kind k, their mean, and b_k the best of all terms:
 
-    disagreement   log u(x), the mean over members
-    logits         −log Σ_c exp z_c of the base models' logits, the energy
-    last layer     the log distance to the nearest directions of training images in the inputs of the last layer
-    layers         log ratio(x) of directions in the inputs of convolutions (mean and deviation of each channel), averaged
+    weight_t  ∝  Σ_k (b_k − 50) · exp((A_tk − b_k) / 16)
+
+so kinds that no term sees count for little, and a term that sees what no other sees keeps its weight. The mean over resampled
+cuts of these weights pulls them towards equal ones where few cuts tell. Nothing here depends on OOD data or on chance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from offmap._torch_private import tree_leaves
 from offmap._types import Inputs
-from offmap.data.batch import Shared, rows_of, take_rows
-from offmap.errors import ConfigError, ModelError, ShapeError
-from offmap.likelihoods import Likelihood
-from offmap.model.capture import features as read_features
-from offmap.model.params import detach_params
-from offmap.posterior.noise import Normal
-from offmap.random import generator
-from offmap.scores.distance import LEAST_ROWS, KNNDistance, TableEncoder, ZScore
-from offmap.scores.score import SCORES, Features, PaperScore, Reads, Score, ScoreData, register_score
+from offmap.data.batch import flatten_inputs, rows_of, take_rows
+from offmap.errors import ShapeError
+from offmap.metrics import auroc, rank_correlation
+from offmap.random import generator, permutation
+from offmap.scores.distance import LEAST_ROWS, KNNDistance
+from offmap.scores.score import SCALE_ROWS, SCORES, Cut, Features, PaperScore, Reads, Score, ScoreData, register_score
+from offmap.scores.terms import TERMS, InputDistance, LayerTerm, Term, nothing_to_compare
 
-SCALE_ROWS = 1000  # that set the scale of the disagreement: each takes all draws
-WIDEST = 4096  # inputs of more numbers than this are not compared: their layers are
-NARROW = 256  # numbers per row that distances in layers are found with, at most
-TABLE_LAYERS, IMAGE_LAYERS = 3, 6  # to compare in, spread over the depth; of image classifiers, beside the last
+TUNING_ROWS = 1000  # training rows that cuts are made of
+LEAST_TUNING = 40  # of fewer rows, no parts are cut out
+SHARPNESS = 16.0  # points of AUROC that make a term's weight e times smaller
+RESAMPLES = 50
+FEWEST = 5  # rows that a cut must hold, and keep
+END, MIDDLE = 0.2, (0.35, 0.65)  # shares of the rows that are cut out at an end, and in the middle
+COLUMNS, AXES, RANDOM, CLUSTERS, CLASSES, GROUPS = 6, 3, 2, 8, 6, 8  # cuts of each sort, at most
 
+CORRUPTED_ROWS, EXPENSIVE = 100, 10**7  # validation rows, at most; a third of them where a pass takes ten times so many products
 
-class ScaledTerm(Score):
-    """A number per row, in standard deviations over in-distribution rows."""
+Shifts = list[dict[str, Any]]
+"""One plain dict per cut or corruption: kind, name, auroc, flagged, and terms, {name: auroc}; in per cent."""
 
-    def __init__(self, zscore: ZScore | None = None) -> None:
-        super().__init__()
-        self.zscore = zscore or ZScore()
-
-    @classmethod
-    def fit(cls, data: ScoreData) -> Self:
-        """Take the scale of validation rows."""
-        return cls(ZScore.fit(data.evaluate(cls.measure, thin_out(data.valid), cls.reads)))
-
-    @staticmethod
-    def measure(features: Features) -> Tensor:
-        """Return the number per row, (B,)."""
-        raise NotImplementedError
-
-    def forward(self, features: Features) -> Tensor:
-        """Score B rows, (B,)."""
-        return self.zscore(self.measure(features))
-
-
-@register_score("disagreement")
-class Disagreement(ScaledTerm):
-    """log u(x), the mean over members."""
-
-    @staticmethod
-    def measure(features: Features) -> Tensor:
-        """Return log u(x), (B,) in float64."""
-        return log_uncertainty(features.likelihood, features.outputs, features.members)
-
-
-@register_score("energy")
-class Energy(ScaledTerm):
-    """−log Σ_c exp z_c of the base models' logits: low for inputs whose class is clear."""
-
-    reads = Reads(draws=False, base=True)
-
-    @staticmethod
-    def measure(features: Features) -> Tensor:
-        """Return the energy of the mean logits of every member, the mean over members, (B,) in float64."""
-        logits = features.likelihood.logits(features.base_outputs)
-        if logits is None:
-            raise ConfigError("Expected a classification for the energy of logits, but this is a regression.")
-        return -logits.double().unflatten(0, (features.members, -1)).mean(1).logsumexp(2).mean(0)
-
-
-class DistanceTerm(Score):
-    """The distance to training rows, the mean over the spaces they are compared in."""
-
-    reads = Reads(draws=False)
-
-    @classmethod
-    def fit(cls, data: ScoreData) -> Score:
-        """Fit the default score, of which this is a term; a ConfigError if it has none of this kind."""
-        term = next((m for m in CombinedScore.fit(data).modules() if type(m) is cls), None)
-        if term is None:
-            raise nothing_to_compare(cls.name)
-        return term
-
-    def forward(self, features: Features) -> Tensor:
-        """Score B rows, (B,)."""
-        return torch.stack([space(vectors, features.itself) for space, vectors in self.compared(features)]).mean(0)
-
-
-@register_score("input-distance")
-class InputDistance(DistanceTerm):
-    """The distance to training rows in the inputs.
-
-    Beside words an `encoder` turns them into vectors, and `numbers` are compared by themselves, too: rows with rare words are far
-    from all others, among which a shift of a number is hard to see. The mean of both counts.
-    """
-
-    def __init__(
-        self, space: KNNDistance | None = None, encoder: TableEncoder | None = None, numbers: KNNDistance | None = None
-    ) -> None:
-        super().__init__()
-        self.space, self.encoder, self.numbers = space or KNNDistance(), encoder, numbers
-
-    @classmethod
-    def fit_rows(cls, parts: Sequence[Inputs], *, allow_nan: bool) -> Self | None:
-        """Fit training rows, in parts of one shape each; None if they have no vectors, or no spacing."""
-        vectors = concat_rows([flatten_inputs(part) for part in parts])
-        if vectors is None:
-            return None
-        codes = concat_rows([flatten_codes(part) for part in parts])
-        encoder = TableEncoder.fit(vectors, codes, allow_nan=allow_nan)
-        rows = vectors if encoder is None else encoder(vectors, codes)
-        space = KNNDistance.fit(rows, standardized=encoder is None)
-        if encoder is None or space is None:
-            return None if space is None else cls(space)
-        return cls(space, encoder, KNNDistance.fit(rows[:, encoder.numbers], standardized=False))
-
-    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
-        """Return the inputs as vectors."""
-        vectors = flatten_inputs(features.inputs)
-        width = self.space.rows.shape[1] if self.encoder is None else len(self.encoder.indicators)
-        if vectors is None or vectors.shape[1] != width:
-            raise ShapeError(
-                f"Expected {width} numbers per input, as at fit time, but got "
-                f"{'another form' if vectors is None else vectors.shape[1]}. Bring inputs to one size, or fit with "
-                "score='epistemic', which compares no inputs."
-            )
-        if self.encoder is None:
-            return [(self.space, vectors)]
-        vectors = self.encoder(vectors, flatten_codes(features.inputs))
-        return [(self.space, vectors)] + ([(self.numbers, vectors[:, self.encoder.numbers])] if self.numbers is not None else [])
-
-    def config(self) -> dict[str, Any]:
-        """Return which of the optional modules there are."""
-        return {name: True for name in ("encoder", "numbers") if getattr(self, name) is not None}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build it with empty buffers."""
-        encoder, numbers = config.get("encoder"), config.get("numbers")
-        return cls(encoder=TableEncoder() if encoder else None, numbers=KNNDistance() if numbers else None)
-
-
-@register_score("layer-distance")
-class LayerDistance(DistanceTerm):
-    """The distance to training rows in the inputs of some layers of all base models, side by side; the mean over layers.
-
-    `widths` are numbers per row by layer. For `images` convolutions are read too, and every member's vectors get length one:
-    away from the training data features shrink, and only their direction tells.
-    """
-
-    def __init__(self, widths: Mapping[str, int], images: bool = False, spaces: Sequence[KNNDistance] | None = None) -> None:
-        super().__init__()
-        self.reads, self.widths = Reads(False, layers=tuple(widths), pooled=images), dict(widths)
-        self.spaces = nn.ModuleList(spaces or [KNNDistance() for _ in widths])
-        for place, width in enumerate(widths.values()):
-            self.register_buffer(f"directions{place}", directions(width), persistent=False)
-
-    def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
-        """Return the inputs of every layer."""
-        pairs: list[tuple[KNNDistance, Tensor]] = []
-        for place, (name, space) in enumerate(zip(self.widths, self.spaces, strict=True)):
-            rows = join_members(features, name, unit=self.reads.pooled)
-            if rows is None:
-                raise ModelError(
-                    f"Expected `{name}` to get one row per example, as at fit time, but on these inputs it does not. "
-                    "Check their form, or fit with score='epistemic', which compares no layers."
-                )
-            pairs.append((space, project(rows, getattr(self, f"directions{place}"))))  # pyright: ignore[reportArgumentType]
-        return pairs
-
-    def config(self) -> dict[str, Any]:
-        """Return the layers."""
-        return {"widths": self.widths, "images": self.reads.pooled}
+Figures = dict[str, Any]
+""""shifts", and "errors": {term: rank correlation with the errors of the base models on validation rows}."""
 
 
 @register_score("default")
 class CombinedScore(Score):
-    """Several terms, joined by their mean, or by their soft maximum if `soft`."""
+    """The weighted mean of several terms; `weights` (T,) sum to one. `figures` tell what they see, as `Guard.assess` reports."""
 
-    def __init__(self, terms: Mapping[str, Score], soft: bool = False) -> None:
+    weights: Tensor
+
+    def __init__(self, terms: Mapping[str, Score], weights: Tensor | None = None, figures: Figures | None = None) -> None:
         super().__init__()
-        self.parts, self.soft = nn.ModuleDict(terms), soft
+        self.parts, self.figures = nn.ModuleDict(terms), figures or {}
+        equal = torch.full((len(terms),), 1 / max(1, len(terms)), dtype=torch.float64, device="cpu")
+        self.register_buffer("weights", equal if weights is None else weights / weights.sum())
         reads = [term.reads for term in terms.values()]
         layers = tuple(dict.fromkeys(name for r in reads for name in r.layers))
-        self.reads = Reads(any(r.draws for r in reads), any(r.base for r in reads), layers, any(r.pooled for r in reads))
+        self.reads = Reads(any(r.draws for r in reads), any(r.base for r in reads), layers)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Name the terms of this score."""
+        return [name for name, kind in TERMS.items() if kind.by_default]
 
     @classmethod
     def fit(cls, data: ScoreData) -> Score:
-        """Choose the terms that the data allow; without any to compare with, the paper's score."""
-        images = image_terms(data) if data.images else None
-        if images is not None:
-            return cls(images, soft=True)
-        total, values = sum(map(rows_of, data.train)), list[Tensor]()
-        if total >= LEAST_ROWS:
-            values = [data.evaluate(Disagreement.measure, thin_out(part, total), Disagreement.reads) for part in data.train]
-        if not values or any(v.ndim > 1 for v in values):  # too few rows, or several positions each
-            return PaperScore()
-        terms: dict[str, Score] = {"disagreement": Disagreement(ZScore.fit(torch.cat(values)))}
-        inputs = InputDistance.fit_rows(data.train, allow_nan=data.allow_nan)
-        if inputs is not None:
-            terms["inputs"] = inputs
-        layers = fit_layers(data, inputs)
-        if layers is not None:
-            terms["layers"] = layers
-        return cls(terms) if len(terms) > 1 else PaperScore()
+        """Fit the terms that the data allow, and choose their weights; without two terms, the paper's score."""
+        terms = fit_terms(cls.names(), data)
+        return cls.join_terms(terms, data) if len(terms) > 1 else PaperScore()
+
+    @classmethod
+    def join_terms(cls, terms: Mapping[str, Score], data: ScoreData, weights: Tensor | None = None) -> Self:
+        """Join terms with these weights, or those that cuts choose, and tell what they see."""
+        measured = measure_cuts(terms, data)
+        score = cls(terms, choose_weights(measured, len(terms)) if weights is None else weights).eval()
+        score.figures = score.tell_figures(measured, data)
+        return score
 
     @property
     def items(self) -> list[tuple[str, Score]]:
@@ -238,8 +97,9 @@ class CombinedScore(Score):
         return self.join({name: term(features) for name, term in self.items})
 
     def join(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """Join terms (B,) to the score, (B,)."""
-        return join(terms, soft=self.soft)
+        """Join terms (B,) to the score, (B,); infinite in one is infinite altogether."""
+        stacked = torch.stack([terms[name].double() for name in self.parts])
+        return (self.weights @ stacked).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     def terms(self, features: Features) -> dict[str, Tensor]:
         """Return every term, (B,) each, in standard deviations over in-distribution rows."""
@@ -250,23 +110,48 @@ class CombinedScore(Score):
         return [pair for _, term in self.items for pair in term.compared(features)]
 
     def describe(self) -> str:
-        """List the terms, and how many training rows they hold."""
+        """List the terms with their weights, the layers they read, and how many training rows they hold."""
         count = max((len(m.rows) for m in self.modules() if isinstance(m, KNNDistance)), default=0)
-        words = [f"{name} ({', '.join(term.reads.layers)})" if term.reads.layers else name for name, term in self.items]
-        return f"{', '.join(words)}; holds {count} training rows"
+        words = [f"{name} {weight:.2f}" for name, weight in zip(self.parts, self.weights.tolist(), strict=True)]
+        layers = f"; layers {', '.join(self.reads.layers)}" if self.reads.layers else ""
+        return f"{', '.join(words)}{layers}; holds {count} training rows"
 
-    def distances(self) -> DistanceScore:
-        """Return the score of the terms that compare with training rows."""
-        return DistanceScore({name: term for name, term in self.items if isinstance(term, DistanceTerm)}, self.soft)
+    def tell_figures(self, measured: Sequence[Measured], data: ScoreData) -> Figures:
+        """Tell what the score sees of cuts and corrupted rows, and how its terms rank the errors of fresh rows."""
+        clean = {name: torch.cat([term(f) for f in data.scale_features]) for name, term in self.items}
+        shifts = [assess_cut(m, list(self.parts), self.weights, data.false_alarms) for m in measured]
+        errors = rank_errors(clean | {"score": self.join(clean)}, data)
+        return {"shifts": shifts + assess_corruptions(self, clean, data), "errors": errors}
 
     def config(self) -> dict[str, Any]:
-        """Return the terms' kinds and what they need."""
-        return {"terms": {name: [term.name, term.config()] for name, term in self.items}, "soft": self.soft}
+        """Return the terms' kinds and what they need, and what they see."""
+        terms = {name: [term.name, term.config()] for name, term in self.items}
+        return {"terms": terms, "figures": self.figures}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build all terms with empty buffers."""
-        return cls({name: SCORES[kind].from_config(c) for name, (kind, c) in config["terms"].items()}, config["soft"])
+        """Build all terms with empty buffers; a LookupError names one of another version."""
+        for name, (kind, _) in config["terms"].items():
+            if kind not in SCORES:
+                raise LookupError(f"the term {name!r} of the score")
+        parts = {name: SCORES[kind].from_config(c) for name, (kind, c) in config["terms"].items()}
+        return cls(parts, figures=dict(config.get("figures", {})))
+
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return one weight per term."""
+        return {"weights": (len(self.parts),)}
+
+
+@register_score("equal")
+class EqualScore(CombinedScore):
+    """The terms of the default score with equal weights."""
+
+    @classmethod
+    def fit(cls, data: ScoreData) -> Score:
+        """Fit the terms that the data allow; without two, the paper's score."""
+        terms = fit_terms(cls.names(), data)
+        equal = torch.ones(len(terms), dtype=torch.float64, device="cpu")
+        return cls.join_terms(terms, data, equal) if len(terms) > 1 else PaperScore()
 
 
 @register_score("distance")
@@ -274,193 +159,257 @@ class DistanceScore(CombinedScore):
     """The terms of the default score that compare with training rows."""
 
     @classmethod
+    def names(cls) -> list[str]:
+        """Name the distances."""
+        return [name for name in super().names() if issubclass(TERMS[name], InputDistance | LayerTerm)]
+
+    @classmethod
     def fit(cls, data: ScoreData) -> Score:
-        """Choose the terms that the data allow; a ConfigError if there are none."""
-        score = super().fit(data)
-        if not isinstance(score, CombinedScore):
+        """Fit the distances that the data allow; a ConfigError if there are none."""
+        terms = fit_terms(cls.names(), data)
+        if not terms:
             raise nothing_to_compare(cls.name)
-        return score.distances()
+        return cls.join_terms(terms, data)
 
 
-def image_terms(data: ScoreData) -> dict[str, Score] | None:
-    """Fit the terms for images of one class each; None if there are too few images, or no convolution gets one vector of each."""
-    model = data.sampler.predictive.model
-    if model is None or len(data.train) != 1 or rows_of(data.train[0]) < LEAST_ROWS:
-        return None
-    names, params = find_layers(data, None, pooled=True), detach_params(model.module)
-    convolutions = [name for name in names if params[name].ndim > 2]
-    if not convolutions:
-        return None
-    # the first convolution gets the image itself, whose colours tell little
-    *inner, last = [name for name in names if name != convolutions[0]] or convolutions
-    names = [*spread_out(inner, IMAGE_LAYERS), last]
-    reference, fresh = (read_layers(data, part, names, images=True) for part in (data.train, [thin_out(data.valid)]))
-    spaces: dict[str, KNNDistance] = {}
-    for name, rows in reference.items():
-        narrow = directions(rows.shape[1])
-        space = KNNDistance.fit(project(rows, narrow), standardized=False, uniform=name == last)
-        if space is not None:
-            spaces[name] = space.refit_zscore(project(fresh[name], narrow))
-    if last not in spaces:
-        return None
-    widths = {name: reference[name].shape[1] for name in spaces}
-    terms: dict[str, Score] = {"disagreement": Disagreement.fit(data), "logits": Energy.fit(data)}
-    terms["last layer"] = LayerDistance({last: widths.pop(last)}, True, [spaces.pop(last)])
-    return terms | ({"layers": LayerDistance(widths, True, list(spaces.values()))} if spaces else {})
+@register_score("weighted")
+class WeightedScore(CombinedScore):
+    """Terms with weights of the user's."""
+
+    @classmethod
+    def fit_weights(cls, weights: Mapping[str, float], data: ScoreData) -> Score:
+        """Fit terms of these names with these weights; a ConfigError names one that the data do not allow."""
+        terms = fit_terms(list(weights), data)
+        for name in weights:
+            if name not in terms:
+                raise nothing_to_compare(name)
+        return cls.join_terms(terms, data, torch.tensor([float(w) for w in weights.values()], dtype=torch.float64, device="cpu"))
 
 
-def fit_layers(data: ScoreData, inputs: InputDistance | None) -> LayerDistance | None:
-    """Fit distances in some layers spread over the depth, but those that get the `inputs`; None if none has a spacing."""
-    rows = read_layers(data, data.train, find_layers(data, inputs))
-    spaces = {name: KNNDistance.fit(project(x, directions(x.shape[1])), standardized=False) for name, x in rows.items()}
-    fitted = {name: space for name, space in spaces.items() if space is not None}
-    chosen = spread_out(list(fitted), TABLE_LAYERS)
-    return LayerDistance({n: rows[n].shape[1] for n in chosen}, spaces=[fitted[n] for n in chosen]) if chosen else None
-
-
-def find_layers(data: ScoreData, inputs: InputDistance | None, *, pooled: bool = False) -> list[str]:
-    """Name the parameters whose layers get one vector per row, whatever the rest of the batch, in order of execution.
-
-    Layers that get the `inputs` themselves, which are compared already, are left out; if those are encoded, layers that get them
-    standardised, too. `pooled`: convolutions count, too; of an image they get mean and standard deviation of every channel.
-    """
-    model, weights = data.sampler.predictive.model, data.sampler.predictive.mean_weights(0)
-    if model is None or weights is None:
-        return []
-    # one member alone has its fixed weights in the model itself
-    base = detach_params(model.module) | weights
-    few, many = (
-        read_features(model.module, base, take_rows(data.train[0], slice(0, n)), model.output_fn, maps=pooled)
-        for n in (2, model.batch_size)
-    )
-    names: list[str] = []
-    vectors = None if inputs is None else flatten_inputs(take_rows(data.train[0], slice(0, model.batch_size)))
-    encoded = inputs is not None and inputs.encoder is not None
-    for name, alone in few.items():
-        rows = many.get(name, alone[:0])
-        first = rows[: len(alone)].double()
-        copied = vectors is not None and (torch.equal(rows, vectors.to(rows)) or (encoded and is_scaled(rows, vectors)))
-        if first.shape == alone.shape and not copied:
-            gap = (alone.double() - first).abs().amax()
-            if gap <= 0.05 * first.abs().amax():  # alike up to rounding, in half precision as well
-                names.append(name)
-    return names
-
-
-def is_scaled(rows: Tensor, vectors: Tensor) -> bool:
-    """Return whether rows are the vectors, moved and stretched column by column, but for rounding and missing values."""
-    if rows.shape != vectors.shape:
-        return False
-    present = vectors.isfinite()
-    gaps, wide = (torch.where(present, t.double() - t.double()[:1], 0.0).nan_to_num() for t in (rows, vectors))
-    scale = (gaps * wide).sum(0) / wide.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-    return bool(((gaps - scale * wide).abs() <= 1e-3 * gaps.abs().amax(0)).all()) and bool((scale >= 0).all())
-
-
-def read_layers(data: ScoreData, parts: Sequence[Inputs], names: list[str], *, images: bool = False) -> dict[str, Tensor]:
-    """Read the inputs of these layers, of all members side by side, (N, D) each; those that some rows lack are left out."""
-    if not names:
+def fit_terms(names: Sequence[str], data: ScoreData) -> dict[str, Score]:
+    """Fit the terms of these names that the data allow; none for too few rows, and for several positions each."""
+    if sum(map(rows_of, data.train)) < LEAST_ROWS or data.sampler.likelihood.epistemic(data.few.outputs).ndim > 1:
         return {}
-    reads = Reads(False, layers=tuple(names), pooled=images)
-    read = [data.sampler.features(rows, reads) for part in parts for rows in data.sampler.blocks(part)]
-    matrices = {name: concat_rows([join_members(features, name, unit=images) for features in read]) for name in names}
-    return {name: matrix for name, matrix in matrices.items() if matrix is not None}
+    assert data.reference  # one pass of the base models, which all terms read
+    terms = {name: term for name in names if (term := TERMS[name].build(data)) is not None}
+    return {name: term.fit_scale(data) for name, term in terms.items()}
 
 
-def nothing_to_compare(name: str) -> ConfigError:
-    """Return the error for data without vectors."""
-    return ConfigError(
-        "Expected three or more training rows whose inputs or layers are one vector per example, and not all the same, for "
-        f"score={name!r}, but there are none. Pass score='paper'."
-    )
+# ----------------------------------------------------------------------------------------------------------------- cuts
 
 
-def thin_out(rows: Inputs, total: int | None = None) -> Inputs:
-    """Take every n-th row, so that about SCALE_ROWS of `total`, or of these, are left."""
-    return take_rows(rows, slice(None, None, -(-(total or rows_of(rows)) // SCALE_ROWS)))
+class Measured(NamedTuple):
+    """A cut, the terms of all rows as if fitted without it, (T, N), and their AUROC, (T,), in per cent; NaN where unknown."""
+
+    cut: Cut
+    values: Tensor
+    aurocs: Tensor
 
 
-def concat_rows(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate matrices, if none is missing and they are equally wide."""
-    matrices = [part for part in parts if part is not None]
-    return torch.cat(matrices) if len(matrices) == len(parts) and len({m.shape[1] for m in matrices}) == 1 else None
+def measure_cuts(terms: Mapping[str, Score], data: ScoreData) -> list[Measured]:
+    """Cut parts out of training rows, and measure how well every term, fitted to the others, sees them."""
+    place, part = max(enumerate(data.examples), key=lambda pair: len(pair[1].numbers))
+    rows = permutation(len(part.numbers), "cuts")[:TUNING_ROWS].sort().values
+    if len(rows) < LEAST_TUNING:
+        return []
+    features = data.take(place, rows)
+    labels = part.targets[rows] if data.labels is not None else None
+    numbers = part.numbers[rows].tolist()
+    if data.groups is not None and max(numbers) >= len(data.groups):
+        raise ShapeError(f"Expected a label in `groups` for every row of `train`, but got {len(data.groups)}.")
+    groups = None if data.groups is None else [data.groups[number] for number in numbers]
+    result: list[Measured] = []
+    for cut in make_cuts(terms, features, labels, groups, data):
+        values = [t.measure_without(features, cut).double().cpu() for t in terms.values() if isinstance(t, Term)]
+        cut = replace(cut, held=cut.held.cpu(), half=cut.half.cpu())
+        aurocs = torch.tensor([compute_auroc(v, cut) for v in values], dtype=torch.float64, device="cpu")
+        result.append(Measured(cut, torch.stack(values), aurocs))
+    return result
 
 
-def spread_out(names: list[str], most: int) -> list[str]:
-    """Take at most so many of them, evenly spaced, the last among them.
-
-    >>> spread_out(["a", "b", "c", "d", "e"], 2)
-    ['b', 'e']
-    """
-    return names if len(names) <= most else [names[(i + 1) * len(names) // most - 1] for i in range(most)]
+def compute_auroc(values: Tensor, cut: Cut) -> float:
+    """Return the AUROC of values (N,) of rows that were cut out against rows that were kept, in per cent; NaN if unknown."""
+    kept, held = (values[rows & values.isfinite()] for rows in (cut.kept, cut.held))
+    return 100 * float(auroc(kept, held)) if len(kept) and len(held) else math.nan
 
 
-def join(terms: Mapping[str, Tensor], *, soft: bool) -> Tensor:
-    """Join terms (B,) by their mean, or their soft maximum, log mean exp; infinite in one is infinite altogether."""
-    stacked = torch.stack(list(terms.values()))
-    joined = stacked.logsumexp(0) - math.log(len(stacked)) if soft else stacked.mean(0)
-    return joined.nan_to_num(nan=torch.inf, posinf=torch.inf)
+def make_cuts(
+    terms: Mapping[str, Score], features: Features, labels: Tensor | None, groups: Sequence[Any] | None, data: ScoreData
+) -> list[Cut]:
+    """Cut the rows of these features along directions, in clusters, classes and groups."""
+    vectors, layers = flatten_inputs(features.inputs), next((t for t in terms.values() if isinstance(t, LayerTerm)), None)
+    learned = layers.vectors(features) if layers is not None else None
+    table = vectors is not None and (vectors.shape[1] <= 200 or learned is None)
+    space = vectors if table else learned
+    if space is None:
+        return []
+    held: list[tuple[str, str, Tensor]] = []
+    for name, along in list_directions(space.double().nan_to_num(), columns=table):
+        held += list_ends(name, along)
+    held += list_clusters(space.double().nan_to_num() if learned is None else learned)
+    if labels is not None and len(classes := labels.unique()) > 2:
+        order = classes[permutation(len(classes), "classes").to(classes.device)]
+        for number, some in enumerate(order.chunk(min(CLASSES, len(order)))):
+            held.append(("class", f"classes left out, {number + 1}", torch.isin(labels, some)))
+    if groups is not None:
+        common = sorted({g: groups.count(g) for g in groups}.items(), key=lambda pair: (-pair[1], str(pair[0])))
+        for group, _ in common[:GROUPS]:
+            held.append(("group", f"group {group}", torch.tensor([g == group for g in groups], device="cpu")))
+    random = tuple(getattr(getattr(data.sampler.predictive, "q", None), "mean", None) or ())
+    squares: dict[int, Tensor] = {}
+    cuts: list[Cut] = []
+    for kind, name, rows in held:
+        rows = rows.to(space.device)
+        kept = (~rows).nonzero().flatten()
+        if int(rows.sum()) >= FEWEST and len(kept) >= max(FEWEST, len(rows) // 3):
+            half = torch.zeros_like(rows)
+            half[kept[permutation(len(kept), "half")[: len(kept) // 2].to(kept.device)]] = True
+            gone = frozenset(labels[rows].unique().tolist()) if kind == "class" and labels is not None else frozenset[int]()
+            cuts.append(Cut(kind, name, rows, half, labels, gone, random, squares))
+    return cuts
 
 
-def log_uncertainty(likelihood: Likelihood, outputs: Tensor, members: int) -> Tensor:
-    """Return log u in float64, (M·P, B, ...) -> (B,): the mean over members of the logarithm of each one's disagreement."""
-    # the logarithm first, for one member may be wider than all others; members that are not random disagree with each other
-    draws = outputs.shape[0] // members
-    outputs = outputs.double()  # softmax and logarithm in float32 make noise of a confident classifier's tiny disagreement
-    parts = outputs.unflatten(0, (members, draws)) if draws > 1 else outputs.unsqueeze(0)
-    values = torch.stack([likelihood.epistemic(part) for part in parts]).nan_to_num(nan=torch.inf, posinf=torch.inf)
-    # runtimes without log1p round a mutual information below this floor; variances have units, and only zero is cut
-    return values.clamp_min(1e-12 if likelihood.classifies else 1e-30).log().mean(0)
+def list_directions(rows: Tensor, *, columns: bool) -> list[tuple[str, Tensor]]:
+    """List principal axes, random directions and columns of rows (N, D), with the rows along each, (N,)."""
+    scale = rows.std(0, correction=0)
+    white = (rows - rows.mean(0)) / torch.where(scale > 0, scale, 1.0)
+    order = white.pow(3).mean(0).argsort()  # whatever the order of the columns, they are drawn in this one
+    source = generator("directions of cuts", rows.shape[1])
+    _, _, axes = torch.linalg.svd(white, full_matrices=False)
+    along = [(f"principal axis {i + 1}", turn(white @ axis)) for i, axis in enumerate(axes[:AXES])]
+    for i in range(RANDOM):
+        weights = torch.randn(rows.shape[1], generator=source, dtype=rows.dtype, device="cpu")
+        along.append((f"random direction {i + 1}", white[:, order] @ weights.to(white)))
+    if columns:
+        chosen = order[permutation(rows.shape[1], "columns of cuts")[:COLUMNS].to(order.device)].tolist()
+        along += [(f"column {c}", rows[:, c]) for c in chosen]
+    return along
 
 
-def flatten_inputs(x: Inputs) -> Tensor | None:
-    """Return floating-point inputs as rows, (B, D). None if there are none or too many, and for series beside lengths, masks or
-    ids: their padding is not part of them.
-    """
-    size = rows_of(x)
-    leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
-    rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
-    floats = [t for t in rows if t.is_floating_point()]
-    masked = len(floats) < len(rows) or (isinstance(x, dict) and "attention_mask" in x)
-    padded = masked and any(t.ndim > 2 for t in floats)
-    width = sum(t[0].numel() for t in floats)
-    return torch.cat([t.reshape(size, -1) for t in floats], 1) if 0 < width <= WIDEST and not padded else None
+def turn(along: Tensor) -> Tensor:
+    """Turn a direction so that its longer tail is the high end: which sign an eigenvector has is chance."""
+    return along * (1.0 if float(along.pow(3).mean()) >= 0 else -1.0)
 
 
-def flatten_codes(x: Inputs) -> Tensor | None:
-    """Return whole numbers beside the numbers of a table, (B, K); None if there are none, and for what may be tokens or masks."""
-    size, vectors = rows_of(x), flatten_inputs(x)
-    if vectors is None or isinstance(x, Tensor) or (isinstance(x, dict) and {"attention_mask", "input_ids"} & x.keys()):
-        return None
-    leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
-    rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
-    alike = [t.shape for t in rows if t.is_floating_point() and t[0].numel() > 1]  # masks are as wide as what they mask
-    codes = [t for t in rows if not t.is_floating_point() and t.ndim <= 2 and t.shape not in alike]
-    return torch.cat([t.reshape(size, -1).long() for t in codes], 1) if codes else None
+def list_ends(name: str, along: Tensor) -> list[tuple[str, str, Tensor]]:
+    """List the two ends and the middle of rows along a direction, (N,); none where equal values make it much more or less."""
+    low, left, right, high = (along.quantile(share) for share in (END, *MIDDLE, 1 - END))
+    cuts = [
+        ("beyond", f"beyond the data, low end of {name}", along <= low),
+        ("beyond", f"beyond the data, high end of {name}", along >= high),
+        ("between", f"between the data, middle of {name}", (along > left) & (along < right)),
+    ]
+    return [cut for cut in cuts if END / 2 <= float(cut[2].double().mean()) <= 2 * END]
 
 
-def join_members(features: Features, name: str, *, unit: bool) -> Tensor | None:
-    """Put the inputs of one layer of all members side by side, (B, D), of length one each if `unit`; None if one has none."""
-    parts = [inputs[name] for inputs in features.layer_inputs if name in inputs]
-    if unit:
-        parts = [F.normalize(rows.double(), dim=1).float() for rows in parts]
-    return torch.cat(parts, 1) if len(parts) == features.members else None
+def list_clusters(rows: Tensor) -> list[tuple[str, str, Tensor]]:
+    """Cluster rows (N, D) by k-means; each cluster is one."""
+    rows = rows.double()
+    centres = rows[permutation(len(rows), "clusters")[: min(CLUSTERS, len(rows) // 10)].to(rows.device)]
+    nearest = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
+    for _ in range(10):
+        nearest = torch.cdist(rows, centres).argmin(1)
+        members = torch.nn.functional.one_hot(nearest, len(centres)).to(rows)
+        counts = members.sum(0).unsqueeze(1)
+        centres = torch.where(counts > 0, members.mT @ rows / counts.clamp_min(1), centres)
+    return [("cluster", f"cluster {i + 1} of the data", nearest == i) for i in range(len(centres))]
 
 
-def project(rows: Tensor, directions: Tensor | None) -> Tensor:
-    """Turn rows (B, D) into directions (D, N), if there are some.
-
-    Distances stay what they are to a few per cent (Johnson and Lindenstrauss), and are found in a fraction of the time.
-    """
-    if directions is None:
-        return rows
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    return rows @ directions.to(rows)
+# -------------------------------------------------------------------------------------------------------------- weights
 
 
-@lru_cache(maxsize=8)
-def directions(width: int) -> Tensor | None:
-    """Return random directions of variance 1/NARROW, (width, NARROW), the same ones always; None for rows of few numbers."""
-    if width <= NARROW:
-        return None
-    return Normal().sample((width, NARROW), generator("directions", width)) / NARROW**0.5
+def choose_weights(measured: Sequence[Measured], count: int) -> Tensor:
+    """Choose the weights of so many terms, (T,), from their AUROC of every cut: the mean over resampled cuts."""
+    if not measured:
+        return torch.full((count,), 1 / max(1, count), dtype=torch.float64, device="cpu")
+    aurocs = torch.stack([m.aurocs for m in measured])
+    known = aurocs.nan_to_num(nan=float(aurocs.nanmean()))  # what cannot be told counts as the mean
+    kinds = {kind: [i for i, m in enumerate(measured) if m.cut.kind == kind] for kind in {m.cut.kind for m in measured}}
+    source, total = generator("resampled cuts"), torch.zeros(count, dtype=torch.float64, device="cpu")
+    for _ in range(RESAMPLES):
+        weights = torch.zeros_like(total)
+        for _, cuts in sorted(kinds.items()):
+            drawn = torch.tensor(cuts, device="cpu")[torch.randint(len(cuts), (len(cuts),), generator=source, device="cpu")]
+            means = known[drawn].mean(0)
+            best = means.amax()
+            weights += (best - 50).clamp_min(1.0) * ((means - best) / SHARPNESS).exp()
+        total += weights / weights.sum()
+    return total / total.sum()
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def assess_cut(measured: Measured, names: Sequence[str], weights: Tensor, false_alarms: float) -> dict[str, Any]:
+    """Tell what the joined score sees of a cut: its AUROC, and which share it flags at the threshold, in per cent."""
+    cut, values, aurocs = measured
+    kept = torch.where(cut.kept, values, torch.nan)
+    mean = kept.nanmean(1, keepdim=True)
+    std = (kept - mean).square().nanmean(1, keepdim=True).sqrt()
+    known = ~aurocs.isnan()
+    scaled = ((values - mean) / std.clamp_min(1e-12)).clamp_min(-1)[known]
+    joined = weights[known] @ scaled / weights[known].sum()
+    level = joined[cut.kept & joined.isfinite()].quantile(1 - false_alarms)
+    found = joined[cut.held & ~joined.isnan()]
+    alone = {name: value for name, value in zip(names, aurocs.tolist(), strict=True) if not math.isnan(value)}
+    flagged = 100 * float((found > level).double().mean())
+    return {"kind": cut.kind, "name": cut.name, "auroc": compute_auroc(joined, cut), "flagged": flagged, "terms": alone}
+
+
+def assess_corruptions(score: CombinedScore, clean: Mapping[str, Tensor], data: ScoreData) -> Shifts:
+    """Tell what the score sees of corrupted validation rows, against clean rows: as `assess_cut`, with the real draws."""
+    level, shifts = score.join(clean).quantile(1 - data.false_alarms), Shifts()
+    for name, rows in corrupt_rows(data):
+        blocks = [score.terms(data.sampler.features(block, score.reads)) for block in data.sampler.blocks(rows)]
+        terms = {term: torch.cat([block[term] for block in blocks]) for term in score.parts}
+        joined = score.join(terms)
+        alone = {term: 100 * float(auroc(clean[term], values)) for term, values in terms.items()}
+        flagged, seen = 100 * float((joined > level).double().mean()), 100 * float(auroc(score.join(clean), joined))
+        shifts.append({"kind": "corruption", "name": name, "auroc": seen, "flagged": flagged, "terms": alone})
+    return shifts
+
+
+def corrupt_rows(data: ScoreData) -> list[tuple[str, Inputs]]:
+    """Corrupt some validation rows mildly: images and series by noise, blur and contrast, tables and tokens by mixing rows."""
+    most = CORRUPTED_ROWS if not data.train or data.price < EXPENSIVE else CORRUPTED_ROWS // 3
+    rows = take_rows(data.valid, slice(None, None, -(-rows_of(data.valid) // most)))
+    if isinstance(rows, dict) and isinstance(ids := rows.get("input_ids"), Tensor) and ids.ndim == 2:
+        return [("a third of the tokens from other rows", rows | {"input_ids": mix_columns(ids, 3)})]
+    if not isinstance(rows, Tensor) or rows.ndim < 2 or len(rows) < FEWEST:
+        return []
+    if rows.ndim == 2:
+        return [
+            ("every value from another row", mix_columns(rows, 1)),
+            ("a third of the values from other rows", mix_columns(rows, 3)),
+        ]
+    if not rows.is_floating_point():
+        return []
+    mean, noise = rows.flatten(1).mean(1).view(-1, *[1] * (rows.ndim - 1)), torch.empty_like(rows, device="cpu")
+    noise.normal_(generator=generator("noise of rows"))
+    blurred = rows
+    for axis in range(max(2, rows.ndim - 2), rows.ndim):
+        blurred = (blurred.roll(1, axis) + blurred + blurred.roll(-1, axis)) / 3
+    noisy = rows + 0.3 * rows.std() * noise.to(rows)
+    return [("noise", noisy), ("blur", blurred), ("half the contrast", (rows + mean) / 2)]
+
+
+def mix_columns(rows: Tensor, every: int) -> Tensor:
+    """Take every so-manieth column of rows (N, D) from other rows, each column from others."""
+    mixed = rows.clone()
+    for column in range(0, rows.shape[1], every):
+        mixed[:, column] = rows[permutation(len(rows), "mixed", column).to(rows.device), column]
+    return mixed
+
+
+def rank_errors(terms: Mapping[str, Tensor], data: ScoreData) -> dict[str, float]:
+    """Return the rank correlation of every term with the base models' errors on validation rows; nothing of few such rows."""
+    if not data.fresh or data.targets.ndim > 2:
+        return {}
+    likelihood = data.sampler.likelihood
+    predictions = [likelihood.predict(features.base_outputs) for features in data.scale_features]
+    targets = data.targets[:: -(-rows_of(data.valid) // SCALE_ROWS)].split([rows_of(f.inputs) for f in data.scale_features])
+    errors = torch.cat([likelihood.residual(p, y) for p, y in zip(predictions, targets, strict=True)])
+    errors = errors.mean(1) if errors.ndim > 1 else errors
+    if len(errors) != len(next(iter(terms.values()))) or not bool(errors.isfinite().all()):  # some rows have no target
+        return {}
+    return {name: float(rank_correlation(values.double(), errors.double())) for name, values in terms.items()}

@@ -7,24 +7,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from offmap._types import Inputs, ScoreFn
-from offmap.data.batch import rows_of, take_rows
-from offmap.distributed.group import SINGLE_PROCESS, Group, all_gather_concat, shard_slice
+from offmap.data.batch import concat_rows, flatten_inputs, rows_of, take_rows
+from offmap.data.batches import Examples
 from offmap.errors import ShapeError
 from offmap.likelihoods import Likelihood
+from offmap.model.capture import features as read_features
+from offmap.model.forward import join_members
+from offmap.model.inspect import count_products
+from offmap.model.params import detach_params
+from offmap.random import permutation
 from offmap.scores.distance import FittedModule, KNNDistance
 
 if TYPE_CHECKING:
     from offmap.guard import DrawSampler
 
 EMPTY = torch.empty(0, device="cpu")
+SCALE_ROWS = 1000  # that set the scales of terms: each takes all draws
+LEAST_FRESH = 100  # validation rows; of fewer, the scales come from training rows
+LAYERS = 7  # to compare in, spread over the depth, the last among them
+FEW_ROWS, MOST_ROWS, NARROW, WIDE = 2048, 4096, 32, 128  # rows, and numbers per row, that layers are compared with
 
 
 @dataclass(frozen=True)
@@ -34,14 +43,13 @@ class Reads:
     Args:
         draws: Outputs of unclipped draws.
         base: Outputs with the trained weights.
-        layers: Names of parameters, the inputs of whose layers are read.
-        pooled: Whether inputs of convolutions are read too, as mean and standard deviation of every channel, (B, 2C).
+        layers: Names of parameters, the inputs of whose layers are read, one vector per example: inputs of convolutions as mean
+            and standard deviation of every channel, those of tokens as their mean.
     """
 
     draws: bool = True
     base: bool = False
     layers: tuple[str, ...] = ()
-    pooled: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,35 +76,160 @@ class Features:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Rows of a sample of N training rows that stand in for OOD rows, cut out of what terms are fitted to.
+
+    Args:
+        kind: What kind of shift it stands for.
+        name: What was cut out, in words.
+        held: (N,) bool, the rows that were cut out.
+        half: (N,) bool, half of the others: terms that know the rows they are fitted to by heart are fitted to these.
+        labels: (N,), the classes of the rows, if they have some.
+        classes: Those that were cut out.
+        random: Names of the random parameters.
+        squares: Squared distances of all rows in every space, which cuts share.
+    """
+
+    kind: str
+    name: str
+    held: Tensor
+    half: Tensor
+    labels: Tensor | None = None
+    classes: frozenset[int] = frozenset()
+    random: tuple[str, ...] = ()
+    squares: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+    @property
+    def kept(self) -> Tensor:
+        """(N,) bool, the rows that were not cut out."""
+        return ~self.held
+
+    def distances(self, space: KNNDistance, x: Tensor) -> Tensor:
+        """Return the squared distances (N, N) of rows x (N, D) in a space, infinite to themselves."""
+        if id(space) not in self.squares:
+            rows = space.scale(x).float()
+            sizes = rows.square().sum(1)
+            squares = torch.addmm(sizes, rows, rows.mT, alpha=-2).add_(sizes.unsqueeze(1)).clamp_min_(0)
+            self.squares[id(space)] = squares.fill_diagonal_(torch.inf)
+        return self.squares[id(space)]
+
+
+@dataclass(frozen=True)
 class ScoreData:
     """In-distribution data that a score is fitted to.
 
     Args:
         read_train: Samples up to 4,096 training rows, in parts of one shape each; none where no training data were passed.
         valid: Validation inputs, which the models have not been trained on.
-        images: Whether the models classify images, (B, channels, height, width).
+        targets: Their targets.
         sampler: Computes features of blocks of rows.
-        group: Processes, each of which evaluates some of the rows.
         allow_nan: Whether numbers may be missing.
+        groups: A label for every training row, by its number: sites, dates, speakers.
+        false_alarms: The fraction of in-distribution rows that may be called OOD.
     """
 
-    read_train: Callable[[], Sequence[Inputs]]
+    read_train: Callable[[], Sequence[Examples]]
     valid: Inputs
-    images: bool
+    targets: Tensor
     sampler: DrawSampler
-    group: Group = SINGLE_PROCESS
     allow_nan: bool = False
+    groups: Sequence[Any] | None = None
+    false_alarms: float = 0.05
 
     @cached_property
-    def train(self) -> Sequence[Inputs]:
-        """Training rows, in parts of one shape each."""
+    def examples(self) -> Sequence[Examples]:
+        """Training rows with their targets, in parts of one shape each."""
         return self.read_train()
+
+    @cached_property
+    def train(self) -> list[Inputs]:
+        """Training inputs, in parts of one shape each."""
+        return [part.inputs for part in self.examples]
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """The class of every training row, (N,), where each has one."""
+        targets = [part.targets for part in self.examples]
+        plain = self.sampler.likelihood.classifies and all(y.ndim == 1 and not y.is_floating_point() for y in targets)
+        return torch.cat(targets) if targets and plain else None
+
+    @cached_property
+    def few(self) -> Features:
+        """Features of two rows, to see what forms things have."""
+        rows = self.train[0] if self.train else self.valid
+        return self.sampler.features(take_rows(rows, slice(0, 2)), Reads(True, base=True))
+
+    @cached_property
+    def reference(self) -> list[list[Features]]:
+        """What one pass of the base models gives of the training rows: blocks of features, for every part."""
+        reads = Reads(False, base=True, layers=tuple(spread_out(find_layers(self), LAYERS)))
+        return [[self.sampler.features(rows, reads) for rows in self.sampler.blocks(part)] for part in self.train]
+
+    @cached_property
+    def layers(self) -> dict[str, Tensor]:
+        """Inputs of some layers of the training rows, of all members side by side, {parameter: (N, D)}."""
+        blocks = [features for part in self.reference for features in part]
+        names = blocks[0].layer_inputs[0] if blocks and blocks[0].layer_inputs else ()
+        matrices = {name: concat_rows([join_members(block.layer_inputs, name) for block in blocks]) for name in names}
+        return {name: matrix for name, matrix in matrices.items() if matrix is not None}
+
+    def take(self, part: int, rows: Tensor) -> Features:
+        """Return the features of some rows of a part of the training rows, but for their draws."""
+        blocks = self.reference[part]
+        members = range(blocks[0].members if self.layers else 0)
+        return replace(
+            blocks[0],
+            inputs=take_rows(self.train[part], rows),
+            base_outputs=torch.cat([block.base_outputs for block in blocks], 1)[:, rows],
+            layer_inputs=[{n: torch.cat([b.layer_inputs[m][n] for b in blocks])[rows] for n in self.layers} for m in members],
+        )
+
+    @cached_property
+    def price(self) -> int:
+        """Products of numbers that comparing one row may take in each of three spaces: a quarter of what its draws take."""
+        model = self.sampler.predictive.model
+        if model is None:
+            return 0
+        passes = count_products(model.module, take_rows(self.train[0], slice(0, 2)), model.output_fn) // 2
+        return self.sampler.predictive.members * passes * (self.sampler.draws if model.last_layer is None else 1) // 12
+
+    @cached_property
+    def width(self) -> int:
+        """Numbers per row that layers are compared with."""
+        return max(NARROW, min(WIDE, self.price // len(self.compared) // 16 * 16))
+
+    @cached_property
+    def compared(self) -> Tensor:
+        """Numbers of the training rows that layers are compared with."""
+        total = sum(map(rows_of, self.train))
+        most = MOST_ROWS if self.price >= MOST_ROWS * NARROW else FEW_ROWS
+        return torch.arange(total, device="cpu") if total <= most else permutation(total, "compared")[:most].sort().values
 
     def evaluate(self, measure: Callable[[Features], Tensor], x: Inputs, reads: Reads) -> Tensor:
         """Evaluate a function of features on all rows, (B, ...)."""
-        mine = take_rows(x, shard_slice(self.group, rows_of(x)))
-        parts = [measure(self.sampler.features(rows, reads)) for rows in self.sampler.blocks(mine)]
-        return all_gather_concat(self.group, torch.cat(parts) if parts else None)
+        return torch.cat([measure(self.sampler.features(rows, reads)) for rows in self.sampler.blocks(x)])
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there are enough validation rows to set scales."""
+        return rows_of(self.valid) >= LEAST_FRESH or not self.train
+
+    @cached_property
+    def scale_features(self) -> list[Features]:
+        """All that scores read of the rows that set the scales: validation rows, or training rows if those are few."""
+        reads = Reads(True, base=True, layers=tuple(self.layers))
+        parts, start = [self.valid] if self.fresh else self.train, 0
+        step = -(-sum(map(rows_of, parts)) // SCALE_ROWS)
+        result: list[Features] = []
+        for part in parts:
+            rows = take_rows(part, slice(None, None, step))
+            numbers = torch.arange(start, start + rows_of(part), step, device="cpu")
+            for block in self.sampler.blocks(rows):
+                features, size = self.sampler.features(block, reads), rows_of(block)
+                result.append(features if self.fresh else replace(features, itself=numbers[:size]))
+                numbers = numbers[size:]
+            start += rows_of(part)
+        return result
 
 
 class Score(FittedModule, ABC):
@@ -217,3 +350,52 @@ def find_unpadded(inputs: Inputs, scores: Tensor) -> Tensor | None:
         return None
     # a map one shorter holds predictions of the next tokens: the mask's last columns belong to it
     return mask[:, mask.shape[1] - scores.shape[1] :] != 0
+
+
+# -------------------------------------------------------------------------------------------------------------- vectors
+
+
+def find_layers(data: ScoreData) -> list[str]:
+    """Name the parameters whose layers get one vector per row, whatever the rest of the batch, in order of execution.
+
+    Layers that get the inputs themselves, as they are or moved and stretched column by column, are left out if there are others:
+    inputs are compared already. So is the first convolution, which gets the image itself, whose colours tell little.
+    """
+    model, weights = data.sampler.predictive.model, data.sampler.predictive.mean_weights(0)
+    if model is None or weights is None or not data.train:
+        return []
+    # one member alone has its fixed weights in the model itself
+    params = detach_params(model.module)
+    several = [take_rows(data.train[0], slice(0, n)) for n in (2, model.batch_size)]
+    few, many = (read_features(model.module, params | weights, rows, model.output_fn, maps=True) for rows in several)
+    vectors = flatten_inputs(several[1])
+    names: list[str] = []
+    copies = [name for name in few if params[name].ndim > 2][:1]
+    for name, alone in few.items():
+        rows = many.get(name, alone[:0])
+        first = rows[: len(alone)].double()
+        if first.shape == alone.shape:
+            gap = (alone.double() - first).abs().amax()
+            if gap <= 0.05 * first.abs().amax():  # alike up to rounding, in half precision as well
+                names.append(name)
+                copies += [name] if vectors is not None and is_scaled(rows, vectors) else []
+    return [name for name in names if name not in copies] or names
+
+
+def is_scaled(rows: Tensor, vectors: Tensor) -> bool:
+    """Return whether rows are the vectors, moved and stretched column by column, but for rounding and missing values."""
+    if rows.shape != vectors.shape:
+        return False
+    present = vectors.isfinite()
+    gaps, wide = (torch.where(present, t.double() - t.double()[:1], 0.0).nan_to_num() for t in (rows, vectors))
+    scale = (gaps * wide).sum(0) / wide.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+    return bool(((gaps - scale * wide).abs() <= 1e-3 * gaps.abs().amax(0)).all()) and bool((scale >= 0).all())
+
+
+def spread_out(names: list[str], most: int) -> list[str]:
+    """Take at most so many of them, evenly spaced, the last among them.
+
+    >>> spread_out(["a", "b", "c", "d", "e"], 2)
+    ['b', 'e']
+    """
+    return names if len(names) <= most else [names[(i + 1) * len(names) // most - 1] for i in range(most)]

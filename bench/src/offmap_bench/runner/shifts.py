@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor, nn
 
 from offmap import Guard, Scorer, conformal, fit
+from offmap.assessment import can_assess
 from offmap.checks import integer, one_of
 from offmap.detectors.posthoc import DETECTORS, FitData, find_method, prepare_fit_data
 from offmap.evaluation import measure_separation
 from offmap.maxwent import config as maxwent
-from offmap.metrics import auroc, risk_coverage
+from offmap.metrics import aurc, auroc
 from offmap_bench.detectors.estimators import isolation_forest
 from offmap_bench.detectors.nearest import nearest_features, nearest_inputs, run_model
 from offmap_bench.runner.images import fit_on, time_scoring, time_work
@@ -46,8 +48,12 @@ def fit_guard(context: FitContext, settings: Settings) -> Fitted:
 
 
 def assess(guard: Guard) -> dict[str, Any]:
-    """Return what a guard says of its own detection, which its record keeps as `chosen.assessed`; nothing so far."""
-    return {}
+    """Return what a guard says of its own detection, which its record keeps as `chosen.assessed`; nothing of other scores."""
+    if not can_assess(guard):
+        return {}
+    found = guard.assess()
+    kinds = {kind: fmean(shift.auroc for shift in shifts) for kind, shifts in found.kinds().items()}
+    return {"auroc": found.auroc, "kinds": kinds, "weights": dict(found.weights), "errors": dict(found.errors)}
 
 
 def fit_detector(context: FitContext, settings: Settings) -> Fitted:
@@ -104,7 +110,7 @@ def measure_threshold(context: FitContext, scorer: Scorer, scores: Tensor) -> di
     measures = {"false_alarms": math.nan, "loss_unflagged": math.nan}  # of an infinite threshold, which never flags
     if math.isfinite(threshold):
         measures = {"false_alarms": 1 - float(kept.double().mean()), "loss_unflagged": float(losses[kept].mean())}
-    measures |= {"loss": float(losses.mean()), "aurc": float(risk_coverage(scores, losses)[1].mean())}
+    measures |= {"loss": float(losses.mean()), "aurc": float(aurc(scores, losses))}
     measures["valid_rows"] = len(task.valid[1])
     return measures | ({"rmse": float(losses.mean().sqrt())} if is_regression(task) else {"accuracy": 1 - float(losses.mean())})
 

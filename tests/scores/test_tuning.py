@@ -1,0 +1,245 @@
+"""Weights of the default score: chosen by cuts of training rows, the same ones always."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import offmap
+from offmap.errors import ConfigError, FileError, ShapeError
+from offmap.metrics import auroc
+from offmap.scores.combine import Measured, choose_weights, list_clusters, list_directions, list_ends, mix_columns
+from offmap.scores.distance import Ellipsoid, KNNDistance
+from offmap.scores.score import Cut
+from offmap.scores.terms import TERMS, ratio_without
+from trained import classes, classifier, inputs, quick, regression, regressor
+
+TRAIN, VALID = regression(120, 0), regression(110, 1)
+
+
+def measured(kind: str, aurocs: list[float]) -> Measured:
+    cut = Cut(kind, kind, torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.bool))
+    return Measured(cut, torch.zeros(0, 0), torch.tensor(aurocs, dtype=torch.float64))
+
+
+def test_weights_follow_the_formula() -> None:
+    table = {"beyond": [90.0, 74.0, 58.0], "class": [60.0, 100.0, 84.0]}
+    found = choose_weights([measured(kind, row) for kind, row in table.items()], 3)
+    wanted = torch.zeros(3, dtype=torch.float64)
+    for row in table.values():
+        values = torch.tensor(row, dtype=torch.float64)
+        wanted += (values.max() - 50) * ((values - values.max()) / 16).exp()
+    torch.testing.assert_close(found, wanted / wanted.sum())  # one cut of each kind: nothing to resample
+
+
+def test_a_kind_that_nothing_sees_says_little_and_what_cannot_be_told_is_neutral() -> None:
+    seen, unseen = measured("beyond", [95.0, 60.0]), measured("between", [40.0, 51.0])
+    alone, both = choose_weights([seen], 2), choose_weights([seen, unseen], 2)
+    assert abs(float(both[0] - alone[0])) < 0.03
+    found = choose_weights([measured("class", [90.0, float("nan"), 70.0])], 3)
+    assert found[0] > found[1] > found[2]
+
+
+def test_cuts_that_contradict_each_other_pull_weights_towards_equal_ones() -> None:
+    sure = choose_weights([measured("beyond", [90.0, 60.0]) for _ in range(9)], 2)
+    torn = choose_weights([measured("beyond", [90.0, 60.0]), *(measured("beyond", [55.0, 85.0]) for _ in range(1))], 2)
+    assert abs(float(torn[0]) - 0.5) < abs(float(sure[0]) - 0.5)
+    assert choose_weights([], 4).tolist() == [0.25] * 4
+
+
+def test_distances_without_a_cut_are_those_of_a_space_fitted_without_it() -> None:
+    rows, held = inputs(90, 3), torch.zeros(90, dtype=torch.bool)
+    held[:20] = True
+    cut = Cut("beyond", "", held, torch.zeros_like(held))
+    space = KNNDistance.fit(rows, standardized=False)
+    refitted = KNNDistance.fit(rows[20:], standardized=False)
+    values = ratio_without(space, rows, cut)
+    raw = torch.cat([refitted.log_ratio(rows[:20]), refitted.log_ratio(rows[20:], torch.arange(70))])
+    torch.testing.assert_close(values, (raw - raw[20:].mean()) / raw[20:].std(), rtol=1e-3, atol=1e-3)
+
+
+def test_an_ellipsoid_is_the_whitened_length() -> None:
+    rows = inputs(400, 3) @ torch.tensor([[2.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.0, 0.0, 0.7]])
+    space = Ellipsoid.fit(rows)
+    gap = rows.double() - rows.double().mean(0)
+    cov = gap.mT @ gap / len(rows)
+    expected = (gap @ torch.linalg.inv(cov) * gap).sum(1).sqrt().log()
+    torch.testing.assert_close(space.log_ratio(rows), expected, rtol=1e-4, atol=1e-4)
+    assert Ellipsoid.fit(torch.ones(9, 2)) is None
+
+
+def test_ends_and_middle_are_shares_of_the_rows() -> None:
+    ends = {name: held for _, name, held in list_ends("column 0", torch.arange(100.0))}
+    assert [int(held.sum()) for held in ends.values()] == [20, 20, 30]
+    assert ends["beyond the data, low end of column 0"][:20].all()
+    assert list_ends("column 1", (torch.arange(100.0) > 97).float()) == []  # equal values make no end and no middle
+    (low, high) = list_ends("column 2", torch.arange(99.0) % 3)
+    assert (int(low[2].sum()), int(high[2].sum())) == (33, 33)
+    assert sum(int(held.sum()) for _, _, held in list_clusters(inputs(100, 0))) == 100
+    assert list_directions(inputs(50, 0).double(), columns=False)[0][0] == "principal axis 1"
+
+
+def test_units_order_and_sign_of_columns_choose_the_same_cuts() -> None:
+    x = inputs(80, 4).double()
+    x[:, 0] = x[:, 0].exp()
+    turned = (1000 * x + 3)[:, [2, 0, 1]]
+    for (_, along), (_, again) in zip(list_directions(x, columns=True), list_directions(turned, columns=True), strict=True):
+        torch.testing.assert_close(along.argsort(), again.argsort())
+
+
+def test_a_fit_chooses_the_same_weights_again_and_files_keep_them(tmp_path: Path) -> None:
+    first, again = (quick(regressor(), TRAIN, VALID) for _ in range(2))
+    assert torch.equal(first.score_module.weights, again.score_module.weights)
+    assert first.score_module.figures == again.score_module.figures
+    assert first.score_module.weights.unique().numel() > 1
+    first.save(tmp_path / "guard")
+    loaded = offmap.load(tmp_path / "guard", regressor())
+    assert torch.equal(loaded.score_module.weights, first.score_module.weights)
+    assert loaded.score_module.figures == first.score_module.figures
+
+
+def test_a_term_that_tells_nothing_gets_the_smallest_weight() -> None:
+    torch.manual_seed(0)
+    y = torch.arange(240) % 3
+    x = torch.cat([3.0 * torch.nn.functional.one_hot(y, 3) + 0.3 * torch.randn(240, 3), 9 * torch.randn(240, 20)], 1)
+    net = nn.Sequential(nn.Linear(23, 3, bias=False), nn.Identity(), nn.Linear(3, 3))
+    with torch.no_grad():
+        net[0].weight.zero_()[:, :3] = torch.eye(3)
+        net[2].weight.copy_(2 * torch.eye(3))
+        net[2].bias.zero_()
+    guard = offmap.fit(net, (x[:120], y[:120]), (x[120:], y[120:]), solver="closed-form", draws=8, progress=False)
+    classes_seen = [shift for shift in guard.assess().shifts if shift.kind == "class"]
+    assert len(classes_seen) == 3
+    assert all(shift.terms["last-layer"] > shift.terms["inputs"] for shift in classes_seen)
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def test_equal_and_pinned_weights_are_as_asked() -> None:
+    equal = quick(regressor(), TRAIN, VALID, score="equal")
+    assert equal.score_module.weights.tolist() == pytest.approx([0.2] * 5)
+    pinned = quick(regressor(), TRAIN, VALID, score={"inputs": 3, "disagreement": 1.0})
+    x = inputs(9, 5)
+    terms = equal.terms(x)
+    wanted = 0.75 * terms["inputs"] + 0.25 * terms["disagreement"]
+    torch.testing.assert_close(pinned.score(x), wanted, rtol=1e-5, atol=1e-5)
+    one = quick(regressor(), TRAIN, VALID, score="inputs")
+    torch.testing.assert_close(one.score(x), terms["inputs"])
+
+
+@pytest.mark.parametrize("name", sorted(TERMS))
+def test_every_term_serves_alone_in_guard_file_and_graph(name: str, tmp_path: Path) -> None:
+    guard = quick(classifier(), classes(120, 0), classes(110, 1), score={name: 1.0})
+    x = torch.cat([inputs(30, 5), 9 * inputs(30, 6)])
+    scores = guard.score(x)
+    assert scores.isfinite().all()
+    guard.save(tmp_path / "guard.safetensors")
+    assert torch.equal(offmap.load(tmp_path / "guard.safetensors", classifier()).score(x), scores)
+    exported = guard.export(tmp_path / "guard.pt2", x)
+    assert exported is not None
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ({"inputs": -1}, "Expected the weight of 'inputs' in `score` to be a number ≥ 0, but got -1"),
+        ({"inputs": 0.0}, "Expected `score` to have a term of positive weight, but it has none"),
+        ({"imputs": 1.0}, r"Expected `a term of `score`` to be one of .*did you mean 'inputs'\?\), but got 'imputs'"),
+        ({"energy": 1.0}, "Expected three or more training rows .* for score='energy', but there are none"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(score: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quick(regressor(), TRAIN, VALID, score=score)
+
+
+def test_groups_are_held_out_in_turn() -> None:
+    sites = ["north", "south", "west"] * 40
+    guard = quick(regressor(), TRAIN, VALID, groups=sites)
+    names = [shift.name for shift in guard.assess().shifts if shift.kind == "group"]
+    assert names == ["group north", "group south", "group west"]
+    alone = quick(regressor(), TRAIN, VALID, groups=["a"] * 119 + ["b"])
+    assert not any(shift.kind == "group" for shift in alone.assess().shifts)  # one row is no group, and all rows are none
+    with pytest.raises(ConfigError, match="Expected `valid`, for rows of `train` stand in for it, where `groups` names"):
+        quick(regressor(), TRAIN, None, groups=sites)
+    with pytest.raises(ShapeError, match="Expected a label in `groups` for each of 120 rows of `train`, but got 7"):
+        quick(regressor(), TRAIN, VALID, groups=sites[:7])
+
+
+def test_few_or_equal_rows_and_lone_classes_shrink_the_pool_and_never_fail() -> None:
+    few = quick(regressor(), tuple(t[:12] for t in TRAIN), VALID)
+    assert few.score_module.weights.tolist() == pytest.approx([0.2] * 5)  # too few rows to cut
+    x, y = classes(60, 0)
+    lone = torch.cat([y[:59] % 2, torch.tensor([2])])
+    assert quick(classifier(), (x, lone), classes(110, 1)).score(x).isfinite().all()
+    same = quick(regressor(), (torch.ones(60, 3), TRAIN[1][:60]), VALID)
+    assert same.score(inputs(5, 0)).shape == (5,)
+
+
+def test_a_file_with_a_term_of_another_version_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from offmap.scores import score as module
+
+    quick(regressor(), TRAIN, VALID).save(tmp_path / "guard")
+    monkeypatch.delitem(module.SCORES, "whitened")
+    with pytest.raises(FileError, match="the term 'whitened' of the score, which this version of offmap does not have"):
+        offmap.load(tmp_path / "guard", regressor())
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+
+
+def test_mixed_columns_keep_their_values() -> None:
+    rows = inputs(50, 2)
+    mixed = mix_columns(rows, 3)
+    assert torch.equal(mixed.sort(0).values, rows.sort(0).values)
+    assert torch.equal(mixed[:, 1:], rows[:, 1:])
+    assert not torch.equal(mixed[:, 0], rows[:, 0])
+
+
+@pytest.mark.parametrize("form", ["images", "tokens"])
+def test_images_and_tokens_are_corrupted_in_their_own_ways(form: str) -> None:
+    torch.manual_seed(0)
+    y = torch.arange(240) % 3
+    data: Any
+    net: nn.Module
+    if form == "images":
+        x = torch.randn(240, 1, 6, 6) + y.view(-1, 1, 1, 1)
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+        data = [(x[:120], y[:120]), (x[120:], y[120:])]
+        wanted = ["noise", "blur", "half the contrast"]
+    else:
+        ids = torch.randint(20, (240, 6))
+        mask = torch.ones_like(ids)
+
+        class Tokens(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embed, self.body, self.out = nn.Embedding(20, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+
+            def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+                return self.out(self.body(self.embed(input_ids)).tanh().mean(1))
+
+        net = Tokens().eval()
+        data = [({"input_ids": ids[s], "attention_mask": mask[s], "labels": y[s]}) for s in (slice(120), slice(120, None))]
+        wanted = ["a third of the tokens from other rows"]
+    guard = offmap.fit(net, *data, draws=8, solver="closed-form", progress=False)
+    found = [shift.name for shift in guard.assess().shifts if shift.kind == "corruption"]
+    assert found == wanted
+    if form == "tokens":
+        assert guard.score_module.reads.layers == ("body.weight", "out.weight")  # the first gets tokens: their mean
+
+
+def test_an_assessed_cut_is_what_the_terms_see_of_it() -> None:
+    guard = quick(regressor(), TRAIN, VALID)
+    for shift in guard.assess().shifts:
+        assert 0 <= shift.auroc <= 100
+        assert 0 <= shift.flagged <= 100
+        assert set(shift.terms) == set(guard.score_module.parts)
+        assert min(shift.terms.values()) - 15 <= shift.auroc <= max(shift.terms.values()) + 15
+    far = auroc(guard.score(VALID[0]), guard.score(20 * VALID[0]))
+    assert float(far) > 0.95
