@@ -10,9 +10,7 @@ from importlib import import_module
 
 from offmap_bench.studies.study import Study
 
-STUDIES = (
-    "categories", "choice", "choice_images", "distill", "laplace", "options", "promises", "quality", "series", "theory", "scale",
-)  # fmt: skip
+STUDIES = ("categories", "choice", "distill", "laplace", "options", "promises", "quality", "series", "theory", "scale")
 
 
 def load(name: str) -> Study:

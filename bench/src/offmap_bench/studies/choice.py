@@ -1,4 +1,4 @@
-"""How the default score was chosen: its terms and ways to combine them, on tables that are in no benchmark of the paper."""
+"""How settings of the fit were chosen: ε, the solver and the risk, on tables that are in no benchmark of the paper."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
 from sklearn import datasets
-from torch import Tensor, nn
+from torch import nn
 
 import offmap
-from offmap.guard import Guard
 from offmap.metrics import auroc
 from offmap.posterior.predictive import Stochastic
-from offmap.scores.combine import CombinedScore, log_uncertainty
-from offmap.scores.distance import KNNDistance, ZScore
+from offmap.scores.terms import log_uncertainty
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner.base_models import Recipe, models
 from offmap_bench.studies.study import Runs, Study, markdown, mean_over
@@ -26,22 +23,12 @@ from offmap_bench.tasks.task import Task
 from offmap_bench.tasks.uci import MODES, cut
 
 RECIPE = Recipe(training=deep_ensemble.Config(steps=4_000))
-FITS: dict[str, dict[str, Any]] = {
-    "refine": {},
-    "refine, authors' risk": {"risk": "averaged-nll"},
-    "closed form": {"solver": "closed-form"},
-}
+SOLVERS: dict[str, dict[str, Any]] = {"refine": {}, "closed form": {"solver": "closed-form"}}
 EPSILONS: dict[str, dict[str, Any]] = {f"ε = 1e-{k}": {"eps": 10.0**-k} for k in (4, 3, 2)} | {"the rule": {}}
-FITTED, SCORED = 1_000, 2_000  # training rows that give the scales, and OOD rows that are scored
-COMBINED = {
-    "inputs + layers": ("inputs", "layers"),
-    "u + inputs": ("u", "inputs"),
-    "u + layers": ("u", "layers"),
-    "u + inputs + layers (the default)": ("u", "inputs", "layers"),
-    "u + inputs + last layer": ("u", "inputs", "last layer"),
-    "u + inputs + layers + whitened": ("u", "inputs", "layers", "whitened"),
-    "u of all members together + inputs + layers": ("u together", "inputs", "layers"),
-}
+AUTHORS = "refine, authors' risk"
+FITS = {f"{solver}, {eps}": options | more for solver, options in SOLVERS.items() for eps, more in EPSILONS.items()}
+FITS |= {AUTHORS: {"risk": "averaged-nll"}}
+SCORED = 2_000  # OOD rows that are scored
 Pair = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -115,29 +102,13 @@ TABLES: dict[str, Callable[[RandomState], Pair]] = {
 
 
 def measure(name: str, mode: str) -> dict[str, dict[str, float]]:
-    """AUROC of every term and combination for each fit; for each ε, of what the weights alone say."""
+    """AUROC of what the draws alone say, and the entropy, for each fit."""
     task = cut(f"{name}/{mode}", *TABLES[name](RandomState(7)), mode, 0)
     nets = models(task, 0, RECIPE)
-    aurocs = {label: measure_terms(nets, task, mode, options) for label, options in FITS.items()}
-    for label in ("refine", "closed form"):
-        for eps, option in EPSILONS.items():
-            aurocs[f"{label}, {eps}"] = measure_epsilon(nets, task, mode, FITS[label] | option)
-    return aurocs
+    return {label: measure_fit(nets, task, mode, options) for label, options in FITS.items()}
 
 
-def measure_terms(nets: Sequence[nn.Module], task: Task, mode: str, options: dict[str, Any]) -> dict[str, float]:
-    guard = offmap.fit(nets, task.train, task.valid, progress=False, **options)
-    sets = {"test": task.test[0], "OOD": task.ood[mode][:SCORED], "train": task.train[0][:FITTED]}
-    terms = {part: terms_of(guard, task, x, training=part == "train") for part, x in sets.items()}
-    # distances have scales of their own
-    scales = {n: ZScore.fit(v) for n, v in terms["train"].items() if n.startswith(("u", "nearest", "the paper"))}
-    test, ood = ({n: scales[n](v) if n in scales else v for n, v in terms[part].items()} for part in ("test", "OOD"))
-    for values in (test, ood):
-        values |= {name: torch.stack([values[n] for n in names]).sum(0) for name, names in COMBINED.items()}
-    return {name: round(float(auroc(test[name], ood[name])), 5) for name in test}
-
-
-def measure_epsilon(nets: Sequence[nn.Module], task: Task, mode: str, options: dict[str, Any]) -> dict[str, float]:
+def measure_fit(nets: Sequence[nn.Module], task: Task, mode: str, options: dict[str, Any]) -> dict[str, float]:
     """AUROC of the paper's score and of u, without any distance, and the entropy."""
     guard = offmap.fit(nets, task.train, task.valid, score="paper", progress=False, **options)
     outputs = guard.samples(task.test[0]), guard.samples(task.ood[mode][:SCORED])
@@ -148,53 +119,23 @@ def measure_epsilon(nets: Sequence[nn.Module], task: Task, mode: str, options: d
     return {"the paper's score": float(auroc(*paper)), "u": float(auroc(*u)), "entropy": round(entropy, 3)}
 
 
-def terms_of(guard: Guard, task: Task, x: Tensor, *, training: bool) -> dict[str, Tensor]:
-    """Every candidate, (B,). Training rows are their own nearest row: the next one counts."""
-    score = guard.score_module
-    assert isinstance(score, CombinedScore)
-    terms, layers = dict(score.items), score.parts["layers"]
-    outputs, members = guard.samples(x), guard.predictive.members
-    features = guard.sampler.features(x, score.reads)
-    whitened, rotated = whiten(task.train[0][: len(terms["inputs"].space.rows)], x)
-    nearest = torch.cdist(x.double(), task.train[0].double())
-    return {
-        "nearest row": (nearest.topk(2, largest=False).values[:, 1] if training else nearest.amin(1)).clamp_min(1e-9).log(),
-        "u": log_uncertainty(guard.likelihood, outputs, members),
-        "u of the first member": log_uncertainty(guard.likelihood, outputs[: guard.draws], 1),
-        "u together": log_uncertainty(guard.likelihood, outputs, 1),
-        "the paper's score": guard.likelihood.score(outputs).double().log(),
-        **score.distances().terms(features),
-        "last layer": layers.spaces[-1](layers.rows(features)[-1]),
-        "whitened": whitened(rotated),
-    }
-
-
-def whiten(rows: Tensor, x: Tensor) -> tuple[KNNDistance, Tensor]:
-    """The distance along the principal directions of the rows, in units of their spread there, and x in these coordinates."""
-    mean = rows.double().mean(0)
-    _, s, v = torch.linalg.svd(rows.double() - mean, full_matrices=False)
-    rotation = v.mT / s.clamp_min(0.1 * s.max()) * len(rows) ** 0.5
-    distance = KNNDistance.fit((rows.double() - mean) @ rotation, standardized=False)
-    assert distance is not None
-    return distance, (x.double() - mean) @ rotation
-
-
 def fields(runs: Runs) -> dict[str, Any]:
-    """Means over the tables: terms per fit and mode, and what each ε gives."""
+    """Means over the tables: what each ε gives with each solver, and each risk."""
 
-    def table(fits: Sequence[str], rows: dict[str, tuple[str, str, float]]) -> str:
-        columns = [(fit, mode) for fit in fits for mode in MODES]
+    def table(columns: Sequence[str], rows: dict[str, tuple[str, str, float]]) -> str:
+        pairs = [(column, mode) for column in columns for mode in MODES]
         body = [
-            [label, *(f"{factor * mean_over(runs, mode, fit + suffix, key):.1f}" for fit, mode in columns)]
+            [label, *(f"{factor * mean_over(runs, mode, column + suffix, key):.1f}" for column, mode in pairs)]
             for label, (suffix, key, factor) in rows.items()
         ]
-        return markdown(["", *(f"{fit}, {mode}" for fit, mode in columns)], body)
+        return markdown(["", *(f"{column}, {mode}" for column, mode in pairs)], body)
 
     scales = {"the paper's score": 100, "u": 100, "entropy": 1}
     by_eps = {f"{key}, {eps}": (f", {eps}", key, scale) for key, scale in scales.items() for eps in EPSILONS}
+    by_risk = {key: ("", key, 100) for key in ("the paper's score", "u")}
     return {
-        "joins": table(list(FITS), {name: ("", name, 100) for name in next(iter(runs.values()))["refine"]}),
-        "epsilons": table(("refine", "closed form"), by_eps),
+        "epsilons": table(list(SOLVERS), by_eps),
+        "risks": table(("refine, the rule", AUTHORS), by_risk),
         "count": len(runs) // 2,
     }
 
