@@ -22,8 +22,8 @@ from offmap_bench.checks.trust import Check
 from zoo import ZOO, Case
 
 TOLERANCE = 5e-3
-"""Of scores, which are in standard deviations of in-distribution rows: of one and the largest. Weights follow ranks of rows, which
-change places where they are nearly equal.
+"""Of scores, which are in standard deviations of in-distribution rows: of one and the largest. Their weights follow ranks, where
+nearly equal rows change places.
 """
 
 ROUNDED = 5e-3
