@@ -31,6 +31,7 @@ from offmap._types import Inputs
 from offmap.data.batch import flatten_inputs, rows_of, take_rows
 from offmap.errors import ShapeError
 from offmap.metrics import auroc, rank_correlation
+from offmap.posterior.predictive import Stochastic
 from offmap.random import generator, permutation
 from offmap.scores.distance import LEAST_ROWS, KNNDistance
 from offmap.scores.score import SCALE_ROWS, SCORES, Cut, Features, PaperScore, Reads, Score, ScoreData, register_score
@@ -44,7 +45,7 @@ FEWEST = 5  # rows that a cut must hold, and keep
 END, MIDDLE = 0.2, (0.35, 0.65)  # shares of the rows that are cut out at an end, and in the middle
 COLUMNS, AXES, RANDOM, CLUSTERS, CLASSES, GROUPS = 6, 3, 2, 8, 6, 8  # cuts of each sort, at most
 
-CORRUPTED_ROWS, EXPENSIVE = 100, 10**7  # validation rows, at most; a third of them where a pass takes ten times so many products
+CORRUPTED_ROWS, EXPENSIVE = 100, 10**7  # validation rows, at most; a third of them where `ScoreData.price` is so high
 
 Shifts = list[dict[str, Any]]
 """One plain dict per cut or corruption: kind, name, auroc, flagged, and terms, {name: auroc}; in per cent."""
@@ -255,7 +256,8 @@ def make_cuts(
         common = sorted({g: groups.count(g) for g in groups}.items(), key=lambda pair: (-pair[1], str(pair[0])))
         for group, _ in common[:GROUPS]:
             held.append(("group", f"group {group}", torch.tensor([g == group for g in groups], device="cpu")))
-    random = tuple(getattr(getattr(data.sampler.predictive, "q", None), "mean", None) or ())
+    predictive = data.sampler.predictive
+    random = tuple(predictive.q.mean) if isinstance(predictive, Stochastic) else ()
     squares: dict[int, Tensor] = {}
     cuts: list[Cut] = []
     for kind, name, rows in held:
