@@ -80,14 +80,14 @@ def test_ends_and_middle_are_shares_of_the_rows() -> None:
     (low, high) = list_ends("column 2", torch.arange(99.0) % 3)
     assert (int(low[2].sum()), int(high[2].sum())) == (33, 33)
     assert sum(int(held.sum()) for _, _, held in list_clusters(inputs(100, 0))) == 100
-    assert list_directions(inputs(50, 0).double(), columns=False)[0][0] == "principal axis 1"
+    assert list_directions(inputs(50, 0).double())[0][0] == "principal axis 1"
 
 
 def test_units_order_and_sign_of_columns_choose_the_same_cuts() -> None:
     x = inputs(80, 4).double()
     x[:, 0] = x[:, 0].exp()
     turned = (1000 * x + 3)[:, [2, 0, 1]]
-    for (_, along), (_, again) in zip(list_directions(x, columns=True), list_directions(turned, columns=True), strict=True):
+    for (_, along), (_, again) in zip(list_directions(x), list_directions(turned), strict=True):
         torch.testing.assert_close(along.argsort(), again.argsort())
 
 

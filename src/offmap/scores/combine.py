@@ -2,8 +2,8 @@
 
 No OOD data are needed: parts of the training rows are cut out in turn, and stand in for OOD rows.
 
-    beyond     an end of the data along a column, a principal axis or a random direction
-    between    the middle of the data, likewise
+    beyond     an end of a table along a column, a principal axis or a random direction
+    between    the middle of a table, likewise
     cluster    a cluster of the layers' inputs
     class      some of the classes, whose logits are left out, too
     group      a group that the user names, `groups=`: a site, a day, a speaker
@@ -38,6 +38,7 @@ from offmap.scores.score import SCALE_ROWS, SCORES, Cut, Features, PaperScore, R
 from offmap.scores.terms import TERMS, InputDistance, LayerTerm, Term, nothing_to_compare
 
 TUNING_ROWS = 1000  # training rows that cuts are made of
+WIDEST_TABLE = 200  # columns of inputs that are cut along
 LEAST_TUNING = 40  # of fewer rows, no parts are cut out
 SHARPNESS = 16.0  # points of AUROC that make a term's weight e times smaller
 RESAMPLES = 50
@@ -240,14 +241,16 @@ def make_cuts(
     """Cut the rows of these features along directions, in clusters, classes and groups."""
     vectors, layers = flatten_inputs(features.inputs), next((t for t in terms.values() if isinstance(t, LayerTerm)), None)
     learned = layers.vectors(features) if layers is not None else None
-    table = vectors is not None and (vectors.shape[1] <= 200 or learned is None)
-    space = vectors if table else learned
+    image = isinstance(features.inputs, Tensor) and features.inputs.ndim > 2
+    space = vectors if learned is None else learned
     if space is None:
         return []
     held: list[tuple[str, str, Tensor]] = []
-    for name, along in list_directions(space.double().nan_to_num(), columns=table):
-        held += list_ends(name, along)
-    held += list_clusters(space.double().nan_to_num() if learned is None else learned)
+    # directions of pixels, or of what a model learned, are no shifts that anybody would meet
+    if vectors is not None and vectors.shape[1] <= WIDEST_TABLE and not image:
+        for name, along in list_directions(vectors.double().nan_to_num()):
+            held += list_ends(name, along)
+    held += list_clusters(space.double().nan_to_num())
     if labels is not None and len(classes := labels.unique()) > 2:
         order = classes[permutation(len(classes), "classes").to(classes.device)]
         for number, some in enumerate(order.chunk(min(CLASSES, len(order)))):
@@ -271,7 +274,7 @@ def make_cuts(
     return cuts
 
 
-def list_directions(rows: Tensor, *, columns: bool) -> list[tuple[str, Tensor]]:
+def list_directions(rows: Tensor) -> list[tuple[str, Tensor]]:
     """List principal axes, random directions and columns of rows (N, D), with the rows along each, (N,)."""
     scale = rows.std(0, correction=0)
     white = (rows - rows.mean(0)) / torch.where(scale > 0, scale, 1.0)
@@ -282,10 +285,8 @@ def list_directions(rows: Tensor, *, columns: bool) -> list[tuple[str, Tensor]]:
     for i in range(RANDOM):
         weights = torch.randn(rows.shape[1], generator=source, dtype=rows.dtype, device="cpu")
         along.append((f"random direction {i + 1}", white[:, order] @ weights.to(white)))
-    if columns:
-        chosen = order[permutation(rows.shape[1], "columns of cuts")[:COLUMNS].to(order.device)].tolist()
-        along += [(f"column {c}", rows[:, c]) for c in chosen]
-    return along
+    chosen = order[permutation(rows.shape[1], "columns of cuts")[:COLUMNS].to(order.device)].tolist()
+    return along + [(f"column {c}", rows[:, c]) for c in chosen]
 
 
 def turn(along: Tensor) -> Tensor:

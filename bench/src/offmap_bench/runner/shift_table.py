@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+import torch
+
+from offmap.metrics import rank_correlation
 from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import (
     NOTHING,
@@ -101,6 +104,7 @@ def shifts_markdown(results: Results) -> str:
         compare_methods(numbers, "Classifiers", numbers.classifications),
         compare_terms(numbers),
         compare_each_task(numbers),
+        compare_assessments(numbers),
         measure_thresholds(numbers),
     ]
     return page(plan.name, lead, plan.note, *list_missing(results), *(section.markdown() for section in sections if section.rows))
@@ -161,6 +165,31 @@ def compare_each_task(numbers: ShiftResults) -> TableSection:
     head = ["task", "default", "best term", "AUROC", "default − term", "best baseline", "AUROC ", "default − baseline"]
     text = "Baselines are all methods but guards. Which term or baseline is best on a task is known only afterwards."
     return TableSection("Each task", head, rows, text)
+
+
+def compare_assessments(numbers: ShiftResults) -> TableSection:
+    """Return the AUROC that guards expect of themselves, from in-distribution data alone, beside the real one."""
+    assessed: dict[str, float] = {}
+    kinds: dict[str, dict[str, float]] = {}
+    for task in numbers.tasks:
+        said = [found for r in numbers.records[numbers.default, task] if (found := r.chosen.get("assessed"))]
+        if said:
+            assessed[task] = fmean(found["auroc"] / 100 for found in said)
+            names = [name for name in said[0]["kinds"] if all(name in found["kinds"] for found in said)]
+            kinds[task] = {name: fmean(found["kinds"][name] / 100 for found in said) for name in names}
+    real = {task: numbers.aurocs[numbers.default, task] for task in assessed}
+    columns = list(dict.fromkeys(name for each in kinds.values() for name in each))
+    rows = [
+        [task, percent(real[task]), percent(value), *(_percent(kinds[task].get(name)) for name in columns)]
+        for task, value in assessed.items()
+    ]
+    text = "What `guard.assess()` says, from in-distribution data alone: the mean AUROC over kinds of shift, and each kind."
+    if len(assessed) > 2:
+        pair = [torch.tensor([values[task] for task in assessed], dtype=torch.float64) for values in (assessed, real)]
+        apart = fmean(abs(assessed[task] - real[task]) for task in assessed)
+        text += f" Rank correlation with the real AUROC over tasks {float(rank_correlation(*pair)):.2f}, mean difference "
+        text += f"{100 * apart:.1f} points."
+    return TableSection("Assessed before, and measured", ["task", "AUROC", "assessed", *columns], rows, text)
 
 
 def measure_thresholds(numbers: ShiftResults) -> TableSection:
