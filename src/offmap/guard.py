@@ -21,7 +21,7 @@ from offmap.detector import Detector, concat_results, merge_parts, reduce_positi
 from offmap.errors import ConfigError, ModelError
 from offmap.likelihoods import Likelihood, Prediction, check_counted
 from offmap.model.capture import features as read_features
-from offmap.model.forward import read_layers
+from offmap.model.forward import MODEL_ERRORS, model_failed, read_layers
 from offmap.posterior.predictive import History, Predictive, Stochastic
 from offmap.scores.score import EMPTY, Features, Reads, Score
 
@@ -94,7 +94,10 @@ class DrawSampler:
             # one member alone has its fixed weights in the model itself
             weights = self.predictive.mean_weights(member) or {}
             if model.layers and is_table(rows):
-                members.append(read_layers(model.layers, weights, rows, layers))
+                try:
+                    members.append(read_layers(model.layers, weights, rows, layers))
+                except MODEL_ERRORS as error:
+                    raise model_failed(model.module, rows, error) from error
                 continue
             blocks = (take_rows(rows, slice(i, i + model.batch_size)) for i in range(0, rows_of(rows), model.batch_size))
             parts = [read_features(model.module, weights, block, model.output_fn, names=layers, maps=True) for block in blocks]
