@@ -336,17 +336,17 @@ class LayerTerm(Term):
         sizes = torch.stack([(rows[n].double() - rows[n].double().mean(0)).square().sum(1).mean().sqrt() for n in names])
         term = cls({n: rows[n].shape[1] for n in names}, cls.narrow or data.width, sizes=sizes.clamp_min(1e-30).float())
         term.compared_rows = data.compared
-        term.space = cls.fit_space(term.joined([rows[n][data.compared] for n in names], data.sampler.predictive.members))
+        term.space = cls.fit_space(term.join_layers([rows[n][data.compared] for n in names], data.sampler.predictive.members))
         return None if term.space is None else term
 
-    def own(self, itself: Tensor | None) -> Tensor | None:
+    def find_own_places(self, itself: Tensor | None) -> Tensor | None:
         """Return the places of training rows (B,) among those that are compared with; −1 for those that are not."""
         if itself is None:
             return None
         places = torch.searchsorted(self.compared_rows, itself.cpu()).clamp_max(len(self.compared_rows) - 1)
         return torch.where(self.compared_rows[places] == itself.cpu(), places, -1)
 
-    def joined(self, rows: Sequence[Tensor], members: int) -> Tensor:
+    def join_layers(self, rows: Sequence[Tensor], members: int) -> Tensor:
         """Put the inputs of the layers, (B, D) each, side by side, as at most `most` numbers per row."""
         scaled = [self.scaled(x, place, members) for place, x in enumerate(rows)]
         if self.directions is None:
@@ -370,7 +370,7 @@ class LayerTerm(Term):
                     f"Expected `{name}` to get one row per example, as at fit time, but on these inputs it does not. "
                     "Check their form, or fit with score='epistemic', which compares no layers."
                 )
-        return self.joined([row for row in rows if row is not None], features.members)
+        return self.join_layers([row for row in rows if row is not None], features.members)
 
     def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
         """Return what is compared with training rows."""
@@ -378,13 +378,13 @@ class LayerTerm(Term):
 
     def fit_scale(self, data: ScoreData) -> Self:
         """Take the scale of in-distribution rows."""
-        measured = [self.space.log_ratio(self.vectors(f), self.own(f.itself)) for f in data.scale_features]
+        measured = [self.space.log_ratio(self.vectors(f), self.find_own_places(f.itself)) for f in data.scale_features]
         self.space.zscore = ZScore.fit(torch.cat(measured))
         return self
 
     def forward(self, features: Features) -> Tensor:
         """Score B rows, (B,)."""
-        return self.space.zscore(self.space.log_ratio(self.vectors(features), self.own(features.itself)))
+        return self.space.zscore(self.space.log_ratio(self.vectors(features), self.find_own_places(features.itself)))
 
     def measure_without(self, features: Features, cut: Cut) -> Tensor:
         """Return the log ratio among the rows that are kept."""
@@ -529,7 +529,7 @@ class ClassDistance(LayerTerm):
         term = super().build(data)
         if term is not None:
             name, members = next(iter(term.widths)), data.sampler.predictive.members
-            vectors = term.joined([rows[name]], members)
+            vectors = term.join_layers([rows[name]], members)
             term.space = ClassEllipsoids.of_classes(vectors, labels, relative=cls.relative)
         return term
 
