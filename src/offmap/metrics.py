@@ -142,7 +142,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
         ranks = (sizes.cumsum(0).double() - (sizes.double() - 1) / 2)[group]  # from 1 on
         centred.append(ranks - ranks.mean())
     norm = centred[0].square().sum().sqrt() * centred[1].square().sum().sqrt()
-    return _like(centred[0] @ centred[1] / norm, a, b)
+    return _like((centred[0] @ centred[1] / norm).clamp(-1, 1), a, b)  # rounding must not lead beyond
 
 
 def expected_calibration_error(probs: Tensor, labels: Tensor, bins: int = 15) -> Tensor:

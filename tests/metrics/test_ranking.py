@@ -93,6 +93,12 @@ def test_rank_correlation_is_scipys_also_with_ties(seed: int):
     assert float(rank_correlation(a, b)) == pytest.approx(float(spearmanr(a, b).statistic))
 
 
+def test_rank_correlation_stays_within_one_for_any_number_of_rows():
+    for n in range(2, 300):
+        a = torch.arange(n, dtype=torch.float64)
+        assert -1.0 <= float(rank_correlation(a, -a.exp())) <= float(rank_correlation(a, 2 * a)) <= 1.0
+
+
 def test_rank_correlation_sees_order_alone_and_is_undefined_for_constants():
     a = torch.rand(20, generator=torch.Generator().manual_seed(0))
     assert float(rank_correlation(a, -a.exp())) == pytest.approx(-1)
