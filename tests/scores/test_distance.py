@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offmap.scores import distance
-from offmap.scores.distance import SHARE, compute_log_ratio, find_nearest
+from offmap.scores.distance import RUNS, SHARE, KNNDistance, compute_log_ratio, find_lowest, find_nearest
 from trained import inputs
 
 
@@ -55,6 +55,23 @@ def test_nearest_rows_are_those_that_loops_find(k: int, offset: float) -> None:
     expected, there = slow_nearest(rows, x, k)
     torch.testing.assert_close(distances, numbers(expected), rtol=1e-7, atol=1e-9)
     assert which.tolist() == there
+
+
+@pytest.mark.parametrize("rows", [1, RUNS - 1, RUNS, 3 * RUNS])  # few rows are looked through at once, many in runs
+@pytest.mark.parametrize("columns", [8, 24, 8 * RUNS, 24 * RUNS])
+def test_the_lowest_of_every_part_is_where_it_is(rows: int, columns: int) -> None:
+    values = torch.rand(rows, columns, generator=torch.Generator().manual_seed(rows * columns))
+    expected = [[min(range(part, columns, 8), key=lambda i: float(row[i])) for part in range(8)] for row in values]
+    assert find_lowest(values, 8).tolist() == expected
+
+
+@pytest.mark.parametrize("count", [100, 1025, 1300])  # with and without rows that fill up the last run
+def test_padding_is_never_the_nearest_row(count: int) -> None:
+    rows, x = inputs(count, 0), 1e3 * inputs(40, 1)
+    space = KNNDistance.fit(rows, standardized=False)
+    assert space is not None
+    assert torch.allclose(space.log_ratio(x), torch.cat([space.log_ratio(one) for one in x.split(1)]), atol=1e-6)
+    assert space.log_ratio(x).isfinite().all()
 
 
 def test_log_ratios_are_those_that_loops_find() -> None:

@@ -14,8 +14,8 @@ from offmap.errors import ConfigError, FileError, ShapeError
 from offmap.metrics import auroc
 from offmap.scores.combine import Measured, choose_weights, list_clusters, list_directions, list_ends, mix_columns
 from offmap.scores.distance import Ellipsoid, KNNDistance
-from offmap.scores.score import Cut
-from offmap.scores.terms import TERMS, ratio_without
+from offmap.scores.score import Cut, Features
+from offmap.scores.terms import TERMS, Disagreement, ratio_without
 from trained import classes, classifier, inputs, quick, regression, regressor
 
 TRAIN, VALID = regression(120, 0), regression(110, 1)
@@ -30,9 +30,9 @@ def test_weights_follow_the_formula() -> None:
     table = {"beyond": [90.0, 74.0, 58.0], "class": [60.0, 100.0, 84.0]}
     found = choose_weights([measured(kind, row) for kind, row in table.items()], 3)
     wanted = torch.zeros(3, dtype=torch.float64)
-    for row in table.values():
+    for (_, row), scale in zip(table.items(), (8, 32), strict=True):  # what the model has learned to tell apart tells less
         values = torch.tensor(row, dtype=torch.float64)
-        wanted += (values.max() - 50) * ((values - values.max()) / 16).exp()
+        wanted += (values.max() - 50) * ((values - values.max()) / scale).exp()
     torch.testing.assert_close(found, wanted / wanted.sum())  # one cut of each kind: nothing to resample
 
 
@@ -60,6 +60,30 @@ def test_distances_without_a_cut_are_those_of_a_space_fitted_without_it() -> Non
     values = ratio_without(space, rows, cut)
     raw = torch.cat([refitted.log_ratio(rows[:20]), refitted.log_ratio(rows[20:], torch.arange(70))])
     torch.testing.assert_close(values, (raw - raw[20:].mean()) / raw[20:].std(), rtol=1e-3, atol=1e-3)
+
+
+def test_draws_that_ignore_leverage_are_not_credited_with_what_it_sees() -> None:
+    rows = torch.cat([inputs(150, 4), 8 + inputs(50, 5)])
+    held = torch.arange(200) >= 150
+    cut = Cut("beyond", "far", held, ~held & (torch.arange(200) % 2 == 0))
+    features = Features(inputs=rows, members=1, likelihood=offmap.Gaussian(), layer_inputs=[{"0.weight": rows}])
+    term, seen = Disagreement(), {}
+    term.names = ["0.weight"]
+    for explained in (1.0, 0.3, 0.0):
+        term.explained = explained
+        values = term.measure_without(features, cut)
+        assert values[cut.half].isnan().all()
+        seen[explained] = float(auroc(values[cut.kept & ~cut.half], values[held]))
+    assert seen[1.0] > 0.99
+    assert seen[1.0] > seen[0.3] > seen[0.0]
+    assert abs(seen[0.0] - 0.5) < 0.15  # noise alone
+
+
+def test_a_fit_measures_how_leverage_explains_the_disagreement() -> None:
+    guard = quick(regressor(), TRAIN, VALID, solver="closed-form")
+    term = guard.score_module.parts["disagreement"]
+    assert 0.5 < term.explained <= 1.0  # of the closed form, to first order it is the leverage
+    assert term.names == ["2.weight"]
 
 
 def test_an_ellipsoid_is_the_whitened_length() -> None:

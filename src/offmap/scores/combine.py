@@ -11,9 +11,10 @@ No OOD data are needed: parts of the training rows are cut out in turn, and stan
 Every term is fitted again to the rows that are kept; the models are not, so what they learned of the rows that were cut out is
 still in their layers. A_tk is the AUROC of term t for cuts of kind k, their mean, and b_k the best of all terms:
 
-    weight_t  ∝  Σ_k (b_k − 50) · exp((A_tk − b_k) / 16)
+    weight_t  ∝  Σ_k (b_k − 50) · exp((A_tk − b_k) / s_k)
 
-so kinds that no term sees count for little, and a term that sees what no other sees keeps its weight. The mean over resampled
+with s = 8 points; 32 for clusters and classes, which the model has learned to tell apart, so that they tell less of what it has
+not. Kinds that no term sees count for little, and a term that sees what no other sees keeps its weight. The mean over resampled
 cuts of these weights pulls them towards equal ones where few cuts tell. Nothing here depends on OOD data or on chance.
 """
 
@@ -31,7 +32,6 @@ from offmap._types import Inputs
 from offmap.data.batch import flatten_inputs, rows_of, take_rows
 from offmap.errors import ShapeError
 from offmap.metrics import auroc, rank_correlation
-from offmap.posterior.predictive import Stochastic
 from offmap.random import generator, permutation
 from offmap.scores.distance import LEAST_ROWS, KNNDistance
 from offmap.scores.score import SCALE_ROWS, SCORES, Cut, Features, PaperScore, Reads, Score, ScoreData, register_score
@@ -40,7 +40,8 @@ from offmap.scores.terms import TERMS, InputDistance, LayerTerm, Term, nothing_t
 TUNING_ROWS = 1000  # training rows that cuts are made of
 WIDEST_TABLE = 200  # columns of inputs that are cut along
 LEAST_TUNING = 40  # of fewer rows, no parts are cut out
-SHARPNESS = 16.0  # points of AUROC that make a term's weight e times smaller
+SHARPNESS = 8.0  # points of AUROC that make a term's weight e times smaller
+LEARNED = {"class": 32.0, "cluster": 32.0}  # the same, for cuts of what the model has learned to tell apart
 RESAMPLES = 50
 FEWEST = 5  # rows that a cut must hold, and keep
 END, MIDDLE = 0.2, (0.35, 0.65)  # shares of the rows that are cut out at an end, and in the middle
@@ -221,7 +222,7 @@ def measure_cuts(terms: Mapping[str, Score], data: ScoreData) -> list[Measured]:
         raise ShapeError(f"Expected a label in `groups` for every row of `train`, but got {len(data.groups)}.")
     groups = None if data.groups is None else [data.groups[number] for number in numbers]
     result: list[Measured] = []
-    for cut in make_cuts(terms, features, labels, groups, data):
+    for cut in make_cuts(terms, features, labels, groups):
         values = [t.measure_without(features, cut).double().cpu() for t in terms.values() if isinstance(t, Term)]
         cut = replace(cut, held=cut.held.cpu(), half=cut.half.cpu())
         aurocs = torch.tensor([compute_auroc(v, cut) for v in values], dtype=torch.float64, device="cpu")
@@ -235,9 +236,7 @@ def compute_auroc(values: Tensor, cut: Cut) -> float:
     return 100 * float(auroc(kept, held)) if len(kept) and len(held) else math.nan
 
 
-def make_cuts(
-    terms: Mapping[str, Score], features: Features, labels: Tensor | None, groups: Sequence[Any] | None, data: ScoreData
-) -> list[Cut]:
+def make_cuts(terms: Mapping[str, Score], features: Features, labels: Tensor | None, groups: Sequence[Any] | None) -> list[Cut]:
     """Cut the rows of these features along directions, in clusters, classes and groups."""
     vectors, layers = flatten_inputs(features.inputs), next((t for t in terms.values() if isinstance(t, LayerTerm)), None)
     learned = layers.vectors(features) if layers is not None else None
@@ -259,8 +258,6 @@ def make_cuts(
         common = sorted({g: groups.count(g) for g in groups}.items(), key=lambda pair: (-pair[1], str(pair[0])))
         for group, _ in common[:GROUPS]:
             held.append(("group", f"group {group}", torch.tensor([g == group for g in groups], device="cpu")))
-    predictive = data.sampler.predictive
-    random = tuple(predictive.q.mean) if isinstance(predictive, Stochastic) else ()
     squares: dict[int, Tensor] = {}
     cuts: list[Cut] = []
     for kind, name, rows in held:
@@ -270,7 +267,7 @@ def make_cuts(
             half = torch.zeros_like(rows)
             half[kept[permutation(len(kept), "half")[: len(kept) // 2].to(kept.device)]] = True
             gone = frozenset(labels[rows].unique().tolist()) if kind == "class" and labels is not None else frozenset[int]()
-            cuts.append(Cut(kind, name, rows, half, labels, gone, random, squares))
+            cuts.append(Cut(kind, name, rows, half, labels, gone, squares))
     return cuts
 
 
@@ -331,11 +328,11 @@ def choose_weights(measured: Sequence[Measured], count: int) -> Tensor:
     source, total = generator("resampled cuts"), torch.zeros(count, dtype=torch.float64, device="cpu")
     for _ in range(RESAMPLES):
         weights = torch.zeros_like(total)
-        for _, cuts in sorted(kinds.items()):
+        for kind, cuts in sorted(kinds.items()):
             drawn = torch.tensor(cuts, device="cpu")[torch.randint(len(cuts), (len(cuts),), generator=source, device="cpu")]
             means = known[drawn].mean(0)
             best = means.amax()
-            weights += (best - 50).clamp_min(1.0) * ((means - best) / SHARPNESS).exp()
+            weights += (best - 50).clamp_min(1.0) * ((means - best) / LEARNED.get(kind, SHARPNESS)).exp()
         total += weights / weights.sum()
     return total / total.sum()
 

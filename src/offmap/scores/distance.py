@@ -39,8 +39,11 @@ TINY = 1e-150
 LEAST_ROWS = 3
 """Fewer rows have no spacing to speak of."""
 
-FLAT = 1e-2
+FLAT = 3e-3
 """Directions in which rows vary less than this share of the most count as varying so much: `Ellipsoid` would see noise there."""
+
+RUNS = 16
+"""Rows are looked through in so many runs, side by side, where they are many."""
 
 FEW_WORDS = 16
 """Whole numbers of so many values, or of √N in N rows, are words; those of more may be anything, such as ids or lengths."""
@@ -76,14 +79,31 @@ def find_nearest(rows: Tensor, x: Tensor, *, itself: Tensor | None = None, k: in
     return torch.cat([distances for distances, _ in parts]), torch.cat([numbers for _, numbers in parts])
 
 
+def find_lowest(values: Tensor, parts: int) -> Tensor:
+    """Return the places of the lowest values of every part, (B, N) -> (B, parts); the values of a part stand `parts` apart.
+
+    >>> find_lowest(torch.tensor([[3.0, 0.0, 1.0, 2.0]]), 2)
+    tensor([[2, 1]])
+    """
+    few = torch.compiler.is_compiling() or len(values) < RUNS
+    runs = 1 if few or values.shape[1] % (RUNS * parts) else RUNS  # lowest values alone are found much faster than their places
+    values = values.unflatten(1, (runs, -1))  # (B, runs, N / runs)
+    lowest = values[:, 0] if runs == 1 else values.amin(1)
+    places = lowest.unflatten(1, (-1, parts)).min(1).indices * parts + torch.arange(parts, device=values.device)
+    if runs == 1:
+        return places
+    run = values.gather(2, places.unsqueeze(1).expand(-1, runs, -1)).min(1).indices
+    return run * lowest.shape[1] + places
+
+
 def compute_log_ratio(distances: Tensor, numbers: Tensor, spacings: Tensor) -> Tensor:
     """Return log ratio(x), (B,), from distances (B, k) to rows of these numbers (B, k) and spacings (N,); NaN becomes ∞."""
-    return log_ratio(distances, numbers, spacings + SHARE * spacings.mean(), SHARE * SHARE * spacings.mean())
+    return log_ratio(distances, numbers, (spacings + SHARE * spacings.mean()).clamp_min(TINY), SHARE * SHARE * spacings.mean())
 
 
 def log_ratio(distances: Tensor, numbers: Tensor, widened: Tensor, eps: Tensor) -> Tensor:
     """Return log ratio(x), (B,), from distances (B, k), spacings + f, (N,), and f/10; NaN becomes ∞."""
-    ratio = (distances.mean(1) + eps) / widened[numbers].mean(1).clamp_min(TINY)
+    ratio = (distances.mean(1) + eps) / widened[numbers].mean(1)
     return ratio.clamp_min(TINY).log().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
@@ -176,17 +196,17 @@ class KNNDistance(FittedModule):
     spacings: Tensor
     padded: Tensor  # rows around their mean, as many in each part
     squares: Tensor  # their squared lengths, infinite for padding
+    lengthened: Tensor  # −2 rows and their squared lengths below, (D + 1, N): one product gives all distances
     offset: Tensor  # what inputs are moved by before they are divided by `unit`
     widened: Tensor  # spacings + f
     eps: Tensor  # f/10
-    deal: Tensor  # numbers of the parts
     parts: int  # how many there are
 
     def __init__(self, *tensors: Tensor, zscore: ZScore | None = None, single: bool = False) -> None:
         super().__init__()
         for name, tensor in zip_longest(("rows", "centre", "unit", "spacings"), tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
-        for name in ("padded", "squares", "offset", "widened", "eps", "deal"):
+        for name in ("padded", "squares", "lengthened", "offset", "widened", "eps"):
             self.register_buffer(name, torch.empty(0, device="cpu"), persistent=False)
         self.zscore, self.single = zscore or ZScore(), single
         self.prepare()
@@ -219,12 +239,12 @@ class KNNDistance(FittedModule):
         if self.rows.ndim == 2 and self.rows.numel():
             middle = self.rows.double().mean(0)
             rows = (self.rows.double() - middle).to(self.rows.dtype)
-            more = -len(rows) % self.parts
+            more = -len(rows) % (self.parts * (RUNS if len(rows) > 8 * RUNS * self.parts else 1))
             self.padded, self.offset = F.pad(rows, (0, 0, 0, more)), self.centre + middle * self.unit
             self.squares = F.pad(rows.float().square().sum(1), (0, more), value=torch.inf)
-            self.widened = F.pad(self.spacings + SHARE * self.spacings.mean(), (0, more), value=1.0)
+            self.lengthened = torch.cat([-2 * self.padded.float(), self.squares.unsqueeze(1)], 1).mT.contiguous()
+            self.widened = F.pad((self.spacings + SHARE * self.spacings.mean()).clamp_min(TINY), (0, more), value=1.0)
             self.eps = SHARE * SHARE * self.spacings.mean()
-            self.deal = torch.arange(self.parts, device=rows.device)
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes that belong to N rows of D numbers."""
@@ -265,12 +285,11 @@ class KNNDistance(FittedModule):
 
         def find(x: Tensor, itself: Tensor | None) -> tuple[Tensor, Tensor]:
             # |x − row|² − |x|²; the rows of a part stand `parts` apart
-            gaps = torch.addmm(self.squares, x.float(), self.padded.float().mT, alpha=-2)
+            gaps = F.pad(x.float(), (0, 1), value=1.0) @ self.lengthened
             if itself is not None:
                 known = (itself >= 0).nonzero().flatten()
                 gaps[known, itself[known]] = torch.inf
-            places = gaps.unflatten(1, (-1, self.parts)).min(1).indices
-            numbers = places * self.parts + self.deal
+            numbers = find_lowest(gaps, self.parts)
             gaps = self.padded[numbers] - x.unsqueeze(1)
             if graph:
                 return gaps.double().square().sum(2).sqrt(), numbers
@@ -318,7 +337,7 @@ class Ellipsoid(FittedModule):
 
     def log_ratio(self, x: Tensor, itself: Tensor | None = None) -> Tensor:
         """Return the log length of the whitened rows, (B, D) -> (B,)."""
-        white = (x.double() - self.centre).to(self.whitening.dtype) @ self.whitening
+        white = torch.addmm(-self.centre.to(self.whitening) @ self.whitening, x.to(self.whitening), self.whitening)
         return white.double().square().sum(1).clamp_min(1e-30).log().mul(0.5).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 

@@ -33,7 +33,7 @@ EMPTY = torch.empty(0, device="cpu")
 SCALE_ROWS = 1000  # that set the scales of terms: each takes all draws
 LEAST_FRESH = 100  # validation rows; of fewer, the scales come from training rows
 LAYERS = 7  # to compare in, spread over the depth, the last among them
-FEW_ROWS, MOST_ROWS, NARROW, WIDE = 2048, 4096, 32, 128  # rows, and numbers per row, that layers are compared with
+FEW_ROWS, MOST_ROWS, NARROW, WIDE = 2048, 4096, 64, 128  # rows, and numbers per row, that layers are compared with
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,6 @@ class Cut:
         half: (N,) bool, half of the others: terms that know the rows they are fitted to by heart are fitted to these.
         labels: (N,), the classes of the rows, if they have some.
         classes: Those that were cut out.
-        random: Names of the random parameters.
         squares: Squared distances of all rows in every space, which cuts share.
     """
 
@@ -96,7 +95,6 @@ class Cut:
     half: Tensor
     labels: Tensor | None = None
     classes: frozenset[int] = frozenset()
-    random: tuple[str, ...] = ()
     squares: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     @property
@@ -195,8 +193,9 @@ class ScoreData:
 
     @cached_property
     def width(self) -> int:
-        """Numbers per row that layers are compared with."""
-        return max(NARROW, min(WIDE, self.price // len(self.compared) // 16 * 16))
+        """Numbers per row that layers are compared with; an eighth of a wide layer's at least."""
+        widest = max((rows.shape[1] for rows in self.layers.values()), default=0)
+        return max(NARROW, min(WIDE, max(self.price // len(self.compared), widest // 8) // 16 * 16))
 
     @cached_property
     def compared(self) -> Tensor:

@@ -30,8 +30,10 @@ from offmap._types import Inputs
 from offmap.data.batch import concat_rows, flatten_codes, flatten_inputs, rows_of
 from offmap.errors import ConfigError, ModelError, ShapeError
 from offmap.likelihoods import Likelihood
+from offmap.metrics import rank_correlation
 from offmap.model.forward import join_members
 from offmap.posterior.noise import Normal
+from offmap.posterior.predictive import Stochastic
 from offmap.random import generator
 from offmap.scores.distance import (
     LEAST_ROWS,
@@ -46,7 +48,8 @@ from offmap.scores.distance import (
 from offmap.scores.score import Cut, Features, Reads, Score, ScoreData, register_score
 
 WIDE_INPUTS = 512  # inputs of more numbers are compared along WIDE random directions
-WIDE = 128  # numbers per row that are whitened, at most
+WIDE = 128  # numbers per row
+WHITENED = 512  # numbers per row that are whitened, at most
 TERMS: dict[str, type[Term]] = {}  # by name, those of the default score first
 
 
@@ -111,20 +114,47 @@ def register_term(name: str, *, by_default: bool = True) -> Callable[[type[Term]
 
 @register_term("disagreement")
 class Disagreement(ScaledTerm):
-    """log u(x), the mean over members."""
+    """log u(x), the mean over members; only a fit knows the layers of the random parameters, and asks how they explain it."""
+
+    names: Sequence[str] = ()
+    explained: float = 1.0
 
     def measure(self, features: Features) -> Tensor:
         """Return log u(x), (B,) in float64."""
         values = log_uncertainty(features.likelihood, features.outputs, features.members)
         return values if values.ndim == 1 else values.flatten(1).mean(1)
 
+    def fit_scale(self, data: ScoreData) -> Self:
+        """Take the scale of in-distribution rows, and how much of it their leverage explains."""
+        super().fit_scale(data)
+        predictive, known = data.sampler.predictive, list(data.layers)
+        random = predictive.q.mean if isinstance(predictive, Stochastic) else ()
+        self.names = [name for name in known if name in random] or known[-1:]
+        if self.names:
+            whitening = {name: find_whitening(data.layers[name].double(), 1e-3) for name in self.names}
+            values = [(self.measure(f), self.mean_leverage(f.layer_inputs, whitening)) for f in data.scale_features]
+            real, lever = (torch.cat(parts) for parts in zip(*values, strict=True))
+            finite = real.isfinite() & lever.isfinite()
+            self.explained = max(0.0, float(rank_correlation(real[finite], lever[finite]).nan_to_num()))
+        return self
+
+    def mean_leverage(self, layer_inputs: Sequence[Mapping[str, Tensor]], whitening: Mapping[str, Tensor]) -> Tensor:
+        """Return the log leverage of rows, (B,), the mean over the random layers: what the closed form's draws disagree by."""
+        rows = [(join_members(layer_inputs, name), white) for name, white in whitening.items()]
+        return torch.stack([measure_leverage(x.double(), white) for x, white in rows if x is not None]).mean(0)
+
     def measure_without(self, features: Features, cut: Cut) -> Tensor:
-        """Return the leverage of the random layers' inputs: what the closed form's draws disagree by, to first order."""
-        known = list(features.layer_inputs[0]) if features.layer_inputs else []
-        names = [name for name in known if name in cut.random] or known[-1:]
-        if not names:
-            return torch.full((rows_of(features.inputs),), torch.nan, dtype=torch.float64, device="cpu")
-        return torch.stack([leverage(join_members(features.layer_inputs, name), cut.half) for name in names]).mean(0)
+        """Return the leverage among half of the rows kept, NaN for these; what it does not explain of ID rows is noise."""
+        size = rows_of(features.inputs)
+        if not self.names:
+            return torch.full((size,), torch.nan, dtype=torch.float64, device="cpu")
+        rows = {name: join_members(features.layer_inputs, name) for name in self.names}
+        whitening = {name: find_whitening(x[cut.half].double(), 1e-3) for name, x in rows.items() if x is not None}
+        values = self.mean_leverage(features.layer_inputs, whitening)
+        rest = cut.kept & ~cut.half
+        values = (values - values[rest].mean()) / values[rest].std().clamp_min(1e-12)
+        noise = torch.empty(size, dtype=values.dtype, device="cpu").normal_(generator=generator("unexplained", size)).to(values)
+        return (self.explained * values + (1 - self.explained**2) ** 0.5 * noise).masked_fill(cut.half, torch.nan)
 
 
 class LogitTerm(ScaledTerm):
@@ -347,19 +377,18 @@ class LayerTerm(Term):
         return torch.where(self.compared_rows[places] == itself.cpu(), places, -1)
 
     def join_layers(self, rows: Sequence[Tensor], members: int) -> Tensor:
-        """Put the inputs of the layers, (B, D) each, side by side, as at most `most` numbers per row."""
-        scaled = [self.scaled(x, place, members) for place, x in enumerate(rows)]
-        if self.directions is None:
-            return torch.cat(scaled, 1)
-        parts = self.directions.split(list(self.widths.values()))
-        return torch.stack([x @ part.to(x) for x, part in zip(scaled, parts, strict=True)]).sum(0)
+        """Put the inputs of the layers, (B, D) each, side by side, as at most `most` numbers per row.
 
-    def scaled(self, rows: Tensor, place: int, members: int) -> Tensor:
-        """Scale the inputs of one layer, (B, D): every member's to length one if `unit`, else all of them by their size."""
+        Those of every layer and member get length one if `unit`; else all of a layer are divided by its size.
+        """
+        joined = rows[0].float() if len(rows) == 1 else torch.cat([x.float() for x in rows], 1)
+        sections = mark_sections(tuple(self.widths.values()), members).to(joined)
         if self.unit:
-            parts = [F.normalize(part.float(), dim=1) for part in rows.chunk(members, 1)]
-            return parts[0] if members == 1 else torch.cat(parts, 1)
-        return rows.float() / self.sizes[place]
+            lengths = (joined.square() @ sections).sqrt().clamp_min(1e-12)
+        else:
+            lengths = self.sizes.repeat_interleave(members).unsqueeze(0)
+        joined = joined / (lengths @ sections.mT)
+        return joined if self.directions is None else joined @ self.directions.to(joined)
 
     def vectors(self, features: Features) -> Tensor:
         """Return what is compared, (B, D)."""
@@ -411,7 +440,7 @@ class DirectionDistance(LayerTerm):
 class WhitenedDirections(LayerTerm):
     """The length of the layers' directions after whitening: how far from the ellipsoid of the training rows."""
 
-    narrow = WIDE
+    narrow = WHITENED
 
     @classmethod
     def new_space(cls) -> Any:
@@ -567,12 +596,9 @@ def ratio_without(space: KNNDistance, x: Tensor, cut: Cut) -> Tensor:
     return (values - values[kept].mean()) / values[kept].std().clamp_min(1e-12)
 
 
-def leverage(rows: Tensor | None, fitted: Tensor) -> Tensor:
-    """Return the log length of rows (N, D), whitened by the second moment of the `fitted` ones, (N,); NaN for these."""
-    assert rows is not None
-    rows = rows.double()
-    white = (rows @ find_whitening(rows[fitted], 1e-3)).square().sum(1).clamp_min(1e-30).log().mul(0.5)
-    return white.masked_fill(fitted, torch.nan)
+def measure_leverage(rows: Tensor, whitening: Tensor) -> Tensor:
+    """Return the log length of whitened rows, (B, D) -> (B,)."""
+    return (rows @ whitening).square().sum(1).clamp_min(1e-30).log().mul(0.5)
 
 
 def mean_logits(features: Features) -> Tensor:
@@ -606,6 +632,19 @@ def project(rows: Tensor, directions: Tensor | None) -> Tensor:
         return rows
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return rows @ directions.to(rows)
+
+
+@lru_cache(maxsize=16)
+def mark_sections(widths: tuple[int, ...], members: int) -> Tensor:
+    """Mark which of D numbers per row belong to which layer and member, (D, layers · members); of every layer, all members'.
+
+    >>> mark_sections((2, 1), 1)
+    tensor([[1., 0.],
+            [1., 0.],
+            [0., 1.]])
+    """
+    parts = torch.tensor([width // members for width in widths for _ in range(members)], device="cpu")
+    return torch.eye(len(parts), device="cpu").repeat_interleave(parts, 0)
 
 
 @lru_cache(maxsize=16)
