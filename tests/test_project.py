@@ -23,7 +23,8 @@ def text(name: str) -> str:
 
 def test_the_version_is_the_same_everywhere() -> None:
     cited = yaml.safe_load(text("CITATION.cff"))
-    assert cited["version"] == PROJECT["project"]["version"] == offmap.__version__
+    experiments = tomllib.loads(text("bench/pyproject.toml"))
+    assert cited["version"] == PROJECT["project"]["version"] == experiments["project"]["version"] == offmap.__version__
     assert f"## {offmap.__version__}" in text("CHANGELOG.md")
 
 
@@ -50,6 +51,25 @@ def test_hooks_before_a_commit_are_local() -> None:
     repositories = yaml.safe_load(text(".pre-commit-config.yaml"))["repos"]
     assert [each["repo"] for each in repositories] == ["local"]
     assert {hook["entry"].split()[0] for hook in repositories[0]["hooks"]} == {".venv/bin/ruff", ".venv/bin/lint-imports"}
+
+
+@pytest.mark.parametrize("kind", ["bug", "feature", "question"])
+def test_an_issue_asks_for_what_an_answer_needs(kind: str) -> None:
+    form = yaml.safe_load(text(f".github/ISSUE_TEMPLATE/{kind}.yml"))
+    assert {"name", "description", "body"} <= set(form)
+    fields = {field["id"]: field for field in form["body"] if "id" in field}
+    assert any(field.get("validations", {}).get("required") for field in fields.values())
+    assert kind != "bug" or {"happened", "code", "doctor"} <= set(fields)
+
+
+def test_a_pull_request_is_asked_for_tests_and_words() -> None:
+    assert {"make test", "CHANGELOG.md"} <= set(re.findall(r"make test|CHANGELOG\.md", text(".github/PULL_REQUEST_TEMPLATE.md")))
+
+
+def test_the_security_policy_names_the_version_that_gets_fixes() -> None:
+    newest = ".".join(offmap.__version__.split(".")[:2])
+    assert f"| {newest} | yes |" in text("SECURITY.md")
+    assert "in private" in text("SECURITY.md")
 
 
 def test_contributing_fits_on_a_page() -> None:
