@@ -60,12 +60,16 @@ def mark_shared(inputs: Inputs) -> Inputs:
 
 def rows_of(inputs: Inputs) -> int:
     """Return the batch size B, that of the first tensor that is not marked as shared."""
+    if isinstance(inputs, Tensor):
+        return inputs.shape[0]
     leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return next((leaf for leaf in leaves if not isinstance(leaf, Shared)), leaves[0]).shape[0]
 
 
 def take_rows(inputs: Inputs, rows: slice | Tensor | list[int]) -> Inputs:
     """Return some rows, a slice or their numbers, of every tensor with a batch axis in front that is not marked as shared."""
+    if isinstance(inputs, Tensor) and not isinstance(inputs, Shared):
+        return inputs[rows]
     size = rows_of(inputs)
 
     def take(leaf: Any) -> Any:
@@ -120,9 +124,9 @@ def flatten_inputs(x: Inputs) -> Tensor | None:
 
 def flatten_codes(x: Inputs) -> Tensor | None:
     """Return whole numbers beside the numbers of a table, (B, K); None if there are none, and for what may be tokens or masks."""
-    size, vectors = rows_of(x), flatten_inputs(x)
-    if vectors is None or isinstance(x, Tensor) or (isinstance(x, dict) and {"attention_mask", "input_ids"} & x.keys()):
+    if isinstance(x, Tensor) or (isinstance(x, dict) and {"attention_mask", "input_ids"} & x.keys()) or flatten_inputs(x) is None:
         return None
+    size = rows_of(x)
     leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
     rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
     alike = [t.shape for t in rows if t.is_floating_point() and t[0].numel() > 1]  # masks are as wide as what they mask
