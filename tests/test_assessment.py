@@ -129,9 +129,9 @@ def test_errors_are_ranked_against_validation_rows(guard: offmap.Guard) -> None:
 
 def test_columns_are_named_where_the_guard_knows_them(guard: offmap.Guard) -> None:
     numbers = {s.name for s in guard.assess().shifts}
-    assert "beyond the data, high end of column 2" in numbers
+    assert "beyond the data, outer half of column 2" in numbers
     names = {s.name for s in replace(guard, about={"inputs": ["speed", "load", "wear"]}).assess().shifts}
-    assert {"beyond the data, high end of column `wear`", "between the data, middle of column `speed`"} <= names
+    assert {"beyond the data, outer half of column `wear`", "between the data, inner half of column `speed`"} <= names
     assert not any("column 0" in name for name in names)
     assert len(names) == len(numbers)
 

@@ -294,9 +294,9 @@ def test_files_hold_scales_and_no_weights_of_the_model(saved: Path) -> None:
         "calibration.residuals", "calibration.scores", "likelihood.noise", "likelihood.units",
         "raw_scale.0.weight", "raw_scale.0.bias", "raw_scale.2.weight", "raw_scale.2.bias",
         "rotation.0.weight", "rotation.2.weight", "score.parts.disagreement.zscore.mean", "score.parts.disagreement.zscore.std",
-        *(f"score.parts.{space}.space.{field}" for space in ("inputs", "layers", "directions") for field in SPACE),
+        *(f"score.parts.{space}.space.{field}" for space in ("inputs", "layers") for field in SPACE),
         *(f"score.parts.whitened.space.{field}" for field in ("centre", "whitening", "zscore.mean", "zscore.std")),
-        *(f"score.parts.{term}.sizes" for term in ("layers", "directions", "whitened")),
+        *(f"score.parts.{term}.sizes" for term in ("layers", "whitened")),
         "score.parts.inputs.centre", "score.parts.inputs.unit", "score.weights",
     }  # fmt: skip
 

@@ -48,7 +48,7 @@ def z(own: Tensor, values: Tensor) -> Tensor:
 
 def test_the_score_is_the_weighted_mean_of_its_terms(guard: offmap.Guard) -> None:
     terms, weights = guard.terms(X), guard.score_module.weights
-    assert list(terms) == ["disagreement", "inputs", "layers", "directions", "whitened"]
+    assert list(terms) == ["disagreement", "inputs", "layers", "whitened"]
     disagreement = z(uncertain(guard, TRAIN[0]), uncertain(guard, X))  # 40 validation rows are few: training rows set the scale
     torch.testing.assert_close(terms["disagreement"], disagreement.float(), rtol=1e-4, atol=1e-5)
     joined = sum(w * values.double() for w, values in zip(weights, terms.values(), strict=True))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.errors import DataError, ShapeError
 from offmap.metrics import auroc
-from offmap.scores.distance import KNNDistance
+from offmap.scores.distance import Ellipsoid, KNNDistance
 from offmap.scores.terms import directions as random_directions
 from offmap.scores.terms import log_uncertainty, project
 
@@ -57,8 +57,8 @@ def guard() -> offmap.Guard:
     return quick(striped())
 
 
-def directions(net: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
-    """By hooks: mean and deviation of every channel that the later convolutions meet, what the head meets; of length one."""
+def layer_inputs(net: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
+    """Mean and deviation of every channel of the later convolutions' inputs, and the inputs of the head."""
     met: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, layer in net.named_children():
@@ -67,7 +67,7 @@ def directions(net: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
             if name == "8":
                 met[name] = x
             x = layer(x)
-    return {name: h.double() / h.double().norm(dim=1, keepdim=True) for name, h in met.items()}
+    return {name: h.double() for name, h in met.items()}
 
 
 def z(own: Tensor, values: Tensor) -> Tensor:
@@ -76,10 +76,14 @@ def z(own: Tensor, values: Tensor) -> Tensor:
 
 def test_terms_of_images_are_those_of_pooled_channels(guard: offmap.Guard) -> None:
     net, x, terms = striped(), TEST[0], guard.terms(TEST[0])
-    known, met = (torch.cat(list(directions(net, rows).values()), 1).float() for rows in (TRAIN[0], x))
-    narrow = random_directions(known.shape[1], guard.score_module.parts["directions"].most)
-    space = KNNDistance.fit(project(known, narrow), standardized=False)
-    torch.testing.assert_close(terms["directions"], space(project(met, narrow)).float(), rtol=1e-3, atol=1e-3)
+    known, met = (layer_inputs(net, rows) for rows in (TRAIN[0], x))
+    sizes = {name: (h - h.mean(0)).square().sum(1).mean().sqrt() for name, h in known.items()}
+    scaled = [torch.cat([h / sizes[name] for name, h in rows.items()], 1).float() for rows in (known, met)]
+    narrow = random_directions(scaled[0].shape[1], guard.score_module.parts["layers"].most)
+    space = KNNDistance.fit(project(scaled[0], narrow), standardized=False)
+    torch.testing.assert_close(terms["layers"], space(project(scaled[1], narrow)).float(), rtol=1e-3, atol=1e-3)
+    unit = [torch.cat([h / h.norm(dim=1, keepdim=True) for h in rows.values()], 1) for rows in (known, met)]
+    torch.testing.assert_close(terms["whitened"], Ellipsoid.fit(unit[0])(unit[1]).float(), rtol=1e-3, atol=1e-3)
     with torch.no_grad():
         energy = [-net(rows).double().logsumexp(1) for rows in (TRAIN[0], x)]
         p = [net(rows).double().softmax(1) for rows in (TRAIN[0], x)]
@@ -107,7 +111,7 @@ def test_the_last_layer_alone_is_random_by_default(guard: offmap.Guard) -> None:
 def test_the_guard_says_what_it_looks_at(guard: offmap.Guard) -> None:
     (note,) = [note for note in guard.summary().notes if note.startswith("score 'default'")]
     assert note.endswith("; layers 2.weight, 4.weight, 8.weight; holds 120 training rows")
-    names = ["disagreement", "energy", "gen", "inputs", "layers", "directions", "whitened", "last-layer"]
+    names = ["disagreement", "energy", "gen", "inputs", "layers", "whitened", "last-layer"]
     assert list(guard.assess().weights) == names
 
 
@@ -126,7 +130,7 @@ def test_scores_do_not_depend_on_the_batch(guard: offmap.Guard) -> None:
 def test_members_are_compared_side_by_side() -> None:
     together = quick([striped(0), striped(1)])
     widths = {name: term.widths for name, term in together.score_module.items if term.reads.layers}
-    assert widths["layers"] == widths["directions"] == {"2.weight": 32, "4.weight": 48, "8.weight": 32}
+    assert widths["layers"] == widths["whitened"] == {"2.weight": 32, "4.weight": 48, "8.weight": 32}
     assert widths["last-layer"] == {"8.weight": 32}
     assert auroc(together.score(TEST[0]), together.score(NOISE)) > 0.95
 
@@ -134,7 +138,7 @@ def test_members_are_compared_side_by_side() -> None:
 def test_score_distance_leaves_logits_and_draws_out() -> None:
     guard = quick(striped(), score="distance")
     parts = guard.terms(TEST[0])
-    assert set(parts) == {"inputs", "layers", "directions", "whitened", "last-layer"}
+    assert set(parts) == {"inputs", "layers", "whitened", "last-layer"}
     assert not guard.score_module.reads.draws
     assert not guard.score_module.reads.base
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import offmap
 from offmap.errors import ConfigError, FileError, ShapeError
 from offmap.metrics import auroc
-from offmap.scores.combine import Measured, choose_weights, list_clusters, list_directions, list_ends, mix_columns
+from offmap.scores.combine import Measured, choose_weights, list_clusters, list_directions, list_halves, mix_columns
 from offmap.scores.distance import Ellipsoid, KNNDistance
 from offmap.scores.score import Cut, Features
 from offmap.scores.terms import TERMS, Disagreement, ratio_without
@@ -96,13 +96,14 @@ def test_an_ellipsoid_is_the_whitened_length() -> None:
     assert Ellipsoid.fit(torch.ones(9, 2)) is None
 
 
-def test_ends_and_middle_are_shares_of_the_rows() -> None:
-    ends = {name: held for _, name, held in list_ends("column 0", torch.arange(100.0))}
-    assert [int(held.sum()) for held in ends.values()] == [20, 20, 30]
-    assert ends["beyond the data, low end of column 0"][:20].all()
-    assert list_ends("column 1", (torch.arange(100.0) > 97).float()) == []  # equal values make no end and no middle
-    (low, high) = list_ends("column 2", torch.arange(99.0) % 3)
-    assert (int(low[2].sum()), int(high[2].sum())) == (33, 33)
+def test_the_outer_and_the_inner_half_are_all_rows() -> None:
+    halves = {name: held for _, name, held in list_halves("column 0", torch.arange(100.0))}
+    outer, inner = halves.values()
+    assert list(halves) == ["beyond the data, outer half of column 0", "between the data, inner half of column 0"]
+    assert inner.nonzero().flatten().tolist() == list(range(25, 75))
+    assert torch.equal(outer, ~inner)
+    assert list_halves("column 1", (torch.arange(100.0) > 97).float()) == []  # equal values make no halves
+    assert [int(held.sum()) for _, _, held in list_halves("column 2", torch.arange(99.0) % 3)] == [66, 33]
     assert sum(int(held.sum()) for _, _, held in list_clusters(inputs(100, 0))) == 100
     assert list_directions(inputs(50, 0).double())[0][0] == "principal axis 1"
 
@@ -139,6 +140,7 @@ def test_a_term_that_tells_nothing_gets_the_smallest_weight() -> None:
     classes_seen = [shift for shift in guard.assess().shifts if shift.kind == "class"]
     assert len(classes_seen) == 3
     assert all(shift.terms["last-layer"] > shift.terms["inputs"] for shift in classes_seen)
+    assert not any({"energy", "gen"} & set(shift.terms) for shift in classes_seen)  # the model has logits for these classes
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -146,7 +148,7 @@ def test_a_term_that_tells_nothing_gets_the_smallest_weight() -> None:
 
 def test_equal_and_pinned_weights_are_as_asked() -> None:
     equal = quick(regressor(), TRAIN, VALID, score="equal")
-    assert equal.score_module.weights.tolist() == pytest.approx([0.2] * 5)
+    assert equal.score_module.weights.tolist() == pytest.approx([0.25] * 4)
     pinned = quick(regressor(), TRAIN, VALID, score={"inputs": 3, "disagreement": 1.0})
     x = inputs(9, 5)
     terms = equal.terms(x)
@@ -197,7 +199,7 @@ def test_groups_are_held_out_in_turn() -> None:
 
 def test_few_or_equal_rows_and_lone_classes_shrink_the_pool_and_never_fail() -> None:
     few = quick(regressor(), tuple(t[:12] for t in TRAIN), VALID)
-    assert few.score_module.weights.tolist() == pytest.approx([0.2] * 5)  # too few rows to cut
+    assert few.score_module.weights.tolist() == pytest.approx([0.25] * 4)  # too few rows to cut
     x, y = classes(60, 0)
     lone = torch.cat([y[:59] % 2, torch.tensor([2])])
     assert quick(classifier(), (x, lone), classes(110, 1)).score(x).isfinite().all()

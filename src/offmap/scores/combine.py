@@ -2,10 +2,10 @@
 
 No OOD data are needed: parts of the training rows are cut out in turn, and stand in for OOD rows.
 
-    beyond     an end of a table along a column, a principal axis or a random direction
-    between    the middle of a table, likewise
+    beyond     the outer half of a table along a column, a principal axis or a random direction
+    between    the inner half of a table, likewise
     cluster    a cluster of the layers' inputs
-    class      some of the classes, whose logits are left out, too
+    class      some of the classes
     group      a group that the user names, `groups=`: a site, a day, a speaker
 
 Every term is fitted again to the rows that are kept; the models are not, so what they learned of the rows that were cut out is
@@ -44,7 +44,7 @@ SHARPNESS = 8.0  # points of AUROC that make a term's weight e times smaller
 LEARNED = {"class": 32.0, "cluster": 32.0}  # the same, for cuts of what the model has learned to tell apart
 RESAMPLES = 50
 FEWEST = 5  # rows that a cut must hold, and keep
-END, MIDDLE = 0.2, (0.35, 0.65)  # shares of the rows that are cut out at an end, and in the middle
+INNER = 0.25, 0.75  # quantiles that bound the inner half of the rows
 COLUMNS, AXES, RANDOM, CLUSTERS, CLASSES, GROUPS = 6, 3, 2, 8, 6, 8  # cuts of each sort, at most
 
 CORRUPTED_ROWS, EXPENSIVE = 100, 10**7  # validation rows, at most; a third of them where `ScoreData.price` is so high
@@ -122,7 +122,8 @@ class CombinedScore(Score):
     def tell_figures(self, measured: Sequence[Measured], data: ScoreData) -> Figures:
         """Tell what the score sees of cuts and corrupted rows, and how its terms rank the errors of fresh rows."""
         clean = {name: torch.cat([term(f) for f in data.scale_features]) for name, term in self.items}
-        shifts = [assess_cut(m, list(self.parts), self.weights, data.false_alarms) for m in measured]
+        known = [m for m in measured if bool((self.weights[~m.aurocs.isnan()] > 0).any())]
+        shifts = [assess_cut(m, list(self.parts), self.weights, data.false_alarms) for m in known]
         errors = rank_errors(clean | {"score": self.join(clean)}, data)
         return {"shifts": shifts + assess_corruptions(self, clean, data), "errors": errors}
 
@@ -248,7 +249,7 @@ def make_cuts(terms: Mapping[str, Score], features: Features, labels: Tensor | N
     # directions of pixels, or of what a model learned, are no shifts that anybody would meet
     if vectors is not None and vectors.shape[1] <= WIDEST_TABLE and not image:
         for name, along in list_directions(vectors.double().nan_to_num()):
-            held += list_ends(name, along)
+            held += list_halves(name, along)
     held += list_clusters(space.double().nan_to_num())
     if labels is not None and len(classes := labels.unique()) > 2:
         order = classes[permutation(len(classes), "classes").to(classes.device)]
@@ -266,8 +267,7 @@ def make_cuts(terms: Mapping[str, Score], features: Features, labels: Tensor | N
         if int(rows.sum()) >= FEWEST and len(kept) >= max(FEWEST, len(rows) // 3):
             half = torch.zeros_like(rows)
             half[kept[permutation(len(kept), "half")[: len(kept) // 2].to(kept.device)]] = True
-            gone = frozenset(labels[rows].unique().tolist()) if kind == "class" and labels is not None else frozenset[int]()
-            cuts.append(Cut(kind, name, rows, half, labels, gone, squares))
+            cuts.append(Cut(kind, name, rows, half, labels, squares))
     return cuts
 
 
@@ -291,15 +291,15 @@ def turn(along: Tensor) -> Tensor:
     return along * (1.0 if float(along.pow(3).mean()) >= 0 else -1.0)
 
 
-def list_ends(name: str, along: Tensor) -> list[tuple[str, str, Tensor]]:
-    """List the two ends and the middle of rows along a direction, (N,); none where equal values make it much more or less."""
-    low, left, right, high = (along.quantile(share) for share in (END, *MIDDLE, 1 - END))
-    cuts = [
-        ("beyond", f"beyond the data, low end of {name}", along <= low),
-        ("beyond", f"beyond the data, high end of {name}", along >= high),
-        ("between", f"between the data, middle of {name}", (along > left) & (along < right)),
+def list_halves(name: str, along: Tensor) -> list[tuple[str, str, Tensor]]:
+    """List the outer and the inner half of rows along a direction, (N,); none where equal values make it much more or less."""
+    low, high = (along.quantile(share) for share in INNER)
+    inner = (along > low) & (along < high)
+    halves = [
+        ("beyond", f"beyond the data, outer half of {name}", ~inner),
+        ("between", f"between the data, inner half of {name}", inner),
     ]
-    return [cut for cut in cuts if END / 2 <= float(cut[2].double().mean()) <= 2 * END]
+    return halves if 0.3 <= float(inner.double().mean()) <= 0.7 else []
 
 
 def list_clusters(rows: Tensor) -> list[tuple[str, str, Tensor]]:

@@ -85,14 +85,12 @@ def find_lowest(values: Tensor, parts: int) -> Tensor:
     >>> find_lowest(torch.tensor([[3.0, 0.0, 1.0, 2.0]]), 2)
     tensor([[2, 1]])
     """
-    few = torch.compiler.is_compiling() or len(values) < RUNS
-    runs = 1 if few or values.shape[1] % (RUNS * parts) else RUNS  # lowest values alone are found much faster than their places
-    values = values.unflatten(1, (runs, -1))  # (B, runs, N / runs)
-    lowest = values[:, 0] if runs == 1 else values.amin(1)
+    if torch.compiler.is_compiling() or len(values) < RUNS or values.shape[1] % (RUNS * parts):
+        return values.unflatten(1, (-1, parts)).min(1).indices * parts + torch.arange(parts, device=values.device)
+    values = values.unflatten(1, (RUNS, -1))  # (B, runs, N / runs): lowest values alone are found much faster than their places
+    lowest = values.amin(1)
     places = lowest.unflatten(1, (-1, parts)).min(1).indices * parts + torch.arange(parts, device=values.device)
-    if runs == 1:
-        return places
-    run = values.gather(2, places.unsqueeze(1).expand(-1, runs, -1)).min(1).indices
+    run = values.gather(2, places.unsqueeze(1).expand(-1, RUNS, -1)).min(1).indices
     return run * lowest.shape[1] + places
 
 
@@ -308,12 +306,20 @@ class Ellipsoid(FittedModule):
 
     centre: Tensor
     whitening: Tensor
+    offset: Tensor  # −W·centre
 
     def __init__(self, *tensors: Tensor, zscore: ZScore | None = None) -> None:
         super().__init__()
         for name, tensor in zip_longest(("centre", "whitening"), tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
+        self.register_buffer("offset", torch.empty(0, device="cpu"), persistent=False)
         self.zscore = zscore or ZScore()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Compute what every call needs of the buffers."""
+        if self.whitening.numel():
+            self.offset = -(self.centre.to(self.whitening) @ self.whitening)
 
     @classmethod
     def fit(cls, rows: Tensor) -> Self | None:
@@ -337,8 +343,10 @@ class Ellipsoid(FittedModule):
 
     def log_ratio(self, x: Tensor, itself: Tensor | None = None) -> Tensor:
         """Return the log length of the whitened rows, (B, D) -> (B,)."""
-        white = torch.addmm(-self.centre.to(self.whitening) @ self.whitening, x.to(self.whitening), self.whitening)
-        return white.double().square().sum(1).clamp_min(1e-30).log().mul(0.5).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        white = torch.addmm(self.offset, x.to(self.whitening), self.whitening)
+        graph = torch.compiler.is_compiling()
+        lengths = white.double().square().sum(1).sqrt() if graph else torch.linalg.vector_norm(white, dim=1, dtype=torch.float64)
+        return lengths.clamp_min(1e-15).log().nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def find_whitening(rows: Tensor, flat: float = FLAT) -> Tensor:

@@ -85,7 +85,6 @@ class Cut:
         held: (N,) bool, the rows that were cut out.
         half: (N,) bool, half of the others: terms that know the rows they are fitted to by heart are fitted to these.
         labels: (N,), the classes of the rows, if they have some.
-        classes: Those that were cut out.
         squares: Squared distances of all rows in every space, which cuts share.
     """
 
@@ -94,7 +93,6 @@ class Cut:
     held: Tensor
     half: Tensor
     labels: Tensor | None = None
-    classes: frozenset[int] = frozenset()
     squares: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     @property

@@ -8,8 +8,7 @@ training rows, each compared with the others only.
     gen            generalised entropy of the base models' probabilities
     inputs         log ratio(x) of `offmap.scores.distance`, in the inputs
     layers         the same in the inputs of some layers, side by side
-    directions     the same, where the inputs of every layer have length one
-    whitened       the log length of these directions, whitened
+    whitened       the log length of the same, with every layer's inputs at length one, whitened
     last-layer     the log distance to the nearest direction in the inputs of the last layer
 
 Some more can be asked for by name: "entropy", "leverage", "class-distance" and "relative-class-distance".
@@ -174,10 +173,9 @@ class LogitTerm(ScaledTerm):
         return self.of_logits(mean_logits(features)).mean(0)
 
     def measure_without(self, features: Features, cut: Cut) -> Tensor:
-        """Return the number for logits without those of classes that were cut out; NaN if fewer than two are left."""
-        logits = mean_logits(features)
-        left = [c for c in range(logits.shape[2]) if c not in cut.classes]
-        return self.of_logits(logits[:, :, left]).mean(0) if len(left) > 1 else logits.new_full(logits.shape[1:2], torch.nan)
+        """Return the number; NaN for classes that were cut out, for the model has logits for them."""
+        values = self.measure(features)
+        return values.fill_(torch.nan) if cut.kind == "class" else values
 
     def of_logits(self, logits: Tensor) -> Tensor:
         """Return the number for logits, (M, B, C) -> (M, B)."""
@@ -337,6 +335,7 @@ class LayerTerm(Term):
     sizes: Tensor
     compared_rows: Tensor
     directions: Tensor | None
+    scale: Tensor | None
 
     def __init__(self, widths: Mapping[str, int], most: int = WIDE, space: Any = None, sizes: Tensor | None = None) -> None:
         super().__init__()
@@ -344,7 +343,16 @@ class LayerTerm(Term):
         self.register_buffer("sizes", torch.ones(len(widths), device="cpu") if sizes is None else sizes)
         self.compared_rows = torch.zeros(0, dtype=torch.long, device="cpu")  # not in files: only a fit asks for it
         self.register_buffer("directions", directions(sum(widths.values()), most), persistent=False)
+        self.register_buffer("scale", None, persistent=False)
         self.space = space or self.new_space()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Compute what numbers are multiplied with unless they get length one: (D, most) directions, or (D,) factors."""
+        if not self.unit:
+            widths = torch.tensor(list(self.widths.values()), device=self.sizes.device)
+            factors = self.sizes.reciprocal().repeat_interleave(widths)
+            self.scale = factors if self.directions is None else factors.unsqueeze(1) * self.directions.to(factors)
 
     @classmethod
     def new_space(cls) -> Any:
@@ -382,11 +390,10 @@ class LayerTerm(Term):
         Those of every layer and member get length one if `unit`; else all of a layer are divided by its size.
         """
         joined = rows[0].float() if len(rows) == 1 else torch.cat([x.float() for x in rows], 1)
+        if self.scale is not None:
+            return joined * self.scale if self.directions is None else joined @ self.scale
         sections = mark_sections(tuple(self.widths.values()), members).to(joined)
-        if self.unit:
-            lengths = (joined.square() @ sections).sqrt().clamp_min(1e-12)
-        else:
-            lengths = self.sizes.repeat_interleave(members).unsqueeze(0)
+        lengths = (joined.square() @ sections).sqrt().clamp_min(1e-12)
         joined = joined / (lengths @ sections.mT)
         return joined if self.directions is None else joined @ self.directions.to(joined)
 
@@ -429,11 +436,6 @@ class LayerDistance(LayerTerm):
     """The distance to training rows in the inputs of the layers."""
 
     unit = False
-
-
-@register_term("directions")
-class DirectionDistance(LayerTerm):
-    """The distance to training rows in the directions of the layers' inputs."""
 
 
 @register_term("whitened")
