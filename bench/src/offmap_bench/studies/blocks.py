@@ -1,7 +1,7 @@
 """Numbers that pages quote from other pages, declared in `templates/blocks.toml`.
 
-A page marks a place with `<!-- name -->` and `<!-- /name -->`. What stands between comes from tables of pages in `docs/`, which
-come from committed records.
+A page marks a place with `<!-- name -->` and `<!-- /name -->`. What stands between comes from tables of pages in
+`docs/results/`, which come from committed records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offmap_bench.checks import trust
-from offmap_bench.paths import DOCS, ROOT
+from offmap_bench.paths import DOCS, RESULTS, ROOT
 from offmap_bench.runner.table import methods_markdown
 from offmap_bench.studies.study import TEMPLATES, markdown
 
@@ -47,9 +47,9 @@ def fill_blocks(text: str, path: Path) -> str:
         if pattern.search(text):
             block = render(name)
             if path.parent != DOCS:
-                block = re.sub(r"\]\((?=[\w-]+\.md)", "](docs/", block)
+                block = re.sub(r"\]\((?=[\w/-]+\.md)", "](docs/", block)
             if path.name == "CHANGELOG.md":  # shown in two places, so without links
-                block = re.sub(r"\[([^]]*)\]\(docs/([\w-]+\.md)[^)]*\)", r"\1 (`docs/\2`)", block)
+                block = re.sub(r"\[([^]]*)\]\(docs/([\w/-]+\.md)[^)]*\)", r"\1 (`docs/\2`)", block)
             text = pattern.sub(lambda _, b=block, n=name: f"<!-- {n} -->\n{b}\n<!-- /{n} -->", text)
     return text
 
@@ -90,8 +90,8 @@ def quote_table(spec: dict[str, Any]) -> str:
 
 
 def read_table(page: str, heading: str = "", *, first: str | None = None) -> Table:
-    """Read the first table below a heading of a page in `docs`, or the first whose corner says `first`."""
-    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    """Read the first table below a heading of a page in `docs/results`, or the first whose corner says `first`."""
+    text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
     if heading:
         text = re.split(rf"^#+ {re.escape(heading)}$", text, maxsplit=1, flags=re.MULTILINE)[1]
         text = re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
@@ -99,19 +99,19 @@ def read_table(page: str, heading: str = "", *, first: str | None = None) -> Tab
         head, _, *rows = ([part.strip() for part in line.strip().strip("|").split("|")] for line in lines.splitlines())
         if first is None or head[0] == first:
             return {re.sub(r"\\\*|^\*+|\*+$", "", row[0]): dict(zip(head, row, strict=True)) for row in rows}
-    raise LookupError(f"docs/{page}.md has no table below {heading!r} that starts with {first!r}.")
+    raise LookupError(f"docs/results/{page}.md has no table below {heading!r} that starts with {first!r}.")
 
 
 def render_promises() -> str:
     """Promises of `templates/promises.toml`, with the tests that hold them and the last figures."""
-    models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (DOCS / "models.md").read_text("utf-8"), re.MULTILINE)
+    models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (RESULTS / "models.md").read_text("utf-8"), re.MULTILINE)
     lines = ["| promise | held by | last measured |", "|---|---|---|"]
     for promise in PROMISES:
         tests = "<br>".join(f"`{test}`" for test in promise["tests"])
         trials = {name: trust.read(name) for name in promise.get("trials", ())}
         hangs = {name: sum(why.startswith("hang") for why in outcomes.failures.values()) for name, outcomes in trials.items()}
         figures = [
-            f"[{name}](trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs[name]} hangs"
+            f"[{name}](results/trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs[name]} hangs"
             for name, outcomes in trials.items()
             if outcomes.done
         ]
