@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from offmap_bench.checks import trust
-from offmap_bench.paths import DOCS, RESULTS, ROOT
-from offmap_bench.runner.table import methods_markdown
+from offmap_bench.paths import DOCS, RECORDS, RESULTS, ROOT
+from offmap_bench.runner.plan import read_plan
+from offmap_bench.runner.shift_table import summarize_shifts
+from offmap_bench.runner.store import read_records
+from offmap_bench.runner.table import Results, methods_markdown
 from offmap_bench.studies.study import TEMPLATES, markdown
 
 Table = dict[str, dict[str, str]]
@@ -61,11 +64,16 @@ def render(name: str) -> str:
     spec = SPECS[name]
     fields = {key: cell(*source) for key, source in spec.get("cells", {}).items()}
     fields |= {key: quote_table(table) for key, table in spec.get("tables", {}).items()}
+    fields |= quote_shifts(spec["shifts"]) if "shifts" in spec else {}
     parts = [part.format(**fields) for part in spec["text"].strip().split("\n\n")]
     indents = ["  " if part.startswith("- ") else "" for part in parts]
     wrapped = [textwrap.fill(" ".join(p.split()), 128, subsequent_indent=i) for p, i in zip(parts, indents, strict=True)]
     shown = [part if part.startswith("|") else text for part, text in zip(parts, wrapped, strict=True)]
     return ("\n" if indents[0] else "\n\n").join(shown)
+
+
+def quote_shifts(names: dict[str, str]) -> dict[str, str]:
+    return summarize_shifts(Results(read_plan("shifts"), read_records(RECORDS / "shifts.jsonl")), names)
 
 
 def cell(page: str, heading: str, row: str, column: str, first: str = "", spread: str = "") -> str:
@@ -75,17 +83,12 @@ def cell(page: str, heading: str, row: str, column: str, first: str = "", spread
 
 
 def quote_table(spec: dict[str, Any]) -> str:
-    """Copy a table or some of its rows, or put one together of several."""
+    """Copy a table or some of its rows, or join the four columns of UCI."""
     if "copy" in spec:
         table = read_table(*spec["copy"])
         return markdown(list(next(iter(table.values()))), [list(table[row].values()) for row in spec.get("rows", table)])
-    columns = {name: (read_table(page, heading), there) for name, (page, heading, there) in spec.get("columns", UCI).items()}
-    rows = [
-        [here, *(table[there][column] if there in table else "–" for table, column in columns.values())]
-        for there, here in spec["rows"].items()
-    ]
-    if spec.get("plain"):
-        rows = [[row[0], *(re.sub(r" \(.*", "", value) for value in row[1:])] for row in rows]
+    columns = {name: (read_table(page, heading), there) for name, (page, heading, there) in UCI.items()}
+    rows = [[here, *(table[there][column] for table, column in columns.values())] for there, here in spec["rows"].items()]
     return markdown(["", *columns], rows)
 
 
