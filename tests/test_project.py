@@ -93,7 +93,7 @@ def test_no_folder_of_tests_or_code_is_passed_over(pytestconfig: pytest.Config) 
     assert [name for name in folders if any(fnmatch(name, left) for left in pytestconfig.getini("norecursedirs"))] == []
 
 
-def test_the_design_page_names_every_file() -> None:
+def test_the_design_page_names_every_folder_and_file() -> None:
     spec = spec_from_file_location("tree", ROOT / "docs" / "tree.py")
     assert spec is not None
     assert spec.loader is not None
