@@ -15,17 +15,18 @@ CODE = re.compile(r"^( *)```.*?^\1```$|<!--.*?-->|^<(?:div|picture).*?^</(?:div|
 INCLUDED = re.compile(r"^--8<-- \"([^:\"]+)(?::(\w+))?\"$", re.MULTILINE)
 LINK = re.compile(r"!?\[([^]]*)\]\([^)]*\)(?:\{[^}]*\})?")
 WORD = re.compile(r"\S*\w\S*")
-BREAK = re.compile(r"(?<=[.!?:])[*_)\"”]*\s+(?=[*_(\"“`]*[A-ZΑ-Ωτφ0-9`])")
+BREAK = re.compile(r"(?<=[.!?:])[*_)\"”]*\s+(?=[*_(\"“`]*(?:[A-ZΑ-Ωτφ0-9`]|offmap ))")
 
 
-def read(path: Path) -> str:
-    """Return a page with the files that it includes, without code and comments."""
+def read(path: Path, *, code: bool = False) -> str:
+    """Return a page with the files that it includes, by default without code and comments."""
 
     def include(found: re.Match[str]) -> str:
         text = (ROOT / found[1]).read_text(encoding="utf-8")
         return text if found[2] is None else text.split(f"[start:{found[2]}]")[1].split(f"[end:{found[2]}]")[0]
 
-    return CODE.sub("", INCLUDED.sub(include, path.read_text(encoding="utf-8")))
+    text = INCLUDED.sub(include, path.read_text(encoding="utf-8"))
+    return text if code else CODE.sub("", text)
 
 
 def count_words(text: str) -> int:

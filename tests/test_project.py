@@ -28,6 +28,14 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"## {offmap.__version__}" in text("CHANGELOG.md")
 
 
+def test_the_newest_version_begins_with_release_notes() -> None:
+    newest = re.split(r"^## ", text("CHANGELOG.md"), flags=re.MULTILINE)[1]
+    version, _, body = newest.partition("\n")
+    assert version.startswith(offmap.__version__)
+    assert body.strip().startswith(f"<!-- --8<-- [start:notes] -->\n### Release notes {offmap.__version__}\n\n**New**\n")
+    assert body.index("**What to change**") < body.index("[end:notes]") < body.index("### Details")
+
+
 def test_the_licence_is_the_same_everywhere() -> None:
     assert PROJECT["project"]["license"] == yaml.safe_load(text("CITATION.cff"))["license"] == "MIT"
     assert text("LICENSE").startswith("MIT License")
