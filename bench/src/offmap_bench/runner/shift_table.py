@@ -102,7 +102,7 @@ def shifts_markdown(results: Results) -> str:
     lead = (
         f"Written by `offmap bench table {words(results)}` from {len(results.ok)} of {len(results.cells)} records: "
         f"{len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds {', '.join(map(str, plan.seeds))}. AUROC of OOD rows "
-        f"against test rows in per cent, means over the OOD sets and the seeds of a task, then over tasks. {SCORE_LEGEND}"
+        f"against test rows in per cent, means over the OOD sets and the seeds of a task, then over tasks."
         f"{describe_code(results)}"
     )
     sections = [
@@ -113,7 +113,8 @@ def shifts_markdown(results: Results) -> str:
         compare_assessments(numbers),
         measure_thresholds(numbers),
     ]
-    return page(plan.name, lead, plan.note, *list_missing(results), *(section.markdown() for section in sections if section.rows))
+    shown = [section.markdown() for section in sections if section.rows]
+    return page(plan.title, lead, SCORE_LEGEND, plan.note, *list_missing(results), *shown)
 
 
 def compare_methods(numbers: ShiftResults, title: str, tasks: Sequence[str]) -> TableSection:
