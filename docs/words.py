@@ -13,6 +13,7 @@ LONG = 30
 
 CODE = re.compile(r"^( *)```.*?^\1```$|<!--.*?-->|^<(?:div|picture).*?^</(?:div|picture)>$", re.DOTALL | re.MULTILINE)
 INCLUDED = re.compile(r"^--8<-- \"([^:\"]+)(?::(\w+))?\"$", re.MULTILINE)
+IMAGE = re.compile(r"!\[[^]]*\]\([^)]*\)(?:\{[^}]*\})?")
 LINK = re.compile(r"!?\[([^]]*)\]\([^)]*\)(?:\{[^}]*\})?")
 WORD = re.compile(r"\S*\w\S*")
 BREAK = re.compile(r"(?<=[.!?:])[*_)\"”]*\s+(?=[*_(\"“`]*(?:[A-ZΑ-Ωτφ0-9`]|offmap ))")
@@ -46,7 +47,7 @@ def sentences(text: str) -> Iterator[str]:
     """
     for block in re.split(r"\n\s*\n|^ *(?:[-*]|\d+\.) ", text, flags=re.MULTILINE):
         if not re.match(r"\s*(?:#|\||:::|=|\Z)", block):
-            lines = " ".join(LINK.sub(r"\1", block).split())
+            lines = " ".join(LINK.sub(r"\1", IMAGE.sub("", block)).split())
             yield from filter(WORD.search, BREAK.split(lines))
 
 

@@ -273,6 +273,13 @@ def test_a_page_is_short(page: str) -> None:
     )
 
 
+def test_few_sentences_are_long() -> None:
+    words = module("words")
+    texts = [words.read(path) for path in words.pages().values()]
+    long, total = sum(len(words.long_sentences(text)) for text in texts), sum(len(list(words.sentences(text))) for text in texts)
+    assert long <= total / 25, "run `python docs/words.py -v`"
+
+
 def test_readme_fits_on_two_screens() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 

@@ -106,19 +106,14 @@ def read_table(page: str, heading: str = "", *, first: str | None = None) -> Tab
 
 
 def render_promises() -> str:
-    """Promises of `templates/promises.toml`, with the tests that hold them and the last figures."""
+    """Promises of `templates/promises.toml`, with the last figures."""
     models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (RESULTS / "models.md").read_text("utf-8"), re.MULTILINE)
-    lines = ["| promise | held by | last measured |", "|---|---|---|"]
+    lines = ["| promise | last measured |", "|---|---|"]
     for promise in PROMISES:
-        tests = "<br>".join(f"`{test}`" for test in promise["tests"])
-        trials = {name: trust.read(name) for name in promise.get("trials", ())}
-        hangs = {name: sum(why.startswith("hang") for why in outcomes.failures.values()) for name, outcomes in trials.items()}
-        figures = [
-            f"[{name}](results/trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs[name]} hangs"
-            for name, outcomes in trials.items()
-            if outcomes.done
-        ]
+        trials = [outcomes for name in promise.get("trials", ()) if (outcomes := trust.read(name)).done]
+        done, failures = sum(each.done for each in trials), sum(len(each.failures) for each in trials)
+        figures = [f"[{done:,} trials](results/trust.md), {failures} failures"] if done else []
         cells = {key: cell(*source) for key, source in promise.get("cells", {}).items()}
         figures += [promise["figure"].format(zoo=f"{len(models):,}", **cells)] if "figure" in promise else []
-        lines.append(f"| **{promise['name']}.** {promise['sentence']} | {tests} | {'<br>'.join(figures)} |")
+        lines.append(f"| **{promise['name']}.** {promise['sentence']} | {'<br>'.join(figures)} |")
     return "\n".join(lines)
