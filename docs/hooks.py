@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: examples become pages and notebooks, and a page that asks other servers for anything is refused."""
+"""Hooks of mkdocs: pages from examples and from the command line; a page that asks other servers for anything is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import commands
 from percent import markdown, notebook, scripts
 
 ASKS = re.compile(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\ssrc=[\"']?((?:https?:)?//[^\"'\s>]+)"
@@ -27,7 +28,8 @@ def asked(html: str) -> list[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page and a notebook for every example."""
+    """Add a page and a notebook for every example, and a page of the command line's options."""
+    files.append(File.generated(config, "cli-options.md", content=commands.markdown()))
     for name, script in scripts().items():
         files.append(File.generated(config, f"examples/{name}.md", content=markdown(script, name)))
         made = json.dumps(notebook(script), indent=1, ensure_ascii=False)

@@ -7,8 +7,9 @@ import importlib.util
 import io
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import offmap
+from browsing import browser
 from citycams import Brightness, to_tensor, write_copy
 from offmap.scores.score import SCORES
 from offmap.scores.terms import TERMS
@@ -72,6 +75,7 @@ def without_own_term(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 BEFORE: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
     "README.md": three_lines, "docs/index.md": three_lines, "docs/data.md": tables_and_cameras,
+    "docs/data-images.md": tables_and_cameras,
     "docs/score.md": without_own_term,
 }  # fmt: skip
 NEEDS = {
@@ -188,7 +192,7 @@ def test_a_block_is_filled_with_links_that_fit_its_place(monkeypatch: pytest.Mon
 
 
 def test_every_public_name_is_in_the_api() -> None:
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
     shown = re.findall(r"^::: offmap\.(\w+)$", text, flags=re.MULTILINE)
     assert sorted(shown) == sorted(set(shown))
     assert [name for name in offmap.__all__ if name not in shown and name != "__version__"] == []
@@ -228,9 +232,77 @@ def test_a_page_that_loads_from_other_servers_is_found(html: str, foreign: list[
     assert module("hooks").asked(html) == foreign
 
 
-def test_the_navigation_holds_every_page_and_every_example() -> None:
-    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+DOORS = ("Start", "Guides", "Understand", "Reference", "Results")
+WORDS = 1500
+"""The most that a page outside Results may have, code included."""
+
+
+def navigation() -> dict[str, list[str]]:
+    """The pages of every tab of the site."""
+    nav = yaml.safe_load(re.sub(r"!!\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))["nav"]
+    return {title: list(_leaves(entries)) for section in nav for title, entries in section.items()}
+
+
+def _leaves(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    for each in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        yield from _leaves(each)
+
+
+def test_the_site_has_four_doors_and_results() -> None:
+    assert tuple(navigation()) == DOORS
+
+
+def test_the_navigation_holds_every_page_once() -> None:
+    listed = [page for pages in navigation().values() for page in pages]
     written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    made = {f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")}
-    assert made <= listed
-    assert listed <= written | made
+    made = {f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")} | {"cli-options.md"}
+    assert sorted(listed) == sorted(written | made)
+
+
+def test_results_are_a_folder_and_a_tab_of_their_own() -> None:
+    for door, pages in navigation().items():
+        assert {page.startswith("results/") for page in pages} == {door == "Results"}, door
+
+
+@pytest.mark.parametrize("page", module("words").pages())
+def test_a_page_is_short(page: str) -> None:
+    assert len(module("words").read(PAGES[page], code=True).split()) <= WORDS, (
+        "split it, cut it, or generate it into docs/results"
+    )
+
+
+def test_few_sentences_are_long() -> None:
+    words = module("words")
+    texts = [words.read(path) for path in words.pages().values()]
+    long, total = sum(len(words.long_sentences(text)) for text in texts), sum(len(list(words.sentences(text))) for text in texts)
+    assert long <= total / 25, "run `python docs/words.py -v`"
+
+
+def test_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_words_and_long_sentences_are_counted() -> None:
+    words = module("words")
+    text = "# Not this\n\nOne sentence. With [a link](x.md#here)\non two lines.\n\n| no | table |\n\n- An item. offmap too."
+    assert list(words.sentences(text)) == ["One sentence.", "With a link on two lines.", "An item.", "offmap too."]
+    assert words.count_words(text) == 16
+    assert words.long_sentences("word " * 30) == []
+    assert len(words.long_sentences("word " * 31)) == 1
+
+
+def test_search_works_on_pages_opened_from_a_disk(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'offmap[docs]'")
+    with browser() as running:
+        build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+        subprocess.run(build, cwd=ROOT, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+        tab = running.new_page()
+        foreign: list[str] = []
+        tab.on("request", lambda request: None if request.url.startswith("file:") else foreign.append(request.url))
+        tab.goto((tmp_path / "index.html").as_uri())
+        tab.click("input.md-search__input")
+        tab.keyboard.type("nonsense")
+        tab.wait_for_selector(".md-search-result__item a[href*='nonsense.html']")
+        assert foreign == []

@@ -28,6 +28,14 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"## {offmap.__version__}" in text("CHANGELOG.md")
 
 
+def test_the_newest_version_begins_with_release_notes() -> None:
+    newest = re.split(r"^## ", text("CHANGELOG.md"), flags=re.MULTILINE)[1]
+    version, _, body = newest.partition("\n")
+    assert version.startswith(offmap.__version__)
+    assert body.strip().startswith(f"<!-- --8<-- [start:notes] -->\n### Release notes {offmap.__version__}\n\n**New**\n")
+    assert body.index("**What to change**") < body.index("[end:notes]") < body.index("### Details")
+
+
 def test_the_licence_is_the_same_everywhere() -> None:
     assert PROJECT["project"]["license"] == yaml.safe_load(text("CITATION.cff"))["license"] == "MIT"
     assert text("LICENSE").startswith("MIT License")
@@ -93,7 +101,7 @@ def test_no_folder_of_tests_or_code_is_passed_over(pytestconfig: pytest.Config) 
     assert [name for name in folders if any(fnmatch(name, left) for left in pytestconfig.getini("norecursedirs"))] == []
 
 
-def test_the_design_page_names_every_file() -> None:
+def test_the_design_page_names_every_folder_and_file() -> None:
     spec = spec_from_file_location("tree", ROOT / "docs" / "tree.py")
     assert spec is not None
     assert spec.loader is not None

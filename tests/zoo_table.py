@@ -1,4 +1,4 @@
-"""Writes docs/models.md, what the library finds in every model of the zoo: `python tests/zoo_table.py`."""
+"""Writes docs/results/models.md, what the library finds in every model of the zoo: `python tests/zoo_table.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offmap.posterior.basis import observe
 from offmap.posterior.distribution import scaling
 from zoo import ZOO, Case
 
-PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "models.md"
 
 HEAD = """\
 # Models

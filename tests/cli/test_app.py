@@ -106,8 +106,9 @@ def test_the_quick_uci_plan_runs_to_its_tables(monkeypatch, capsys, tmp_path, da
     code, out, err = command(monkeypatch, capsys, "bench", "run", "uci", "--quick", "--only", "Nearest row")
     assert (code, err) == (0, "")
     assert out == "0 cells done, 0 failed, 2 were there before. Records: bench/records/uci-quick.jsonl\n"
-    assert command(monkeypatch, capsys, "bench", "table", "uci", "--quick") == (0, "The tables are at docs/uci-quick.md\n", "")
-    page = (tmp_path / "docs" / "uci-quick.md").read_text(encoding="utf-8")
+    done = command(monkeypatch, capsys, "bench", "table", "uci", "--quick")
+    assert done == (0, "The tables are at docs/results/uci-quick.md\n", "")
+    page = (tmp_path / "docs" / "results" / "uci-quick.md").read_text(encoding="utf-8")
     assert "from 34 of 34 records" in page
     for label in ("Plain net", "MaxWEnt ×5, default score", "Mahalanobis"):
         assert page.count(f"| {label} |") >= 4
@@ -136,12 +137,12 @@ def test_comparison_figures_and_page_of_a_plan_that_was_not_run_say_so(monkeypat
     monkeypatch.chdir(tmp_path)
     name = "uci-bnn-short"
     done = command(monkeypatch, capsys, "bench", "compare", name)
-    assert done == (0, f"The comparison is at docs/{name}-compare.md\n", "")
-    text = (tmp_path / "docs" / f"{name}-compare.md").read_text(encoding="utf-8")
+    assert done == (0, f"The comparison is at docs/results/{name}-compare.md\n", "")
+    text = (tmp_path / "docs" / "results" / f"{name}-compare.md").read_text(encoding="utf-8")
     assert "**48 of 48 cells not run yet:**" in text
     assert "Of 0 printed numbers that we have too" in text
     code, out, _ = command(monkeypatch, capsys, "bench", "compare", name, "--json")
-    assert (code, json.loads(out)) == (0, {"page": f"docs/{name}-compare.md"})
+    assert (code, json.loads(out)) == (0, {"page": f"docs/results/{name}-compare.md"})
     assert command(monkeypatch, capsys, "bench", "figures", name) == (0, f"0 figures are in docs/figures/{name}\n", "")
     assert command(monkeypatch, capsys, "bench", "page", name) == (0, f"The page is at {tmp_path}/{name}.html\n", "")
     assert "48 of 48 cells not run yet" in (tmp_path / f"{name}.html").read_text(encoding="utf-8")

@@ -7,3 +7,4 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / "bench" / "records"
 DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"  # pages that a command writes

@@ -92,7 +92,7 @@ def test_a_method_says_more_than_its_defaults_and_quick_more_than_both() -> None
 
 
 def test_a_competitor_has_its_own_score_unless_the_plan_names_another() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "plans.md").read_text(encoding="utf-8")
     text = page.split("```toml\n")[1].split("```")[0].replace("my_methods:Middle", "nearest").replace("{power = 1.0}", "{k = 3}")
     shown = parse(text, "page.toml")
     assert shown.scores == {"deep_ensemble": "paper", "MaxWEnt": "default", "nearest": "own"}

@@ -21,7 +21,7 @@ from offmap_bench.runner import shift_models, shifts
 from offmap_bench.runner.methods import FitContext
 from offmap_bench.runner.plan import METHODS, Cell, Plan, cells, parse, read_plan
 from offmap_bench.runner.run import Bench
-from offmap_bench.runner.shift_table import shifts_markdown
+from offmap_bench.runner.shift_table import shifts_markdown, summarize_shifts
 from offmap_bench.runner.store import Record, Records, settings_of, to_line
 from offmap_bench.runner.table import Results
 from offmap_bench.tasks.task import Task
@@ -178,6 +178,7 @@ def test_the_net_of_spectrograms_depends_on_the_seed_alone() -> None:
 
 # ------------------------------------------------------------------------------------------------ plan and page
 
+SOUND = "sound/digits/unseen-digits"
 PLAN = parse(
     """
     name = "two"
@@ -231,6 +232,20 @@ def test_the_page_gives_means_by_kind_of_data_and_regret() -> None:
     assert each == ["uci/yacht/extrapolation", "80.0", "inputs", "85.0", "-5.0", "near", "70.0", "+10.0"]
     last = row(page, "Thresholds, errors and seconds", "uci/yacht/extrapolation")
     assert last == ["uci/yacht/extrapolation", "50.0", "5.0", "0.1000", "–", "0.0100", "2", "0.5"]
+
+
+def test_small_tables_have_the_first_task_of_each_kind_but_ucis_and_the_widest_gaps() -> None:
+    quoted = summarize_shifts(Results(PLAN, found()), {SOUND: "speech"})
+    assert quoted["first"].splitlines()[2:] == ["| speech | 90.0 ± 0.0 | 70.0 ± 0.0 | Energy |"]
+    assert [line.split(" | ")[0] for line in quoted["worst"].splitlines()[2:]] == ["| uci/yacht/extrapolation", "| speech"]
+    assert [quoted[key] for key in ("seeds", "baselines", "tasks", "ahead", "behind")] == ["2", "2", "2", "2", "0"]
+    records = found()
+    for record in records.records.values():
+        if record.cell["task"] == SOUND and "terms" not in record.metrics["far"]:
+            record.metrics["far"]["auroc"] = 0.9
+    quoted = summarize_shifts(Results(PLAN, records), {})
+    assert quoted["worst"].splitlines()[2].startswith(f"| {SOUND} | 90.0 ± 0.0 | 90.0 ± 0.0 |")
+    assert (quoted["ahead"], quoted["behind"]) == ("1", "1")
 
 
 def test_a_page_without_records_says_what_is_missing() -> None:

@@ -73,6 +73,11 @@ def test_the_validation_nll_stands_beside_that_of_the_test_data() -> None:
     assert row[1:3] == ["-1.000 ± 0.000", "-2.000 ± 0.000"]
 
 
+def test_a_page_has_the_title_of_its_plan_or_else_its_name() -> None:
+    assert markdown(PLAN, found()).startswith("# two\n\n")
+    assert markdown(replace(PLAN, title="Two tasks"), found()).startswith("# Two tasks\n\n")
+
+
 def test_the_note_of_a_plan_is_on_its_page() -> None:
     assert "\n\nWhat to look at.\n\n" in markdown(replace(PLAN, note="What to look at."), found())
 

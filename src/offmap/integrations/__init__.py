@@ -1,1 +1,1 @@
-"""The in-distribution interfaces of other libraries, each imported only when asked for."""
+"""Interfaces for scikit-learn and Lightning, each imported only when asked for."""

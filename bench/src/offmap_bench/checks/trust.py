@@ -2,8 +2,8 @@
 
 `run` continues each check of `bench/tests/faults` where its record in `bench/records/trust.jsonl` ends; `retry` runs the failed
 trials on record once more, after a fix; `again` repeats a seeded tenth of the trials on record; `page`, and `again` at its end,
-writes `docs/trust.md`. Trials run in a process of their own: one that hangs or crashes is a failure of that seed, and the next
-goes on. `--patience 10` waits ten times as long before it calls that a hang, for machines that are busy with other work.
+writes `docs/results/trust.md`. Trials run in a process of their own: one that hangs or crashes is a failure of that seed, and the
+next goes on. `--patience 10` waits ten times as long before it calls that a hang, for machines that are busy with other work.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from offmap_bench.checks import coverage, mutants, records
-from offmap_bench.paths import DOCS, ROOT
+from offmap_bench.paths import RESULTS, ROOT
 from offmap_bench.studies.study import fill
 
-PAGE = DOCS / "trust.md"
+PAGE = RESULTS / "trust.md"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "bench" / "tests")]  # as in pytest
 
 CHECKS: tuple[str, ...] = (

@@ -55,14 +55,13 @@ class Experiment:
 
 def write_table(experiment: Experiment, out: Path | None, say: Say) -> Written:
     plan, writers = experiment.results.plan, {"means": tables.markdown, "ranks": ranks_markdown, "shifts": shifts_markdown}
-    folder = Path("docs/results") if plan.page == "shifts" else Path("docs")
-    return _write_text(out or folder / f"{plan.name}.md", writers[plan.page](experiment.results))
+    return _write_text(out or Path("docs/results") / f"{plan.name}.md", writers[plan.page](experiment.results))
 
 
 def write_comparison(experiment: Experiment, out: Path | None, say: Say) -> Written:
     name, printed = experiment.name, sheet(experiment.name)
     text = compare_markdown(f"{name}{' --quick' * experiment.quick}", printed, experiment.answers)
-    return _write_text(out or Path("docs") / f"{name}{'-quick' * experiment.quick}-compare.md", text)
+    return _write_text(out or Path("docs/results") / f"{name}{'-quick' * experiment.quick}-compare.md", text)
 
 
 def _write_text(path: Path, text: str) -> Written:

@@ -193,9 +193,10 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
     total = Counter(entry.verdict for entry in entries if entry.verdict)
     lead = (
         f"Written by `offmap bench compare {name}`. Ours (printed): mean ± sample standard deviation over seeds. {LEGEND} "
-        f"{SCORE_LEGEND} "
         f"Of {total.total()} printed numbers that we have too, {total['better']} are better here, {total['alike']} alike and "
         f"{total['worse']} worse."
     )
     lacking = [part for results in several for part in list_missing(results)]
-    return page(f"{name}, beside the paper", lead, sheet.note, *lacking, *(section.markdown() for section in sections), far)
+    return page(
+        f"{name}, beside the paper", lead, SCORE_LEGEND, sheet.note, *lacking, *(section.markdown() for section in sections), far
+    )

@@ -25,7 +25,7 @@ Settings = dict[str, Any]
 
 METHODS = Methods(TABLE_METHODS | IMAGE_METHODS | SHIFT_METHODS)
 
-PLAN_KEYS = ("name", "note", "figures", "page", "seeds", "seeds_of", "tasks", "defaults", "method", "quick")
+PLAN_KEYS = ("name", "title", "note", "figures", "page", "seeds", "seeds_of", "tasks", "defaults", "method", "quick")
 METHOD_KEYS = ("name", "label", "members", "from", "config", "grid", "tasks")
 QUICK_KEYS = ("seeds", "tasks")
 FIGURES = ("synthetic", "moons", "tradeoff", "day")  # those that need more than the numbers of records
@@ -91,6 +91,7 @@ class Plan:
     seeds: tuple[int, ...]
     tasks: tuple[str, ...]
     entries: tuple[Entry, ...]
+    title: str = ""  # of its page, by default the name
     note: str = ""  # Markdown for its page
     figures: tuple[str, ...] = ()  # what else is drawn of it
     seeds_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])  # fewer, by patterns of tasks
@@ -181,7 +182,8 @@ def parse(text: str, file: str, *, quick: bool = False) -> Plan:
 
 def _read_plan(content: Settings, quick: bool) -> Plan:
     _check_keys(content, PLAN_KEYS, "the plan")
-    name, note, page = (_get(content, key, str, default) for key, default in (("name", None), ("note", ""), ("page", PAGES[0])))
+    words = (("name", None), ("title", ""), ("note", ""), ("page", PAGES[0]))
+    name, title, note, page = (_get(content, key, str, default) for key, default in words)
     methods, figures = _get(content, "method", list), _get(content, "figures", list, [])
     fewer, *layers = (_get(content, key, dict, {}) for key in ("seeds_of", "defaults", "quick"))
     _check_shared(methods, *layers)
@@ -193,7 +195,8 @@ def _read_plan(content: Settings, quick: bool) -> Plan:
             raise ConfigError(f"Expected labels that differ, but two methods have {label!r}; give one of them another `label`.")
     top = content | {key: layers[1][key] for key in QUICK_KEYS if key in layers[1]}
     return Plan(
-        name + "-quick" * quick, _read_seeds(top), _read_tasks(top), note=note.strip(), page=_one_of("`page` to be", page, PAGES),
+        name + "-quick" * quick, _read_seeds(top), _read_tasks(top), title=title or name, note=note.strip(),
+        page=_one_of("`page` to be", page, PAGES),
         entries=tuple(_add_source(e, m, entries, *layers) for e, m in zip(entries, methods, strict=True)),
         figures=tuple(_one_of("`figures` to hold", figure, FIGURES) for figure in figures),
         seeds_of={pattern: _read_seeds({"seeds": seeds}) for pattern, seeds in fewer.items()},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -21,6 +21,8 @@ from offmap_bench.runner.table import (
     ood_sets,
     page,
     percent,
+    spread,
+    table,
     words,
 )
 
@@ -77,6 +79,10 @@ class ShiftResults:
         labels = [entry.label for entry in self.results.plan.entries if entry.name != "shift_guard"]
         return {label: self.aurocs[label, task] for label in labels if (label, task) in self.aurocs}
 
+    def spread(self, label: str, task: str) -> str:
+        """Return the mean over seeds ± the sample standard deviation."""
+        return spread([_mean_over_sets(record, "auroc") for record in self.records[label, task]], percent)
+
     def mean(self, label: str, tasks: Sequence[str]) -> float | None:
         """Return the mean over the tasks; none unless all of them are there."""
         return fmean(self.aurocs[label, t] for t in tasks) if tasks and all((label, t) in self.aurocs for t in tasks) else None
@@ -96,7 +102,7 @@ def shifts_markdown(results: Results) -> str:
     lead = (
         f"Written by `offmap bench table {words(results)}` from {len(results.ok)} of {len(results.cells)} records: "
         f"{len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds {', '.join(map(str, plan.seeds))}. AUROC of OOD rows "
-        f"against test rows in per cent, means over the OOD sets and the seeds of a task, then over tasks. {SCORE_LEGEND}"
+        f"against test rows in per cent, means over the OOD sets and the seeds of a task, then over tasks."
         f"{describe_code(results)}"
     )
     sections = [
@@ -107,7 +113,8 @@ def shifts_markdown(results: Results) -> str:
         compare_assessments(numbers),
         measure_thresholds(numbers),
     ]
-    return page(plan.name, lead, plan.note, *list_missing(results), *(section.markdown() for section in sections if section.rows))
+    shown = [section.markdown() for section in sections if section.rows]
+    return page(plan.title, lead, SCORE_LEGEND, plan.note, *list_missing(results), *shown)
 
 
 def compare_methods(numbers: ShiftResults, title: str, tasks: Sequence[str]) -> TableSection:
@@ -165,6 +172,38 @@ def compare_each_task(numbers: ShiftResults) -> TableSection:
     head = ["task", "default", "best term", "AUROC", "default − term", "best baseline", "AUROC ", "default − baseline"]
     text = "Baselines are all methods but guards. Which term or baseline is best on a task is known only afterwards."
     return TableSection("Each task", head, rows, text)
+
+
+def summarize_shifts(results: Results, names: Mapping[str, str]) -> dict[str, str]:
+    """Return what short pages quote: two small tables of the default beside the baseline that does best, and counts.
+
+    `first` has the first task of each kind, UCI aside; `worst` the three tasks on which the default is furthest behind.
+
+    Args:
+        names: What to call tasks.
+    """
+    numbers = ShiftResults(results)
+    compared = [task for task in numbers.tasks if numbers.baselines(task)]
+    best = {task: max(numbers.baselines(task).items(), key=lambda each: each[1]) for task in compared}
+    lead = {task: numbers.aurocs[numbers.default, task] - best[task][1] for task in compared}
+    ahead = sum(value > 0 for value in lead.values())
+    firsts = {kind_of(task): task for task in reversed(compared) if task.partition("/")[0] in KINDS.values()}
+
+    def tabulate(tasks: Iterable[str]) -> str:
+        rows = [
+            [names.get(t, t), *(numbers.spread(label, t) for label in (numbers.default, best[t][0])), best[t][0]] for t in tasks
+        ]
+        return table(["task", "offmap", "best baseline", "which"], rows)
+
+    return {
+        "first": tabulate(task for task in compared if task in firsts.values()),
+        "worst": tabulate(sorted(compared, key=lambda task: lead[task])[:3]),
+        "seeds": str(len(results.plan.seeds)),
+        "baselines": str(sum(entry.name != "shift_guard" for entry in results.plan.entries)),
+        "tasks": str(len(compared)),
+        "ahead": str(ahead),
+        "behind": str(len(compared) - ahead),
+    }
 
 
 def compare_assessments(numbers: ShiftResults) -> TableSection:

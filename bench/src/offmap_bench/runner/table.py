@@ -20,11 +20,14 @@ Values = dict[str, dict[tuple[str, int], float]]
 """{label: {(task, seed): value}}, without the numbers that do not exist."""
 
 NOTHING, FEWER = "–", "\\*"
-SCORE_LEGEND = (
-    "Scores: `paper`, the mixture variance of a regression and the entropy of the mean prediction of a classifier; "
-    "`epistemic`, how far draws lie apart; `distance`, to the training rows in inputs and layers; `default`, offmap's, of the "
-    "last two; own, that of the method itself."
-)
+SCORE_LEGEND = """\
+Scores:
+
+- `paper`: the mixture variance of a regression, or the entropy of a classifier's mean prediction
+- `epistemic`: how far the draws disagree
+- `distance`: the distance to training rows, in inputs and layers
+- `default`: offmap's own, which joins disagreement, distances and, for classifiers, the logits
+- own: what the method itself computes"""
 
 
 def percent(value: float) -> str:
@@ -102,8 +105,8 @@ class TableSection:
 
 def markdown(results: Results) -> str:
     lead = f"Written by `offmap bench table {words(results)}` from {describe(results)}"
-    sections = (*detection(results), *quality(results), *each_task(results))
-    return page(results.plan.name, lead, results.plan.note, *list_missing(results), *(section.markdown() for section in sections))
+    sections = [section.markdown() for section in (*detection(results), *quality(results), *each_task(results))]
+    return page(results.plan.title, lead, SCORE_LEGEND, results.plan.note, *list_missing(results), *sections)
 
 
 def page(title: str, *parts: str) -> str:
@@ -123,15 +126,15 @@ def describe(results: Results) -> str:
         f"{len(results.ok)} of {len(results.cells)} records: {len(plan.tasks)} tasks, {len(plan.labels)} methods, seeds "
         f"{', '.join(map(str, plan.seeds))}. Numbers are means over tasks ± sample standard deviation over seeds, in per cent "
         "but for NLL, RMSE and width, which are in units of the training targets' standard deviation. ×1 is the mean over the "
-        f"nets, each alone; ×5 all of them together. {SCORE_LEGEND}{describe_code(results)}"
+        f"nets, each alone; ×5 all of them together.{describe_code(results)}"
     )
 
 
 def describe_code(results: Results) -> str:
     """Return how many versions of the code made the records."""
     codes = Counter(results.records.code(cell) for cell, _ in results.ok)
-    known = ", ".join(f"{count} by code {code}" for code, count in codes.items() if code)
-    return f" Records made {known}; {codes['']} before records named their code." if known else ""
+    known = ", ".join(f"{count} records of {code}" for code, count in codes.items() if code)
+    return f" Versions of the code: {known}; {codes['']} from before records named it." if known else ""
 
 
 def list_missing(results: Results) -> list[str]:
@@ -334,14 +337,14 @@ def ranks_markdown(results: Results) -> str:
     lead = (
         f"Written by `offmap bench table {words(results)}` from {len(results.ok)} of {len(results.cells)} records: "
         f"{len(plan.tasks)} tasks, {len(plan.labels)} methods. AUROC of OOD images against test images and accuracy are in "
-        f"per cent, means over seeds; ranks are among the methods of a table, in parentheses. {SCORE_LEGEND}"
+        f"per cent, means over seeds; ranks are among the methods of a table, in parentheses."
     )
     sections = [section(board, "All tasks", plan.tasks, (NEAR, FAR, OPEN), costs=False)] if len(groups) > 1 else []
     for (family, is_open), tasks in groups.items():
         title = f"{family}, {'open sets' if is_open else 'near and far'}"
         sections.append(section(board, title, tasks, (OPEN,) if is_open else (NEAR, FAR)))
     sections += [each_set(board, task) for task in plan.tasks if any(t == task for _, t in board.records)]
-    return page(plan.name, lead, plan.note, *list_missing(results), *sections)
+    return page(plan.title, lead, SCORE_LEGEND, plan.note, *list_missing(results), *sections)
 
 
 def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str], *, costs: bool = True) -> str:

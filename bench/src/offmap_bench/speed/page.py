@@ -1,4 +1,4 @@
-"""Write `docs/speed.md` from the records, `themes.toml` (titles and texts) and `ratios.toml` (the table of ratios)."""
+"""Write `docs/results/speed.md` from the records, `themes.toml` (titles and texts) and `ratios.toml` (the table of ratios)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from offmap_bench.paths import DOCS
+from offmap_bench.paths import RESULTS
 from offmap_bench.speed.measure import THEMES, Record, read
 from offmap_bench.studies.study import fill, markdown
 
-PAGE = DOCS / "speed.md"
+PAGE = RESULTS / "speed.md"
 RATIOS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("ratios.toml").read_text(encoding="utf-8"))
 """{what: {column: [theme, claim]}}, or [theme, contestant that takes longer, contestant that takes less]."""
 

@@ -1,7 +1,7 @@
 """Numbers that pages quote from other pages, declared in `templates/blocks.toml`.
 
-A page marks a place with `<!-- name -->` and `<!-- /name -->`. What stands between comes from tables of pages in `docs/`, which
-come from committed records.
+A page marks a place with `<!-- name -->` and `<!-- /name -->`. What stands between comes from tables of pages in
+`docs/results/`, which come from committed records.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from offmap_bench.checks import trust
-from offmap_bench.paths import DOCS, ROOT
-from offmap_bench.runner.table import methods_markdown
+from offmap_bench.paths import DOCS, RECORDS, RESULTS, ROOT
+from offmap_bench.runner.plan import read_plan
+from offmap_bench.runner.shift_table import summarize_shifts
+from offmap_bench.runner.store import read_records
+from offmap_bench.runner.table import Results, methods_markdown
 from offmap_bench.studies.study import TEMPLATES, markdown
 
 Table = dict[str, dict[str, str]]
@@ -47,9 +50,9 @@ def fill_blocks(text: str, path: Path) -> str:
         if pattern.search(text):
             block = render(name)
             if path.parent != DOCS:
-                block = re.sub(r"\]\((?=[\w-]+\.md)", "](docs/", block)
+                block = re.sub(r"\]\((?=[\w/-]+\.md)", "](docs/", block)
             if path.name == "CHANGELOG.md":  # shown in two places, so without links
-                block = re.sub(r"\[([^]]*)\]\(docs/([\w-]+\.md)[^)]*\)", r"\1 (`docs/\2`)", block)
+                block = re.sub(r"\[([^]]*)\]\(docs/([\w/-]+\.md)[^)]*\)", r"\1 (`docs/\2`)", block)
             text = pattern.sub(lambda _, b=block, n=name: f"<!-- {n} -->\n{b}\n<!-- /{n} -->", text)
     return text
 
@@ -61,11 +64,16 @@ def render(name: str) -> str:
     spec = SPECS[name]
     fields = {key: cell(*source) for key, source in spec.get("cells", {}).items()}
     fields |= {key: quote_table(table) for key, table in spec.get("tables", {}).items()}
+    fields |= quote_shifts(spec["shifts"]) if "shifts" in spec else {}
     parts = [part.format(**fields) for part in spec["text"].strip().split("\n\n")]
     indents = ["  " if part.startswith("- ") else "" for part in parts]
     wrapped = [textwrap.fill(" ".join(p.split()), 128, subsequent_indent=i) for p, i in zip(parts, indents, strict=True)]
     shown = [part if part.startswith("|") else text for part, text in zip(parts, wrapped, strict=True)]
     return ("\n" if indents[0] else "\n\n").join(shown)
+
+
+def quote_shifts(names: dict[str, str]) -> dict[str, str]:
+    return summarize_shifts(Results(read_plan("shifts"), read_records(RECORDS / "shifts.jsonl")), names)
 
 
 def cell(page: str, heading: str, row: str, column: str, first: str = "", spread: str = "") -> str:
@@ -75,23 +83,18 @@ def cell(page: str, heading: str, row: str, column: str, first: str = "", spread
 
 
 def quote_table(spec: dict[str, Any]) -> str:
-    """Copy a table or some of its rows, or put one together of several."""
+    """Copy a table or some of its rows, or join the four columns of UCI."""
     if "copy" in spec:
         table = read_table(*spec["copy"])
         return markdown(list(next(iter(table.values()))), [list(table[row].values()) for row in spec.get("rows", table)])
-    columns = {name: (read_table(page, heading), there) for name, (page, heading, there) in spec.get("columns", UCI).items()}
-    rows = [
-        [here, *(table[there][column] if there in table else "–" for table, column in columns.values())]
-        for there, here in spec["rows"].items()
-    ]
-    if spec.get("plain"):
-        rows = [[row[0], *(re.sub(r" \(.*", "", value) for value in row[1:])] for row in rows]
+    columns = {name: (read_table(page, heading), there) for name, (page, heading, there) in UCI.items()}
+    rows = [[here, *(table[there][column] for table, column in columns.values())] for there, here in spec["rows"].items()]
     return markdown(["", *columns], rows)
 
 
 def read_table(page: str, heading: str = "", *, first: str | None = None) -> Table:
-    """Read the first table below a heading of a page in `docs`, or the first whose corner says `first`."""
-    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    """Read the first table below a heading of a page in `docs/results`, or the first whose corner says `first`."""
+    text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
     if heading:
         text = re.split(rf"^#+ {re.escape(heading)}$", text, maxsplit=1, flags=re.MULTILINE)[1]
         text = re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
@@ -99,23 +102,18 @@ def read_table(page: str, heading: str = "", *, first: str | None = None) -> Tab
         head, _, *rows = ([part.strip() for part in line.strip().strip("|").split("|")] for line in lines.splitlines())
         if first is None or head[0] == first:
             return {re.sub(r"\\\*|^\*+|\*+$", "", row[0]): dict(zip(head, row, strict=True)) for row in rows}
-    raise LookupError(f"docs/{page}.md has no table below {heading!r} that starts with {first!r}.")
+    raise LookupError(f"docs/results/{page}.md has no table below {heading!r} that starts with {first!r}.")
 
 
 def render_promises() -> str:
-    """Promises of `templates/promises.toml`, with the tests that hold them and the last figures."""
-    models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (DOCS / "models.md").read_text("utf-8"), re.MULTILINE)
-    lines = ["| promise | held by | last measured |", "|---|---|---|"]
+    """Promises of `templates/promises.toml`, with the last figures."""
+    models = re.findall(r"^\| \w+ \| .* \| (?:vmap|loop) \|$", (RESULTS / "models.md").read_text("utf-8"), re.MULTILINE)
+    lines = ["| promise | last measured |", "|---|---|"]
     for promise in PROMISES:
-        tests = "<br>".join(f"`{test}`" for test in promise["tests"])
-        trials = {name: trust.read(name) for name in promise.get("trials", ())}
-        hangs = {name: sum(why.startswith("hang") for why in outcomes.failures.values()) for name, outcomes in trials.items()}
-        figures = [
-            f"[{name}](trust.md): {outcomes.done:,} trials, {len(outcomes.failures)} failures, {hangs[name]} hangs"
-            for name, outcomes in trials.items()
-            if outcomes.done
-        ]
+        trials = [outcomes for name in promise.get("trials", ()) if (outcomes := trust.read(name)).done]
+        done, failures = sum(each.done for each in trials), sum(len(each.failures) for each in trials)
+        figures = [f"[{done:,} trials](results/trust.md), {failures} failures"] if done else []
         cells = {key: cell(*source) for key, source in promise.get("cells", {}).items()}
         figures += [promise["figure"].format(zoo=f"{len(models):,}", **cells)] if "figure" in promise else []
-        lines.append(f"| **{promise['name']}.** {promise['sentence']} | {tests} | {'<br>'.join(figures)} |")
+        lines.append(f"| **{promise['name']}.** {promise['sentence']} | {'<br>'.join(figures)} |")
     return "\n".join(lines)

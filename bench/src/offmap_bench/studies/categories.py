@@ -205,4 +205,4 @@ def largest_spread(runs: Runs) -> float:
     return max(stdev(each) for each in values.values())
 
 
-STUDY = Study("categories", cells, fields, ("offmap", "torch", "scikit-learn"), folder="results")
+STUDY = Study("categories", cells, fields, ("offmap", "torch", "scikit-learn"))

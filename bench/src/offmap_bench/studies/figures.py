@@ -40,7 +40,7 @@ def draw_all() -> None:
     (net,) = Bench(REGRESSION, task, 0).train_members(range(1))
     guard, x = offmap.fit(net, task.train, task.valid, progress=False), torch.linspace(-1.5, 1.5, 151)[:, None]
     write("hero", [
-        ("A plain net is sure everywhere", lambda axes: draw_band(axes, guard, task, x, clip=0.0)),
+        ("The network alone is sure everywhere", lambda axes: draw_prediction(axes, guard, task, x)),
         ("With a guard, it knows where it does not know", lambda axes: draw_verdicts(axes, guard, task, x)),
     ])  # fmt: skip
     write("how", [
@@ -53,7 +53,7 @@ def draw_all() -> None:
 def write(name: str, panels: list[tuple[str, Callable[[Axes], None]]]) -> None:
     """Write one row of panels, for light and for dark screens."""
     with matplotlib.rc_context(RC | {"font.family": "sans-serif", "axes.titlesize": 9, "axes.titlecolor": colour("ink")}):
-        figure = Figure(figsize=(7.6, 2.35), layout="constrained")
+        figure = Figure(figsize=(7.6, 2.5), layout="constrained")
         for axes, (title, draw) in zip(figure.subplots(1, len(panels)), panels, strict=True):
             draw(axes)
             axes.set_title(title, loc="left", fontsize=8.5 if len(panels) < 3 else 8)
@@ -67,18 +67,25 @@ def write(name: str, panels: list[tuple[str, Callable[[Axes], None]]]) -> None:
 
 
 def draw_data(axes: Axes, task: Task, x: Tensor) -> None:
-    axes.plot(x[:, 0], truth(x[:, 0].double().numpy()), color=colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)))
-    axes.plot(*(t.flatten() for t in task.train), "o", markersize=2.4, color=colour("ood"), markeredgewidth=0, alpha=0.8)
-    axes.set(xlim=(-1.5, 1.5), ylim=(-TALL, TALL), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+    axes.plot(x[:, 0], truth(x[:, 0].double().numpy()), color=colour("soft"), linewidth=0.9, linestyle=(0, (4, 2)), label="truth")
+    rows = (t.flatten() for t in task.train)
+    axes.plot(*rows, "o", markersize=2.4, color=colour("ink"), markeredgewidth=0, alpha=0.8, label="training data")
+    axes.set(xlim=(-1.5, 1.5), ylim=(-TALL, TALL), xticks=(-1, 0, 1), yticks=(-1, 0, 1), xlabel="input", ylabel="output")
 
 
 def draw_band(axes: Axes, guard: Guard, task: Task, x: Tensor, clip: float | None) -> None:
     """Mean ± 2 standard deviations, and the net's own mean."""
     wide, net = guard.predict(x, clip=clip), guard.predict(x, clip=0.0)
     low, high = ((wide.mean + side * 2 * wide.std).clamp(-3 * TALL, 3 * TALL) for side in (-1, 1))
-    axes.fill_between(x[:, 0], low, high, color=colour("band"), linewidth=0)
-    axes.plot(x[:, 0], net.mean, color=colour("series4"), linewidth=1.4)
+    axes.fill_between(x[:, 0], low, high, color=colour("band"), linewidth=0, label="± 2 std")
+    axes.plot(x[:, 0], net.mean, color=colour("series4"), linewidth=1.4, label="prediction")
     draw_data(axes, task, x)
+
+
+def draw_prediction(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
+    """The net's own prediction and deviation, with a legend."""
+    draw_band(axes, guard, task, x, clip=0.0)
+    axes.legend(loc="lower left", fontsize=6.5, frameon=False, ncols=2, labelcolor=colour("ink"), borderaxespad=0.1)
 
 
 def draw_verdicts(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
@@ -104,8 +111,8 @@ def draw_score(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
     axes.plot(x[:, 0], torch.where(over, score, torch.nan), color=colour("ood"), linewidth=1.6)
     axes.plot(x[:, 0], torch.where(over, torch.nan, score), color=colour("id"), linewidth=1.6)
     axes.axhline(guard.threshold, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
-    axes.plot(rows, torch.full_like(rows, float(score.min()) - 0.6), "|", markersize=4, color=colour("ood"), alpha=0.6)
-    axes.set(xlim=(-1.5, 1.5), xticks=(-1, 0, 1))
+    axes.plot(rows, torch.full_like(rows, float(score.min()) - 0.6), "|", markersize=4, color=colour("ink"), alpha=0.6)
+    axes.set(xlim=(-1.5, 1.5), xticks=(-1, 0, 1), xlabel="input", ylabel="score")
 
 
 SHOTS = (

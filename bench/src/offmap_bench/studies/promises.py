@@ -346,5 +346,4 @@ STUDY = Study(
         for block in range(case.seeds // BLOCK)
     },
     fields,
-    folder="results",
 )

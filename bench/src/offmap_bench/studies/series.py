@@ -312,4 +312,4 @@ def draw(parts: dict[str, list[float]]) -> None:
         FIGURE.write_text(render_svg(figure), encoding="utf-8")
 
 
-STUDY = Study("series", cells, fields, folder="results")
+STUDY = Study("series", cells, fields)

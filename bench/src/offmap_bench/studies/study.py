@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from offmap.atomic import write_whole
-from offmap_bench.paths import DOCS, RECORDS
+from offmap_bench.paths import RECORDS, RESULTS
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
@@ -25,17 +25,16 @@ Runs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Study:
-    """`records/NAME.json`, `templates/NAME.md` and `docs/FOLDER/NAME.md`, with dashes for underscores in the page."""
+    """`records/NAME.json`, `templates/NAME.md` and `docs/results/NAME.md`, with dashes for underscores in the page."""
 
     name: str
     cells: Callable[[], Mapping[str, Callable[[], Any]]]  # {cell: a function that measures it}
     fields: Callable[[Runs], Mapping[str, Any]]  # the placeholders of the template, from the runs on record
     packages: tuple[str, ...] = ("offmap", "torch")  # distributions whose versions go on record
-    folder: str = ""  # of the page, below docs
 
     @property
     def page(self) -> Path:
-        return DOCS / self.folder / f"{self.name.replace('_', '-')}.md"
+        return RESULTS / f"{self.name.replace('_', '-')}.md"
 
     def read(self) -> dict[str, Any]:
         """Read the record: {"runs": {cell: ...}, "versions": {package: ...}}."""
