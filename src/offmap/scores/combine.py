@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,7 @@ Figures = dict[str, Any]
 class CombinedScore(Score):
     """The weighted mean of several terms; `weights` (T,) sum to one. `figures` tell what they see, as `Guard.assess` reports."""
 
+    tuned: ClassVar[bool] = True  # else weights are equal
     weights: Tensor
 
     def __init__(self, terms: Mapping[str, Score], weights: Tensor | None = None, figures: Figures | None = None) -> None:
@@ -84,9 +85,10 @@ class CombinedScore(Score):
 
     @classmethod
     def join_terms(cls, terms: Mapping[str, Score], data: ScoreData, weights: Tensor | None = None) -> Self:
-        """Join terms with these weights, or those that cuts choose, and tell what they see."""
+        """Join terms with these weights, or those that cuts choose, and measure what they see."""
         measured = measure_cuts(terms, data)
-        score = cls(terms, choose_weights(measured, len(terms)) if weights is None else weights).eval()
+        weights = choose_weights(measured, len(terms)) if weights is None and cls.tuned else weights
+        score = cls(terms, weights).eval()
         score.figures = score.tell_figures(measured, data)
         return score
 
@@ -150,12 +152,7 @@ class CombinedScore(Score):
 class EqualScore(CombinedScore):
     """The terms of the default score with equal weights."""
 
-    @classmethod
-    def fit(cls, data: ScoreData) -> Score:
-        """Fit the terms that the data allow; without two, the paper's score."""
-        terms = fit_terms(cls.names(), data)
-        equal = torch.ones(len(terms), dtype=torch.float64, device="cpu")
-        return cls.join_terms(terms, data, equal) if len(terms) > 1 else PaperScore()
+    tuned = False
 
 
 @register_score("distance")
@@ -295,11 +292,10 @@ def list_halves(name: str, along: Tensor) -> list[tuple[str, str, Tensor]]:
     """List the outer and the inner half of rows along a direction, (N,); none where equal values make it much more or less."""
     low, high = (along.quantile(share) for share in INNER)
     inner = (along > low) & (along < high)
-    halves = [
-        ("beyond", f"beyond the data, outer half of {name}", ~inner),
-        ("between", f"between the data, inner half of {name}", inner),
-    ]
-    return halves if 0.3 <= float(inner.double().mean()) <= 0.7 else []
+    if not 0.3 <= float(inner.double().mean()) <= 0.7:
+        return []
+    outer, between = f"beyond the data, outer half of {name}", f"between the data, inner half of {name}"
+    return [("beyond", outer, ~inner), ("between", between, inner)]
 
 
 def list_clusters(rows: Tensor) -> list[tuple[str, str, Tensor]]:

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NEIGHBOURS = 10
-"""k of `find_nearest`."""
+NEIGHBOURS = 10  # k of `find_nearest`
 
 PARTS = 8
 """Parts of the rows, the nearest row of each of which counts; fewer where a part would have less than eight rows."""
@@ -33,17 +32,14 @@ SHARE = 0.1
 BLOCK_NUMBERS = 1 << 19
 """Numbers held at once (2 MB, which stay in a core's cache), whatever the number of examples."""
 
-TINY = 1e-150
-"""Ratios are at least so large."""
+TINY = 1e-150  # ratios are at least so large
 
-LEAST_ROWS = 3
-"""Fewer rows have no spacing to speak of."""
+LEAST_ROWS = 3  # fewer have no spacing to speak of
 
 FLAT = 3e-3
 """Directions in which rows vary less than this share of the most count as varying so much: `Ellipsoid` would see noise there."""
 
-RUNS = 16
-"""Rows are looked through in so many runs, side by side, where they are many."""
+RUNS = 16  # rows are looked through in so many runs, side by side, where they are many
 
 FEW_WORDS = 16
 """Whole numbers of so many values, or of √N in N rows, are words; those of more may be anything, such as ids or lengths."""
@@ -193,8 +189,9 @@ class KNNDistance(FittedModule):
     unit: Tensor
     spacings: Tensor
     padded: Tensor  # rows around their mean, as many in each part
-    squares: Tensor  # their squared lengths, infinite for padding
-    lengthened: Tensor  # −2 rows and their squared lengths below, (D + 1, N): one product gives all distances
+    lengthened: (
+        Tensor  # −2 rows and below their squared lengths, infinite for padding, (D + 1, N): one product gives all distances
+    )
     offset: Tensor  # what inputs are moved by before they are divided by `unit`
     widened: Tensor  # spacings + f
     eps: Tensor  # f/10
@@ -204,7 +201,7 @@ class KNNDistance(FittedModule):
         super().__init__()
         for name, tensor in zip_longest(("rows", "centre", "unit", "spacings"), tensors):
             self.register_buffer(name, torch.empty(0, device="cpu") if tensor is None else tensor)
-        for name in ("padded", "squares", "lengthened", "offset", "widened", "eps"):
+        for name in ("padded", "lengthened", "offset", "widened", "eps"):
             self.register_buffer(name, torch.empty(0, device="cpu"), persistent=False)
         self.zscore, self.single = zscore or ZScore(), single
         self.prepare()
@@ -239,8 +236,8 @@ class KNNDistance(FittedModule):
             rows = (self.rows.double() - middle).to(self.rows.dtype)
             more = -len(rows) % (self.parts * (RUNS if len(rows) > 8 * RUNS * self.parts else 1))
             self.padded, self.offset = F.pad(rows, (0, 0, 0, more)), self.centre + middle * self.unit
-            self.squares = F.pad(rows.float().square().sum(1), (0, more), value=torch.inf)
-            self.lengthened = torch.cat([-2 * self.padded.float(), self.squares.unsqueeze(1)], 1).mT.contiguous()
+            squares = F.pad(rows.float().square().sum(1), (0, more), value=torch.inf)
+            self.lengthened = torch.cat([-2 * self.padded.float(), squares.unsqueeze(1)], 1).mT.contiguous()
             self.widened = F.pad((self.spacings + SHARE * self.spacings.mean()).clamp_min(TINY), (0, more), value=1.0)
             self.eps = SHARE * SHARE * self.spacings.mean()
 
@@ -263,10 +260,10 @@ class KNNDistance(FittedModule):
 
     def ties(self, x: Tensor) -> Tensor:
         """Tell which rows (B, D) have two neighbours in one part equally far up to rounding, (B,): either may count."""
-        x = self.scale(x).float()
-        gaps = (self.squares - 2 * (x @ self.padded.float().mT)).unflatten(1, (-1, self.parts))
+        x, squares = self.scale(x).float(), self.lengthened[-1]
+        gaps = (F.pad(x, (0, 1), value=1.0) @ self.lengthened).unflatten(1, (-1, self.parts))
         nearest, after = gaps.topk(2, dim=1, largest=False).values.unbind(1)
-        highest = self.squares[self.squares.isfinite()].amax()
+        highest = squares[squares.isfinite()].amax()
         return (after - nearest <= 1e-5 * (x.square().sum(1) + highest).unsqueeze(1)).any(1)
 
     def scale(self, x: Tensor) -> Tensor:
