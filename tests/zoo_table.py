@@ -20,8 +20,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "results" / "models.md"
 HEAD = """\
 # Models
 
-What the library finds in each model of the test zoo (`tests/zoo/`). `python tests/zoo_table.py` writes this page; a test compares it
-with the code of today.
+What the library finds in each model of the test zoo (`tests/zoo/`). `python tests/zoo_table.py` writes this page; a test compares
+it with the code of today.
 
 - A *matrix* is a parameter with at least two axes that are longer than one, or a rotated one.
 - *Rotated* matrices have a basis of their inputs' directions, one per block (×2: two blocks).
