@@ -74,7 +74,7 @@ def without_own_term(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 
 
 BEFORE: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
-    "README.md": three_lines, "docs/index.md": three_lines, "docs/data.md": tables_and_cameras,
+    "docs/index.md": three_lines, "docs/data.md": tables_and_cameras,
     "docs/data-images.md": tables_and_cameras,
     "docs/score.md": without_own_term,
 }  # fmt: skip
