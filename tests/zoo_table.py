@@ -20,10 +20,13 @@ PAGE = Path(__file__).parent.parent / "docs" / "results" / "models.md"
 HEAD = """\
 # Models
 
-What the library finds in each model of the test zoo (`tests/zoo/`), as it comes. A *matrix* is a parameter with two axes or more
-that are longer than one, or one that is rotated. *Rotated* ones have a basis of their inputs' directions, one per block (×2: two
-of them); *plain* ones keep their own axes, for the reason given. Draws run all at once (`vmap`) where torch has a rule for every
-operator, else one after the other (loop). Made by `python tests/zoo_table.py`; a test compares it with what is found today.
+What the library finds in each model of the test zoo (`tests/zoo/`). `python tests/zoo_table.py` writes this page; a test compares
+it with the code of today.
+
+- A *matrix* is a parameter with at least two axes that are longer than one, or a rotated one.
+- *Rotated* matrices have a basis of their inputs' directions, one per block (×2: two blocks).
+- *Plain* matrices keep their own axes, for the reason given.
+- Draws run all at once (`vmap`) where torch has a rule for every operator, else one after the other (loop).
 
 | model | shows | matrices | rotated | plain, why | draws |
 |---|---|---|---|---|---|
