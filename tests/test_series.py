@@ -271,7 +271,7 @@ def test_scores_and_states_that_do_not_fit_are_refused(guard: offmap.Guard) -> N
         adaptive.update(torch.tensor([0.0, math.nan]))
     with pytest.raises(ShapeError, match="Expected `normal` to be bool"):
         adaptive.update(torch.zeros(2), normal=torch.zeros(2))
-    with pytest.raises(ConfigError, match="Expected finite numbers false_alarms, lr"):
+    with pytest.raises(ConfigError, match="Expected finite false_alarms, lr"):
         adaptive.load_state_dict({"level": 0.0})
     with pytest.raises(ConfigError, match="Expected `lr` to be a number above 0"):
         offmap.AdaptiveThreshold(guard, lr=0)

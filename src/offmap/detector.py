@@ -26,7 +26,7 @@ from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.likelihoods import Prediction
 from offmap.likelihoods.likelihood import describe_tensors
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 KEPT_BYTES = 1 << 26
 """Calibration inputs that a detector keeps in memory, at most."""
@@ -360,9 +360,7 @@ def find_weights(data: Data, rows: int, groups: Any, block: int | None) -> Tenso
     if groups is not None and block is not None:
         raise ConfigError("Expected `groups` or `block`, but got both; pass the groups alone.")
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
-        raise ConfigError(
-            "Expected `valid` in the order of its groups, but its DataLoader shuffles; pass one with `shuffle=False`."
-        )
+        raise ConfigError("Expected `valid` in the order of its groups, but its DataLoader shuffles; pass `shuffle=False`.")
     weights = conformal.group_weights(
         conformal.consecutive_blocks(rows, checks.integer("block", block)) if groups is None else groups
     )

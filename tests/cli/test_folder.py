@@ -327,7 +327,7 @@ MISUSES = {
         [*IMAGES],
         "images holds images: pass what the model takes as --image CxHxW, such as --image 3x32x32.",
     ),
-    "shape": ([*IMAGES, "--image", "4x4"], "Expected --image as CxHxW, such as 3x32x32, --mean and --std as numbers with commas"),
+    "shape": ([*IMAGES, "--image", "4x4"], "Expected --image like 3x32x32 and --mean, --std like 0.5,0.5,0.5, but got '4x4'"),
     "channels": ([*IMAGES, "--image", "2x4x4"], "Expected images of 1 or 3 channels"),
     "images with columns": ([*IMAGES, "--image", "1x4x4", "--keep", "a"], "Expected --keep, --drop and --separator with tables"),
     "tables with a shape": (

@@ -152,7 +152,7 @@ def test_bytes_are_refused_and_bytes_as_floats_are_noticed(caplog: pytest.LogCap
 def test_a_model_that_only_guesses_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     (x, y), valid = images(100), images(50, 1)
     offmap.detect(eye(), (x, (y + 1) % 3), valid)
-    assert "The net is right on 0.0 % of the training rows" in caplog.text
+    assert "The model is right on 0.0 % of the training rows" in caplog.text
     assert "were they scaled so in training?" in caplog.text
 
 

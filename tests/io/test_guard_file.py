@@ -412,8 +412,8 @@ class OwnNoise(Noise):
     ("options", "message"),
     [
         ({"score": lambda out: out[..., 0].var(0)},
-         "score or likelihood of your own cannot be saved unless it is registered: a file"),
-        ({"likelihood": Gaussian()}, "score or likelihood of your own cannot be saved unless it is registered: a file"),
+         "with a score or likelihood of your own, register it: a file"),
+        ({"likelihood": Gaussian()}, "with a score or likelihood of your own, register it: a file"),
         ({"noise": OwnNoise()}, "noise of your own cannot be saved: a file holds no code"),
     ],
 )  # fmt: skip

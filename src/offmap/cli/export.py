@@ -55,7 +55,7 @@ def export(
     loaded, schema = load_guard(guard, model, weights or (), trust_model)
     if draws not in (None, loaded.draws) and calibration is None:
         raise UsageError(
-            f"The guard's threshold belongs to {loaded.draws} draws: pass --calibration TABLE, in-distribution rows, for {draws}."
+            f"The threshold is for {loaded.draws} draws; for {draws}, pass --calibration TABLE (in-distribution rows)."
         )
 
     def read(path: Path | None) -> Tensor | None:

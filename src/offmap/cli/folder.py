@@ -26,7 +26,7 @@ from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, FileError, OffmapError
 from offmap.guard import Guard
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 NOTES = ".offmap"
 """The folder, inside that of the scores, with a note for each file on what it was made from."""

@@ -198,7 +198,6 @@ def _parse_transform(data: Path, image: str | None, mean: str | None, std: str |
         numbers = [tuple(float(number) for number in (text or "").split(",") if number.strip()) for text in (mean, std)]
     except ValueError as error:
         raise UsageError(
-            f"Expected --image as CxHxW, such as 3x32x32, --mean and --std as numbers with commas, but got {image!r}, {mean!r} "
-            f"and {std!r}."
+            f"Expected --image like 3x32x32 and --mean, --std like 0.5,0.5,0.5, but got {image!r}, {mean!r} and {std!r}."
         ) from error
     return ImageTransform((channels, height, width), *numbers)

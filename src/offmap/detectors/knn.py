@@ -10,7 +10,7 @@ from offmap import checks
 from offmap.detectors.posthoc import FitData, register
 from offmap.scores.distance import find_nearest
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 
 def knn(features: Tensor, rows: Tensor, k: int) -> Tensor:

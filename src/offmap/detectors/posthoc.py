@@ -24,7 +24,7 @@ from offmap.likelihoods import Categorical, Prediction
 from offmap.model.forward import LRUCache, OutputFn
 from offmap.model.params import as_models
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 Needs: TypeAlias = Literal["logits", "features", "head"]
 """What a detector needs of the model: logits only, features too, or also the linear head that maps features to logits."""

@@ -18,7 +18,7 @@ from offmap.distributed.jobs import Job, Report
 from offmap.errors import ConfigError, OffmapError, first_line
 from offmap.extras import require
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 MAX_DEATHS = 3
 """So many workers may die of one job until the run ends."""
@@ -117,8 +117,7 @@ def connect(ray: Any, workers: int, address: str | None) -> Generator[None]:
                 raise ConfigError(f"Cannot start Ray on this machine: {first_line(error)}.") from error
             raise ConfigError(
                 f"Cannot join Ray at {address!r}: {type(error).__name__}: {first_line(error)}. Expected HOST:PORT as "
-                "`ray start --head` tells it, or 'auto' on a machine of the cluster; without an address, offmap starts a Ray of "
-                "its own."
+                "`ray start --head` prints it, or 'auto' inside the cluster; without an address, offmap starts its own Ray."
             ) from error
         else:
             try:

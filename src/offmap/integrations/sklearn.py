@@ -134,9 +134,8 @@ class Guarded(BaseEstimator):
             count, width = rows.shape
             if count * width > DENSE_NUMBERS:
                 raise DataError(
-                    f"Expected a sparse matrix of at most {DENSE_NUMBERS:,} numbers, for it is made dense, but got {count:,} "
-                    f"rows of {width:,}. Take fewer rows at once, or fewer columns (`OneHotEncoder(min_frequency=...)`, "
-                    "`TruncatedSVD`)."
+                    f"Expected at most {DENSE_NUMBERS:,} numbers in a sparse matrix, but got {count:,} rows of {width:,}. "
+                    "Pass fewer rows, or fewer columns (`OneHotEncoder(min_frequency=...)`, `TruncatedSVD`)."
                 )
             rows = rows.toarray()
         return torch.tensor(rows) if y is None else (torch.tensor(rows), y)

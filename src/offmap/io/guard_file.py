@@ -115,9 +115,7 @@ def save(guard: Guard, path: str | Path) -> None:
     predictive, likelihood, score = guard.predictive, guard.likelihood, guard.score_module
     kind = next((name for name, cls in LIKELIHOODS.items() if cls is type(likelihood)), None)
     if kind is None or SCORES.get(score.name) is not type(score):
-        raise ConfigError(
-            "A guard with a score or likelihood of your own cannot be saved unless it is registered: a file holds no code."
-        )
+        raise ConfigError("To save a guard with a score or likelihood of your own, register it: a file holds no code.")
     entries, tensors = _of_weights(predictive) if isinstance(predictive, Stochastic) else _of_outputs(guard)
     state = likelihood.state()
     tensors |= {f"likelihood.{n}": v for n, v in state.items() if isinstance(v, Tensor)}

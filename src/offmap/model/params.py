@@ -106,9 +106,7 @@ def _check_device(model: nn.Module) -> None:
         each = "; ".join(f"{join_names(n for n, place in places.items() if place == d)} on {d}" for d in (first, *others))
         raise ModelError(f"Expected a model on one device, but it has {each}. Move it, for example with `net.to('{first}')`.")
     if first.type == "meta":
-        raise ModelError(
-            f"Expected a model that holds numbers, but {type(model).__name__} is on the meta device. Load its weights."
-        )
+        raise ModelError(f"{type(model).__name__} is on the meta device, without numbers. Load its weights first.")
 
 
 def detach_params(model: nn.Module) -> Weights:
@@ -141,9 +139,7 @@ def select_params(model: nn.Module, params: ParamSelection = None, last: Collect
                 f"The words {[*WORDS, LAST_LAYER]} are patterns too."
             )
         if LAST_LAYER in entries and last is None:
-            raise ConfigError(
-                f"Expected names, but {LAST_LAYER!r} takes a forward pass to tell. Use `offmap.fit`, or pass a pattern."
-            )
+            raise ConfigError(f"Only `offmap.fit` finds {LAST_LAYER!r}, by a forward pass. Pass a pattern here.")
 
         def picks(entry: str, name: str, tensor: Tensor) -> bool:
             if entry == LAST_LAYER:

@@ -25,7 +25,8 @@ class RequestError(Exception):
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status: int = status
+        self.reason: str = reason
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,7 @@ def _order_columns(rows: Any, columns: Sequence[str]) -> list[list[Any]]:
         if len(row) < len(names):
             missing = [name for name in columns if name not in row]
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise RequestError(
-                422, f"Expected all {len(names)} columns of the model, but row {i + 1} lacks {missing[0]!r}{more}."
-            )
+            raise RequestError(422, f"Expected all {len(names)} columns, but row {i + 1} lacks {missing[0]!r}{more}.")
     return [[row[name] for name in columns] for row in rows]
 
 

@@ -80,10 +80,7 @@ class Schema:
             for block in table.blocks(inputs, names):
                 size += block.x.nbytes + 64 * len(block.x) * len(names)
                 if size > most:
-                    raise DataError(
-                        f"Expected at most {most} bytes in {path} when unpacked, but there are more. Save it without "
-                        "compression, or pass fewer rows."
-                    )
+                    raise DataError(f"{path} unpacks to more than {most} bytes. Save it uncompressed, or pass fewer rows.")
                 x.append(block.x.astype(np.float32))
                 for name in names:
                     values[name] += block.raw[name]
