@@ -161,7 +161,7 @@ REFUSED = {
     "full": (
         ["x.txt"],
         False,
-        "Expected --out to be an empty folder, but {out} holds x.txt. Choose another, or pass --resume to",
+        "Expected --out to be an empty folder, but {out} holds x.txt. Choose another, or --resume",
     ),
     "other files": (["a.csv"], True, "Expected nothing but scores of {data} in {out}, but it holds a.csv. Choose another"),
     "with more": (

@@ -137,8 +137,7 @@ def _prepare_output(spec: ScoreSpec, shards: Sequence[Shard], resume: bool) -> N
     files, has_notes = sorted(_list_files(out)), (out / NOTES).exists()
     if not resume and (files or has_notes):
         raise UsageError(
-            f"Expected --out to be an empty folder, but {out} holds {files[0] if files else NOTES}. Choose another, or pass "
-            "--resume to keep the scores that are finished there and make the others."
+            f"Expected --out to be an empty folder, but {out} holds {files[0] if files else NOTES}. Choose another, or --resume."
         )
     foreign = sorted(set(files) - {shard.out for shard in shards}) if has_notes else files
     if foreign:

@@ -71,8 +71,7 @@ def _check_token(token: str | None, no_token: bool, host: str) -> str | None:
         raise UsageError("Expected a token, or --no-token, but got both. Leave one of them out.")
     if token is None and not no_token and not _is_loopback(host):
         raise UsageError(
-            f"Expected a token to listen on {host}, where others than this machine may ask. Set OFFMAP_TOKEN, or pass "
-            "--no-token to let anyone ask."
+            f"Expected a token to listen on {host}, which other machines can reach. Set OFFMAP_TOKEN, or pass --no-token."
         )
     return token
 

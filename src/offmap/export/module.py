@@ -110,10 +110,7 @@ class BaseModels(nn.Module):
         for name, owners in self.owners.items():
             path = next((path for path in read if path in owners), None)
             if path is None:
-                raise ModelError(
-                    f"Expected `{name}` to be used by its own layer, but the model reads it elsewhere, which a traced "
-                    f"graph does not show. {REMEDY}"
-                )
+                raise ModelError(f"Expected only its layer to use `{name}`, but the model reads it elsewhere. {REMEDY}")
             maps = isinstance(owners[path], CONVOLUTIONS)
             layer_inputs[name] = pool_map(read[path]) if maps else pool_tokens(read[path], inputs)
         return layer_inputs, self.last_layer.read(ends) if self.last_layer else output, widen(output)

@@ -143,8 +143,7 @@ def _to_onnx(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[b
             onnx_program = torch.onnx.export(program, verbose=False, external_data=False)
         except Exception as error:
             raise ModelError(
-                f"ONNX has no words for this model: {_reason(error)}. Replace the operator by others, or export to .pt2, which "
-                "keeps torch's own."
+                f"ONNX cannot express this model: {_reason(error)}. Replace the operator, or export to .pt2, which keeps it."
             ) from error
     assert onnx_program is not None
     _rename(onnx_program.model.graph, task)
@@ -218,8 +217,7 @@ def verify_checksum(content: bytes, path: Path) -> None:
     """Raise a FileError unless the bytes are those that were written."""
     if content != add_checksum(content[: -len(CHECKSUM) - 64]):
         raise FileError(
-            f"Expected a file as `Guard.export` wrote it, but {path} is damaged, changed or another: its checksum does not fit. "
-            "Export the guard anew."
+            f"{path} has a wrong checksum: it is damaged, changed, or not written by `Guard.export`. Export the guard again."
         )
 
 

@@ -26,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from offmap._version import __version__
 from offmap.errors import ConfigError, first_line
+from offmap.report.page import style
 from offmap.serve.logs import log_event, note, watch_requests
 from offmap.serve.model import Batcher, Model
 from offmap.serve.monitor import Monitor
@@ -141,7 +142,8 @@ def create_app(model: Model, limits: Limits) -> FastAPI:
         return JSONResponse(monitor.to_dict())
 
     for path, file in {"/": "live.html", "/docs": "api.html"}.items():
-        page = HTMLResponse(files("offmap.serve").joinpath(file).read_text(encoding="utf-8"))
+        text = files("offmap.serve").joinpath(file).read_text(encoding="utf-8")
+        page = HTMLResponse(text.replace("/* style */", style()))
         app.get(path, response_class=HTMLResponse, include_in_schema=False)(lambda page=page: page)
     return app
 
