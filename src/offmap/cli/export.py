@@ -41,9 +41,10 @@ def export(
     quiet: opt.Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write a guard as one graph, from rows of a table to prediction, score, verdict, p-value, terms and threshold.
+    """Write a guard as one ONNX or torch graph.
 
-    The file is run on some rows, and written if it gives the guard's numbers. `offmap serve` serves it.
+    The graph gives prediction, score, verdict, p-value, terms and threshold of every row. It is checked on some rows before it is
+    written: it must give the guard's numbers. `offmap serve` serves it.
 
     \b
     Examples:

@@ -53,10 +53,10 @@ def score(
     quiet: opt.Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Score the rows of a table of any length: write score, OOD flag, p-value and prediction of each row.
+    """Score every row of a table, or of a folder.
 
-    Columns are found by their names at fit time, in any order. The output file appears only once it is complete. A folder gives
-    one file of scores for each table, or for every 256 images, in the folder --out.
+    Writes score, OOD flag, p-value and prediction of each row, of a table of any length. Finds columns by name, in any order.
+    The output file appears once it is complete. A folder gives one file for each table, or for every 256 images, in --out.
 
     \b
     Examples:
