@@ -76,7 +76,7 @@ class AdaptiveThreshold:
         if scores.ndim != 1:
             raise ShapeError(f"Expected `scores` of shape (B,), but got {tuple(scores.shape)}.")
         if count := int(scores.isnan().sum()):
-            raise DataError(f"Expected `scores` without NaN, but {count} of {len(scores)} are.")
+            raise DataError(f"Expected `scores` without NaN, but {count} of {len(scores)} are NaN.")
         learned = (
             torch.ones(len(scores), dtype=torch.bool, device="cpu") if normal is None else torch.as_tensor(normal, device="cpu")
         )

@@ -173,8 +173,8 @@ class Calibration:
         """Warn that neighbouring rows have alike scores, so that a later stretch may be flagged more often than promised."""
         if self.effective_rows is not None:
             logger.warning(
-                "Neighbouring calibration rows have alike scores, as in a time series or a sorted table, so %d rows are worth "
-                "about %d independent ones: of a later stretch or another run, more than %g %% may be flagged. Pass `groups=` or "
+                "Neighbouring calibration rows have similar scores, as in a time series or a sorted table: %d rows are worth "
+                "about %d independent ones, so more than %g %% of later rows or of another run may be flagged. Pass `groups=` or "
                 "`block=` to `guard.calibrate` (docs: guides/series).",
                 len(self.scores), self.effective_rows, 100 * self.false_alarms,
             )  # fmt: skip

@@ -137,8 +137,7 @@ def test_damage_is_named(guard, tmp_path, caplog):
         again = score(guard, spec(data, out), resume=True)
     assert [(each.rows, each.reused) for each in again] == [(30, False), (40, False), (50, True)]
     assert caplog.messages == [
-        f"{out / name} or its note {out / NOTES / name}.json is gone, damaged or not as it was written: the scores are made "
-        "again."
+        f"{out / name} or its note {out / NOTES / name}.json is missing, damaged or changed: it is scored again."
         for name in ("a.csv", "b.npz")
     ]
 

@@ -70,7 +70,7 @@ def test_lines_without_end_are_refused_where_tables_are_streamed(tmp_path: Path,
     for place, start in enumerate((b"", b"a,b\n1,2\n")):
         path = tmp_path / f"{place}.csv.gz"
         path.write_bytes(gzip.compress(start + b"1," * 100_000))
-        with pytest.raises(DataError, match="but it cannot be read: a line has more than 20000 letters"):
+        with pytest.raises(DataError, match="but it cannot be read: a line has more than 20000 characters"):
             stream(path)
 
 

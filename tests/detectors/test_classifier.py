@@ -132,7 +132,7 @@ def test_an_earlier_layer_gives_features_without_a_matrix_to_the_logits() -> Non
     classifier = find_features(model, IMAGES, features="1")
     torch.testing.assert_close(classifier.activations(IMAGES).features, model[:3](IMAGES).detach())
     DETECTORS["knn"].check_needs(classifier)
-    with pytest.raises(ModelError, match="makes the logits for 'vim', but those of `1` are none.*or take one of .*'knn'"):
+    with pytest.raises(ModelError, match="turns into the logits for 'vim', but those of `1` do not.*or take one of .*'knn'"):
         DETECTORS["vim"].check_needs(classifier)
 
 

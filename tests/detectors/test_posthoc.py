@@ -164,7 +164,7 @@ def test_too_few_rows_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match="Expected `k` to be a whole number from 1 to 39"):
         offmap.detect(classifier(), classes(40), classes(30, 1), method="knn", k=40)
     offmap.detect(classifier(), classes(60), classes(30, 1), method="knn", k=50)
-    assert "k = 50 is of another class for some inputs" in caplog.text
+    assert "With k = 50, the k-th nearest row of some in-distribution inputs is of another class" in caplog.text
 
 
 @pytest.mark.parametrize(("fewest", "k"), [(2, 1), (40, 1), (100, 1), (199, 1), (500, 5), (5000, 50), (7000, 50)])

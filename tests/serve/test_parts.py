@@ -234,7 +234,7 @@ def test_rows_without_names_go_by_position_alone(tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_file_that_says_impossible_things_of_its_guard_is_refused(facts: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="Expected what `Guard.export` writes about a guard"):
+    with pytest.raises(FileError, match="Expected metadata as `Guard.export` writes it"):
         Model.load(write_graph(tmp_path / "g.onnx", **facts))
 
 

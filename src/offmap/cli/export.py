@@ -78,5 +78,5 @@ def export(
 def _random_rows(schema: Schema, guard: Path) -> Tensor:
     """Return standard normal rows of as many columns as at fit time."""
     if schema.inputs is None:
-        raise UsageError(f"{guard} does not tell its columns: pass some rows as --example TABLE.")
+        raise UsageError(f"{guard} does not store its columns: pass some rows as --example TABLE.")
     return torch.randn(EXAMPLE_ROWS, len(schema.inputs), generator=generator("example"), device="cpu")

@@ -96,7 +96,7 @@ def list_shards(folder: Path) -> tuple[list[Shard], list[str]]:
     out, count = Counter(shard.out for shard in shards).most_common(1)[0]
     if count > 1:
         both = " and ".join(shard.files[0] for shard in shards if shard.out == out)
-        raise DataError(f"Expected names that differ in {folder}, but the scores of {both} would both be {out}.")
+        raise DataError(f"Expected distinct names in {folder}, but the scores of {both} would both be {out}.")
     return shards, [file for file in files if file not in {*tables, *images}]
 
 
@@ -218,7 +218,7 @@ def _read_note(spec: ScoreSpec, shard: Shard, source: dict[str, Any]) -> ScoreRe
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    logger.warning("%s or its note %s is gone, damaged or not as it was written: the scores are made again.", out, path)
+    logger.warning("%s or its note %s is missing, damaged or changed: it is scored again.", out, path)
     return None
 
 

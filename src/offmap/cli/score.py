@@ -79,7 +79,7 @@ def score(
                 raise UsageError(f"Expected --image, --mean and --std with images, but {data} holds tables.")
         elif (engine, jobs, address, resume, image, mean, std) != ("local", 1, None, False, None, None, None):
             flags = "--engine ray, --jobs, --resume, --image, --mean and --std"
-            raise UsageError(f"Expected {flags} with a folder, but {data} is none.")
+            raise UsageError(f"Expected {flags} with a folder, but {data} is not one.")
         else:
             _ = (find_suffix(data), to_stdout or find_suffix(out, to_write=True))
             if not to_stdout and out.exists() and data.exists() and out.samefile(data):

@@ -97,8 +97,8 @@ class Method:
         if self.needs == "head" and layer is not None and layer.head is None:
             others = [name for name, other in DETECTORS.items() if other.needs != "head"]
             raise ModelError(
-                f"Expected features from which one matrix makes the logits for {self.name!r}, but those of `{layer.module}` are "
-                f"none. Leave `features` out, name the layer before the last matrix, or take one of {others}."
+                f"Expected `features` that one matrix turns into the logits for {self.name!r}, but those of `{layer.module}` do "
+                f"not. Leave `features` out, name the layer before the last matrix, or take one of {others}."
             )
 
 

@@ -65,7 +65,7 @@ def run_on_ray(
                 f"{type(error).__name__}: {first_line(error)}. Has each machine enough memory, and the same offmap?"
             ) from error
         except ray.exceptions.RayError as error:
-            raise OffmapError(f"Ray failed: {first_line(error)}. What is done stays done: run it again.") from error
+            raise OffmapError(f"Ray failed: {first_line(error)}. Finished jobs are kept: run it again.") from error
         finally:
             for ref in running:  # also those in the middle of a job
                 ray.cancel(ref, force=True)

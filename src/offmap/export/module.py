@@ -59,7 +59,7 @@ def with_weights(predictive: Predictive) -> Stochastic | Sampled:
         return predictive
     raise ConfigError(
         f"Expected a guard over a model and its drawn weights to export, but got one over {type(predictive).__name__}, which "
-        "keeps them to itself. Fit it with `offmap.fit`."
+        "does not expose them. Fit it with `offmap.fit`."
     )
 
 
@@ -328,8 +328,8 @@ def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Any) -> tupl
         return other, True
     shift = float(moved.nan_to_num(0.0, 0.0, 0.0).median())
     logger.warning(
-        "The guard's threshold belongs to %d draws, the file has %d, and the guard keeps no calibration rows: scores are moved "
-        "by %.3g, as the example's are in the median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` "
+        "The guard's threshold belongs to %d draws, the file has %d, and the guard keeps no calibration rows: scores are shifted "
+        "by %.3g, the median shift of the example's, and the false alarm rate is only about %g. Pass `calibration=` "
         "(in-distribution data, as to `calibrate`), or draws=%d.",
         guard.draws, draws, shift, known.false_alarms, guard.draws,
     )  # fmt: skip

@@ -177,7 +177,7 @@ def _first_output(probe: Probe, device: torch.device) -> Tensor:
     check_rows(probe.model, output, probe.x)
     if output.device != device:
         raise ModelError(
-            f"Expected an output on the device of the parameters, {device}, but {type(probe.model).__name__} answers on "
+            f"Expected an output on the device of the parameters, {device}, but {type(probe.model).__name__} returns it on "
             f"{output.device}. Keep the model on one device, or move the output back in `output_fn=`."
         )
     return output

@@ -60,7 +60,7 @@ class Model:
             session = open_session(content, threads)
         except Exception as error:
             reason = f"ONNX Runtime cannot read {path}: {first_line(error)}"
-            raise FileError(f"Expected an ONNX file, but {reason}. Export the guard anew.") from error
+            raise FileError(f"Expected an ONNX file, but {reason}. Export the guard again.") from error
         metadata = session.get_modelmeta().custom_metadata_map
         outputs = tuple(node.name for node in session.get_outputs() if node.name != "threshold")
         if "offmap.threshold" not in metadata or not {"score", "ood"} <= set(outputs):
@@ -84,7 +84,7 @@ class Model:
                 raise ValueError(f"{len(terms)} terms")
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{path} has {first_line(error)}"
-            raise FileError(f"Expected what `Guard.export` writes about a guard, but {reason}. Export it anew.") from error
+            raise FileError(f"Expected metadata as `Guard.export` writes it, but {reason}. Export the guard again.") from error
         return Model(session, tuple(inputs), outputs, **facts)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:

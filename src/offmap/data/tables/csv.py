@@ -62,7 +62,7 @@ class CsvTable(Table):
     def _lines(self) -> Iterator[str]:
         while line := self.text.readline(MAX_LINE_LETTERS):
             if len(line) == MAX_LINE_LETTERS and line[-1] not in "\r\n":
-                raise ValueError(f"a line has more than {MAX_LINE_LETTERS} letters")
+                raise ValueError(f"a line has more than {MAX_LINE_LETTERS} characters")
             self.count += len(line)
             yield line
 
@@ -80,7 +80,7 @@ class CsvTable(Table):
             if record and len(record) != len(self.names):
                 raise DataError(
                     f"Expected {len(self.names)} values in each row of {self.path}, but row {done + len(rows) + 1} has "
-                    f"{len(record)}. Is the file cut, or its separator another?"
+                    f"{len(record)}. Is the file cut, or the separator wrong?"
                 )
             rows += [record] if record else []
             if len(rows) == most or self.count - start > MAX_BLOCK_LETTERS:
@@ -123,7 +123,7 @@ def _read_header(lines: Iterator[str], separators: str) -> tuple[str, str]:
         if all(match[1] for match in quoted.finditer(field)):
             break
         if size > MAX_LINE_LETTERS:
-            raise ValueError(f"its header has more than {MAX_LINE_LETTERS} letters")
+            raise ValueError(f"its header has more than {MAX_LINE_LETTERS} characters")
     return "".join(header), "".join(unquoted)
 
 

@@ -102,7 +102,7 @@ class Schema:
         if numeric:
             numbers = [values for values in columns.values() if not isinstance(values, list)]
             if len(numbers) < len(columns):
-                raise DataError(f"Expected numbers in the target {', '.join(map(repr, columns))} of {path}, but got words.")
+                raise DataError(f"Expected numbers in the target {', '.join(map(repr, columns))} of {path}, but got text.")
             y = np.stack(numbers, 1).astype(np.float32)
             return y[:, 0] if len(numbers) == 1 else y
         (values,) = columns.values()
@@ -159,6 +159,6 @@ def parse_column(table: Table, name: str, values: Sequence[Any], *, words: bool 
     if count - len(wrong) > count / 2:  # a mistake rather than a list of words
         raise DataError(
             f"Expected numbers in column {name!r} of {table.path}, but row {wrong[0] + 1} has {cleaned[wrong[0]]!r} "
-            f"({len(wrong)} such values). Mend them, or name the column in `words` if it holds names."
+            f"({len(wrong)} such values). Correct them, or name the column in `words` if it holds names."
         )
     return cleaned
