@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,6 +14,13 @@ import pytest
 from offmap.errors import ConfigError
 from offmap.extras import require
 from offmap_bench.tasks.synthetic import moons
+from shells import ENVIRONMENT
+
+LAZY = {
+    "adaptive", "assessment", "cli", "detectors", "diagnosis", "ensemble", "evaluation", "export", "integrations",
+    "io", "report", "serve",
+}  # fmt: skip
+"""Packages and modules of the library that are imported when they are first used."""
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
@@ -50,3 +59,14 @@ def test_every_extra_that_an_error_names_exists():
     }
     declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert named - {""} <= set(declared)
+
+
+def test_importing_the_library_imports_torch_and_no_optional_package():
+    code = (
+        "import json, sys, torch; before = set(sys.modules); import offmap; print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
+    added = {name for name in json.loads(output) if not name.startswith("torch.")}
+    packages = {name.partition(".")[0] for name in added} - set(sys.stdlib_module_names)
+    assert packages == {"offmap", "safetensors"}
+    assert {name.split(".")[1] for name in added if name.startswith("offmap.")} & LAZY == set()

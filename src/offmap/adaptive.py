@@ -49,13 +49,16 @@ class AdaptiveThreshold:
         if not len(scores):
             raise DataError("Expected a detector with finite calibration scores, but all of them overflow.")
         rate = calibration.false_alarms if false_alarms is None else false_alarms
-        self.false_alarms, self.lr = checks.fraction("false_alarms", rate, example=0.05), checks.number("lr", lr, above=0)
-        self.centre, upper, first = (float(scores.quantile(level)) for level in (0.5, 0.95, 1 - self.false_alarms))
-        self.spread = (upper - self.centre) or 1.0
+        self.false_alarms: float = checks.fraction("false_alarms", rate, example=0.05)
+        self.lr: float = checks.number("lr", lr, above=0)
+        centre, upper, first = (float(scores.quantile(level)) for level in (0.5, 0.95, 1 - self.false_alarms))
+        self.centre: float = centre
+        self.spread: float = (upper - centre) or 1.0
         if self.false_alarms == calibration.false_alarms and math.isfinite(calibration.threshold):
             first = calibration.threshold
-        self.level = math.asinh((first - self.centre) / self.spread)
-        self.rows = self.flagged = 0
+        self.level: float = math.asinh((first - centre) / self.spread)
+        self.rows: int = 0
+        self.flagged: int = 0
 
     @property
     def threshold(self) -> float:
@@ -73,7 +76,7 @@ class AdaptiveThreshold:
         if scores.ndim != 1:
             raise ShapeError(f"Expected `scores` of shape (B,), but got {tuple(scores.shape)}.")
         if count := int(scores.isnan().sum()):
-            raise DataError(f"Expected `scores` without NaN, but {count} of {len(scores)} are.")
+            raise DataError(f"Expected `scores` without NaN, but {count} of {len(scores)} are NaN.")
         learned = (
             torch.ones(len(scores), dtype=torch.bool, device="cpu") if normal is None else torch.as_tensor(normal, device="cpu")
         )
@@ -105,9 +108,7 @@ class AdaptiveThreshold:
             state: What `state_dict` returned.
         """
         if set(state) != set(vars(self)) or not all(math.isfinite(checks.number(n, v)) for n, v in state.items()):
-            raise ConfigError(
-                f"Expected finite numbers {', '.join(vars(self))} in the state, but got {', '.join(map(str, state))}."
-            )
+            raise ConfigError(f"Expected finite {', '.join(vars(self))} in the state, but got {', '.join(map(str, state))}.")
         vars(self).update(state)
 
     def __repr__(self) -> str:

@@ -53,8 +53,7 @@ def whole_file(path: Path, *, folders: bool = False) -> Generator[BinaryIO]:
         os.replace(beside, path)
     except OSError as error:
         raise FileError(
-            f"Cannot write {path}: {error.strerror or error}. Check that the folder exists and is writable; what was there is as "
-            "before."
+            f"Cannot write {path}: {error.strerror or error}. Check that the folder exists and is writable; nothing was changed."
         ) from error
     finally:
         with contextlib.suppress(OSError):  # gone after the rename

@@ -96,9 +96,7 @@ def integer(name: str, value: Any, at_least: float | None = None, at_most: float
     except (TypeError, ValueError):
         result = None
     if result is not None and result.bit_length() > MOST_BITS:
-        raise ConfigError(
-            f"Expected `{name}` to be a whole number of at most {MOST_BITS} bits, but got one of {result.bit_length()}."
-        )
+        raise ConfigError(f"Expected `{name}` to be a whole number of at most {MOST_BITS} bits, but got {result.bit_length()}.")
     return int(_check_range(result, "a whole number", name, value, at_least, at_most, **bounds))
 
 

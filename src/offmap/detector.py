@@ -26,7 +26,7 @@ from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.likelihoods import Prediction
 from offmap.likelihoods.likelihood import describe_tensors
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 KEPT_BYTES = 1 << 26
 """Calibration inputs that a detector keeps in memory, at most."""
@@ -173,8 +173,8 @@ class Calibration:
         """Warn that neighbouring rows have alike scores, so that a later stretch may be flagged more often than promised."""
         if self.effective_rows is not None:
             logger.warning(
-                "Neighbouring calibration rows have alike scores, as in a time series or a sorted table, so %d rows are worth "
-                "about %d independent ones: of a later stretch or another run, more than %g %% may be flagged. Pass `groups=` or "
+                "Neighbouring calibration rows have similar scores, as in a time series or a sorted table: %d rows are worth "
+                "about %d independent ones, so more than %g %% of later rows or of another run may be flagged. Pass `groups=` or "
                 "`block=` to `guard.calibrate` (docs: guides/series).",
                 len(self.scores), self.effective_rows, 100 * self.false_alarms,
             )  # fmt: skip
@@ -360,9 +360,7 @@ def find_weights(data: Data, rows: int, groups: Any, block: int | None) -> Tenso
     if groups is not None and block is not None:
         raise ConfigError("Expected `groups` or `block`, but got both; pass the groups alone.")
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
-        raise ConfigError(
-            "Expected `valid` in the order of its groups, but its DataLoader shuffles; pass one with `shuffle=False`."
-        )
+        raise ConfigError("Expected `valid` in the order of its groups, but its DataLoader shuffles; pass `shuffle=False`.")
     weights = conformal.group_weights(
         conformal.consecutive_blocks(rows, checks.integer("block", block)) if groups is None else groups
     )

@@ -52,7 +52,7 @@ from offmap.scores.combine import WeightedScore
 from offmap.scores.score import SCORES, FunctionScore, ScoreData
 from offmap.scores.terms import TERMS
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 CLIPS = (math.inf, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.0)
 """The paper's grid of clips."""
@@ -377,8 +377,7 @@ def find_likelihood(
     alike = y.shape[1:] == valid.shape[1:] or (y.ndim == valid.ndim and not y.is_floating_point())
     if not alike or y.is_floating_point() != valid.is_floating_point():
         raise DataError(
-            f"Expected targets of `train` and `valid` alike, but got {tuple(y.shape)} ({y.dtype}) and {tuple(valid.shape)} "
-            f"({valid.dtype})."
+            f"Expected `valid` targets like `train`'s, {y.dtype} {tuple(y.shape)}, but got {valid.dtype} {tuple(valid.shape)}."
         )
     doubts = [resolved.doubt_outputs(outputs, valid)]
     if likelihood is None and y.is_floating_point():

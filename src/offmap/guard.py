@@ -269,7 +269,7 @@ class Guard(Detector):
     def to(self, device: str | torch.device) -> Guard:
         """Return the same guard on another device."""
         if not isinstance(self.predictive, Stochastic):
-            raise ConfigError("Expected a guard over a weight distribution; build other guards where they are to run.")
+            raise ConfigError("Expected a guard over a weight distribution; build other guards on the device where they run.")
         model = replace(self.predictive.model, module=copy.deepcopy(self.predictive.model.module).to(device))
         predictive = replace(self.predictive, model=model, q=copy.deepcopy(self.predictive.q).to(device))
         place, score_module = replace(self.place, device=torch.device(device)), copy.deepcopy(self.score_module).to(device)

@@ -354,7 +354,7 @@ def test_a_guard_made_in_python_takes_all_columns_in_order(shell):
 
 BAD_DATA = {
     "missing value": ("a,b,c\n1,2,3\n1,,3\n", "Expected a finite number in each row of bad.csv, but row 2 has no value in"),
-    "wrong separator": ("a b c\n1 2 3\n", "Expected several columns in bad.csv, but its header has one, 'a b c'."),
+    "wrong separator": ("a b c\n1 2 3\n", "Expected several columns in bad.csv, but got one, 'a b c'."),
     "separator of the rows": ("a,b,c\n1;2;3\n", "Expected 3 values in each row of bad.csv, but row 1 has 1. Is the file cut"),
     "text": ("a,b,c\n1,2,3\n4,green,6\n", "Expected numbers in column 'b' of bad.csv, but row 2 has 'green'."),
     "missing column": ("a,c\n1,2\n", "Expected the columns of fit time in bad.csv, but 'b' is missing: it has 'a', 'c'."),
@@ -621,7 +621,7 @@ def test_export_writes_a_graph_with_the_columns_of_fit_time_and_says_how_it_was_
     done = shell("export", "guard", "g.pt2", *MODEL, "--draws", 4)
     assert (done.code, done.err) == (
         2,
-        "offmap: The guard's threshold belongs to 10 draws: pass --calibration TABLE, in-distribution rows, for 4.\n",
+        "offmap: The threshold is for 10 draws; for 4, pass --calibration TABLE (in-distribution rows).\n",
     )
     done = shell("export", "guard", "g.pt2", *MODEL, "--draws", 4, "--calibration", "test.parquet", "--json")
     assert (done.code, done.err) == (0, "")

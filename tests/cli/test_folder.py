@@ -137,8 +137,7 @@ def test_damage_is_named(guard, tmp_path, caplog):
         again = score(guard, spec(data, out), resume=True)
     assert [(each.rows, each.reused) for each in again] == [(30, False), (40, False), (50, True)]
     assert caplog.messages == [
-        f"{out / name} or its note {out / NOTES / name}.json is gone, damaged or not as it was written: the scores are made "
-        "again."
+        f"{out / name} or its note {out / NOTES / name}.json is missing, damaged or changed: it is scored again."
         for name in ("a.csv", "b.npz")
     ]
 
@@ -161,7 +160,7 @@ REFUSED = {
     "full": (
         ["x.txt"],
         False,
-        "Expected --out to be an empty folder, but {out} holds x.txt. Choose another, or pass --resume to",
+        "Expected --out to be an empty folder, but {out} holds x.txt. Choose another, or --resume",
     ),
     "other files": (["a.csv"], True, "Expected nothing but scores of {data} in {out}, but it holds a.csv. Choose another"),
     "with more": (
@@ -327,7 +326,7 @@ MISUSES = {
         [*IMAGES],
         "images holds images: pass what the model takes as --image CxHxW, such as --image 3x32x32.",
     ),
-    "shape": ([*IMAGES, "--image", "4x4"], "Expected --image as CxHxW, such as 3x32x32, --mean and --std as numbers with commas"),
+    "shape": ([*IMAGES, "--image", "4x4"], "Expected --image like 3x32x32 and --mean, --std like 0.5,0.5,0.5, but got '4x4'"),
     "channels": ([*IMAGES, "--image", "2x4x4"], "Expected images of 1 or 3 channels"),
     "images with columns": ([*IMAGES, "--image", "1x4x4", "--keep", "a"], "Expected --keep, --drop and --separator with tables"),
     "tables with a shape": (

@@ -70,7 +70,7 @@ def test_lines_without_end_are_refused_where_tables_are_streamed(tmp_path: Path,
     for place, start in enumerate((b"", b"a,b\n1,2\n")):
         path = tmp_path / f"{place}.csv.gz"
         path.write_bytes(gzip.compress(start + b"1," * 100_000))
-        with pytest.raises(DataError, match="but it cannot be read: a line has more than 20000 letters"):
+        with pytest.raises(DataError, match="but it cannot be read: a line has more than 20000 characters"):
             stream(path)
 
 
@@ -85,7 +85,7 @@ def test_blocks_of_long_rows_have_fewer_of_them(tmp_path: Path, monkeypatch: pyt
 
 
 CLAIMS: dict[str, tuple[bytes, str]] = {
-    "more than there is": (npy((10**12,)), "has more or fewer values than it says"),
+    "more than there is": (npy((10**12,)), "does not have the values it declares"),
     "columns without end": (npy((0, 10**12)), f"at most {1 << 20} columns"),
     "a negative length": (npy((-1,)), "has shape"),
     "a header that does not close": (npy((), told=b"{'descr': (" + b"\n"), "cannot be read"),
@@ -112,7 +112,7 @@ def test_too_many_columns_or_words_are_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(npz_format, "MAX_COLUMNS", 10)
     monkeypatch.setattr(tabular, "MAX_WORDS", 10)
     np.savez(tmp_path / "t.npz", x=np.zeros((2, 11)))
-    with pytest.raises(DataError, match="Expected at most 10 columns and .* bytes in a row of .*t.npz, but 'x' has more"):
+    with pytest.raises(DataError, match="Expected rows of at most 10 columns and .* bytes in .*t.npz, not 'x'"):
         read(tmp_path / "t.npz")
     np.savez_compressed(tmp_path / "t.npz", x=np.zeros(100_000, dtype=bool))
     with pytest.raises(DataError, match="Expected at most 10 words or truth values in .*t.npz, or numbers, but 'x' has more"):

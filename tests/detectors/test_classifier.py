@@ -132,7 +132,7 @@ def test_an_earlier_layer_gives_features_without_a_matrix_to_the_logits() -> Non
     classifier = find_features(model, IMAGES, features="1")
     torch.testing.assert_close(classifier.activations(IMAGES).features, model[:3](IMAGES).detach())
     DETECTORS["knn"].check_needs(classifier)
-    with pytest.raises(ModelError, match="makes the logits for 'vim', but those of `1` are none.*or take one of .*'knn'"):
+    with pytest.raises(ModelError, match="turns into the logits for 'vim', but those of `1` do not.*or take one of .*'knn'"):
         DETECTORS["vim"].check_needs(classifier)
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_ends_in_no_matrix_lists_candidates_for_detectors_that_need
 
 
 def test_bad_models_and_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the name of a layer, one of .*'0'.*but got 'fc'"):
+    with pytest.raises(ConfigError, match="to name a layer, one of .*'0'.*but got 'fc'"):
         find_features(ends_in(), ROWS, features="fc")
     with pytest.raises(ModelError, match=r"logits of two or more classes, but Linear gives \(6, 1\)"):
         find_features(nn.Linear(4, 1), ROWS)

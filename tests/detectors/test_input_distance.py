@@ -111,7 +111,7 @@ def test_bad_input_of_mahalanobis_is_refused() -> None:
         detector.score(torch.zeros(0, 6))
     with pytest.raises(DataError, match="Expected 2 or more training rows, but got 1"):
         Mahalanobis(correlated(1))
-    with pytest.raises(DataError, match="their covariance is singular: raise `shrinkage`"):
+    with pytest.raises(DataError, match="covariance of the training rows is singular: raise `shrinkage`"):
         Mahalanobis(torch.ones(5, 2))
     with pytest.raises(ConfigError, match="Expected `shrinkage` from 0 to 1, or None for Ledoit and Wolf's, but got 2"):
         Mahalanobis(correlated(), shrinkage=2)

@@ -152,7 +152,7 @@ def test_bytes_are_refused_and_bytes_as_floats_are_noticed(caplog: pytest.LogCap
 def test_a_model_that_only_guesses_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     (x, y), valid = images(100), images(50, 1)
     offmap.detect(eye(), (x, (y + 1) % 3), valid)
-    assert "The net is right on 0.0 % of the training rows" in caplog.text
+    assert "The model is right on 0.0 % of the training rows" in caplog.text
     assert "were they scaled so in training?" in caplog.text
 
 
@@ -164,7 +164,7 @@ def test_too_few_rows_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match="Expected `k` to be a whole number from 1 to 39"):
         offmap.detect(classifier(), classes(40), classes(30, 1), method="knn", k=40)
     offmap.detect(classifier(), classes(60), classes(30, 1), method="knn", k=50)
-    assert "k = 50 is of another class for some inputs" in caplog.text
+    assert "With k = 50, the k-th nearest row of some in-distribution inputs is of another class" in caplog.text
 
 
 @pytest.mark.parametrize(("fewest", "k"), [(2, 1), (40, 1), (100, 1), (199, 1), (500, 5), (5000, 50), (7000, 50)])

@@ -170,7 +170,7 @@ def test_the_command_joins_a_cluster_and_finds_the_model_of_the_user(tmp_path: P
     shell.close()
     assert lost.code == 1
     assert lost.sentence.startswith("Cannot join Ray at '127.0.0.1:1': ConnectionRefusedError: ")
-    assert lost.sentence.endswith("without an address, offmap starts a Ray of its own.")
+    assert lost.sentence.endswith("without an address, offmap starts its own Ray.")
     assert done.code == 1
     assert done.err.startswith("Failed: c.npz: Expected arrays of numbers or words at ")
     told = json.loads(done.out)

@@ -96,7 +96,7 @@ def test_onnx_runtime_gives_the_guards_numbers_and_verdicts_for_any_number_of_ro
     assert float(facts["offmap.threshold"]) == guard.threshold
     content = (tmp_path / "g.onnx").read_bytes()
     verify_checksum(content, tmp_path / "g.onnx")
-    with pytest.raises(FileError, match="g.onnx is damaged, changed or another: its checksum does not fit"):
+    with pytest.raises(FileError, match="g.onnx has a wrong checksum: it is damaged, changed, or not written by"):
         verify_checksum(content.replace(b"offmap.threshold", b"offmap.Threshold"), tmp_path / "g.onnx")
 
 
@@ -370,7 +370,7 @@ def test_models_that_no_graph_can_hold_are_refused_with_the_reason(tmp_path: Pat
     (tmp_path / "g.onnx").write_text("before")
     for kind, message in (
         (Branching, "torch.export cannot trace this model: .*Avoid Python branches"),
-        (Unspoken, "ONNX has no words for this model: .*bessel_j0.*export to .pt2"),
+        (Unspoken, "ONNX cannot express this model: .*bessel_j0.*export to .pt2"),
     ):
         guard = quick(kind(*regressor()), regression(40, 0), regression(40, 1), score="epistemic", draws=2, chunk_size=1)
         with pytest.raises(ModelError, match=f"(?s){message}"):

@@ -154,9 +154,7 @@ def test_masked_arrays_are_not_read_as_if_nothing_were_masked(guard: offmap.Guar
 
 
 def test_text_arrays() -> None:
-    with pytest.raises(
-        DataError, match="Expected numeric arrays, but got dtype <U5. Encode text, dates and missing values first"
-    ):
+    with pytest.raises(DataError, match="Expected numeric arrays, but got <U5. Encode text, dates and missing values first"):
         quick(regressor(), (np.full((40, 3), "three"), TRAIN[1]), VALID)
 
 
@@ -201,10 +199,10 @@ SHAPES: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
         ShapeError, r"integer targets \(B, ...\) with outputs \(B, C, ...\) of logits",
     ),
     "train and valid differ": (
-        regressor, regression(40, 0, 1), VALID, DataError, r"targets of `train` and `valid` alike, but got \(40, 1\)",
+        regressor, regression(40, 0, 1), VALID, DataError, r"`valid` targets like `train`'s, torch.float32 \(40, 1\), but got",
     ),
     "types differ": (
-        classifier, TRAIN, classes(40, 1), DataError, r"alike, but got \(40,\) \(torch.float32\) and \(40,\) \(torch.int64\)",
+        classifier, TRAIN, classes(40, 1), DataError, r"`train`'s, torch.float32 \(40,\), but got torch.int64 \(40,\)",
     ),
 }  # fmt: skip
 
@@ -380,7 +378,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"steps": 3}}, "or an offmap.Config, but got dict. Pass single settings as keywords, such as `steps=500`"),
     ({"noise": "gaussian"}, "Expected `noise` to be one of .'normal', 'rademacher', 'uniform'., but got 'gaussian'"),
     ({"noise": "nomal"}, r"did you mean 'normal'\?\), but got 'nomal'"),
-    ({"noise": 3}, "Expected `noise` to be a name or a `Noise`, but got 3"),
+    ({"noise": 3}, "Expected `noise` to be a name or an `offmap.posterior.noise.Noise`, but got 3"),
     ({"likelihood": "gausian"}, r"Expected `likelihood` to be one of .*did you mean 'gaussian'\?\) or an object"),
     ({"likelihood": object()}, "a subclass of `offmap.Likelihood`, but got object"),
     ({"likelihood": offmap.Gaussian}, "a subclass of `offmap.Likelihood`, but got the class Gaussian"),
@@ -396,7 +394,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"draws": 2.5}, "Expected `draws` to be a whole number ≥ 2, but got 2.5"),
     ({"draws": "50"}, "Expected `draws` to be a whole number ≥ 2, but got '50'"),
     ({"seed": "0"}, "Expected `seed` to be a whole number, but got '0'"),
-    ({"seed": 10**5000}, "Expected `seed` to be a whole number of at most 4096 bits, but got one of 16610"),
+    ({"seed": 10**5000}, "Expected `seed` to be a whole number of at most 4096 bits, but got 16610"),
     ({"lr": 10**5000}, "Expected `lr` to be a whole number of at most 4096 bits"),
     ({"lr": 10**400}, "Expected `lr` to be a number above 0, but got 1000"),
     ({"false_alarms": 10**5000}, "Expected `false_alarms` to be a whole number of at most 4096 bits"),

@@ -63,11 +63,11 @@ class Breaks(Dataset[Any]):
 
 def test_a_data_set_that_breaks_is_named_with_the_number_of_the_batch(guard: offmap.Guard) -> None:
     loader = DataLoader(Breaks(), batch_size=10)
-    with pytest.raises(DataError, match="Expected batches from `train`, but reading batch 2 failed: OSError: the disk is gone"):
+    with pytest.raises(DataError, match="Reading batch 2 of `train` failed: OSError: the disk is gone"):
         quick(regressor(), loader, VALID)
-    with pytest.raises(DataError, match="Expected batches from the inputs, but reading batch 2 failed: OSError: the disk"):
+    with pytest.raises(DataError, match="Reading batch 2 of the inputs failed: OSError: the disk"):
         guard.score(loader)
-    with pytest.raises(DataError, match="Expected batches from `far`, but reading batch 2 failed"):
+    with pytest.raises(DataError, match="Reading batch 2 of `far` failed"):
         offmap.evaluate(guard, VALID, {"far": loader})
 
 

@@ -303,9 +303,7 @@ def test_validation_rows_that_repeat_training_rows_are_told_and_count_as_seen(
     make, (x, y), (x2, y2) = FORMS[form], regression(200, 0), regression(100, 1)
     guard = quick(regressor(), make(x, y), (x[50:80], y[50:80]))
     (said,) = caplog.messages
-    assert said.startswith(
-        "`valid` repeats rows of `train` (100 %), which the model was trained on, so the threshold is approximate"
-    )
+    assert said.startswith("`valid` repeats rows of `train` (100 %), which the model has seen, so the threshold is approximate")
     assert said.endswith("prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`.")
     assert guard.calibration.seen
     caplog.clear()
@@ -346,9 +344,7 @@ def test_repeated_rows_are_told_wherever_train_and_valid_meet(caplog: pytest.Log
         assert made.calibration.seen
         assert not made.calibrate(fresh).calibration.seen
     assert len(caplog.messages) == 5
-    assert all(
-        line.startswith("`valid` repeats rows of `train` (100 %), which the model was trained on") for line in caplog.messages
-    )
+    assert all(line.startswith("`valid` repeats rows of `train` (100 %), which the model has seen") for line in caplog.messages)
 
 
 def test_padding_does_not_hide_repeated_texts() -> None:

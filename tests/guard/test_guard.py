@@ -504,7 +504,7 @@ def test_to_moves_a_copy(guard: offmap.Guard) -> None:
     x = inputs(9, 5)
     assert torch.equal(moved.score(x), guard.score(x))
     assert moved.predictive.model.module is not guard.predictive.model.module
-    with pytest.raises(ConfigError, match="a guard over a weight distribution; build other guards where they are to run"):
+    with pytest.raises(ConfigError, match="a guard over a weight distribution; build other guards on the device where they run"):
         closed(30).to("cpu")
 
 

@@ -273,7 +273,7 @@ def test_a_pipeline_gives_the_verdict(kind):
 
 def test_sparse_rows_that_fill_no_memory_are_refused():
     with pytest.raises(
-        offmap.OffmapError, match="at most 50,000,000 numbers, for it is made dense, but got 60,000 rows of 1,000. T"
+        offmap.OffmapError, match="at most 50,000,000 numbers in a sparse matrix, but got 60,000 rows of 1,000. Pass fewer"
     ):
         OffmapDetector().fit(sparse.csr_matrix((60_000, 1_000)))
 

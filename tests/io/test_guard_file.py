@@ -88,7 +88,7 @@ def test_a_loaded_guard_can_be_calibrated_and_evaluated(tmp_path: Path) -> None:
 def test_a_guard_with_a_picked_output_asks_for_the_same_function(tmp_path: Path) -> None:
     guard = quick(regressor(), regression(40, 0), regression(40, 1), output_fn=lambda out: out)
     guard.save(tmp_path / "g")
-    with pytest.raises(ConfigError, match="was fitted with a `output_fn` of your own: pass the same function to `load`"):
+    with pytest.raises(ConfigError, match="was fitted with an `output_fn` of your own: pass the same function to `load`"):
         offmap.load(tmp_path / "g", regressor())
     again = offmap.load(tmp_path / "g", regressor(), output_fn=lambda out: out)
     assert torch.equal(again.score(inputs(9, 5)), guard.score(inputs(9, 5)))
@@ -132,7 +132,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "more": (lambda: _with(1, nn.Sequential(nn.ReLU(), nn.BatchNorm1d(12))), "`1` was ReLU at fit time and is Sequential now"),
     "names": (lambda: Reshaped(regressor(), 1), "`0.weight` was .* at fit time and is nothing now"),
     "activation": (lambda: _with(1, nn.Tanh()), "architecture: module `1` was ReLU at fit time and is Tanh now .member 0"),
-    "number": (lambda: [regressor(), regressor()], "was fitted on 1 nets, but 2 were given"),
+    "number": (lambda: [regressor(), regressor()], "was fitted on 1 models, but got 2"),
 }  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def test_members_in_another_order_are_refused(tmp_path: Path) -> None:
         offmap.load(tmp_path / "g", nets[::-1])
     with pytest.raises(FileError, match="other weights: `0.weight` differs .member 1."):
         offmap.load(tmp_path / "g", [nets[0], regressor(2)])
-    with pytest.raises(FileError, match="was fitted on 2 nets, but 1 were given"):
+    with pytest.raises(FileError, match="was fitted on 2 models, but got 1"):
         offmap.load(tmp_path / "g", nets[0])
 
 
@@ -347,7 +347,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(
     monkeypatch.setattr(f"offmap.atomic.os.{step}", fail)
     other = guard.calibrate(regression(50, 3))
     if isinstance(error, OSError):
-        with pytest.raises(FileError, match="Cannot write .*guard: No space left on device.*what was there is as before"):
+        with pytest.raises(FileError, match="Cannot write .*guard: No space left on device.*nothing was changed"):
             other.save(path)
     else:
         with pytest.raises(KeyboardInterrupt):
@@ -412,8 +412,8 @@ class OwnNoise(Noise):
     ("options", "message"),
     [
         ({"score": lambda out: out[..., 0].var(0)},
-         "score or likelihood of your own cannot be saved unless it is registered: a file"),
-        ({"likelihood": Gaussian()}, "score or likelihood of your own cannot be saved unless it is registered: a file"),
+         "with a score or likelihood of your own, register it: a file"),
+        ({"likelihood": Gaussian()}, "with a score or likelihood of your own, register it: a file"),
         ({"noise": OwnNoise()}, "noise of your own cannot be saved: a file holds no code"),
     ],
 )  # fmt: skip

@@ -185,7 +185,7 @@ def test_a_cache_of_weights_is_refused():
         return s.b(F.linear(x, s.unit))
 
     with pytest.raises(
-        ModelError, match="computes anew from its weights, but Through keeps what it made of them in `unit`. Keep such"
+        ModelError, match="computes anew from its weights, but Through keeps what it made of them in `unit`. Do so in"
     ):
         check(through(forward, unit=None))
 
@@ -215,21 +215,19 @@ def test_parameters_and_buffers_on_two_devices_are_refused_by_name():
     net = through(lambda s, x: s.b(s.a(x)), shift=torch.zeros(2, device="meta"))
     message = (
         r"Expected a model on one device, but it has `a.weight`, `a.bias`, `b.weight`, `b.bias` on cpu; `shift` on meta. "
-        r"Move it, for example with `net.to\('cpu'\)`"
+        r"Move it, for example with `model.to\('cpu'\)`"
     )
     with pytest.raises(ModelError, match=message):
         as_models(net)
 
 
 def test_a_model_without_numbers_is_refused():
-    with pytest.raises(
-        ModelError, match="Expected a model that holds numbers, but Linear is on the meta device. Load its weights"
-    ):
+    with pytest.raises(ModelError, match="Linear is on the meta device, without numbers. Load its weights"):
         as_models(nn.Linear(3, 2, device="meta"))
 
 
 def test_an_output_on_another_device_is_refused():
-    message = "Expected an output on the device of the parameters, cpu, but Through answers on meta. Keep the model on one device"
+    message = "Expected an output on the device of the parameters, cpu, but Through returns it on meta. Keep the model"
     with pytest.raises(ModelError, match=message):
         check(through(lambda s, x: s.b(s.a(x)).to("meta")))
 

@@ -165,9 +165,7 @@ def test_patterns_that_fit_nothing_are_refused_as_ever():
 
 
 def test_the_last_layer_takes_a_forward_pass():
-    with pytest.raises(
-        ConfigError, match="Expected names, but 'last-layer' takes a forward pass to tell. Use `offmap.fit`, or pass a"
-    ):
+    with pytest.raises(ConfigError, match="Only `offmap.fit` finds 'last-layer', by a forward pass. Pass a"):
         select_params(nn.Linear(3, 2), "last-layer")
 
 

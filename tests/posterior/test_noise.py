@@ -132,7 +132,7 @@ def test_entropy_of_each_law():
 def test_unknown_noise_is_refused_and_the_nearest_named():
     with pytest.raises(ConfigError, match=r"Expected `noise` to be one of \['normal', .*\(did you mean 'normal'\?\), but got"):
         as_noise("gausnormal")
-    with pytest.raises(ConfigError, match="Expected `noise` to be a name or a `Noise`, but got 3. Subclass"):
+    with pytest.raises(ConfigError, match="Expected `noise` to be a name or an `offmap.posterior.noise.Noise`, but got 3"):
         as_noise(3)  # pyright: ignore[reportArgumentType]
 
 

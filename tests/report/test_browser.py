@@ -17,6 +17,8 @@ from trained import model
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>\"'&\u2028"
 
+OWN = " (the guard's)"
+
 
 class Norm:
     """How far from the origin; no threshold, no prediction."""
@@ -103,7 +105,7 @@ def test_the_threshold_starts_at_the_guards_own(chromium, pages, regression):
         expected = {n: (int((s > guard.threshold).sum()), len(s)) for n, s in regression.scores["guard"].items()}
         assert flagged(tab) == expected
         words = tab.inner_text("#rates")
-        assert words.startswith(f"Threshold {float(f'{guard.threshold:.4g}'):g}, its own: false alarms on ")
+        assert words.startswith(f"Threshold {float(f'{guard.threshold:.4g}'):g} (the guard's): false alarms on ")
         over, rows = expected["left"]
         assert f"{100 * over / rows:.1f}\u00a0% of left" in words
 
@@ -123,7 +125,7 @@ def test_the_threshold_moves_by_keyboard(chromium, pages, regression):
             seen.append(flagged(tab))
         assert len({str(counts) for counts in seen}) > 2
         assert all(over <= 0.01 * n + 1 for over, n in seen[-1].values())  # beyond the last tick there is next to nothing
-        tab.get_by_role("button", name="Back to its own").click()
+        tab.get_by_role("button", name="Reset").click()
         assert flagged(tab) == seen[0]
 
 
@@ -170,7 +172,9 @@ def test_curves_follow_the_threshold(chromium, pages, regression):
         check_counts(tab, scores)
         counts = flagged(tab)
         kept = scores["test"].argsort()[: counts["test"][1] - counts["test"][0]]
-        words = re.search(r"At this threshold ([\d.]+)\u00a0% are answered, with RMSE ([\d.e−]+)\.", tab.inner_text("#plot-risk"))
+        words = re.search(
+            r"At this threshold ([\d.]+)\u00a0% of the rows are answered, with RMSE ([\d.e−]+)\.", tab.inner_text("#plot-risk")
+        )
         assert float(words[1]) == pytest.approx(100 * len(kept) / 150, abs=0.05)
         assert float(words[2]) == pytest.approx(error[kept].mean().sqrt().item(), rel=6e-3)
         ends = tab.evaluate("[marks.roc[0].X(0), marks.roc[0].X(1), marks.roc[0].Y(0), marks.roc[0].Y(1)]")
@@ -197,9 +201,7 @@ def test_the_clip_slider_shows_the_predictions_at_every_clip(kind, chromium, pag
             if place:
                 slider.press("ArrowRight")
             words = tab.inner_text("#clipped")
-            assert words.startswith(
-                f"Clip {'∞' if clip is None else f'{clip:.3g}'}{', its own' if clip == guard.clip else ''}: median "
-            )
+            assert words.startswith(f"Clip {'∞' if clip is None else f'{clip:.3g}'}{OWN if clip == guard.clip else ''}: median ")
             for name, points in evaluation.points.items():
                 prediction = guard.predict(points.inputs, clip=clip)
                 entropy = (
@@ -223,7 +225,7 @@ def test_another_scorer_is_chosen_and_what_it_lacks_is_named(chromium, pages, cl
         for name in ("norm", HOSTILE, "norm"):
             tab.get_by_role("combobox", name="Scorer").select_option(str(list(classification.scores).index(name)))
             check_counts(tab, classification.scores[name])
-        assert "This scorer predicts nothing that could be wrong." in tab.inner_text("#risk-and-coverage")
+        assert "This scorer makes no predictions." in tab.inner_text("#risk-and-coverage")
         assert "Only guards draw weights that can be clipped." in tab.inner_text("#clipping-the-weights")
         assert not tab.get_by_role("slider", name="Clip").is_visible()
         assert "95\u00a0% of in-distribution rows pass" in tab.inner_text("#rates")
@@ -249,7 +251,7 @@ def test_what_a_guard_can_see_is_shown_for_the_scorer_that_is_chosen(chromium, p
                 section.locator("summary:visible").click()
             assert section.locator("li:visible").count() == len(blind)
             menu.select_option("1")
-            assert "Only guards whose score compares with training rows" in section.inner_text()
+            assert "Only guards whose score compares inputs with training rows" in section.inner_text()
             assert section.locator(".seen:visible").count() == 0
 
 

@@ -145,9 +145,9 @@ def test_scorers_that_cannot_be_assessed_are_told_apart_or_leave_the_section_out
     sets = {"far": 5 * inputs(30, 5)}
     both = offmap.evaluate({"ours": guard, "paper": paper, "first": First()}, regression(50, 3), sets)
     section = seen_section(write_page(both, tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert section.count("Only guards whose score compares with training rows") == 2
+    assert section.count("Only guards whose score compares inputs with training rows") == 2
     text = write_page(offmap.evaluate(paper, regression(50, 3), sets), tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "What this guard can see is left out: only guards whose score compares with training rows" in text
+    assert "What this guard can see is left out: only guards whose score compares inputs with training rows" in text
     assert '<section id="what-this-guard-can-see"' not in text
 
 
@@ -325,7 +325,7 @@ def test_a_verdict_calls_intervals_that_fail_by_that_name(guard):
     x, y = regression(200, 3)
     far = {"far": 5 * inputs(30, 5)}
     sound = verdict(offmap.evaluate(guard, (x, y), far), "guard")
-    assert "conformal intervals hold the truth for" in sound
+    assert "conformal intervals contain the target for" in sound
     assert "fail" not in sound
     shifted = verdict(offmap.evaluate(guard, (x, y + 0.5), far), "guard")
     assert "**These intervals fail: that is fewer than 95 %, beyond chance**" in shifted
@@ -367,7 +367,7 @@ def test_a_pickled_evaluation_leaves_its_scorers_behind_and_still_makes_a_page(e
     assert again.detectors == {}
     assert again.rows == evaluation.rows
     text = write_page(again, tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "nothing in a model was made random" in text
+    assert "it makes no parameters random" in text
     assert numbers(text)["scorers"][0]["risk"] == numbers(page_text(evaluation, tmp_path))["scorers"][0]["risk"]
 
 

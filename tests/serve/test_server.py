@@ -158,14 +158,14 @@ def head(shape: tuple[int, ...]) -> bytes:
 
 ROW = [[0.1, 0.2, 0.3]]
 BAD: dict[str, tuple[bytes, str, int, str]] = {
-    "no JSON": (b"{", "application/json", 422, "the body is none"),
-    "not UTF-8": (b"\xff\xfe\xfa", "application/json", 422, "the body is none"),
-    "nothing": (b"", "application/json", 422, "the body is none"),
+    "no JSON": (b"{", "application/json", 422, "the body cannot be parsed"),
+    "not UTF-8": (b"\xff\xfe\xfa", "application/json", 422, "the body cannot be parsed"),
+    "nothing": (b"", "application/json", 422, "the body cannot be parsed"),
     "deep": (b'{"inputs":' + b"[" * 9000, "application/json", 413, "Expected at most 64 rows, but the body has 9001 lists"),
     "deep and whole": (b'{"inputs":' + b"[" * 900 + b"]" * 900 + b"}", "application/json", 422, "Expected"),
     "a list": (json.dumps(ROW).encode(), "application/json", 422, 'Expected {"inputs": [[…], …]}'),
     "another name": (json.dumps({"rows": ROW}).encode(), "application/json", 422, "Expected"),
-    "NaN": (b'{"inputs": [[NaN, 1, 2]]}', "application/json", 422, "NaN is no JSON number"),
+    "NaN": (b'{"inputs": [[NaN, 1, 2]]}', "application/json", 422, "NaN is not a JSON number"),
     "too large a number": (b'{"inputs": [[1e300, 1, 2]]}', "application/json", 422, "finite float32"),
     "words": (b'{"inputs": [["1", "2", "3"]]}', "application/json", 422, "Expected numbers"),
     "truth values": (b'{"inputs": [[true, false, true]]}', "application/json", 422, "Expected numbers"),

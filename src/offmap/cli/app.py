@@ -36,15 +36,15 @@ def offmap_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option(DEBUG, help="Print the traceback of an error; allowed anywhere.")] = False,
+    debug: Annotated[bool, typer.Option(DEBUG, help="Print the traceback of an error; works after any command.")] = False,
 ) -> None:
     """Tell when a neural network is off the map of its training data.
 
     \b
     First steps:
       offmap demo
-      offmap fit --model my_module:make_model --weights w.safetensors --train train.parquet -o guard.safetensors
-      offmap score guard.safetensors new.parquet --model my_module:make_model -o scores.parquet
+      offmap fit --model my_module:make_model --weights w.pt --train train.csv --valid valid.csv -o guard.safetensors
+      offmap score guard.safetensors new.csv --model my_module:make_model -o scores.csv
 
     Exit codes: 0 done, 1 failed, 2 bad usage.
     """  # noqa: D301

@@ -13,10 +13,10 @@ def assess(
     trust_model: opt.TrustModel = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Show which shifts a guard sees, by the share of rows it flags and by AUROC, and which it does not.
+    """Show which shifts a guard can and cannot see.
 
-    No OOD data are needed: when the guard was fitted, parts of the training rows were left out in turn, and validation rows
-    corrupted. The model itself has seen the parts that were left out, so real shifts may be easier or harder to see.
+    Gives AUROC and the share of rows flagged, without OOD data: the fit held out parts of the training rows in turn, and
+    corrupted validation rows. The model was trained on the parts that were held out, so real shifts may be easier or harder.
 
     \b
     Example:

@@ -34,7 +34,7 @@ def evaluate(
     separator: opt.Separator = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Measure how well a guard detects OOD rows, and how well it predicts in-distribution rows.
+    """Measure how well a guard detects and predicts.
 
     \b
     Example:

@@ -41,9 +41,10 @@ def export(
     quiet: opt.Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write a guard as one graph, from rows of a table to prediction, score, verdict, p-value, terms and threshold.
+    """Write a guard as one ONNX or torch graph.
 
-    The file is run on some rows, and written if it gives the guard's numbers. `offmap serve` serves it.
+    The graph gives prediction, score, verdict, p-value, terms and threshold of every row. It is checked on some rows before it is
+    written: it must give the guard's numbers. `offmap serve` serves it.
 
     \b
     Examples:
@@ -55,7 +56,7 @@ def export(
     loaded, schema = load_guard(guard, model, weights or (), trust_model)
     if draws not in (None, loaded.draws) and calibration is None:
         raise UsageError(
-            f"The guard's threshold belongs to {loaded.draws} draws: pass --calibration TABLE, in-distribution rows, for {draws}."
+            f"The threshold is for {loaded.draws} draws; for {draws}, pass --calibration TABLE (in-distribution rows)."
         )
 
     def read(path: Path | None) -> Tensor | None:
@@ -77,5 +78,5 @@ def export(
 def _random_rows(schema: Schema, guard: Path) -> Tensor:
     """Return standard normal rows of as many columns as at fit time."""
     if schema.inputs is None:
-        raise UsageError(f"{guard} does not tell its columns: pass some rows as --example TABLE.")
+        raise UsageError(f"{guard} does not store its columns: pass some rows as --example TABLE.")
     return torch.randn(EXAMPLE_ROWS, len(schema.inputs), generator=generator("example"), device="cpu")

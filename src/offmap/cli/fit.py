@@ -67,10 +67,10 @@ def fit(
     quiet: opt.Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Fit a guard around trained models and write it to a file, and tell what it can see.
+    """Fit a guard around trained models and save it.
 
-    The guard file stores the names of the columns, so that `offmap score` finds them in any order. Rows go into the model as
-    they are in the table: scaling belongs into the model.
+    Prints what the guard can see. The guard file stores the names of the columns, so `offmap score` finds them in any order. Rows
+    go into the model as they are in the table: put scaling into the model.
 
     \b
     Example:

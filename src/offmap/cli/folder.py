@@ -26,7 +26,7 @@ from offmap.distributed.jobs import Pool
 from offmap.errors import DataError, FileError, OffmapError
 from offmap.guard import Guard
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 NOTES = ".offmap"
 """The folder, inside that of the scores, with a note for each file on what it was made from."""
@@ -96,7 +96,7 @@ def list_shards(folder: Path) -> tuple[list[Shard], list[str]]:
     out, count = Counter(shard.out for shard in shards).most_common(1)[0]
     if count > 1:
         both = " and ".join(shard.files[0] for shard in shards if shard.out == out)
-        raise DataError(f"Expected names that differ in {folder}, but the scores of {both} would both be {out}.")
+        raise DataError(f"Expected distinct names in {folder}, but the scores of {both} would both be {out}.")
     return shards, [file for file in files if file not in {*tables, *images}]
 
 
@@ -137,8 +137,7 @@ def _prepare_output(spec: ScoreSpec, shards: Sequence[Shard], resume: bool) -> N
     files, has_notes = sorted(_list_files(out)), (out / NOTES).exists()
     if not resume and (files or has_notes):
         raise UsageError(
-            f"Expected --out to be an empty folder, but {out} holds {files[0] if files else NOTES}. Choose another, or pass "
-            "--resume to keep the scores that are finished there and make the others."
+            f"Expected --out to be an empty folder, but {out} holds {files[0] if files else NOTES}. Choose another, or --resume."
         )
     foreign = sorted(set(files) - {shard.out for shard in shards}) if has_notes else files
     if foreign:
@@ -219,7 +218,7 @@ def _read_note(spec: ScoreSpec, shard: Shard, source: dict[str, Any]) -> ScoreRe
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    logger.warning("%s or its note %s is gone, damaged or not as it was written: the scores are made again.", out, path)
+    logger.warning("%s or its note %s is missing, damaged or changed: it is scored again.", out, path)
     return None
 
 

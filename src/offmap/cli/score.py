@@ -53,10 +53,10 @@ def score(
     quiet: opt.Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Score the rows of a table of any length: write score, OOD flag, p-value and prediction of each row.
+    """Score every row of a table, or of a folder.
 
-    Columns are found by their names at fit time, in any order. The output file appears only once it is complete. A folder gives
-    one file of scores for each table, or for every 256 images, in the folder --out.
+    Writes score, OOD flag, p-value and prediction of each row, of a table of any length. Finds columns by name, in any order.
+    The output file appears once it is complete. A folder gives one file for each table, or for every 256 images, in --out.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def score(
                 raise UsageError(f"Expected --image, --mean and --std with images, but {data} holds tables.")
         elif (engine, jobs, address, resume, image, mean, std) != ("local", 1, None, False, None, None, None):
             flags = "--engine ray, --jobs, --resume, --image, --mean and --std"
-            raise UsageError(f"Expected {flags} with a folder, but {data} is none.")
+            raise UsageError(f"Expected {flags} with a folder, but {data} is not one.")
         else:
             _ = (find_suffix(data), to_stdout or find_suffix(out, to_write=True))
             if not to_stdout and out.exists() and data.exists() and out.samefile(data):
@@ -198,7 +198,6 @@ def _parse_transform(data: Path, image: str | None, mean: str | None, std: str |
         numbers = [tuple(float(number) for number in (text or "").split(",") if number.strip()) for text in (mean, std)]
     except ValueError as error:
         raise UsageError(
-            f"Expected --image as CxHxW, such as 3x32x32, --mean and --std as numbers with commas, but got {image!r}, {mean!r} "
-            f"and {std!r}."
+            f"Expected --image like 3x32x32 and --mean, --std like 0.5,0.5,0.5, but got {image!r}, {mean!r} and {std!r}."
         ) from error
     return ImageTransform((channels, height, width), *numbers)

@@ -17,26 +17,28 @@ from offmap.extras import require
 def serve(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file that `Guard.export` wrote.")],
     host: Annotated[str, option("Address to listen on; 0.0.0.0 for all, which needs a token.")] = "127.0.0.1",
-    port: Annotated[int, option("Port; 0 for a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[int, option("Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000,
     token: Annotated[
         str | None, typer.Option(envvar="OFFMAP_TOKEN", help="Token that clients send as `Authorization: Bearer TOKEN`.")
     ] = None,
-    no_token: Annotated[bool, option("Let anyone who reaches the address ask, without a token.", None, "--no-token")] = False,
-    max_bytes: Annotated[int, option("Largest body of a request.", None, "--most-bytes", min=1)] = 8_000_000,
-    max_rows: Annotated[int, option("Most rows of a request.", None, "--most-rows", min=1)] = 4096,
-    body_seconds: Annotated[float, option("Timeout for a header, and for its body.", min=0.1)] = 10.0,
-    together: Annotated[int, option("Most rows of waiting requests to run in one call.", min=1)] = 256,
+    no_token: Annotated[bool, option("Accept requests without a token.", None, "--no-token")] = False,
+    max_bytes: Annotated[int, option("Largest request body, in bytes.", None, "--most-bytes", min=1)] = 8_000_000,
+    max_rows: Annotated[int, option("Most rows in one request.", None, "--most-rows", min=1)] = 4096,
+    body_seconds: Annotated[float, option("Timeout of the request header, and of its body, in seconds.", min=0.1)] = 10.0,
+    together: Annotated[int, option("Most rows of waiting requests to score in one call.", min=1)] = 256,
     window: Annotated[int, option("Rows in the rolling share of off-map rows.", min=1)] = 1000,
     alert: Annotated[
         float | None,
         option("Rolling share of off-map rows that raises the alarm (default: more than false alarms explain).", min=0, max=1),
     ] = None,
-    access_log: Annotated[bool, option("Log every request; refused ones are logged anyway.", None, "--access-log")] = False,
+    access_log: Annotated[bool, option("Log every request; refused requests are always logged.", None, "--access-log")] = False,
     log_format: Annotated[Literal["text", "json"], option("Format of the log, on standard error.")] = "text",
-    threads: Annotated[int, option("Threads of the model.", min=1)] = 1,
+    threads: Annotated[int, option("Threads that run the model.", min=1)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Serve an exported guard: POST /score, /health, Prometheus /metrics, a live page at /, OpenAPI at /docs.
+    """Serve an exported guard over HTTP.
+
+    POST /score, GET /health and /info, Prometheus /metrics, a live page at /, OpenAPI at /docs.
 
     \b
     Examples:
@@ -71,8 +73,7 @@ def _check_token(token: str | None, no_token: bool, host: str) -> str | None:
         raise UsageError("Expected a token, or --no-token, but got both. Leave one of them out.")
     if token is None and not no_token and not _is_loopback(host):
         raise UsageError(
-            f"Expected a token to listen on {host}, where others than this machine may ask. Set OFFMAP_TOKEN, or pass "
-            "--no-token to let anyone ask."
+            f"Expected a token to listen on {host}, which other machines can reach. Set OFFMAP_TOKEN, or pass --no-token."
         )
     return token
 

@@ -168,9 +168,7 @@ class Place:
                 )
             array = np.asarray(value)
             if array.dtype.kind not in "biufc":
-                raise DataError(
-                    f"Expected numeric arrays, but got dtype {array.dtype}. Encode text, dates and missing values first."
-                )
+                raise DataError(f"Expected numeric arrays, but got {array.dtype}. Encode text, dates and missing values first.")
             # torch reads native numbers of at most 64 bits, in order and writeable
             native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
             reversed_ = any(stride < 0 for stride in array.strides)  # also where numpy calls them in order, as of one row

@@ -26,7 +26,7 @@ from offmap.distributed.group import SINGLE_PROCESS, Group, shard_slice
 from offmap.errors import DataError, OffmapError, ShapeError
 from offmap.random import generator, permutation
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Repeats:
     """
 
     def __init__(self, held: Iterable[Rows]) -> None:
-        self.hashes = {rows.name: hash_rows(rows.inputs) for rows in held}
+        self.hashes: dict[str, list[int]] = {rows.name: hash_rows(rows.inputs) for rows in held}
         self.share: dict[str, float] | None = None  # by name, once all training rows were read
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -199,9 +199,7 @@ def iter_batches(source: Iterable[Any], name: str) -> Iterator[Any]:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[-1][:300]
-        raise DataError(
-            f"Expected batches from {name}, but reading batch {position + 1} failed: {type(error).__name__}: {reason}."
-        ) from error
+        raise DataError(f"Reading batch {position + 1} of {name} failed: {type(error).__name__}: {reason}.") from error
 
 
 @contextmanager
@@ -346,9 +344,7 @@ def mark_repeats(
             share = min(1.0, sum(group.all_gather_object(share)))
         if share < REPEATED:
             return rows
-        logger.warning(
-            "`%s` repeats rows of `train` (%.0f %%), which the model was trained on, so %s.", rows.name, 100 * share, cost
-        )
+        logger.warning("`%s` repeats rows of `train` (%.0f %%), which the model has seen, so %s.", rows.name, 100 * share, cost)
         return replace(rows, seen=True)
 
     uncalibrated = f"the threshold is approximate, and there are {NO_INTERVALS}"

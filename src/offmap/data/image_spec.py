@@ -13,7 +13,7 @@ from offmap._types import Inputs
 from offmap.data.batch import is_image
 from offmap.errors import DataError, ShapeError
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ImageSpec:
         if image and not x.is_floating_point():
             raise DataError(
                 f"Expected images in floating-point numbers, but got {x.dtype} from {x.min()} to {x.max()}. Scale them as in the "
-                "net's training, for example with `x.float() / 255`."
+                "model's training, for example with `x.float() / 255`."
             )
         return ImageSpec(tuple(x.shape[1:]) if image else None, *_value_range(x))
 
@@ -90,8 +90,8 @@ def warn_if_inaccurate(spec: ImageSpec, logits: Tensor, labels: Tensor, split: s
     if len(labels) >= 2 * logits.shape[1] and (accuracy <= guessing or (raw_bytes and accuracy < 0.5)):
         scaled = f" Inputs range from {spec.low:.3g} to {spec.high:.3g}: were they scaled so in training?" if spec.span else ""
         logger.warning(
-            "The net is right on %.1f %% of the %s rows, the most frequent class makes up %.1f %%.%s Are the classes "
-            "numbered as the net's outputs?", 100 * accuracy, split, 100 * guessing, scaled,
+            "The model is right on %.1f %% of the %s rows, the most frequent class makes up %.1f %%.%s Are the classes "
+            "numbered as the model's outputs?", 100 * accuracy, split, 100 * guessing, scaled,
         )  # fmt: skip
 
 

@@ -185,9 +185,7 @@ def find_features(model: nn.Module, x: Inputs, *, features: str | None = None, o
     if features is None:
         return replace(classifier, remedy=remedy)
     if not isinstance(features, str) or features not in modules:
-        raise ConfigError(
-            f"Expected `features` to be the name of a layer, {nearest(str(features), modules)}, but got {features!r}."
-        )
+        raise ConfigError(f"Expected `features` to name a layer, {nearest(str(features), modules)}, but got {features!r}.")
     named, vectors = _find_named_layer(records, features, logits, remedy)
     same = rows is not None and vectors.shape == rows.shape and _close(vectors, rows)
     return replace(classifier, layer=layer if same else named)  # else other features than the last matrix multiplies

@@ -86,7 +86,7 @@ def fit(data: FitData, powers: int = 5) -> dict[str, object]:
         layer_inputs, output = run_matrix_layers(data.classifier, x)
         if not layer_inputs:
             raise ModelError(
-                "Expected a model with two or more layers that hold a matrix for 'gram', but it has fewer. Take another method."
+                "'gram' needs a model with two or more weight matrices, but this one has fewer. Take another method."
             )
         best = output.argmax(1)
         predictions.append(best)

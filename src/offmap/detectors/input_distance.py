@@ -35,11 +35,11 @@ class Nearest:
 
     def __init__(self, inputs: Tensor, *, k: int = 1, standardise: bool = True) -> None:
         check_training_rows(inputs, 1)
-        self.k, self.shift, self.scale = k, torch.zeros_like(inputs[0]), torch.ones_like(inputs[0])
-        if standardise:
-            self.shift, spread = inputs.mean(0), inputs.std(0, correction=0)
-            self.scale = torch.where(spread > 0, spread, self.scale)
-        self.rows = (inputs - self.shift) / self.scale
+        spread = inputs.std(0, correction=0)
+        self.k: int = k
+        self.shift: Tensor = inputs.mean(0) if standardise else torch.zeros_like(inputs[0])
+        self.scale: Tensor = torch.where(spread > 0, spread, 1.0) if standardise else torch.ones_like(inputs[0])
+        self.rows: Tensor = (inputs - self.shift) / self.scale
 
     def score(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B,), higher = more OOD."""
@@ -93,13 +93,12 @@ class Mahalanobis:
             raise ConfigError(f"Expected `shrinkage` from 0 to 1, or None for Ledoit and Wolf's, but got {shrinkage!r}.")
         check_training_rows(inputs, 2)
         spread = inputs.double().std(0, correction=0)
-        self.scale = torch.where(spread > 0, spread, 1.0).to(inputs)
+        self.scale: Tensor = torch.where(spread > 0, spread, 1.0).to(inputs)
         rows = (inputs / self.scale).flatten(1)
-        self.mean, self.covariance = rows.double().mean(0), shrunk_covariance(rows, shrinkage)
+        self.mean: Tensor = rows.double().mean(0)
+        self.covariance: Tensor = shrunk_covariance(rows, shrinkage)
         if int(torch.linalg.cholesky_ex(self.covariance).info):
-            raise DataError(
-                "Expected training rows that vary in every direction, but their covariance is singular: raise `shrinkage`."
-            )
+            raise DataError("The covariance of the training rows is singular: raise `shrinkage`.")
 
     def score(self, x: Tensor) -> Tensor:
         """(B, ...) -> (B,), higher = more OOD."""

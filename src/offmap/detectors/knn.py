@@ -10,7 +10,7 @@ from offmap import checks
 from offmap.detectors.posthoc import FitData, register
 from offmap.scores.distance import find_nearest
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 
 def knn(features: Tensor, rows: Tensor, k: int) -> Tensor:
@@ -35,7 +35,7 @@ def fit(data: FitData, k: int | None = None) -> dict[str, object]:
     checks.integer("k", k, 1, len(data.features) - 1)  # fewer than the training rows, of which an input may be one
     if k > fewest:
         logger.warning(
-            "The k-th nearest row with k = %d is of another class for some inputs, however in-distribution: the smallest class "
-            "has %d training rows. Pass more of them, or leave `k` out.", k, fewest,
+            "With k = %d, the k-th nearest row of some in-distribution inputs is of another class: the smallest class has %d "
+            "training rows. Pass more of them, or leave `k` out.", k, fewest,
         )  # fmt: skip
     return {"rows": F.normalize(data.features, dim=1), "k": k}

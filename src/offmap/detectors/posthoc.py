@@ -24,7 +24,7 @@ from offmap.likelihoods import Categorical, Prediction
 from offmap.model.forward import LRUCache, OutputFn
 from offmap.model.params import as_models
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 Needs: TypeAlias = Literal["logits", "features", "head"]
 """What a detector needs of the model: logits only, features too, or also the linear head that maps features to logits."""
@@ -97,8 +97,8 @@ class Method:
         if self.needs == "head" and layer is not None and layer.head is None:
             others = [name for name, other in DETECTORS.items() if other.needs != "head"]
             raise ModelError(
-                f"Expected features from which one matrix makes the logits for {self.name!r}, but those of `{layer.module}` are "
-                f"none. Leave `features` out, name the layer before the last matrix, or take one of {others}."
+                f"Expected `features` that one matrix turns into the logits for {self.name!r}, but those of `{layer.module}` do "
+                f"not. Leave `features` out, name the layer before the last matrix, or take one of {others}."
             )
 
 

@@ -86,8 +86,10 @@ class ProcessGroup(Group):
     """This process among all that entered `join_group`."""
 
     def __init__(self, group: Any, heartbeat: Heartbeat) -> None:
-        self.group, self.heartbeat = group, heartbeat
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.group: Any = group
+        self.heartbeat: Heartbeat = heartbeat
+        self.rank: int = dist.get_rank(group)
+        self.size: int = dist.get_world_size(group)
 
     @torch.no_grad()
     def all_reduce(self, *tensors: Tensor) -> None:
@@ -156,9 +158,11 @@ class Heartbeat:
     """
 
     def __init__(self, group: Any) -> None:
-        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group: Any = group
+        self.rank: int = dist.get_rank(group)
+        self.size: int = dist.get_world_size(group)
         self.trouble: str | None = None
-        self.over = threading.Event()
+        self.over: threading.Event = threading.Event()
         self._leaving = threading.Event()
         self._state = bytes([WORKING])
         self._thread = threading.Thread(target=self._beat, daemon=True, name="offmap-heartbeat")

@@ -18,7 +18,7 @@ from offmap.distributed.jobs import Job, Report
 from offmap.errors import ConfigError, OffmapError, first_line
 from offmap.extras import require
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 MAX_DEATHS = 3
 """So many workers may die of one job until the run ends."""
@@ -65,7 +65,7 @@ def run_on_ray(
                 f"{type(error).__name__}: {first_line(error)}. Has each machine enough memory, and the same offmap?"
             ) from error
         except ray.exceptions.RayError as error:
-            raise OffmapError(f"Ray failed: {first_line(error)}. What is done stays done: run it again.") from error
+            raise OffmapError(f"Ray failed: {first_line(error)}. Finished jobs are kept: run it again.") from error
         finally:
             for ref in running:  # also those in the middle of a job
                 ray.cancel(ref, force=True)
@@ -117,8 +117,7 @@ def connect(ray: Any, workers: int, address: str | None) -> Generator[None]:
                 raise ConfigError(f"Cannot start Ray on this machine: {first_line(error)}.") from error
             raise ConfigError(
                 f"Cannot join Ray at {address!r}: {type(error).__name__}: {first_line(error)}. Expected HOST:PORT as "
-                "`ray start --head` tells it, or 'auto' on a machine of the cluster; without an address, offmap starts a Ray of "
-                "its own."
+                "`ray start --head` prints it, or 'auto' inside the cluster; without an address, offmap starts its own Ray."
             ) from error
         else:
             try:

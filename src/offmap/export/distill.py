@@ -79,8 +79,13 @@ class Head(nn.Module):
                 layer.weight.copy_(Normal().sample((outputs, inputs), generator(seed, "head", place)) * (3 * inputs) ** -0.5)
                 layer.bias.zero_()
             layers.append(layer)
-        self.first, self.second, self.last = layers
-        self.centre, self.spread, self.slope, self.logarithmic = centre, spread, 0.0, logarithmic
+        self.first: nn.Linear = layers[0]
+        self.second: nn.Linear = layers[1]
+        self.last: nn.Linear = layers[2]
+        self.centre: float = centre
+        self.spread: float = spread
+        self.slope: float = 0.0
+        self.logarithmic: bool = logarithmic
         rows = reference.double()
         std = rows.std(0, correction=0)
         self.register_buffer("mean", rows.mean(0))
@@ -119,8 +124,9 @@ class DistilledScore(Score):
 
     def __init__(self, widths: dict[str, int], dtype: torch.dtype, head: Head | None = None) -> None:
         super().__init__()
-        self.widths, self.head = widths, head
-        self.reads = Reads(False, layers=tuple(widths)[1:])
+        self.widths: dict[str, int] = widths
+        self.head: Head | None = head
+        self.reads: Reads = Reads(False, layers=tuple(widths)[1:])
         for place, width in enumerate(widths.values()):
             fixed = directions(width, NARROW)
             self.register_buffer(f"directions{place}", None if fixed is None else fixed.to(dtype))
@@ -183,9 +189,7 @@ class DistilledGuard(Detector):
         """
         path = check_path(path)
         if self.place.device.type != "cpu":
-            raise ConfigError(
-                f"Expected a guard on the CPU for export, but it is on {self.place.device}. Start from `guard.to('cpu')`."
-            )
+            raise ConfigError(f"Expected a guard on the CPU, but it is on {self.place.device}. Export `guard.to('cpu')`.")
         rows, likelihood = check_rows(example_rows(self, example)), self.guard.likelihood
         module = GuardModule(rows, likelihood, self.score_module, self.calibration, self.precision, self.base).eval()
         facts = {"exact": True, "draws": 1, "members": 1, "half": False, "score": "one pass"}

@@ -27,7 +27,9 @@ from offmap.likelihoods import Likelihood
 from offmap.model.capture import CONVOLUTIONS, pool_map, pool_tokens
 from offmap.model.forward import (
     BatchedModel,
+    LastLayer,
     OutputFn,
+    Plan,
     call,
     copy_model,
     first_tensor,
@@ -42,7 +44,7 @@ from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, S
 from offmap.scores.combine import CombinedScore
 from offmap.scores.score import EMPTY, Features, Score
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 LARGEST = 100 << 20
 """Bytes of drawn weights up to which a file holds all draws of the guard by default."""
@@ -57,7 +59,7 @@ def with_weights(predictive: Predictive) -> Stochastic | Sampled:
         return predictive
     raise ConfigError(
         f"Expected a guard over a model and its drawn weights to export, but got one over {type(predictive).__name__}, which "
-        "keeps them to itself. Fit it with `offmap.fit`."
+        "does not expose them. Fit it with `offmap.fit`."
     )
 
 
@@ -80,10 +82,10 @@ class BaseModels(nn.Module):
     def __init__(self, model: BatchedModel, members: Sequence[Weights], names: Sequence[str], *, half: bool = False) -> None:
         super().__init__()
         # in a tuple: the model's own weights are none of this module's, all of them are replaced
-        self.model = (copy_model(model.module), model.output_fn)
-        self.dtypes = {name: w.dtype for name, w in members[0].items()}
-        self.members = nn.ModuleList(NamedTensors(_copy(weights, half)) for weights in members)
-        self.owners = {name: layers_of(self.model[0], name) for name in names}
+        self.model: tuple[nn.Module, OutputFn] = (copy_model(model.module), model.output_fn)
+        self.dtypes: dict[str, torch.dtype] = {name: w.dtype for name, w in members[0].items()}
+        self.members: nn.ModuleList = nn.ModuleList(NamedTensors(_copy(weights, half)) for weights in members)
+        self.owners: dict[str, dict[str, nn.Module]] = {name: layers_of(self.model[0], name) for name in names}
         for name, owners in self.owners.items():
             other = [m for m in owners.values() if not isinstance(m, (nn.Linear, *CONVOLUTIONS))]
             if other:
@@ -91,7 +93,7 @@ class BaseModels(nn.Module):
                     f"Expected `{name}`, whose inputs the default score compares, to belong to an nn.Linear for export, but it "
                     f"belongs to {type(other[0]).__name__}. {REMEDY}"
                 )
-        self.last_layer = model.last_layer
+        self.last_layer: LastLayer | None = model.last_layer
 
     def forward(self, inputs: Inputs) -> BasePass:
         """Run all members, one after another."""
@@ -108,10 +110,7 @@ class BaseModels(nn.Module):
         for name, owners in self.owners.items():
             path = next((path for path in read if path in owners), None)
             if path is None:
-                raise ModelError(
-                    f"Expected `{name}` to be used by its own layer, but the model reads it elsewhere, which a traced "
-                    f"graph does not show. {REMEDY}"
-                )
+                raise ModelError(f"Expected only its layer to use `{name}`, but the model reads it elsewhere. {REMEDY}")
             maps = isinstance(owners[path], CONVOLUTIONS)
             layer_inputs[name] = pool_map(read[path]) if maps else pool_tokens(read[path], inputs)
         return layer_inputs, self.last_layer.read(ends) if self.last_layer else output, widen(output)
@@ -138,11 +137,14 @@ class FrozenDraws(nn.Module):
 
     def __init__(self, model: BatchedModel, drawn: Weights, fixed: Weights, members: int = 1, *, half: bool = False) -> None:
         super().__init__()
-        self.model = (copy_model(model.module), model.output_fn)
-        self.members, self.sets, self.last_layer = members, len(next(iter(drawn.values()))), model.last_layer
-        self.dtypes = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
-        self.layers = plan_layers(self.model[0]) if model.layers and self.last_layer is None else None
-        self.drawn, self.fixed = NamedTensors(_copy(drawn, half)), NamedTensors({} if self.last_layer else _copy(fixed, half))
+        self.model: tuple[nn.Module, OutputFn] = (copy_model(model.module), model.output_fn)
+        self.members: int = members
+        self.sets: int = len(next(iter(drawn.values())))
+        self.last_layer: LastLayer | None = model.last_layer
+        self.dtypes: dict[str, torch.dtype] = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
+        self.layers: Plan | None = plan_layers(self.model[0]) if model.layers and self.last_layer is None else None
+        self.drawn: NamedTensors = NamedTensors(_copy(drawn, half))
+        self.fixed: NamedTensors = NamedTensors({} if self.last_layer else _copy(fixed, half))
 
     def forward(self, inputs: Inputs, base: BasePass | None = None) -> Tensor:
         """Return outputs of every weight set, in float32 at least."""
@@ -222,9 +224,13 @@ class GuardModule(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.leaves, self.form = tree_flatten(example)
-        self.likelihood, self.score, self.dtype = likelihood, score, dtype
-        self.base, self.predicting, self.scoring = base, predicting, scoring
-        self.p_value = PValue(calibration, dtype)
+        self.likelihood: Likelihood = likelihood
+        self.score: Score = score
+        self.dtype: torch.dtype = dtype
+        self.base: BaseModels | None = base
+        self.predicting: FrozenDraws | None = predicting
+        self.scoring: FrozenDraws | None = scoring
+        self.p_value: PValue = PValue(calibration, dtype)
         self.register_buffer("bound", torch.tensor(calibration.threshold, dtype=dtype, device=calibration.scores.device))
 
     def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
@@ -322,8 +328,8 @@ def with_draws(guard: Guard, draws: int, rows: Inputs, calibration: Any) -> tupl
         return other, True
     shift = float(moved.nan_to_num(0.0, 0.0, 0.0).median())
     logger.warning(
-        "The guard's threshold belongs to %d draws, the file has %d, and the guard keeps no calibration rows: scores are moved "
-        "by %.3g, as the example's are in the median, and the rate of false alarms is no longer %g for sure. Pass `calibration=` "
+        "The guard's threshold belongs to %d draws, the file has %d, and the guard keeps no calibration rows: scores are shifted "
+        "by %.3g, the median shift of the example's, and the false alarm rate is only about %g. Pass `calibration=` "
         "(in-distribution data, as to `calibrate`), or draws=%d.",
         guard.draws, draws, shift, known.false_alarms, guard.draws,
     )  # fmt: skip

@@ -101,7 +101,7 @@ def check_path(path: str | Path) -> Path:
     if path.suffix not in FORMATS:
         raise ConfigError(f"Expected `path` to end in {' or '.join(FORMATS)}, but got {path.name!r}.")
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise FileError(f"Cannot write {path}. Check that its folder exists and is writable, and that it is no folder itself.")
+        raise FileError(f"Cannot write {path}. Check that its folder exists and is writable, and that it is not a folder.")
     return path
 
 
@@ -125,7 +125,7 @@ def export(task: ExportTask, path: Path) -> ExportInfo:
         one = run(task.take(1))
         if any(not torch.allclose(one[n], outputs[n][:1], rtol=1e-3, atol=1e-3, equal_nan=True) for n in task.numbers):
             raise ModelError(
-                "Expected the same numbers for a row alone and in a batch, but the exported graph gives others. The model fixes "
+                "Expected the same numbers for a row alone and in a batch, but the exported graph differs. The model fixes "
                 "its batch size while it is traced: write it without `int(x.shape[0])`."
             )
         milliseconds = {n: _milliseconds(run, task.take(n)) for n in (1, 32)} if path.suffix == ".onnx" else None
@@ -143,8 +143,7 @@ def _to_onnx(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[b
             onnx_program = torch.onnx.export(program, verbose=False, external_data=False)
         except Exception as error:
             raise ModelError(
-                f"ONNX has no words for this model: {_reason(error)}. Replace the operator by others, or export to .pt2, which "
-                "keeps torch's own."
+                f"ONNX cannot express this model: {_reason(error)}. Replace the operator, or export to .pt2, which keeps it."
             ) from error
     assert onnx_program is not None
     _rename(onnx_program.model.graph, task)
@@ -160,7 +159,7 @@ def _to_onnx(task: ExportTask, program: torch.export.ExportedProgram) -> tuple[b
     except Exception as error:
         raise ModelError(
             f"ONNX Runtime cannot run this model: {first_line(error)}. Convert it with `model.float()` before the fit if its "
-            "numbers are of a kind of their own, or export to .pt2."
+            "dtype is unusual, or export to .pt2."
         ) from error
 
     def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -218,8 +217,7 @@ def verify_checksum(content: bytes, path: Path) -> None:
     """Raise a FileError unless the bytes are those that were written."""
     if content != add_checksum(content[: -len(CHECKSUM) - 64]):
         raise FileError(
-            f"Expected a file as `Guard.export` wrote it, but {path} is damaged, changed or another: its checksum does not fit. "
-            "Export the guard anew."
+            f"{path} has a wrong checksum: it is damaged, changed, or not written by `Guard.export`. Export the guard again."
         )
 
 
@@ -258,7 +256,7 @@ def compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tuple
                 "magnifies. Fit in double precision (`model.double()`), or with score='epistemic'."
             )
     if not torch.allclose(outputs["p_value"], task.calibration.p_value(outputs["score"]), atol=1e-6):
-        raise ModelError(f"Expected the p-values of the guard's calibration, but those of {what} are others.")
+        raise ModelError(f"Expected the p-values of the guard's calibration, but those of {what} differ.")
     return largest, changed
 
 

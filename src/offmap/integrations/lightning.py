@@ -57,9 +57,12 @@ class GuardCallback(Callback):
         if Callback is object:
             raise ConfigError("lightning is needed here and is not installed: pip install 'offmap[lightning]'")
         super().__init__()
-        self.ood = dict(ood or {})
-        self.train, self.valid, self.test = train, valid, test
-        self.model, self.path = model, path
+        self.ood: dict[str, Data] = dict(ood or {})
+        self.train: Data | None = train
+        self.valid: Data | None = valid
+        self.test: Data | None = test
+        self.model: Callable[[Any], nn.Module] | None = model
+        self.path: str | Path | None = path
         self.options: dict[str, Any] = {"progress": False, "ranks": "alone"} | options
         self.guard: Guard | None = None
         self.evaluation: Evaluation | None = None

@@ -23,7 +23,7 @@ from offmap.posterior.predictive import Sampled
 from offmap.progress import Advance, Status, bar, print_status
 from offmap.random import generator
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 QUIET_SECONDS = 2.0
 """Before progress is shown: a search fits many times."""

@@ -134,9 +134,8 @@ class Guarded(BaseEstimator):
             count, width = rows.shape
             if count * width > DENSE_NUMBERS:
                 raise DataError(
-                    f"Expected a sparse matrix of at most {DENSE_NUMBERS:,} numbers, for it is made dense, but got {count:,} "
-                    f"rows of {width:,}. Take fewer rows at once, or fewer columns (`OneHotEncoder(min_frequency=...)`, "
-                    "`TruncatedSVD`)."
+                    f"Expected at most {DENSE_NUMBERS:,} numbers in a sparse matrix, but got {count:,} rows of {width:,}. "
+                    "Pass fewer rows, or fewer columns (`OneHotEncoder(min_frequency=...)`, `TruncatedSVD`)."
                 )
             rows = rows.toarray()
         return torch.tensor(rows) if y is None else (torch.tensor(rows), y)
@@ -166,7 +165,7 @@ class Guarded(BaseEstimator):
         if leave_out is not None:
             order = order[~leave_out[order]]
         if len(order) < MIN_ROWS:
-            raise DataError(f"Expected at least {MIN_ROWS} rows that are no outliers and have a weight, but got {len(order)}.")
+            raise DataError(f"Expected at least {MIN_ROWS} inlier rows with a weight above 0, but got {len(order)}.")
         # 19 rows are needed for a threshold with 5 % of false alarms
         cut = max(2, min(max(20, round(self.validation * len(order))), len(order) // 2))
         held, rest = order[:cut], order[cut:]

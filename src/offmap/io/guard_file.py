@@ -115,9 +115,7 @@ def save(guard: Guard, path: str | Path) -> None:
     predictive, likelihood, score = guard.predictive, guard.likelihood, guard.score_module
     kind = next((name for name, cls in LIKELIHOODS.items() if cls is type(likelihood)), None)
     if kind is None or SCORES.get(score.name) is not type(score):
-        raise ConfigError(
-            "A guard with a score or likelihood of your own cannot be saved unless it is registered: a file holds no code."
-        )
+        raise ConfigError("To save a guard with a score or likelihood of your own, register it: a file holds no code.")
     entries, tensors = _of_weights(predictive) if isinstance(predictive, Stochastic) else _of_outputs(guard)
     state = likelihood.state()
     tensors |= {f"likelihood.{n}": v for n, v in state.items() if isinstance(v, Tensor)}
@@ -150,7 +148,7 @@ def _of_weights(predictive: Stochastic) -> tuple[dict[str, Any], dict[str, Tenso
     if q.parameterization is not None:
         raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
     if q.trainable_mean:
-        raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the nets' are others.")
+        raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the models' differ.")
     entries: dict[str, Any] = {
         "models": [_digests({n: t[m] for n, t in [*q.mean.items(), *q.fixed.items()]}, model.module) for m in range(q.members)],
         "modules": _modules(model.module),
@@ -239,11 +237,11 @@ class GuardFile:
         """Return the models, refused unless they are those of fit time."""
         models = as_models(model)
         if len(models) != len(self.header.models):
-            raise FileError(f"{self.path} was fitted on {len(self.header.models)} nets, but {len(models)} were given.")
+            raise FileError(f"{self.path} was fitted on {len(self.header.models)} models, but got {len(models)}.")
         for member, module in enumerate(models):
             self._check_model(module, member, strict=strict)
         if self.header.custom_output_fn and output_fn is None:
-            raise ConfigError(f"{self.path} was fitted with a `output_fn` of your own: pass the same function to `load`.")
+            raise ConfigError(f"{self.path} was fitted with an `output_fn` of your own: pass the same function to `load`.")
         return models
 
     def _build_around(self, predictive: Predictive, *, strict: bool) -> Guard:
@@ -258,7 +256,7 @@ class GuardFile:
                 raise FileError(
                     f"{self.path} belongs to another predictive: at some test inputs it gave other outputs, {tuple(then.shape)}, "
                     f"than this one, {tuple(now.shape)}. Pass the one that the guard was made with, or `strict=False` to use the "
-                    "guard all the same."
+                    "guard anyway."
                 )
         return self._build_guard(predictive, place, probe)
 
@@ -344,7 +342,7 @@ class GuardFile:
         if strict and other:
             raise FileError(
                 f"{self.path} was fitted on other weights: `{other[0]}` differs (member {member}). Load the weights of fit "
-                "time, or pass `strict=False` to use the guard all the same."
+                "time, or pass `strict=False` to use the guard anyway."
             )
 
 

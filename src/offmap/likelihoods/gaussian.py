@@ -144,9 +144,8 @@ class Gaussian(Likelihood):
             residuals, variance = columns - self.point(outputs.double()).mean(0).flatten(0, -2), columns.var(0, correction=0)
             if outputs.dtype != torch.float64 and bool((variance > LARGEST_STD**2).any()):
                 raise DataError(
-                    f"Expected targets with a standard deviation of at most {LARGEST_STD:g}, but got "
-                    f"{float(variance.max()) ** 0.5:.3g}: draws of a model in float32 would overflow. "
-                    "Fit a copy in float64, `net.double()`."
+                    f"Expected targets with a deviation up to {LARGEST_STD:g}, but got {float(variance.max()) ** 0.5:.3g}, "
+                    "which overflows in float32. Scale the targets, or fit `model.double()`."
                 )
         units = torch.where(variance > 0, variance, torch.ones_like(variance))
         # a model that interpolates leaves no residual, and a variance of 0 makes every NLL infinite

@@ -174,8 +174,7 @@ def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
         name = "bernoulli" if binary else "categorical"
     elif name not in LIKELIHOODS:
         raise ConfigError(
-            f"Expected `likelihood` to be {nearest(name, LIKELIHOODS)} or an object of a subclass of `offmap.Likelihood`, "
-            f"but got {name!r}."
+            f"Expected `likelihood` to be {nearest(name, LIKELIHOODS)} or an `offmap.Likelihood`, but got {name!r}."
         )
     likelihood = LIKELIHOODS[name].infer(output, y) if y.shape[0] == output.shape[0] else None
     if likelihood is None:
@@ -195,10 +194,7 @@ def resolve(likelihood: str | Likelihood | None, outputs: Tensor, y: Tensor) -> 
         return chosen.fit_noise(outputs, y)
     if not isinstance(likelihood, Likelihood):
         got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else type(likelihood).__name__
-        raise ConfigError(
-            f"Expected `likelihood` to be one of {list(LIKELIHOODS)} or an object of a subclass of `offmap.Likelihood`, "
-            f"but got {got}."
-        )
+        raise ConfigError(f"Expected `likelihood` to be one of {list(LIKELIHOODS)} or an `offmap.Likelihood`, but got {got}.")
     likelihood.check_targets(outputs[0], y, "valid")
     losses = likelihood.nll(outputs, y)
     if losses.shape != outputs.shape[:2]:

@@ -54,9 +54,11 @@ class Checkpoint:
     """Parts of a fit by name: those that an earlier run left at `path`, and those of this one."""
 
     def __init__(self, path: Path, identity: Mapping[str, str], group: Group = SINGLE_PROCESS) -> None:
-        self.path, self.identity, self.group = path, dict(identity), group
+        self.path: Path = path
+        self.identity: dict[str, str] = dict(identity)
+        self.group: Group = group
         self._next = 0.0  # when the next write is due
-        self.parts = self._read()
+        self.parts: dict[str, Part] = self._read()
 
     def __getitem__(self, name: str) -> Part | None:
         """Return a part, if there is one."""

@@ -29,7 +29,7 @@ from offmap.posterior.noise import as_noise
 from offmap.posterior.predictive import History, Stochastic
 from offmap.progress import bar
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 
 @dataclass(frozen=True)

@@ -151,16 +151,18 @@ class RiskMonitor:
         self, q: WeightDistribution, evaluate: Callable[[WeightDistribution], Sequence[Tensor]], max_risk: Tensor, *,
         every: int, history: History, patience: int | None = None, report: Callable[[int, str], None] | None = None,
     ) -> None:  # fmt: skip
-        self.q, self.evaluate, self.max_risk, self.every, self.patience = q, evaluate, max_risk, every, patience
-        self.failures, self.history, self.report = [0] * q.members, history, report
-        self.state = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
-        self.best = [tensor.detach().clone() for tensor in self.state]
+        self._q, self._evaluate, self._max_risk, self._patience, self._report = q, evaluate, max_risk, patience, report
+        self.every: int = every
+        self.history: History = history
+        self.failures: list[int] = [0] * q.members
+        self.state: list[Tensor] = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
+        self.best: list[Tensor] = [tensor.detach().clone() for tensor in self.state]
         history.max_risk, history.kept = max_risk.tolist(), [0] * q.members
 
     @property
     def done(self) -> list[bool]:
         """Which members are done."""
-        return [self.patience is not None and failures >= self.patience for failures in self.failures]
+        return [self._patience is not None and failures >= self._patience for failures in self.failures]
 
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Check now and then; stop when every member is done."""
@@ -173,15 +175,15 @@ class RiskMonitor:
     @torch.no_grad()
     def check(self, step: int, loss: float, values: Sequence[Tensor] | None = None) -> Tensor:
         """Evaluate the members, unless their `values` are given, keep those that pass, and return which did, (M,)."""
-        risk, uncertainty, *_ = self.evaluate(self.q) if values is None else values
-        entropy = self.q.mean_log_square()
-        passed = (risk <= self.max_risk.to(risk)) & entropy.isfinite() & ~torch.tensor(self.done, device=risk.device)
+        risk, uncertainty, *_ = self._evaluate(self._q) if values is None else values
+        entropy = self._q.mean_log_square()
+        passed = (risk <= self._max_risk.to(risk)) & entropy.isfinite() & ~torch.tensor(self.done, device=risk.device)
         for tensor, best in zip(self.state, self.best, strict=True):
             best.copy_(torch.where(passed.view(-1, *[1] * (tensor.ndim - 1)), tensor, best))
         self.history.add(step, loss, risk, entropy, uncertainty)
         self.history.kept = [step if p else k for p, k in zip(passed.tolist(), self.history.kept, strict=True)]
-        if self.report is not None:
-            self.report(step, self.history.describe())
+        if self._report is not None:
+            self._report(step, self.history.describe())
         return passed
 
     @torch.no_grad()
@@ -197,28 +199,29 @@ class BestValidation:
     def __init__(
         self, weights: Mapping[str, Tensor], loss: Callable[[], Tensor], *, every: int, ceiling: Tensor | None = None
     ) -> None:
-        self.weights, self.loss, self.every, self.ceiling = list(weights.values()), loss, every, ceiling
-        self.best, self.lowest = [w.detach().clone() for w in self.weights], torch.tensor(torch.inf, device="cpu")
+        self._weights, self._loss, self._every, self._ceiling = list(weights.values()), loss, every, ceiling
+        self.best: list[Tensor] = [w.detach().clone() for w in self._weights]
+        self.lowest: Tensor = torch.tensor(torch.inf, device="cpu")
 
     def __call__(self, step: int, loss: Tensor) -> bool:
         """Check now and then; never stop the loop."""
-        if (step + 1) % self.every == 0:
+        if (step + 1) % self._every == 0:
             self.check()
         return False
 
     @torch.no_grad()
     def check(self, among: Tensor | None = None) -> None:
         """Evaluate the loss and keep the members, of those `among` (M,), that are better than before."""
-        now = self.loss().nan_to_num(nan=torch.inf)
+        now = self._loss().nan_to_num(nan=torch.inf)
         now = now if among is None else torch.where(among, now, torch.inf)
-        better = now < self.lowest.to(now) if self.ceiling is None else now <= self.ceiling
+        better = now < self.lowest.to(now) if self._ceiling is None else now <= self._ceiling
         self.lowest = torch.minimum(now, self.lowest.to(now))
-        for w, best in zip(self.weights, self.best, strict=True):
+        for w, best in zip(self._weights, self.best, strict=True):
             best.copy_(torch.where(better.view(-1, *[1] * (w.ndim - 1)), w, best))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Give every member its best weights, those after the last step among them."""
         self.check()
-        for w, best in zip(self.weights, self.best, strict=True):
+        for w, best in zip(self._weights, self.best, strict=True):
             w.copy_(best)

@@ -27,7 +27,7 @@ from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, hoo
 from offmap.model.matrix_view import AliasTable, MatrixView, ParamView
 
 Names: TypeAlias = Collection[str] | None  # of parameters; None are all that take part in a product
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -174,9 +174,9 @@ class CaptureMode(TorchDispatchMode):
 
     def __init__(self, weights: Mapping[str, Tensor], visit: Callable[[ParamUse], None]) -> None:
         super().__init__()
-        self.aliases = AliasTable(weights)
+        self.aliases: AliasTable = AliasTable(weights)
         self.visit = visit
-        self.widest = 0  # numbers in the largest result
+        self.widest: int = 0  # numbers in the largest result
         self.result: Any = None  # of the operator that is being visited
         self.last: tuple[str, Tensor] | None = None  # the latest product without a bias: its parameter and result
 

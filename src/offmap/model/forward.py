@@ -176,20 +176,20 @@ class _Switch:
     """Turn a process-wide switch of torch for as long as any thread is inside; its lock is held only to turn it."""
 
     def __init__(self, turn: Callable[[], AbstractContextManager[Any]]) -> None:
-        self.turn, self.lock, self.inside = turn, Lock(), 0
+        self._turn, self._lock, self._inside = turn, Lock(), 0
 
     def __enter__(self) -> None:
-        with self.lock:
-            if self.inside == 0:
-                self.turned = self.turn()
-                self.turned.__enter__()
-            self.inside += 1
+        with self._lock:
+            if self._inside == 0:
+                self._turned = self._turn()
+                self._turned.__enter__()
+            self._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0:
-                self.turned.__exit__(None, None, None)
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._turned.__exit__(None, None, None)
 
 
 def _turn_fast_path_off() -> ExitStack:
@@ -200,9 +200,9 @@ def _turn_fast_path_off() -> ExitStack:
 
 
 # the fast path of attention computes a whole layer where nobody sees its inputs
-no_fast_path = _Switch(_turn_fast_path_off)
+no_fast_path: _Switch = _Switch(_turn_fast_path_off)
 # `vmap` can neither batch nor differentiate fused attention
-no_fused_attention = _Switch(lambda: sdpa_kernel(SDPBackend.MATH))
+no_fused_attention: _Switch = _Switch(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def content_key(inputs: Any) -> bytes:
@@ -227,7 +227,8 @@ class LRUCache:
     """Keep the latest values by key, at most `numbers` tensor elements in all; threads may share it."""
 
     def __init__(self, numbers: int = CACHE_NUMBERS) -> None:
-        self.numbers, self.held = numbers, 0
+        self.numbers: int = numbers
+        self.held: int = 0
         self._values: dict[Hashable, tuple[Any, int]] = {}  # the latest last
         self._lock = Lock()  # for the bookkeeping alone: two threads may make the same value at once
 

@@ -177,7 +177,7 @@ def _first_output(probe: Probe, device: torch.device) -> Tensor:
     check_rows(probe.model, output, probe.x)
     if output.device != device:
         raise ModelError(
-            f"Expected an output on the device of the parameters, {device}, but {type(probe.model).__name__} answers on "
+            f"Expected an output on the device of the parameters, {device}, but {type(probe.model).__name__} returns it on "
             f"{output.device}. Keep the model on one device, or move the output back in `output_fn=`."
         )
     return output
@@ -224,8 +224,7 @@ def _check_recomputes(probe: Probe, called: nn.Module) -> None:
     if not same(moved.run(called), fresh):
         raise ModelError(
             f"Expected a model that computes anew from its weights, but {type(probe.model).__name__} keeps what it made of them "
-            f"in {join_names(find_changes(probe.model, called))}. Keep such results in training mode only, or clear them in "
-            "every call."
+            f"in {join_names(find_changes(probe.model, called))}. Do so in training mode only, or clear it in every call."
         )
 
 

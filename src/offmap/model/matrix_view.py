@@ -124,7 +124,7 @@ class AliasTable:
     """Tell whose memory an operand lies in: the parameters', and that of copies made of them on the way."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self.shapes = {name: tuple(w.shape) for name, w in weights.items()}
+        self.shapes: dict[str, tuple[int, ...]] = {name: tuple(w.shape) for name, w in weights.items()}
         self._aliases: dict[int, list[tuple[Tensor, ParamView]]] = {}  # by storage
         for name, w in weights.items():
             self.add(w, ParamView(name, tuple((a,) for a in range(w.ndim)), (1,) * w.ndim))

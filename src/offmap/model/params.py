@@ -104,11 +104,9 @@ def _check_device(model: nn.Module) -> None:
     first, *others = dict.fromkeys(places.values())
     if others:
         each = "; ".join(f"{join_names(n for n, place in places.items() if place == d)} on {d}" for d in (first, *others))
-        raise ModelError(f"Expected a model on one device, but it has {each}. Move it, for example with `net.to('{first}')`.")
+        raise ModelError(f"Expected a model on one device, but it has {each}. Move it, for example with `model.to('{first}')`.")
     if first.type == "meta":
-        raise ModelError(
-            f"Expected a model that holds numbers, but {type(model).__name__} is on the meta device. Load its weights."
-        )
+        raise ModelError(f"{type(model).__name__} is on the meta device, without numbers. Load its weights first.")
 
 
 def detach_params(model: nn.Module) -> Weights:
@@ -141,9 +139,7 @@ def select_params(model: nn.Module, params: ParamSelection = None, last: Collect
                 f"The words {[*WORDS, LAST_LAYER]} are patterns too."
             )
         if LAST_LAYER in entries and last is None:
-            raise ConfigError(
-                f"Expected names, but {LAST_LAYER!r} takes a forward pass to tell. Use `offmap.fit`, or pass a pattern."
-            )
+            raise ConfigError(f"Only `offmap.fit` finds {LAST_LAYER!r}, by a forward pass. Pass a pattern here.")
 
         def picks(entry: str, name: str, tensor: Tensor) -> bool:
             if entry == LAST_LAYER:
@@ -205,7 +201,7 @@ def _check_same_architecture(models: Sequence[nn.Module]) -> None:
     aspects: list[tuple[str, Callable[[Tensor], object], str]] = [
         ("architecture", lambda t: tuple(t.shape), join),
         ("dtype", lambda t: t.dtype, "Convert them, for example with `net.float()`."),
-        ("device", lambda t: t.device, "Move them, for example with `net.to('cpu')`."),
+        ("device", lambda t: t.device, "Move them, for example with `model.to('cpu')`."),
     ]
     for what, describe, remedy in aspects:
         first, *others = [{n: describe(t) for n, t in all_params(model).items()} for model in models]

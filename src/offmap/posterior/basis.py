@@ -26,7 +26,7 @@ from offmap.model.matrix_view import MatrixView, in_pieces
 from offmap.model.params import StackedModel
 from offmap.random import sample
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 LIMIT = 4096
 """A fan-in above this gets several smaller bases instead of one."""

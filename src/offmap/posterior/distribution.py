@@ -15,7 +15,7 @@ from offmap._torch_private import child_table, tensor_tables
 from offmap._types import Weights
 from offmap.errors import ConfigError
 from offmap.model.forward import CACHE_NUMBERS, LRUCache
-from offmap.model.matrix_view import rotate
+from offmap.model.matrix_view import MatrixView, rotate
 from offmap.model.params import ParamSelection, stack_models
 from offmap.posterior.basis import LIMIT, Rotation, observe
 from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
@@ -34,7 +34,7 @@ class NamedTensors(nn.Module, Mapping[str, Tensor]):
 
     def __init__(self, tensors: Mapping[str, Tensor], *, trainable: bool = False) -> None:
         super().__init__()
-        self.names = tuple(tensors)
+        self.names: tuple[str, ...] = tuple(tensors)
         for name, tensor in tensors.items():
             *path, leaf = name.split(".")
             module: nn.Module = self
@@ -116,18 +116,19 @@ class WeightDistribution(nn.Module):
         super().__init__()
         rotation = rotation or Rotation()
         start = _start(initial_scale, mean)
-        self.mean = NamedTensors({n: m.clone() for n, m in mean.items()} if trainable_mean else mean, trainable=trainable_mean)
-        self.raw_scale = NamedTensors({n: inverse_softplus(start(n)) for n in mean}, trainable=True)
+        own_mean = {n: m.clone() for n, m in mean.items()} if trainable_mean else mean
+        self.mean: NamedTensors = NamedTensors(own_mean, trainable=trainable_mean)
+        self.raw_scale: NamedTensors = NamedTensors({n: inverse_softplus(start(n)) for n in mean}, trainable=True)
         # draws multiply by Vᵀ: that is what lies in one piece
-        self.rotation = NamedTensors({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
-        self.views = rotation.views
-        self.why = rotation.why
-        self.fixed = NamedTensors(fixed or {})
-        self.noise = noise or Uniform()
+        self.rotation: NamedTensors = NamedTensors({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
+        self.views: dict[str, MatrixView] = rotation.views
+        self.why: dict[str, str] = rotation.why
+        self.fixed: NamedTensors = NamedTensors(fixed or {})
+        self.noise: Noise = noise or Uniform()
         self.parameterization = parameterization
         self.trainable_mean = trainable_mean
-        self.members = next(iter(mean.values())).shape[0]  # M, the number of models the distribution is centred on
-        self.dimension = sum(w[0].numel() for w in mean.values())  # d, the number of random weights of one member
+        self.members: int = next(iter(mean.values())).shape[0]  # M, the number of models the distribution is centred on
+        self.dimension: int = sum(w[0].numel() for w in mean.values())  # d, the number of random weights of one member
         self._cache = LRUCache()
 
     def scale(self) -> Weights:

@@ -123,9 +123,7 @@ def as_noise(noise: str | Noise) -> Noise:
     if isinstance(noise, Noise):
         return noise
     if not isinstance(noise, str):
-        raise ConfigError(
-            f"Expected `noise` to be a name or a `Noise`, but got {noise!r}. Subclass `offmap.posterior.noise.Noise`."
-        )
+        raise ConfigError(f"Expected `noise` to be a name or an `offmap.posterior.noise.Noise`, but got {noise!r}.")
     if noise not in NOISES:
         raise ConfigError(f"Expected `noise` to be {nearest(noise, NOISES)}, but got {noise!r}.")
     return NOISES[noise]

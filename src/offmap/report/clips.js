@@ -58,7 +58,7 @@ function drawClips() {
   slider.max = clips.clips.length - 1;
   const sets = Object.keys(clips.points);
   const rows = clips.clips.map((clip, i) => [
-    clip + (i === clips.own ? " (its own)" : ""), ...sets.map((s) => number(clips.medians[i][s])),
+    clip + (i === clips.own ? " (the guard's)" : ""), ...sets.map((s) => number(clips.medians[i][s])),
   ]);
   fill(byId("table-clips"), ["clip", ...sets], rows, `Median ${clips.unit}`);
   clipTo(Math.min(state.clip, clips.clips.length - 1));
@@ -88,8 +88,8 @@ function clipLegend(panel, clips, flat) {
   node(key, "span", {}, `${clips.unit}: ${number(clips.ends[0])}`);
   node(key, "i", { style: `background: linear-gradient(90deg, ${data.map.join(", ")})` });
   node(key, "span", {}, number(clips.ends[1]));
-  const other = data.classes.length === 2 ? data.classes[1] : "others";
-  const classes = [[`test rows of ${data.classes[0] || "class 0"}`, "#fff", "dot"], [`and of ${other}`, "#ffc24d", "square"]];
+  const other = data.classes.length === 2 ? data.classes[1] : "other classes";
+  const classes = [[`test rows of ${data.classes[0] || "class 0"}`, "#fff", "dot"], [`test rows of ${other}`, "#ffc24d", "square"]];
   legend(panel, clips.unit === "predictive entropy" ? classes : [["test rows", "#fff", "dot"]]);
 }
 
@@ -97,7 +97,7 @@ function clipTo(place) {
   const { clips } = study();
   state.clip = place;
   const { X, Y, box } = clipFrame, frame = clips.frames[place];
-  const own = place === clips.own ? ", its own" : "";
+  const own = place === clips.own ? " (the guard's)" : "";
   const words = Object.entries(clips.medians[place]).map(([name, value]) => `${number(value)} on ${name}`).join(", ");
   const text = `Clip ${clips.clips[place]}${own}: median ${clips.unit} ${words}.`;
   byId("clipped").textContent = text;

@@ -41,7 +41,7 @@ function drawScores() {
   shape(svg, "text", { x: width - side, y: height - 3, class: "title end" }, "score, more OOD to the right");
   marks.right = right;
   marks.X = X;
-  byId("back").textContent = own ? "Back to its own" : "Back to the start";
+  byId("back").textContent = "Reset";
   byId("back").dataset.step = start;
   byId("threshold").max = steps();
   const drag = (event) => {
@@ -61,7 +61,7 @@ function move(step) {
   const { sets, thresholds, start, own, roc, risk } = study();
   state.step = step;
   const threshold = number(thresholds[step], 4), x = marks.X(step / steps());
-  const kind = step !== start ? "" : own ? ", its own" : ", which 95\u00a0% of in-distribution rows pass";
+  const kind = step !== start ? "" : own ? " (the guard's)" : " (95\u00a0% of in-distribution rows pass)";
   marks.right.setAttribute("x", x);
   marks.line.setAttribute("x1", x);
   marks.line.setAttribute("x2", x);
@@ -84,8 +84,8 @@ function move(step) {
     marks.risk.ring.style.display = value === null ? "none" : "";
     if (value !== null) at(marks.risk.ring, marks.risk.X(risk.answered[step]), marks.risk.Y(Math.min(value, risk.top)));
     marks.risk.words.textContent = value === null
-      ? "At this threshold every row is declined."
-      : `At this threshold ${percent(risk.answered[step])} are answered, with ${risk.label} ${riskWords(risk)(value)}.`;
+      ? "At this threshold the model abstains on every row."
+      : `At this threshold ${percent(risk.answered[step])} of the rows are answered, with ${risk.label} ${riskWords(risk)(value)}.`;
   }
 }
 
@@ -133,7 +133,7 @@ function drawRisk() {
 function drawReliability() {
   const { reliability, kind } = study(), panel = byId("plot-reliability");
   if (!missing("reliability", reliability.own)) return;
-  const names = kind === "regression" ? ["level of the interval", "truths inside"] : ["confidence", "right"];
+  const names = kind === "regression" ? ["level of the interval", "targets inside"] : ["confidence", "correct"];
   const pairs = reliability.own.map((r) => `${number(100 * r[0])}: ${number(100 * r[1])}`).join("; ");
   const frame = axes(panel, {
     height: 300, alt: `Reliability: ${names[1]} over ${names[0]}, in percent, ${pairs}.`,
@@ -156,7 +156,7 @@ function drawReliability() {
   }
   const size = classes ? "; larger dots hold more rows" : "", dot = classes ? "dot" : "";
   legend(panel, [
-    [`its own predictions${size}`, "var(--id)", dot],
+    [`predictions${size}`, "var(--id)", dot],
     ["unclipped draws", classes ? "none" : "var(--series0)", dot || "6 3"], ["as stated", "var(--soft)", "1 4"],
   ]);
   const rows = reliability.own.map((r) => [percent(r[0]), percent(r[1]), String(r[2])]);

@@ -117,7 +117,7 @@ def _body(
 
 def _summary(scorer: Any) -> str:
     if not isinstance(scorer, Guard):
-        return page.paragraphs("This scorer is no guard: nothing in a model was made random.")
+        return page.paragraphs("This scorer is not a guard: it makes no parameters random.")
     summary = scorer.summary()
     more = [f"… and {len(summary.rows) - MOST_ROWS} more parameters."] if len(summary.rows) > MOST_ROWS else []
     return page.table(Table(summary.rows[:MOST_ROWS])) + page.paragraphs("\n\n".join([*more, *summary.notes]), "note")
@@ -158,7 +158,7 @@ def verdict(evaluation: Evaluation, name: str) -> str:
     if threshold is None:
         parts.append("This scorer has no threshold of its own: the line below starts where 95 % of in-distribution rows pass.")
     elif not math.isfinite(threshold):
-        parts.append("**Its threshold is infinite, so that it flags nothing**: it was calibrated on too few rows.")
+        parts.append("**Its threshold is infinite, so it flags nothing**: it was calibrated on too few rows.")
     else:
         flagged = {label: float((values > threshold).double().mean()) for label, values in scores.items()}
         caught = [f"**{percent(share)} of “{label}”**" for label, share in flagged.items() if label != "test"]
@@ -167,9 +167,9 @@ def verdict(evaluation: Evaluation, name: str) -> str:
         parts.append(f"At its own threshold it flags {listed}, and {false} by mistake.")
         if detector is not None:
             rate, share = detector.calibration.false_alarms, flagged["test"]
-            words = "more than that" if share > rate else "fewer"
-            words = words if abs(share - rate) > 2 * _spread(rate, scores["test"], detector) else "as many as chance allows"
-            parts.append(f"It was set for {percent(rate)} of false alarms; these are {words}.")
+            words = "more" if share > rate else "less"
+            words = words if abs(share - rate) > 2 * _spread(rate, scores["test"], detector) else "within chance"
+            parts.append(f"It was set for {percent(rate)} false alarms; this is {words}.")
     if row := quality(evaluation, name):
         right = f"an accuracy of {percent(row['accuracy'])}" if "accuracy" in row else f"an RMSE of {row['rmse']:.3g}"
         kind = "prediction sets" if "accuracy" in row else "intervals"
@@ -178,7 +178,7 @@ def verdict(evaluation: Evaluation, name: str) -> str:
         if share is None:
             parts.append(f"{predictions}. **It has no conformal {kind}**: the model was trained on the rows that calibrated it.")
         else:
-            parts.append(f"{predictions}, and its 95 % conformal {kind} hold the truth for {percent(share)} of rows.")
+            parts.append(f"{predictions}, and its 95 % conformal {kind} contain the target for {percent(share)} of rows.")
             if detector is not None and 0.95 - share > 3 * _spread(0.95, scores["test"], detector):
                 why = "the model has seen the calibration rows, or the test rows are of another distribution"
                 parts.append(f"**These {kind} fail: that is fewer than 95 %, beyond chance**; {why}.")

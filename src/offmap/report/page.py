@@ -177,10 +177,14 @@ class Section(NamedTuple):
     body: str
 
 
+def style() -> str:
+    """Return the style of all pages; the screen decides between light and dark, unless the page says `data-theme`."""
+    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
+    return Template(resource("page.css")).substitute(light=light, dark=dark)
+
+
 def render(title: str, lead: str, sections: Sequence[Section], *, foot: str = "", heading: str = "", **parts: str) -> str:
     """Return the page as text; lead and foot are Markdown, parts are HTML: `head`, `above` the heading, `below`, `end`."""
-    # the screen decides between light and dark, unless the page says `data-theme`
-    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
     contents, bodies = list[str](), list[str]()
     for name, body in sections:
         anchor, text = re.sub(r"[^\w]+", "-", name.lower()).strip("-"), html.escape(name)
@@ -191,9 +195,7 @@ def render(title: str, lead: str, sections: Sequence[Section], *, foot: str = ""
     return Template(resource("page.html")).substitute(
         {"head": "", "above": "", "below": "", "end": ""} | parts,
         title=html.escape(title),
-        light=light,
-        dark=dark,
-        css=resource("page.css"),
+        css=style(),
         heading=html.escape(heading or title),
         lead=paragraphs(lead, "lead"),
         contents="".join(contents),

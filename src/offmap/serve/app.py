@@ -26,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from offmap._version import __version__
 from offmap.errors import ConfigError, first_line
+from offmap.report.page import style
 from offmap.serve.logs import log_event, note, watch_requests
 from offmap.serve.model import Batcher, Model
 from offmap.serve.monitor import Monitor
@@ -35,7 +36,7 @@ REASONS = {
     401: "Wrong or missing token.",
     408: "The body came too slowly.",
     413: "Too many bytes or rows.",
-    415: "Another content type.",
+    415: "Unsupported content type.",
     422: "The body is not what its content type says, or has another shape than the model takes.",
     500: "The model failed on these rows, or the server on this request.",
     503: "Too many rows are waiting.",
@@ -141,7 +142,8 @@ def create_app(model: Model, limits: Limits) -> FastAPI:
         return JSONResponse(monitor.to_dict())
 
     for path, file in {"/": "live.html", "/docs": "api.html"}.items():
-        page = HTMLResponse(files("offmap.serve").joinpath(file).read_text(encoding="utf-8"))
+        text = files("offmap.serve").joinpath(file).read_text(encoding="utf-8")
+        page = HTMLResponse(text.replace("/* style */", style()))
         app.get(path, response_class=HTMLResponse, include_in_schema=False)(lambda page=page: page)
     return app
 
@@ -209,7 +211,7 @@ def _score_responses(model: Model) -> dict[int | str, dict[str, Any]]:
     fields["threshold"] = {"type": ["number", "null"]}
     schema = {"type": "object", "properties": fields, "required": list(fields)}
     return {
-        200: {"description": "A row per example of each.", "content": {"application/json": {"schema": schema}}},
+        200: {"description": "One row per example in every output.", "content": {"application/json": {"schema": schema}}},
         **_errors(*REASONS),
     }
 
@@ -243,7 +245,7 @@ def run_server(path: Path, *, host: str, port: int, limits: Limits, on_ready: Ca
     model = Model.load(path, threads)
     if not model.calibrated:
         text = f"{path} was not calibrated on rows that its model has not seen: p-values and false alarms are not promised."
-        log_event(logging.WARNING, "start", f"{text} Calibrate the guard on such rows, and export it anew.")
+        log_event(logging.WARNING, "start", f"{text} Calibrate the guard on such rows, and export it again.")
     config = uvicorn.Config(
         create_app(model, limits), log_config=None, log_level="warning", access_log=False, lifespan="on",
         timeout_graceful_shutdown=10, server_header=False, timeout_keep_alive=30, http=header_timeout(limits.body_seconds),

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-logger = logging.getLogger("offmap.serve")
+logger: logging.Logger = logging.getLogger("offmap.serve")
 
 CLIENT_LEFT = 499
 UNEXPECTED = "The server failed on this request, which is its own mistake: its log says where."

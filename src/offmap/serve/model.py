@@ -19,7 +19,9 @@ from offmap.errors import FileError, first_line
 from offmap.export.onnx import open_session, verify_checksum
 from offmap.serve.parsing import Arrays, InputSpec, RequestError
 
-DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
+DTYPES: dict[str, type[np.generic[Any]]] = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
+}  # fmt: skip
 """ONNX Runtime's names of types that requests may have, and numpy's."""
 
 
@@ -58,7 +60,7 @@ class Model:
             session = open_session(content, threads)
         except Exception as error:
             reason = f"ONNX Runtime cannot read {path}: {first_line(error)}"
-            raise FileError(f"Expected an ONNX file, but {reason}. Export the guard anew.") from error
+            raise FileError(f"Expected an ONNX file, but {reason}. Export the guard again.") from error
         metadata = session.get_modelmeta().custom_metadata_map
         outputs = tuple(node.name for node in session.get_outputs() if node.name != "threshold")
         if "offmap.threshold" not in metadata or not {"score", "ood"} <= set(outputs):
@@ -82,7 +84,7 @@ class Model:
                 raise ValueError(f"{len(terms)} terms")
         except (ValueError, KeyError, TypeError) as error:
             reason = f"{path} has {first_line(error)}"
-            raise FileError(f"Expected what `Guard.export` writes about a guard, but {reason}. Export it anew.") from error
+            raise FileError(f"Expected metadata as `Guard.export` writes it, but {reason}. Export the guard again.") from error
         return Model(session, tuple(inputs), outputs, **facts)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -137,29 +139,30 @@ class Batcher:
     """
 
     def __init__(self, model: Callable[[Arrays], Arrays], *, together: int = 256, max_waiting: int = 16384) -> None:
-        self.model, self.together, self.max_waiting = model, together, max_waiting
+        self._model, self._together, self._max_waiting = model, together, max_waiting
         self.queue: deque[Waiting] = deque()
-        self.rows = self.calls = 0
-        self.filled = asyncio.Event()
-        self.thread = ThreadPoolExecutor(1, "offmap-model")
+        self.rows: int = 0
+        self.calls: int = 0
+        self._filled = asyncio.Event()
+        self.thread: ThreadPoolExecutor = ThreadPoolExecutor(1, "offmap-model")
 
     async def __call__(self, inputs: Arrays) -> Arrays:
         """Return the outputs for these rows; refuse them with 503 if too many wait."""
         rows = len(next(iter(inputs.values())))
-        if self.rows and self.rows + rows > self.max_waiting:
+        if self.rows and self.rows + rows > self._max_waiting:
             raise RequestError(503, "Too many rows are waiting. Try again in a moment.")
         waiting = Waiting(inputs, rows, asyncio.get_running_loop().create_future())
         self.queue.append(waiting)
         self.rows += rows
-        self.filled.set()
+        self._filled.set()
         return await waiting.result
 
     async def run(self) -> None:
         """Serve until cancelled: take the oldest requests, as many as fit in a call, without those whose client has left."""
         while True:
-            await self.filled.wait()
+            await self._filled.wait()
             batch, rows = list[Waiting](), 0
-            while self.queue and (not batch or rows + self.queue[0].rows <= self.together):
+            while self.queue and (not batch or rows + self.queue[0].rows <= self._together):
                 first = self.queue.popleft()
                 self.rows -= first.rows
                 if not first.result.done():
@@ -168,13 +171,13 @@ class Batcher:
             if batch:
                 await self._run_batch(batch)
             elif not self.queue:
-                self.filled.clear()
+                self._filled.clear()
 
     async def _run_batch(self, batch: list[Waiting]) -> None:
         inputs = {name: np.concatenate([request.inputs[name] for request in batch]) for name in batch[0].inputs}
         self.calls += 1
         try:
-            outputs = await asyncio.get_running_loop().run_in_executor(self.thread, self.model, inputs)
+            outputs = await asyncio.get_running_loop().run_in_executor(self.thread, self._model, inputs)
         except Exception as error:
             if len(batch) > 1:  # one request is at fault: run each alone
                 for request in batch:

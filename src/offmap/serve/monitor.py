@@ -61,10 +61,11 @@ class Monitor:
     def __init__(
         self, model: Model, window: int = 1000, alert: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("offmap_requests", "Requests to /score by HTTP status.", ["code"], registry=registry)
-        self.rows = Counter("offmap_rows", "Rows scored.", registry=registry)
-        self.flagged = Counter("offmap_rows_flagged", "Rows called off the map.", registry=registry)
+        registry = CollectorRegistry()
+        self.registry: CollectorRegistry = registry
+        self.requests: Counter = Counter("offmap_requests", "Requests to /score by HTTP status.", ["code"], registry=registry)
+        self.rows: Counter = Counter("offmap_rows", "Rows scored.", registry=registry)
+        self.flagged: Counter = Counter("offmap_rows_flagged", "Rows called off the map.", registry=registry)
         gauges = {
             "share": ("Share of off-map rows among the latest.", lambda: self.share),
             "alert_share": ("Share above which is alarm.", lambda: self.alert_share),
@@ -74,14 +75,18 @@ class Monitor:
         }
         for name, (text, value) in gauges.items():
             Gauge(f"offmap_{name}", text, registry=registry).set_function(value)
-        self.bounds = sorted({float(level) for level in (*model.levels, model.threshold) if np.isfinite(level)}) or [0.0]
-        self.scores = Histogram("offmap_score", "Scores of rows.", buckets=self.bounds, registry=registry)
+        finite = {float(level) for level in (*model.levels, model.threshold) if np.isfinite(level)}
+        self.bounds: list[float] = sorted(finite) or [0.0]
+        self.scores: Histogram = Histogram("offmap_score", "Scores of rows.", buckets=self.bounds, registry=registry)
         bounds = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
         there = registry if "p_value" in model.outputs else None
-        self.p_values = Histogram("offmap_p_value", "P-values of rows.", buckets=bounds, registry=there)
+        self.p_values: Histogram = Histogram("offmap_p_value", "P-values of rows.", buckets=bounds, registry=there)
         bounds = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-        self.seconds = Histogram("offmap_seconds", "Seconds that requests to /score took.", buckets=bounds, registry=registry)
-        self.model, self.alert, self.clock, self.start, self.alarm = model, alert, clock, clock(), False
+        text = "Seconds that requests to /score took."
+        self.seconds: Histogram = Histogram("offmap_seconds", text, buckets=bounds, registry=registry)
+        self.model: Model = model
+        self.alarm: bool = False
+        self._alert, self._clock, self._start = alert, clock, clock()
         self.latest: deque[bool] = deque(maxlen=window)
         self.line: deque[tuple[float, float]] = deque(maxlen=300)  # of the live page, a point a second at most
 
@@ -95,7 +100,7 @@ class Monitor:
         self.latest.extend(outputs["ood"].tolist())
         self.rows.inc(len(outputs["ood"]))
         self.flagged.inc(int(outputs["ood"].sum()))
-        now = self.clock() - self.start
+        now = self._clock() - self._start
         if self.line and now - self.line[-1][0] < 1.0:
             now = self.line.pop()[0]
         self.line.append((now, self.share))
@@ -116,7 +121,7 @@ class Monitor:
         """Share of as many rows as the window has above which is alarm."""
         n = len(self.latest) or self.latest.maxlen or 1
         n -= n % max(1, n // 100)  # a hundredth fewer rows at most, so that few numbers are looked at
-        return alert_count(n, self.model.false_alarms, self.model.calibration_rows) / n if self.alert is None else self.alert
+        return alert_count(n, self.model.false_alarms, self.model.calibration_rows) / n if self._alert is None else self._alert
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the live page draws."""

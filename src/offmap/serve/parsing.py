@@ -25,7 +25,8 @@ class RequestError(Exception):
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status: int = status
+        self.reason: str = reason
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _parse_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns:
     _count_json(body, specs, max_rows, columns or ())
 
     def refuse_constant(word: str) -> float:
-        raise ValueError(f"{word} is no JSON number")
+        raise ValueError(f"{word} is not a JSON number")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -97,7 +98,7 @@ def _parse_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns:
     try:
         content = json.loads(body, parse_constant=refuse_constant, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise RequestError(422, f"Expected JSON, but the body is none: {str(error)[:200]}.") from error
+        raise RequestError(422, f"Expected JSON, but the body cannot be parsed: {str(error)[:200]}.") from error
     content = content if isinstance(content, dict) else {}
     names, inputs = [spec.name for spec in specs], content.get("inputs")
     if columns is not None and "rows" in content and "inputs" not in content:
@@ -124,8 +125,8 @@ def _count_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns:
     openings, commas = body.count(b"[") + body.count(b"{"), body.count(b",")
     if openings > most_lists or commas > most_commas:
         raise RequestError(
-            413, f"Expected at most {max_rows} rows, but the body has {openings} lists or objects and {commas} commas, which is "
-            "more than these have. Send the rows in parts.",
+            413, f"Expected at most {max_rows} rows, but the body has {openings} lists or objects and {commas} commas, too "
+            "many for that. Send the rows in parts.",
         )  # fmt: skip
 
 
@@ -143,9 +144,7 @@ def _order_columns(rows: Any, columns: Sequence[str]) -> list[list[Any]]:
         if len(row) < len(names):
             missing = [name for name in columns if name not in row]
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise RequestError(
-                422, f"Expected all {len(names)} columns of the model, but row {i + 1} lacks {missing[0]!r}{more}."
-            )
+            raise RequestError(422, f"Expected all {len(names)} columns, but row {i + 1} lacks {missing[0]!r}{more}.")
     return [[row[name] for name in columns] for row in rows]
 
 

@@ -94,8 +94,8 @@ def bench_methods(as_json: Json = False) -> None:
 
 PAGES = {  # what is written, where by default, and what is said in the end
     "table": ("the records of a plan as Markdown tables", "docs/results/PLAN.md", "The tables are at"),
-    "compare": ("our numbers beside the printed ones, better or worse", "docs/results/PLAN-compare.md", "The comparison is at"),
-    "figures": ("SVG files; a fit that has to be looked at is made once more", "docs/figures/PLAN", "{} figures are in"),
+    "compare": ("records beside the paper's printed numbers", "docs/results/PLAN-compare.md", "The comparison is at"),
+    "figures": ("figures as SVG files, fitting again where needed", "docs/figures/PLAN", "{} figures are in"),
     "page": ("tables, comparison and figures of a plan as one HTML page", "PLAN.html", "The page is at"),
 }
 

@@ -15,13 +15,13 @@ from offmap.cli.options import Json, print_result
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the page.")] = Path("offmap-demo.html"),
-    seed: Annotated[int, typer.Option(help="Starts of the nets, order of the data, draws of the guards.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A few seconds, only to see that it runs.")] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes to use; by default two, or one on a single core.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML page to write.")] = Path("offmap-demo.html"),
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Run for a few seconds, only to see that it works.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of processes (default: two, or one on a single core).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare methods on three data sets: print tables, write one self-contained page.
+    """Compare methods on three data sets, as one page.
 
     Example: offmap demo --quick --out demo.html
     """
@@ -54,6 +54,8 @@ def demo(
             shown.add_row(*(str(row.get(column, "")) for column in table.columns))
         console.print(shown)
     if not as_json:
-        console.print("FPR@95: OOD inputs unnoticed while 95 % of in-distribution ones pass.\n+: seconds on top of trained nets.")
+        console.print(
+            "FPR@95: OOD inputs that pass while 95 % of in-distribution ones pass.\n+: seconds on top of training the nets."
+        )
     record = {"page": page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
     print_result(as_json, record, f"The page is at {page}")

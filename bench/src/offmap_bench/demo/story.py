@@ -79,12 +79,12 @@ def describe(result: Result) -> Section:
     best = {c: end for c in numbers.columns for word, end in ends.items() if c.startswith(word)}
     sets = ["test data (in-distribution)", *result.task.ood]
     key = [("area", f"var(--{shade})", words) for shade, words in zip(SETS, sets, strict=False)]
-    key.append(("line 3 3", "var(--ink)", "alarm threshold: 5 % of validation data lie above"))
+    key.append(("line 3 3", "var(--ink)", "threshold: 5 % of validation rows score higher"))
     panels = score_panels(result.evaluation, thresholds=result.thresholds, alone=[JOINED, NEAREST], least=result.plan.least)
-    plain = ": the plain net itself" if result.clip == 0 else ""
+    plain = ", which is the plain net" if result.clip == 0 else ""
     clip = "no clip at all" if result.clip is None else f"a clip of {result.clip:g}{plain}"
     name, fields, heading, drawing = tell(result)
-    fields["clip"] = f"For its own predictions this guard chose, on validation data, {clip}."
+    fields["clip"] = f"For its predictions, the guard chose {clip} on validation data."
     body = [
         paragraphs(TEXTS[name].format(**fields)) + f"<h3>{heading}</h3>" + drawing,
         "<h3>Numbers</h3>", table(numbers, best=best, dots=True), paragraphs(TEXTS["note"], "note"),
@@ -109,7 +109,7 @@ def describe_regression(result: Result) -> Description:
         panels.append(Panel(svg, name, words))
     key = legend([
         ("area", "var(--band)", "mean ± 2 standard deviations"), ("line", "var(--series4)", "mean prediction"),
-        ("line 5 3", "var(--ink)", "the truth"), ("dot", "var(--ood)", "training points"),
+        ("line 5 3", "var(--ink)", "true function"), ("dot", "var(--ink)", "training points"),
     ])  # fmt: skip
     fields: dict[str, Any] = {"rows": len(result.task.train[0])}
     for name, method in (("svd", SVD), ("plain", PLAIN)):
@@ -143,8 +143,8 @@ def describe_moons(result: Result) -> Description:
         alt = f"{name}: map of the predictive entropy around two moons, above half its maximum on {dark:.0f} % of the square."
         panels.append(Panel(svg, name, alt))
     key = legend([
-        ("area", f"linear-gradient(90deg, {', '.join(MAP)})", "entropy, from 0 to log 2 (undecided)"),
-        ("dot", CLASSES[0], "training points of one class"), ("dot", CLASSES[1], "and of the other"),
+        ("area", f"linear-gradient(90deg, {', '.join(MAP)})", "entropy, from 0 (certain) to log 2 (undecided)"),
+        ("dot", CLASSES[0], "training points, first class"), ("dot", CLASSES[1], "training points, second class"),
     ])  # fmt: skip
     scores, order = result.evaluation.scores, (PLAIN, ENSEMBLE, SVD, SVD5)
     far, near = (shares([scores[m][s] > TOP / 2 for m in order]) for s in (*result.task.ood, "test"))
@@ -156,17 +156,17 @@ def describe_digits(result: Result) -> Description:
     assert result.labels is not None
     scores, methods, panels = result.evaluation.scores, (PLAIN, SVD, SVD5), list[Panel]()
     order = scores[SVD][name].argsort(descending=True)
-    ends = {"Unknown digits that it finds most OOD": order[:10], "Unknown digits that it takes for in-distribution": order[-10:]}
+    ends = {"Unknown digits with the highest scores": order[:10], "Unknown digits with the lowest scores": order[-10:]}
     for title, part in ends.items():
         taken = [f"{int(label)}?" for label in result.labels[part]]
         svg = image_panel(images[part].reshape(-1, 8, 8).numpy(), taken)
-        alt = f"{title}: {len(taken)} images, which it calls {', '.join(taken)}."
-        panels.append(Panel(svg, title, alt, "and what it calls them"))
+        alt = f"{title}: {len(taken)} images, which the model calls {', '.join(taken)}."
+        panels.append(Panel(svg, title, alt, "and what the model calls them"))
     alarms, false = (shares([scores[m][s] > result.thresholds[m] for m in methods]) for s in (name, "test"))
     area = {row["scorer"]: f"{100 * row['auroc']:.1f}" for row in result.evaluation.rows if row["set"] == name}
     fields: dict[str, Any] = {"rows": len(result.task.train[0]), "unknown": len(images), "alarms": alarms, "false": false}
     fields |= {"areas": join_words([area[m] for m in methods]), "nearest": area[NEAREST], "joined": area[JOINED]}
-    return "digits", fields, "Most and least OOD, for the SVD guard", gallery(panels, width="26rem")
+    return "digits", fields, "Highest and lowest scores of the MaxWEnt-SVD guard", gallery(panels, width="26rem")
 
 
 def shares(flags: Sequence[Tensor]) -> str:

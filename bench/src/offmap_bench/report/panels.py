@@ -40,15 +40,15 @@ def band_panel(x: Array, mean: Array, std: Array, train: Pair) -> str:
         axes.fill_between(x, low, high, color=colour("band"), linewidth=0)
         axes.plot(x, truth(np.asarray(x, np.float64)), color=colour("ink"), linewidth=1, linestyle=(0, (4, 2)))
         axes.plot(x, middle, color=colour("series4"), linewidth=1.4)
-        axes.plot(*(t.flatten() for t in train), "o", markersize=2.6, color=colour("ood"), markeredgewidth=0, alpha=0.75)
-        axes.set(xlim=(x[0], x[-1]), ylim=(-2, 2), xticks=(-1, 0, 1), yticks=(-2, -1, 0, 1, 2), xlabel="x", ylabel="y")
+        axes.plot(*(t.flatten() for t in train), "o", markersize=2.6, color=colour("ink"), markeredgewidth=0, alpha=0.6)
+        axes.set(xlim=(x[0], x[-1]), ylim=(-2, 2), xticks=(-1, 0, 1), yticks=(-2, -1, 0, 1, 2), xlabel="input", ylabel="output")
 
     return draw_svg(draw, width=3.1, height=2.3, margins=(0.38, 0.36, 0.06, 0.08))
 
 
 def map_panel(entropy: Array, train: Pair) -> str:
     """Draw the entropy around the two moons, (n, n) with y upwards, from 0 (light) to log 2 (dark), and the training points."""
-    cmap = require("matplotlib.colors", "figures").LinearSegmentedColormap.from_list("calm to uncertain", MAP)
+    cmap = require("matplotlib.colors", "figures").LinearSegmentedColormap.from_list("certain to uncertain", MAP)
 
     def draw(axes: Axes) -> None:
         side = (-SQUARE, SQUARE)
@@ -57,9 +57,9 @@ def map_panel(entropy: Array, train: Pair) -> str:
         for label, fill in enumerate(CLASSES):
             points = train[0][train[1] == label].T
             axes.plot(*points, "o", markersize=2.6, color=fill, markeredgecolor="#10203a", markeredgewidth=0.35)
-        axes.set(xlim=side, ylim=side, xticks=(-2, 0, 2), yticks=(-2, 0, 2))
+        axes.set(xlim=side, ylim=side, xticks=(-2, 0, 2), yticks=(-2, 0, 2), xlabel="first input", ylabel="second input")
 
-    crisp = draw_svg(draw, width=2.6, height=2.6, margins=(0.24, 0.24, 0.04, 0.04))
+    crisp = draw_svg(draw, width=2.76, height=2.72, margins=(0.4, 0.36, 0.04, 0.04))
     return re.sub(r"image-rendering:[\w-]+;?", "", crisp)  # smoothly
 
 

@@ -37,11 +37,22 @@ from offmap_bench.speed import measure
 from offmap_bench.speed import subjects as on
 from offmap_bench.speed.measure import GEMM, Claim, Measurement, Record, Timing, Work, at_most, once, peak_memory, race, repeat
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(offmap.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
 
 def start(words: list[str], **options: Any) -> subprocess.Popen[str]:
     """Start `offmap WORDS` with one thread."""
-    environment = os.environ | {"PYTHONPATH": str(Path(offmap.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "offmap", *words], env=environment, text=True, **options)
+    return subprocess.Popen([sys.executable, "-m", "offmap", *words], env=ENVIRONMENT, text=True, **options)
+
+
+def imports(rounds: int = 7) -> Record:
+    """`import offmap` and `import torch` in turns, each in a new process that counts its own time."""
+    timings, env = {name: Timing() for name in ("torch", "offmap")}, ENVIRONMENT | {"PYTHONDONTWRITEBYTECODE": ""}
+    for name, timing in list(timings.items()) * rounds:
+        code, begin = f"import time, {name}; print(time.process_time())", time.perf_counter()
+        timing.cpu.append(float(subprocess.check_output([sys.executable, "-c", code], env=env)))
+        timing.wall.append(time.perf_counter() - begin)
+    return measure.record("imports", rounds, {f"`import {name}`": timing for name, timing in timings.items()})
 
 
 # ------------------------------------------------------------------------------------------------ offmap score

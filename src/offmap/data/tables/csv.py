@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from offmap.data.tables.table import FORMATS, Columns, Table, Write, rows_per_block
 from offmap.errors import ConfigError, DataError
 
-logger = logging.getLogger("offmap")
+logger: logging.Logger = logging.getLogger("offmap")
 
 MAX_LINE_LETTERS = 1 << 24
 MAX_BLOCK_LETTERS = 1 << 25  # fewer rows are read at a time where they are long
@@ -29,16 +29,20 @@ WORDS: dict[str, Callable[[Any], str]] = {"b": lambda value: "true" if value els
 class CsvTable(Table):
     """An open CSV file; the position of `file` tells how much is left. `count` letters were read."""
 
-    kind, typed, writable = "a table as CSV in UTF-8", False, True
+    kind: ClassVar[str] = "a table as CSV in UTF-8"
+    typed: ClassVar[bool] = False
+    writable: ClassVar[bool] = True
 
     def open(self, separator: str | None, stack: ExitStack) -> list[str]:
         """Read the header; the default separator is whichever of `,` `;` tab `|` it has most of outside quotes."""
         if separator is not None and len(separator) != 1:
             raise ConfigError(f"Expected the separator to be one character, but got {separator!r}.")
         compressed = self.path.name.lower().endswith(".gz")
-        self.file, self.count = stack.enter_context(self.path.open("rb")), 0
+        self.count: int = 0
+        self.file: BinaryIO = stack.enter_context(self.path.open("rb"))
         unpacked: Any = gzip.GzipFile(fileobj=self.file) if compressed else self.file
-        self.text, lines = io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline=""), self._lines()
+        self.text: io.TextIOWrapper = io.TextIOWrapper(unpacked, encoding="utf-8-sig", newline="")
+        lines = self._lines()
         header, unquoted = _read_header(lines, separator or SEPARATORS)
         if not header.strip():
             raise DataError(f"Expected a header row in {self.path}, but the file is empty.")
@@ -46,11 +50,8 @@ class CsvTable(Table):
         self.check_width(1 + unquoted.count(separator))  # before millions of names are made
         names = [name.strip() for name in next(csv.reader([header], delimiter=separator, strict=True))]
         if len(names) == 1:
-            raise DataError(
-                f"Expected several columns in {self.path}, but its header has one, {names[0][:60]!r}. If the separator is none "
-                "of comma, semicolon, tab and |, pass it."
-            )
-        self.records = csv.reader(lines, delimiter=separator, strict=True)
+            raise DataError(f"Expected several columns in {self.path}, but got one, {names[0][:60]!r}. Pass the separator.")
+        self.records: Iterator[list[str]] = csv.reader(lines, delimiter=separator, strict=True)
         if not compressed:
             with self.path.open("rb") as end:
                 end.seek(-1, io.SEEK_END)
@@ -61,7 +62,7 @@ class CsvTable(Table):
     def _lines(self) -> Iterator[str]:
         while line := self.text.readline(MAX_LINE_LETTERS):
             if len(line) == MAX_LINE_LETTERS and line[-1] not in "\r\n":
-                raise ValueError(f"a line has more than {MAX_LINE_LETTERS} letters")
+                raise ValueError(f"a line has more than {MAX_LINE_LETTERS} characters")
             self.count += len(line)
             yield line
 
@@ -79,7 +80,7 @@ class CsvTable(Table):
             if record and len(record) != len(self.names):
                 raise DataError(
                     f"Expected {len(self.names)} values in each row of {self.path}, but row {done + len(rows) + 1} has "
-                    f"{len(record)}. Is the file cut, or its separator another?"
+                    f"{len(record)}. Is the file cut, or the separator wrong?"
                 )
             rows += [record] if record else []
             if len(rows) == most or self.count - start > MAX_BLOCK_LETTERS:
@@ -122,7 +123,7 @@ def _read_header(lines: Iterator[str], separators: str) -> tuple[str, str]:
         if all(match[1] for match in quoted.finditer(field)):
             break
         if size > MAX_LINE_LETTERS:
-            raise ValueError(f"its header has more than {MAX_LINE_LETTERS} letters")
+            raise ValueError(f"its header has more than {MAX_LINE_LETTERS} characters")
     return "".join(header), "".join(unquoted)
 
 

@@ -54,8 +54,11 @@ class ImageTable(Table):
     kind = "images"
 
     def __init__(self, folder: Path, files: Sequence[str], transform: ImageTransform) -> None:
-        self.path, self.names = folder, [IMAGE, FILE]
-        self.files, self.transform, self.failed = files, transform, dict[str, str]()
+        self.path: Path = folder
+        self.names: list[str] = [IMAGE, FILE]
+        self.files: Sequence[str] = files
+        self.transform: ImageTransform = transform
+        self.failed: dict[str, str] = {}
 
     def open(self, separator: str | None, stack: ExitStack) -> list[str]:
         """Leave the files closed: they are opened one by one."""

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -33,19 +33,21 @@ class Member(NamedTuple):
 class NpzTable(Table):
     """An open NPZ file. The columns of an array are read together, unless it is in Fortran order."""
 
-    kind, writable = "arrays of numbers or words", True
+    kind: ClassVar[str] = "arrays of numbers or words"
+    writable: ClassVar[bool] = True
 
     def open(self, separator: str | None, stack: ExitStack) -> list[str]:
         """Read and compare the headers of all arrays."""
-        path, self.archive = self.path, stack.enter_context(zipfile.ZipFile(self.path))
+        path = self.path
+        self.archive: zipfile.ZipFile = stack.enter_context(zipfile.ZipFile(path))
         members = [self._read_header(info) for info in self.archive.infolist()]
         lengths = {member.name: member.shape[0] for member in members}
         if not lengths:
             raise DataError(f"Expected {self.kind} in {path}, but there are none.")
         if len(set(lengths.values())) > 1:
             raise DataError(f"Expected arrays of one length in {path}, but got {lengths}.")
-        self.count = members[0].shape[0]
-        self.columns = {
+        self.count: int = members[0].shape[0]
+        self.columns: dict[str, tuple[Member, int]] = {
             f"{member.name}[{i}]" if len(member.shape) == 2 else member.name: (member, i)
             for member in members
             for i in range(member.shape[1] if len(member.shape) == 2 else 1)
@@ -62,13 +64,9 @@ class NpzTable(Table):
         if not shape or dtype.kind not in "biufU" or any(size < 0 for size in shape):
             raise DataError(f"Expected {self.kind}, (n, ...), in {path}, but {name!r} has shape {shape} and type {dtype}.")
         if prod(shape) * dtype.itemsize != info.file_size - start:
-            raise DataError(
-                f"Expected {self.kind} in {path}, but {name!r} has more or fewer values than it says. Is the file damaged?"
-            )
+            raise DataError(f"Expected {self.kind} in {path}, but {name!r} does not have the values it declares. Is it damaged?")
         if (len(shape) == 2 and shape[1] > MAX_COLUMNS) or prod(shape[1:]) * dtype.itemsize > MAX_BYTES:
-            raise DataError(
-                f"Expected at most {MAX_COLUMNS} columns and {MAX_BYTES} bytes in a row of {path}, but {name!r} has more."
-            )
+            raise DataError(f"Expected rows of at most {MAX_COLUMNS} columns and {MAX_BYTES} bytes in {path}, not {name!r}.")
         return Member(name, shape, fortran and len(shape) > 1, dtype, start)
 
     def rows(self, done: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from numpy.typing import NDArray
 
@@ -17,7 +17,8 @@ from offmap.extras import require
 class ParquetTable(Table):
     """An open Parquet file; nulls are missing values."""
 
-    kind, writable = "a table as Parquet", True
+    kind: ClassVar[str] = "a table as Parquet"
+    writable: ClassVar[bool] = True
 
     def open(self, separator: str | None, stack: ExitStack) -> list[str]:
         """Read the footer."""

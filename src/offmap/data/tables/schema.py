@@ -80,10 +80,7 @@ class Schema:
             for block in table.blocks(inputs, names):
                 size += block.x.nbytes + 64 * len(block.x) * len(names)
                 if size > most:
-                    raise DataError(
-                        f"Expected at most {most} bytes in {path} when unpacked, but there are more. Save it without "
-                        "compression, or pass fewer rows."
-                    )
+                    raise DataError(f"{path} unpacks to more than {most} bytes. Save it uncompressed, or pass fewer rows.")
                 x.append(block.x.astype(np.float32))
                 for name in names:
                     values[name] += block.raw[name]
@@ -105,7 +102,7 @@ class Schema:
         if numeric:
             numbers = [values for values in columns.values() if not isinstance(values, list)]
             if len(numbers) < len(columns):
-                raise DataError(f"Expected numbers in the target {', '.join(map(repr, columns))} of {path}, but got words.")
+                raise DataError(f"Expected numbers in the target {', '.join(map(repr, columns))} of {path}, but got text.")
             y = np.stack(numbers, 1).astype(np.float32)
             return y[:, 0] if len(numbers) == 1 else y
         (values,) = columns.values()
@@ -162,6 +159,6 @@ def parse_column(table: Table, name: str, values: Sequence[Any], *, words: bool 
     if count - len(wrong) > count / 2:  # a mistake rather than a list of words
         raise DataError(
             f"Expected numbers in column {name!r} of {table.path}, but row {wrong[0] + 1} has {cleaned[wrong[0]]!r} "
-            f"({len(wrong)} such values). Mend them, or name the column in `words` if it holds names."
+            f"({len(wrong)} such values). Correct them, or name the column in `words` if it holds names."
         )
     return cleaned

@@ -50,8 +50,8 @@ class Table(ABC):
     writable: ClassVar[bool] = False
 
     def __init__(self, path: Path, separator: str | None, stack: ExitStack) -> None:
-        self.path = path
-        self.names = self.open(separator, stack)
+        self.path: Path = path
+        self.names: list[str] = self.open(separator, stack)
 
     @abstractmethod
     def open(self, separator: str | None, stack: ExitStack) -> list[str]:
@@ -130,8 +130,7 @@ class Table(ABC):
             missing = np.isnan(x.reshape(len(x), len(names), -1)[row, column]).any()
             raise DataError(
                 f"Expected a finite number in each row of {self.path}, but row {done + row + 1} has "
-                f"{'no value' if missing else 'an infinite or too large one'} in column {names[column]!r}. Fill or drop such "
-                "rows."
+                f"{'no value' if missing else 'an infinite or too large one'} in column {names[column]!r}. Fill or drop it."
             )
         return x
 
@@ -155,8 +154,7 @@ def open_table(path: str | Path, separator: str | None = None) -> Generator[Tabl
         repeated = sorted(name for name, count in Counter(table.names).items() if count > 1)
         if repeated or "" in table.names or not table.names:
             raise DataError(
-                f"Expected a table with names that differ in {path}, but got {repeated[:8] or 'an empty one'}. Is the header "
-                "missing?"
+                f"Expected distinct column names in {path}, but got {repeated[:8] or 'an empty one'}. Is there a header?"
             )
         yield table
 
