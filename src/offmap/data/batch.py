@@ -54,6 +54,8 @@ def shared(tensor: Tensor) -> Tensor:
 
 def mark_shared(inputs: Inputs) -> Inputs:
     """Mark tensors without a batch axis in front. Called once, with all rows: a later cut to T rows would mistake a (T, T)."""
+    if isinstance(inputs, Tensor) and inputs.ndim:
+        return inputs
     size = rows_of(inputs)
     return tree_map(lambda t: t if not isinstance(t, Tensor) or (t.ndim and t.shape[0] == size) else shared(t), inputs)
 
@@ -113,13 +115,14 @@ def flatten_inputs(x: Inputs) -> Tensor | None:
     ids: their padding is not part of them.
     """
     size = rows_of(x)
-    leaves = tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
+    leaves = [x] if isinstance(x, Tensor) else tree_leaves(dict(sorted(x.items())) if isinstance(x, dict) else x)
     rows = [t for t in leaves if isinstance(t, Tensor) and not isinstance(t, Shared) and t.shape[:1] == (size,)]
     floats = [t for t in rows if t.is_floating_point()]
     masked = len(floats) < len(rows) or (isinstance(x, dict) and "attention_mask" in x)
     padded = masked and any(t.ndim > 2 for t in floats)
     width = sum(t[0].numel() for t in floats)
-    return torch.cat([t.reshape(size, -1) for t in floats], 1) if 0 < width <= WIDEST and not padded else None
+    flat = [t.reshape(size, -1) for t in floats] if 0 < width <= WIDEST and not padded else []
+    return torch.cat(flat, 1) if len(flat) > 1 else next(iter(flat), None)
 
 
 def flatten_codes(x: Inputs) -> Tensor | None:

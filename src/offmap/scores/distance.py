@@ -22,24 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NEIGHBOURS = 10  # k of `find_nearest`
-
-PARTS = 8
-"""Parts of the rows, the nearest row of each of which counts; fewer where a part would have less than eight rows."""
-
-SHARE = 0.1
-"""Of the average spacing, added to the local one: copies of one row are at no distance at all."""
-
-BLOCK_NUMBERS = 1 << 19
-"""Numbers held at once (2 MB, which stay in a core's cache), whatever the number of examples."""
-
+PARTS = 8  # of the rows, the nearest row of each of which counts; fewer where a part would have less than eight rows
+SHARE = 0.1  # of the average spacing, added to the local one: copies of one row are at no distance at all
+BLOCK_NUMBERS = 1 << 19  # held at once (2 MB, which stay in a core's cache), whatever the number of examples
 TINY = 1e-150  # ratios are at least so large
-
 LEAST_ROWS = 3  # fewer have no spacing to speak of
+RUNS = 16  # rows are looked through in so many runs, side by side, where they are many
 
 FLAT = 3e-3
 """Directions in which rows vary less than this share of the most count as varying so much: `Ellipsoid` would see noise there."""
-
-RUNS = 16  # rows are looked through in so many runs, side by side, where they are many
 
 FEW_WORDS = 16
 """Whole numbers of so many values, or of √N in N rows, are words; those of more may be anything, such as ids or lengths."""
