@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def render(name: str) -> str:
     spec = SPECS[name]
     fields = {key: cell(*source) for key, source in spec.get("cells", {}).items()}
     fields |= {key: quote_table(table) for key, table in spec.get("tables", {}).items()}
-    fields |= quote_shifts(spec["shifts"]) if "shifts" in spec else {}
+    fields |= summarize_shifts(read_shifts(), spec["shifts"]) if "shifts" in spec else {}
     parts = [part.format(**fields) for part in spec["text"].strip().split("\n\n")]
     indents = ["  " if part.startswith("- ") else "" for part in parts]
     wrapped = [textwrap.fill(" ".join(p.split()), 128, subsequent_indent=i) for p, i in zip(parts, indents, strict=True)]
@@ -72,8 +73,9 @@ def render(name: str) -> str:
     return ("\n" if indents[0] else "\n\n").join(shown)
 
 
-def quote_shifts(names: dict[str, str]) -> dict[str, str]:
-    return summarize_shifts(Results(read_plan("shifts"), read_records(RECORDS / "shifts.jsonl")), names)
+@cache
+def read_shifts() -> Results:
+    return Results(read_plan("shifts"), read_records(RECORDS / "shifts.jsonl"))
 
 
 def cell(page: str, heading: str, row: str, column: str, first: str = "", spread: str = "") -> str:
