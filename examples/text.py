@@ -23,8 +23,8 @@ from transformers import AutoModel, AutoTokenizer
 import offmap
 
 torch.manual_seed(0)
-file = Path(os.environ["OFFMAP_DATA"]) / "text" / "clinc150_full.json.gz"
-clinc = json.loads(gzip.decompress(file.read_bytes()))  # {part: [[text, intent], ...]}
+folder = Path(os.environ["OFFMAP_DATA"])
+clinc = json.loads(gzip.decompress((folder / "text/clinc150_full.json.gz").read_bytes()))  # {part: [[text, intent], ...]}
 print(*(f"{intent}: {text}" for text, intent in clinc["train"][:300:100]), sep="\n")
 print(*(f"out of scope: {text}" for text, _ in clinc["oos_test"][:3]), sep="\n")
 
