@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_LINES = (19_150, 31_800)
+MOST_LINES = (19_150, 31_850)
 """Of the library, and of both packages: a change that adds to them says why."""
 
 SMOKE = """
