@@ -269,7 +269,7 @@ def test_scores_and_states_that_do_not_fit_are_refused(guard: offmap.Guard) -> N
         adaptive.update(torch.zeros(2, 1))
     with pytest.raises(DataError, match="1 of 2 are"):
         adaptive.update(torch.tensor([0.0, math.nan]))
-    with pytest.raises(ShapeError, match="Expected `normal` to be bool"):
+    with pytest.raises(ShapeError, match="Expected `normal` as bool"):
         adaptive.update(torch.zeros(2), normal=torch.zeros(2))
     with pytest.raises(ConfigError, match="Expected finite false_alarms, lr"):
         adaptive.load_state_dict({"level": 0.0})

@@ -81,9 +81,7 @@ class AdaptiveThreshold:
             torch.ones(len(scores), dtype=torch.bool, device="cpu") if normal is None else torch.as_tensor(normal, device="cpu")
         )
         if learned.shape != scores.shape or learned.dtype != torch.bool:
-            raise ShapeError(
-                f"Expected `normal` to be bool {tuple(scores.shape)}, but got {learned.dtype} {tuple(learned.shape)}."
-            )
+            raise ShapeError(f"Expected `normal` as bool {tuple(scores.shape)}, but got {learned.dtype} {tuple(learned.shape)}.")
         distances = ((scores.detach().cpu().double() - self.centre) / self.spread).clamp(-LARGEST, LARGEST)
         rise, fall, level, verdicts = self.lr * (1 - self.false_alarms), self.lr * self.false_alarms, self.level, list[bool]()
         for value, learn in zip(distances.asinh().tolist(), learned.tolist(), strict=True):

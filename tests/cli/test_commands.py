@@ -621,7 +621,7 @@ def test_export_writes_a_graph_with_the_columns_of_fit_time_and_says_how_it_was_
     done = shell("export", "guard", "g.pt2", *MODEL, "--draws", 4)
     assert (done.code, done.err) == (
         2,
-        "offmap: The threshold is for 10 draws; for 4, pass --calibration TABLE (in-distribution rows).\n",
+        "offmap: The threshold is for 10 draws; for 4, pass in-distribution rows: --calibration TABLE.\n",
     )
     done = shell("export", "guard", "g.pt2", *MODEL, "--draws", 4, "--calibration", "test.parquet", "--json")
     assert (done.code, done.err) == (0, "")

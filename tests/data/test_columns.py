@@ -29,7 +29,7 @@ def test_csv_comes_with_commas_semicolons_or_tabs_packed_or_not(delimiter: str, 
 def test_columns_of_one_name_are_refused_in_parquet_too(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table([[1.0, 2.0], [3.0, 4.0]], names=["x", "x"]), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"distinct column names in .*, but got \['x'\]"):
+    with pytest.raises(DataError, match=r"distinct columns in .*, but got \['x'\]"):
         tabular.task(tmp_path / "t.parquet", "x")
 
 
@@ -74,8 +74,8 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypat
         ("", "Expected a header row in .*t.csv, but the file is empty"),
         ("x,y\n", "Expected rows in .*t.csv, but there are none"),
         ("x,y\n1,2\n3\n", "Expected 2 values in each row of .*t.csv, but row 2 has 1"),
-        ("x,x,y\n1,2,3\n", r"distinct column names in .*, but got \['x'\]"),
-        ("x,,y\n1,2,3\n", "distinct column names in .*, but got an empty one"),
+        ("x,x,y\n1,2,3\n", r"distinct columns in .*, but got \['x'\]"),
+        ("x,,y\n1,2,3\n", "distinct columns in .*, but got an empty one"),
         ('x,y\n"1,2\n', "cannot be read: unexpected end of data"),
         ("x,y\n" + "1,2\n" * 5, "Expected 20 in-distribution rows or more in .*t.csv, but got [23]"),
         ("x,y\n" + "1.5,2.5\n" * 30 + "1x,2\n", "numbers in column 'x' of .*t.csv, but row 31 has '1x' .1 such values."),

@@ -117,7 +117,7 @@ def whole(path: Path, names: list[str]) -> None:
     [
         ("", "Expected a header row in .*t.csv, but the file is empty"),
         ("a b\n1 2\n", "Expected several columns in .*t.csv, but got one, 'a b'. Pass the separator"),
-        ("a,a\n1,2\n", r"Expected distinct column names in .*t.csv, but got \['a'\]. Is there a header"),
+        ("a,a\n1,2\n", r"Expected distinct columns in .*t.csv, but got \['a'\]. Is there a header"),
         ("a,\n1,2\n", "but got an empty one"),
         ("a,b\n" + "1,2\n" * 14 + "1;2\n", "Expected 2 values in each row of .*t.csv, but row 15 has 1. Is the file cut, or"),
         ("a,b\n" + "1,2\n" * 14 + "1", "Expected 2 values in each row of .*t.csv, but row 15 has 1. Is the file cut"),

@@ -379,9 +379,9 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"noise": "gaussian"}, "Expected `noise` to be one of .'normal', 'rademacher', 'uniform'., but got 'gaussian'"),
     ({"noise": "nomal"}, r"did you mean 'normal'\?\), but got 'nomal'"),
     ({"noise": 3}, "Expected `noise` to be a name or an `offmap.posterior.noise.Noise`, but got 3"),
-    ({"likelihood": "gausian"}, r"Expected `likelihood` to be one of .*did you mean 'gaussian'\?\) or an object"),
-    ({"likelihood": object()}, "a subclass of `offmap.Likelihood`, but got object"),
-    ({"likelihood": offmap.Gaussian}, "a subclass of `offmap.Likelihood`, but got the class Gaussian"),
+    ({"likelihood": "gausian"}, r"Expected `likelihood` as one of .*did you mean 'gaussian'\?\) or an `offmap"),
+    ({"likelihood": object()}, "or an `offmap.Likelihood`, but got object"),
+    ({"likelihood": offmap.Gaussian}, "or an `offmap.Likelihood`, but got the class Gaussian"),
     (
         {"regularizer": "logg"},
         r"Expected `regularizer` to be one of .*did you mean 'log'\?\) or a function of φ², but got 'logg'",

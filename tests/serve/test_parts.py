@@ -132,7 +132,7 @@ def test_files_that_are_no_exported_guard_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}-sealed.onnx").write_bytes(add_checksum((tmp_path / f"{name}.onnx").read_bytes()))
     for name, message in (
         ("none.onnx", "there is none"),
-        ("words.onnx", "words.onnx has a wrong checksum: it is damaged, changed, or not written by `Guard.export`"),
+        ("words.onnx", "words.onnx has a wrong checksum: damaged, changed, or not written by `Guard.export`"),
         ("other.onnx", "other.onnx has a wrong checksum"),
         ("words-sealed.onnx", "cannot read"),
         ("other-sealed.onnx", "is another ONNX model"),

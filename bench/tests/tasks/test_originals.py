@@ -80,7 +80,7 @@ def test_other_numbers_are_refused(site: Site, data_folder: Path, tmp_path: Path
     values = read("yacht", data_folder / "uci")
     values[7, 3] += 0.01
     site.content = zipped("yacht", values)
-    with pytest.raises(DataError, match="but its numbers are not those that offmap knows. Put a table that you trust at .*yacht"):
+    with pytest.raises(DataError, match="but it differs from the known one. Put one that you trust at .*yacht"):
         download("yacht", tmp_path / "yacht.csv.gz", ORIGINALS["yacht"] | {"url": site.url})
     assert list(tmp_path.iterdir()) == []
 

@@ -148,7 +148,7 @@ def test_words_that_look_like_numbers_can_be_named(tmp_path: Path) -> None:
 
 def test_a_column_without_any_number_in_training_is_named(tmp_path: Path) -> None:
     path = cars(tmp_path / "cars.csv", age="")
-    with pytest.raises(DataError, match="numbers in column 'age', but all are missing in training. Leave it out with `drop`"):
+    with pytest.raises(DataError, match="numbers in column 'age', but all are missing in training. Name it in `drop`"):
         tabular.task(path, "price", missing="impute")
 
 

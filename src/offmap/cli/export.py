@@ -56,7 +56,7 @@ def export(
     loaded, schema = load_guard(guard, model, weights or (), trust_model)
     if draws not in (None, loaded.draws) and calibration is None:
         raise UsageError(
-            f"The threshold is for {loaded.draws} draws; for {draws}, pass --calibration TABLE (in-distribution rows)."
+            f"The threshold is for {loaded.draws} draws; for {draws}, pass in-distribution rows: --calibration TABLE."
         )
 
     def read(path: Path | None) -> Tensor | None:

@@ -72,9 +72,7 @@ def _check_token(token: str | None, no_token: bool, host: str) -> str | None:
     if token is not None and no_token:
         raise UsageError("Expected a token, or --no-token, but got both. Leave one of them out.")
     if token is None and not no_token and not _is_loopback(host):
-        raise UsageError(
-            f"Expected a token to listen on {host}, which other machines can reach. Set OFFMAP_TOKEN, or pass --no-token."
-        )
+        raise UsageError(f"Expected a token to listen on {host}, which other machines can reach. Set OFFMAP_TOKEN or --no-token.")
     return token
 
 

@@ -85,9 +85,7 @@ def fit(data: FitData, powers: int = 5) -> dict[str, object]:
     for x in data.batches():
         layer_inputs, output = run_matrix_layers(data.classifier, x)
         if not layer_inputs:
-            raise ModelError(
-                "'gram' needs a model with two or more weight matrices, but this one has fewer. Take another method."
-            )
+            raise ModelError("'gram' needs a model with two or more weight matrices, but it has fewer. Use another method.")
         best = output.argmax(1)
         predictions.append(best)
         for name, h in layer_inputs.items():

@@ -216,9 +216,7 @@ def add_checksum(model: bytes) -> bytes:
 def verify_checksum(content: bytes, path: Path) -> None:
     """Raise a FileError unless the bytes are those that were written."""
     if content != add_checksum(content[: -len(CHECKSUM) - 64]):
-        raise FileError(
-            f"{path} has a wrong checksum: it is damaged, changed, or not written by `Guard.export`. Export the guard again."
-        )
+        raise FileError(f"{path} has a wrong checksum: damaged, changed, or not written by `Guard.export`. Export it again.")
 
 
 def compare(task: ExportTask, outputs: Mapping[str, Tensor], what: str) -> tuple[float, int]:

@@ -173,9 +173,7 @@ def infer(output: Tensor, y: Tensor, name: str | None = None) -> Likelihood:
         binary = single or (output.ndim > y.ndim and LIKELIHOODS["bernoulli"].infer(output, y) is not None)
         name = "bernoulli" if binary else "categorical"
     elif name not in LIKELIHOODS:
-        raise ConfigError(
-            f"Expected `likelihood` to be {nearest(name, LIKELIHOODS)} or an `offmap.Likelihood`, but got {name!r}."
-        )
+        raise ConfigError(f"Expected `likelihood` as {nearest(name, LIKELIHOODS)} or an `offmap.Likelihood`, but got {name!r}.")
     likelihood = LIKELIHOODS[name].infer(output, y) if y.shape[0] == output.shape[0] else None
     if likelihood is None:
         raise misfit(LIKELIHOODS[name], output, y)

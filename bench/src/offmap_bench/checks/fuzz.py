@@ -58,9 +58,8 @@ def run(target: str, minutes: float) -> None:
     for folder in (corpus, crashed):
         folder.mkdir(parents=True, exist_ok=True)
     entries = {entry["name"]: entry for entry in records.read("fuzz")}
-    record = entries.setdefault(
-        target, {"name": target, "crashes": [], **dict.fromkeys(("executions", "seconds", "features", "peak_mb"), 0)}
-    )
+    zeros = dict.fromkeys(("executions", "seconds", "features", "peak_mb"), 0)
+    record = entries.setdefault(target, {"name": target, "crashes": [], **zeros})
     command = [sys.executable, "-m", "offmap_bench.checks.fuzz", target, "--inside", "-print_final_stats=1", "-verbosity=1"]
     command += ["-timeout=20", "-rss_limit_mb=3000", "-max_len=65536", f"-artifact_prefix={crashed}/"]
     end = time.monotonic() + 60 * minutes

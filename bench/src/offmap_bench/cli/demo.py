@@ -54,8 +54,6 @@ def demo(
             shown.add_row(*(str(row.get(column, "")) for column in table.columns))
         console.print(shown)
     if not as_json:
-        console.print(
-            "FPR@95: OOD inputs that pass while 95 % of in-distribution ones pass.\n+: seconds on top of training the nets."
-        )
+        console.print("FPR@95: OOD inputs that pass while 95 % of in-distribution ones pass.\n+: seconds beside training.")
     record = {"page": page, "tables": {title: [dict(row) for row in table.rows] for title, table in tables.items()}}
     print_result(as_json, record, f"The page is at {page}")

@@ -67,10 +67,7 @@ def hidden_layers(model: nn.Module, inputs: Inputs, names: Sequence[str] | None 
     same = {n for n, h in inputs_of.items() if isinstance(inputs, Tensor) and torch.equal(h, inputs.flatten(1).to(h))}
     chosen = {name: inputs_of[name] for name in (names or (n for n in inputs_of if n not in same))}
     if not chosen:
-        raise ModelError(
-            f"Expected a model with hidden layers that have one row per input, but {type(model).__name__} has none. "
-            "Measure the distance of inputs instead."
-        )
+        raise ModelError(f"Expected a model with hidden layers that have one row per input, but {type(model).__name__} has none.")
     total = {name: float(h.double().var(0, correction=0).sum().sqrt()) for name, h in chosen.items()}
     return Layers(replica, {name: spread if spread > 0 else 1.0 for name, spread in total.items()})
 

@@ -55,9 +55,7 @@ def replace_dropout(net: nn.Module) -> nn.Module:
             mask = Mask(module.p, channels).to(next(twin.parameters()).device)
             setattr(twin.get_submodule(parent), leaf, mask)
     if not any(isinstance(m, Mask) for m in twin.modules()):
-        raise ModelError(
-            f"Expected a model with Dropout layers, but {type(net).__name__} has none. Add them, or use another method."
-        )
+        raise ModelError(f"Expected a model with Dropout layers, but {type(net).__name__} has none. Add them, or use another.")
     return twin
 
 

@@ -54,8 +54,7 @@ def kl(
     entropy = q.noise.entropy()
     if entropy is None or q.parameterization is not None:
         raise ConfigError(
-            "Expected noise with a density, such as uniform or normal, for a KL divergence in closed form, with the library's "
-            "own w = w̄ + Vφz."
+            "Expected noise with a density, such as uniform or normal, for a KL divergence in closed form, and w = w̄ + Vφz."
         )
     scale = q.scale() if scale is None else scale
     squares = {

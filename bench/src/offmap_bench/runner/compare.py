@@ -197,6 +197,5 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
         f"{total['worse']} worse."
     )
     lacking = [part for results in several for part in list_missing(results)]
-    return page(
-        f"{name}, beside the paper", lead, SCORE_LEGEND, sheet.note, *lacking, *(section.markdown() for section in sections), far
-    )
+    parts = (section.markdown() for section in sections)
+    return page(f"{name}, beside the paper", lead, SCORE_LEGEND, sheet.note, *lacking, *parts, far)

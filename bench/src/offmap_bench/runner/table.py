@@ -75,9 +75,8 @@ class Results:
         """Return one number of every record that has it: of a set, of what was "chosen", or the mean over its "OOD" sets."""
         values: Values = {label: {} for label in self.plan.labels}
         for cell, record in self.ok:
-            parts = (
-                list(ood_sets(record).values()) if part == "OOD" else [{**record.metrics, "chosen": record.chosen}.get(part, {})]
-            )
+            one = {**record.metrics, "chosen": record.chosen}.get(part, {})
+            parts = list(ood_sets(record).values()) if part == "OOD" else [one]
             numbers = [number for each in parts if isinstance(number := each.get(measure), int | float)]
             if numbers and len(numbers) == len(parts):
                 values[cell.label][cell.task, cell.seed] = fmean(numbers) if part == "OOD" else numbers[0]

@@ -66,9 +66,8 @@ def phases(rows: Mapping[str, int], group: Group) -> dict[str, Callable[[], obje
     at, train = stack_models(make_net()), make_data(rows["pass"])
     model, law = BatchedModel(at.module, chunk_size=DRAWS), Gaussian()
     step = replace(make_data(rows["step"]), batch_size=rows["step"])
-    q = WeightDistribution(
-        at.mean, rotation=observe(at, feed_inputs(make_data(512)), rotated=True).rotation(), initial_scale=1e-3
-    )
+    rotation = observe(at, feed_inputs(make_data(512)), rotated=True).rotation()
+    q = WeightDistribution(at.mean, rotation=rotation, initial_scale=1e-3)
     validation = Validation(model, law, make_data(rows["risk"]), draws=DRAWS, group=group)
     optimizer = adam(q.raw_scale.parameters(), lr=1e-3)
     objective = objectives.maxwent(q, model, law, entropy_weight=1.0)

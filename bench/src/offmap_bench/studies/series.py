@@ -276,9 +276,7 @@ def fields(runs: Runs) -> dict[str, Any]:
     false, runs = runs["random order"], {name: run for name, run in runs.items() if name != "random order"}
     random = [name for name, case in CASES.items() if case.later is None]
     later = [name for name, case in CASES.items() if case.later is not None]
-    noticed, fitted = (
-        sum(run[key] not in (None, False) for run in runs.values()) for key in ("effective rows", "noticed by fit")
-    )
+    noticed, fitted = (sum(bool(run[key]) for run in runs.values()) for key in ("effective rows", "noticed by fit"))
     worth = [run["rows"] / run["effective rows"] for run in runs.values() if run["effective rows"]]
     return {
         "random": table(random, [SAME, ROWS, GROUPS, MOVING]),

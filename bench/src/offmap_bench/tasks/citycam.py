@@ -128,9 +128,8 @@ def load(
     root = data_folder() / "citycam" if folder is None else Path(folder)
     cameras, rule = SHIFTS[shift](seed)
     sequences = find_runs(root, cameras)
-    extract = Extractor(
-        resnet50() if backbone is None else backbone, Path(cache or cache_folder()) / "citycam", preprocess, batch_size
-    )
+    backbone, cache = resnet50() if backbone is None else backbone, Path(cache or cache_folder()) / "citycam"
+    extract = Extractor(backbone, cache, preprocess, batch_size)
     damaged: list[str] = []
     parts = [part for run in sequences if (part := select_frames(run, rule, damaged))]
     rows, x = extract_features(parts, extract, damaged, show)
@@ -225,9 +224,7 @@ def parse_time(text: str) -> datetime | None:
 def report_damage(damaged: Sequence[str], total: int, root: Path) -> None:
     """Name the damaged files, one line each; too many of them are an error."""
     if len(damaged) > 0.1 * total:  # then the folder is not the data set
-        raise DataError(
-            f"Expected frames of CityCam below {root}, but {len(damaged)} of {total} are damaged, the first of them {damaged[0]}."
-        )
+        raise DataError(f"Expected CityCam below {root}, but {len(damaged)} of {total} are damaged, the first {damaged[0]}.")
     for line in damaged[:10]:
         logger.warning("A frame of CityCam is left out: %s.", line)
     if len(damaged) > 10:
@@ -256,10 +253,7 @@ def split_shift(shift: str, rows: Sequence[tuple[Frame, bool]], x: Tensor, seed:
     ood = np.array([side for _, side in rows], dtype=bool)
     count, ood_count = int((~ood).sum()), int(ood.sum())
     if count < 10 or not ood_count:
-        raise DataError(
-            f"Expected 10 in-distribution frames and an OOD one for the {shift} shift of CityCam below {root}, but "
-            f"got {count} and {ood_count}."
-        )
+        raise DataError(f"Expected 10 in-distribution frames and an OOD one below {root}, but got {count} and {ood_count}.")
     train, valid, test = split(np.flatnonzero(~ood), seed)
     places = {"train": train, "valid": valid, "test": test, "ood": np.flatnonzero(ood)}
     vehicles = np.array([frame.vehicles for frame, _ in rows], dtype=np.float64)

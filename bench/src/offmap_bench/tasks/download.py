@@ -109,8 +109,7 @@ class Downloader:
         if self.sha256 is not None and digest != self.sha256:
             self.discard()
             raise DataError(
-                f"Expected a file with SHA-256 {self.sha256} at {self.url}, but got {digest}. It was removed; the file on the "
-                "server has changed or was damaged on its way."
+                f"Expected a file with SHA-256 {self.sha256} at {self.url}, but got {digest}. It was removed; try again."
             )
         os.replace(self.part, output)
         self.discard()

@@ -70,7 +70,7 @@ class Extractor:
         once, again = (self.preprocess_image(require("PIL.Image", "images").fromarray(noise)) for _ in range(2))
         if not torch.equal(once, again):
             raise ConfigError(
-                "Expected `preprocess` to give the same for the same image, but two calls differ: leave out what is random."
+                "Expected `preprocess` to give the same for the same image, but two calls differ: remove randomness."
             )
         total.update(f"{tuple(once.shape)} {once.dtype}".encode() + once.contiguous().numpy().tobytes())
         return total.hexdigest()

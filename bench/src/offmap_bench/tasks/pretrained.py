@@ -65,8 +65,7 @@ def resnet50(path: str | Path | None = None) -> ResNet50:
     lost = [name for name in lost if not name.endswith("num_batches_tracked")]  # not in older files, and of no use here
     if lost:
         raise DataError(
-            f"Expected the weights of ResNet-50 at {path}, named as in torchvision, but {len(lost)} of them are missing or have "
-            f"another shape, such as {lost[0]!r}."
+            f"Expected weights of ResNet-50 at {path}, but {len(lost)} are missing or of another shape, such as {lost[0]!r}."
         )
     net.load_state_dict(weights, strict=False)
     return net

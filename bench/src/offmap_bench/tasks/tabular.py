@@ -161,8 +161,7 @@ class Own:
         levels = np.unique(values[rest])
         if len(levels) < 2 or len(levels) > len(rest) / 2:
             raise DataError(
-                f"Expected two classes or more, with two in-distribution rows each on average, in the target {self.target!r} of "
-                f"{self.path}, but got {len(levels)} in {len(rest)} rows."
+                f"Expected two classes or more in {self.target!r} of {self.path}, but got {len(levels)} in {len(rest)} rows."
             )
         return np.searchsorted(levels, values), "categorical", len(levels)
 
@@ -278,15 +277,12 @@ class Code:
                 levels[name] = texts = sorted({str(column[i]) for i in rows.tolist()})
                 if len(texts) > 100:  # these are names, which tell a net nothing
                     raise DataError(
-                        f"Expected at most 100 different words in column {name!r}, but got {len(texts)}, such as {texts[0]!r}. "
-                        "Leave it out with `drop`."
+                        f"Expected at most 100 different words in column {name!r}, but got {len(texts)}. Name it in `drop`."
                     )
                 continue
             values = column[rows]
             if np.isnan(values).all():
-                raise DataError(
-                    f"Expected numbers in column {name!r}, but all are missing in training. Leave it out with `drop`."
-                )
+                raise DataError(f"Expected numbers in column {name!r}, but all are missing in training. Name it in `drop`.")
             median = float(np.nanmedian(values))
             mean, spread = moments(np.where(np.isnan(values), median, values))
             numbers[name] = median, float(mean), float(spread)
@@ -326,9 +322,7 @@ def read(path: str | Path, words: Sequence[str] = ()) -> Columns:
                 if isinstance(column[0], bool | str):
                     size += sum(len(str(value)) for value in column)
                     if table.typed and len(values[name]) > max(MAX_WORDS, path.stat().st_size):
-                        raise DataError(
-                            f"Expected at most {MAX_WORDS} words or truth values in {path}, or numbers, but {name!r} has more."
-                        )
+                        raise DataError(f"Expected at most {MAX_WORDS} words or truth values in {path}, but {name!r} has more.")
             check_size(path, size, "text")
         if not any(values.values()):
             raise DataError(f"Expected rows in {path}, but there are none.")

@@ -101,8 +101,7 @@ def download(name: str, path: Path, original: dict[str, Any] | None = None, *, s
         archive.unlink()
     if digest(values[np.lexsort(values.T[::-1])]) != original["rows"]:
         raise DataError(
-            f"Expected the table of {name!r} at {url}, but its numbers are not those that offmap knows. "
-            f"Put a table that you trust at {path}."
+            f"Expected the table of {name!r} at {url}, but it differs from the known one. Put one that you trust at {path}."
         )
     if digest(values) != original["order"]:
         logger.warning("The rows of %s come in another order than in offmap's records, so splits by seed differ.", name)

@@ -90,9 +90,7 @@ class Schema:
         for name, column in columns.items():
             missing = [i for i, value in enumerate(column) if value is None or value != value]
             if missing:
-                raise DataError(
-                    f"Expected a target in each row of {path}, but row {missing[0] + 1} has no value in column {name!r}."
-                )
+                raise DataError(f"Each row of {path} needs a target, but row {missing[0] + 1} has no value in column {name!r}.")
             if not isinstance(column, list) and not np.isfinite(column).all():
                 raise DataError(f"Expected finite targets in column {name!r} of {path}, but some are infinite.")
         return np.concatenate(x), columns

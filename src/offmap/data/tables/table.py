@@ -153,9 +153,7 @@ def open_table(path: str | Path, separator: str | None = None) -> Generator[Tabl
         table.check_width(len(table.names))
         repeated = sorted(name for name, count in Counter(table.names).items() if count > 1)
         if repeated or "" in table.names or not table.names:
-            raise DataError(
-                f"Expected distinct column names in {path}, but got {repeated[:8] or 'an empty one'}. Is there a header?"
-            )
+            raise DataError(f"Expected distinct columns in {path}, but got {repeated[:8] or 'an empty one'}. Is there a header?")
         yield table
 
 
