@@ -38,7 +38,7 @@ unit: $(VENV)/test.stamp  ## pytest and doctests; ARGS="-k auroc" narrows
 
 # The variable silences a notice of the theme's makers; warnings of the build itself are errors.
 docs: $(VENV)/test.stamp  ## the documentation, into build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 slow: $(VENV)/test.stamp  ## the tests marked slow
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup -m slow $(ARGS)
