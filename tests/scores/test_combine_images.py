@@ -83,7 +83,8 @@ def test_terms_of_images_are_those_of_pooled_channels(guard: offmap.Guard) -> No
     space = KNNDistance.fit(project(scaled[0], narrow), standardized=False)
     torch.testing.assert_close(terms["layers"], space(project(scaled[1], narrow)).float(), rtol=1e-3, atol=1e-3)
     unit = [torch.cat([h / h.norm(dim=1, keepdim=True) for h in rows.values()], 1) for rows in (known, met)]
-    torch.testing.assert_close(terms["whitened"], Ellipsoid.fit(unit[0])(unit[1]).float(), rtol=1e-3, atol=1e-3)
+    white = guard.score_module.parts["whitened"].space.zscore(Ellipsoid.fit(unit[0]).log_ratio(unit[1]))
+    torch.testing.assert_close(terms["whitened"], white.float(), rtol=1e-3, atol=1e-3)
     with torch.no_grad():
         energy = [-net(rows).double().logsumexp(1) for rows in (TRAIN[0], x)]
         p = [net(rows).double().softmax(1) for rows in (TRAIN[0], x)]

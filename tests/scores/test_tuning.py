@@ -96,6 +96,18 @@ def test_an_ellipsoid_is_the_whitened_length() -> None:
     assert Ellipsoid.fit(torch.ones(9, 2)) is None
 
 
+def test_unseen_rows_are_on_the_scale_of_few_training_rows() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(400, 8)
+    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    data = [
+        (x[rows], net(x[rows]).detach()) for rows in (slice(0, 80), slice(80, 120))
+    ]  # 64 layer inputs of 80 rows, 40 to validate
+    values = offmap.fit(net, *data, solver="closed-form", draws=8, progress=False).terms(x[120:])["whitened"]
+    assert abs(float(values.mean())) < 0.7
+    assert 0.4 < float(values.std()) < 1.6
+
+
 def test_the_outer_and_the_inner_half_are_all_rows() -> None:
     halves = {name: held for _, name, held in list_halves("column 0", torch.arange(100.0))}
     outer, inner = halves.values()

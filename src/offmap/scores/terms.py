@@ -33,7 +33,7 @@ from offmap.metrics import rank_correlation
 from offmap.model.forward import join_members
 from offmap.posterior.noise import Normal
 from offmap.posterior.predictive import Stochastic
-from offmap.random import generator
+from offmap.random import generator, permutation
 from offmap.scores.distance import (
     LEAST_ROWS,
     Ellipsoid,
@@ -49,6 +49,7 @@ from offmap.scores.score import Cut, Features, Reads, Score, ScoreData, register
 WIDE_INPUTS = 512  # inputs of more numbers are compared along WIDE random directions
 WIDE = 128  # numbers per row
 WHITENED = 512  # numbers per row that are whitened, at most
+FOLDS = 20  # parts of the training rows, each measured by the ellipsoid of the others
 TERMS: dict[str, type[Term]] = {}  # by name, those of the default score first
 
 
@@ -453,6 +454,18 @@ class WhitenedDirections(LayerTerm):
     def fit_space(cls, rows: Tensor) -> Any:
         """Fit the ellipsoid."""
         return Ellipsoid.fit(rows)
+
+    def fit_scale(self, data: ScoreData) -> Self:
+        """Take the scale of validation rows; of few, that of parts of the training rows by the ellipsoid of the others."""
+        if data.fresh:
+            return super().fit_scale(data)
+        rows = self.join_layers([data.layers[n][data.compared] for n in self.widths], data.sampler.predictive.members)
+        values: list[Tensor] = []
+        for fold in permutation(len(rows), "folds").chunk(FOLDS):
+            space = Ellipsoid.fit(rows[torch.isin(torch.arange(len(rows), device="cpu"), fold, invert=True)])
+            values += [] if space is None else [space.log_ratio(rows[fold])]
+        self.space.zscore = ZScore.fit(torch.cat(values)) if values else self.space.zscore
+        return self
 
     def measure_without(self, features: Features, cut: Cut) -> Tensor:
         """Return the log length among half of the rows that are kept, NaN for these."""
