@@ -106,7 +106,7 @@ def test_notes_name_what_other_scores_compare() -> None:
     def notes(**options: Any) -> str:
         return str(quick(regressor(), regression(40, 0), regression(40, 1), **options).summary())
 
-    equal = "disagreement 0.20, inputs 0.20, layers 0.20, directions 0.20, whitened 0.20"
+    equal = "disagreement 0.25, inputs 0.25, layers 0.25, whitened 0.25"
     assert f"score 'equal': {equal}; layers 2.weight; holds 40 training rows" in notes(score="equal")
     pinned = notes(score={"inputs": 3, "disagreement": 1})
     assert "score 'weighted': inputs 0.75, disagreement 0.25; holds 40 training rows" in pinned

@@ -36,7 +36,7 @@ EXTRAS = {
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check the installation: versions, devices, packages, a fit. Example: offmap doctor --json"""
+    """Check the installation, with a small fit. Example: offmap doctor --json"""
     record = examine_installation()
     rows = [
         {"what": part.removesuffix("s"), "name": name, "value": _format(name, value)}

@@ -202,6 +202,10 @@ class ScoreData:
         most = MOST_ROWS if self.price >= MOST_ROWS * NARROW else FEW_ROWS
         return torch.arange(total, device="cpu") if total <= most else permutation(total, "compared")[:most].sort().values
 
+    def evaluate(self, measure: Callable[[Features], Tensor], x: Inputs, reads: Reads) -> Tensor:
+        """Evaluate a function of features on all rows, (B, ...), for scores of your own."""
+        return torch.cat([measure(self.sampler.features(rows, reads)) for rows in self.sampler.blocks(x)])
+
     @property
     def fresh(self) -> bool:
         """Whether there are enough validation rows to set scales."""
