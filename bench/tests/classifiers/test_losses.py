@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from offmap.random import generator
 from offmap_bench.classifiers import losses
-from offmap_bench.classifiers.losses import TRAININGS
+from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.training import BodyAndHead, Moment, TrainConfig
 
 ROWS, CLASSES, WIDTH = 5, 3, 4
@@ -205,7 +205,7 @@ def test_vos_keeps_the_newest_features_of_each_class() -> None:
 def test_svdd_is_the_squared_distance_to_the_first_mean() -> None:
     net = losses.Drawn(tiny(), 3).double()
     assert all("bias" not in name for name, _ in net.named_parameters())
-    losses.place_centre(net, IMAGES, LABELS, losses.SVDDConfig())
+    losses.place_centre(net, IMAGES, LABELS, losses.SVDDConfig(), 0)
     means = torch.stack([net.body(x[None])[0] for x in IMAGES]).mean(0)
     want = [m if abs(m) >= 0.1 else math.copysign(0.1, m) for m in means.tolist()]
     assert net.centre.tolist() == pytest.approx(want)

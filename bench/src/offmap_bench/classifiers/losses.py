@@ -1,6 +1,6 @@
 """Trainings of image classifiers that are to tell what they do not know: the loss of each, and its score where it has one.
 
-The paper's CSI, MOS, OpenGAN, CutPaste, DRAEM and PixMix are not among them.
+Those that take more than a loss have files of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from offmap.likelihoods.classification import predictive_entropy
 from offmap.random import generator
-from offmap_bench.classifiers.training import BLOCK, BodyAndHead, Moment, TrainConfig, TrainingMethod, body_and_head
+from offmap_bench.classifiers.training import BLOCK, BodyAndHead, Moment, TrainConfig, body_and_head
 
 
 @dataclass(frozen=True)
@@ -329,38 +329,8 @@ class Drawn(nn.Module):
 
 
 @torch.no_grad()
-def place_centre(net: Drawn, x: Tensor, y: Tensor, config: SVDDConfig) -> None:
+def place_centre(net: Drawn, x: Tensor, y: Tensor, config: SVDDConfig, seed: int) -> None:
     """The mean of what the untrained net gives, kept 0.1 from 0, which a net without biases reaches too easily."""
     centre = torch.stack([net.body(part).sum(0) for part in x.split(BLOCK)]).sum(0) / len(x)
     away = centre.abs().clamp_min(0.1)
     net.centre.copy_(torch.where(centre < 0, -away, away))
-
-
-TRAININGS: dict[str, TrainingMethod] = {
-    "plain": TrainingMethod(),
-    "dropout": TrainingMethod(DropoutConfig, dropout_loss, dropout_score, lambda net, config: BodyAndHead(net)),
-    "mixup": TrainingMethod(MixupConfig, mixup_loss),
-    "cutmix": TrainingMethod(loss=cutmix_loss),
-    "logitnorm": TrainingMethod(LogitNormConfig, logitnorm_loss),
-    "confidence": TrainingMethod(
-        ConfidenceConfig, confidence_loss,
-        lambda net, x, config: -net.both(x)[1],  # the logit of 1 − c
-        lambda net, config: Branched(net, config.price),
-    ),
-    "godin": TrainingMethod(
-        score=lambda net, x, _: -net.score_at(x, float(net.step)), build=lambda net, config: Quotient(net), settle=choose_step
-    ),
-    "arpl": TrainingMethod(
-        ARPLConfig, lambda net, x, y, config, moment: bounded_loss(net.body(x), net.points, net.radius, y, config.bound),
-        lambda net, x, config: -net(x).amax(1),  # what is far from no reciprocal point belongs to no class
-        lambda net, config: Reciprocal(net),
-    ),
-    "vos": TrainingMethod(
-        VOSConfig, vos_loss, lambda net, x, config: net.energy(net.body(x)), lambda net, config: Energetic(net, config.queue)
-    ),
-    "svdd": TrainingMethod(
-        SVDDConfig, lambda net, x, y, config, moment: net(x).mean(), lambda net, x, config: net(x),
-        lambda net, config: Drawn(net, config.width), begin=place_centre, classes=False,
-    ),
-}  # fmt: skip
-"""All trainings by name."""

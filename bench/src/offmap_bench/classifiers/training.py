@@ -53,15 +53,15 @@ class TrainingMethod:
     """A training: `build` makes the module of a net that ends in a Linear; what it learns is all in its state.
 
     By default the loss is the cross-entropy, and the score 1 − the largest probability.
-    `begin` sees the training data before the first step, `settle` the validation data after the last. Without `classes` the net
-    gives no logits.
+    `begin` sees the training data and the seed before the first step, `settle` the validation data after the last. Without
+    `classes` the net gives no logits.
     """
 
     config: type[TrainConfig] = TrainConfig
     loss: Loss = lambda net, x, y, config, moment: F.cross_entropy(net(x), y)
     score: Callable[[Any, Tensor, Any], Tensor] = lambda net, x, config: msp(net(x))
     build: Callable[[nn.Sequential, Any], nn.Module] = lambda net, config: net
-    begin: Callable[[Any, Tensor, Tensor, Any], None] = lambda net, x, y, config: None
+    begin: Callable[[Any, Tensor, Tensor, Any, int], None] = lambda net, x, y, config, seed: None
     settle: Callable[[Any, Tensor, Tensor, Any], None] = lambda net, x, y, config: None
     classes: bool = True
 
@@ -147,7 +147,7 @@ def train(method: TrainingMethod, net: nn.Module, data: Pair, valid: Pair, *, co
     """Train what `method.build` gave, in place, and leave it in evaluation mode. All that is random depends on `seed` alone."""
     rows = as_batches(data, Place.of(net), name="train", batch_size=config.batch_size)
     steps = config.epochs * math.ceil(len(data[1]) / config.batch_size)
-    method.begin(net, *data, config)
+    method.begin(net, *data, config, seed)
 
     def objective(step: int, batch: Batch) -> Tensor:
         moment = Moment(generator(seed, "classifier", step), step / steps)
