@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,14 @@ def sharded_model(kind: str) -> Tensors:
 
 TWO = rows(300), rows(90, 11)
 FLOAT64 = torch.float64
+
+
+def other_law(name: str) -> Tensors:
+    """A law of weights beside the diagonal one."""
+    data = rows(701, dtype=FLOAT64), rows(120, 11, FLOAT64)
+    return fitted(mlp(FLOAT64), *data, steps=20, check_every=10, parameterization=name)
+
+
 JOBS: dict[str, Callable[[], Tensors]] = {
     "moments": moments,
     "closed-form": lambda: fitted(mlp(), rows(9000), rows(301, 11), solver="closed-form"),
@@ -159,6 +168,7 @@ JOBS: dict[str, Callable[[], Tensors]] = {
     "members": lambda: fitted([mlp(), mlp()], rows(200), rows(3, 11), solver="closed-form", score="paper"),
     "refine": lambda: fitted(mlp(), rows(701), rows(120, 11), solver="refine", steps=8, check_every=8),
     "refine64": lambda: fitted(mlp(FLOAT64), rows(701, dtype=FLOAT64), rows(120, 11, FLOAT64), steps=60, check_every=20),
+    **{law: partial(other_law, law) for law in ("low-rank", "subspace", "flow")},
     "sgd-shuffled": lambda: fitted(
         convolutions(), loader(shuffle=True), images(65, 4), likelihood="categorical", params="last-layer", solver="sgd",
         steps=25, check_every=10,

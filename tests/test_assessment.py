@@ -48,6 +48,13 @@ def test_classes_are_left_out_of_a_classification() -> None:
     assert "energy" in assessment.weights
 
 
+def test_values_of_one_column_alone_are_not_mixed_into_the_same_rows() -> None:
+    x = torch.linspace(-1, 1, 120)[:, None]
+    net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    assessed = quick(net, (x[::2], x[::2]), (x[1::2], x[1::2])).assess()
+    assert "corruption" not in assessed.kinds()
+
+
 def test_the_table_has_a_row_per_kind_with_means_and_the_worst(guard: offmap.Guard) -> None:
     assessment = guard.assess()
     rows = {row["shift"]: row for row in assessment.table().rows}

@@ -200,6 +200,35 @@ def test_docstrings_are_shown_with_their_doctests_as_code() -> None:
     assert to_markdown(text) == "Twice.\n\n```pycon\n>>> x = [\n...     1]\n>>> x\n[1]\n```\n\nThe end."
 
 
+def public_objects(page: str = "*") -> Iterator[Any]:
+    """What pages of the API show, as griffe reads it, with every page's choice of members."""
+    griffe = pytest.importorskip("griffe", reason="needs griffe: pip install 'offmap[docs]'")
+    extensions = griffe.load_extensions(str(ROOT / "docs" / "docstrings.py"))
+    package = griffe.load("offmap", extensions=extensions, search_paths=[str(ROOT / "src")], docstring_parser="google")
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "api").glob(f"{page}.md"))]
+    for name, options in re.findall(r"^::: offmap\.([\w.]+)\n((?:    .*\n)*)", "\n".join(texts), re.MULTILINE):
+        shown = package[name]
+        while shown.is_alias:
+            shown = shown.final_target
+        yield shown
+        chosen = re.search(r"members: \[(.*)\]", options)
+        if shown.is_class and "members: false" not in options:
+            names = chosen[1].split(", ") if chosen else [each for each in shown.members if not each.startswith("_")]
+            yield from (shown.all_members[each] for each in names)
+
+
+def test_every_parameter_of_the_api_is_explained() -> None:
+    unknown: list[str] = []
+    for shown in public_objects():
+        documented = [each.docstring for each in (shown, shown.parent) if each.docstring]
+        sections = shown.docstring.parsed if shown.docstring else []
+        assert not any("Args:" in each.value for each in sections if each.kind.value == "text"), f"a list in {shown.path}"
+        words = set(re.findall(r"\w+", " ".join(each.value for each in documented)))
+        names = {each.name.lstrip("*") for each in shown.parameters} if shown.is_function else set()
+        unknown += [f"{shown.path}({name})" for name in sorted(names - words - {"self", "cls"})]
+    assert unknown == []
+
+
 @pytest.mark.parametrize(
     ("html", "foreign"),
     [
@@ -255,6 +284,11 @@ def test_a_page_is_short(page: str) -> None:
     assert len(module("words").read(PAGES[page], code=True).split()) <= WORDS, (
         "split it, cut it, or generate it into docs/results"
     )
+
+
+@pytest.mark.parametrize("page", sorted(path.stem for path in (ROOT / "docs" / "api").glob("*.md")))
+def test_a_page_of_the_api_is_short(page: str) -> None:
+    assert sum(len(f"{shown.name} {shown.docstring.value}".split()) for shown in public_objects(page) if shown.docstring) <= WORDS
 
 
 def test_few_sentences_are_long() -> None:

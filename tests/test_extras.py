@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from offmap.checks import require
 from offmap.errors import ConfigError
-from offmap.extras import require
 from offmap_bench.tasks.synthetic import moons
 from shells import ENVIRONMENT
 

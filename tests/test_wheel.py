@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
 import sys
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_LINES = (19_150, 31_850)
-"""Of the library, and of both packages: a change that adds to them says why."""
+MOST_LINES = (13_500, 23_300)
+"""Lines of code of the library, and of both packages: a change that adds to them says why."""
 
 SMOKE = """
 import torch, offmap
@@ -61,13 +63,32 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def count_code(path: Path) -> int:
+    """Count lines that are neither blank, nor comments, nor docstrings, which the public names are asked to have."""
+    text = path.read_text(encoding="utf-8")
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    code = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        code |= set() if token.type in skipped else set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(code)
+
+
+def test_lines_of_code_are_counted(tmp_path: Path) -> None:
+    lines = ['"""Doc."""', "", "# why", 'x = """a', 'b"""  # three', "", "def f():", '    """Doc', '    more."""', "    return x"]
+    (tmp_path / "a.py").write_text("\n".join(lines))
+    assert count_code(tmp_path / "a.py") == 4
+
+
 def test_the_wheel_holds_the_library_alone(library: Path) -> None:
     assert {path.name for path in library.iterdir() if path.suffix != ".dist-info"} == {"offmap"}
     assert {path.name for path in (library / "offmap").iterdir() if path.name == "py.typed"} == {"py.typed"}
 
 
 def test_the_wheels_stay_small(library: Path, experiments: Path) -> None:
-    lines, more = (sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources(f)) for f in (library, experiments))
+    lines, more = (sum(map(count_code, sources(folder))) for folder in (library, experiments))
     assert len(sources(library)) <= 120
     assert lines <= MOST_LINES[0]
     assert lines + more <= MOST_LINES[1]

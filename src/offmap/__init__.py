@@ -14,7 +14,8 @@ from offmap.fit import fit, guard  # these are modules too, which are imported b
 from offmap.guard import Guard
 from offmap.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Prediction
 from offmap.maxwent.config import Config
-from offmap.posterior.distribution import Parameterization, WeightDistribution
+from offmap.posterior.distribution import WeightDistribution
+from offmap.posterior.parameterization import Parameterization
 from offmap.posterior.predictive import Predictive, Scorer
 from offmap.scores.score import Score
 

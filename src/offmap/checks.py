@@ -1,13 +1,14 @@
 """Checks of arguments: types and ranges, which Python's annotations do not enforce.
 
 Functions take the argument's name and value and return the value in plain Python, or raise a ConfigError. Fields of a dataclass
-declare their documentation and bounds with `option`; `validate` checks them all.
+declare their documentation and bounds with `option`; `validate` checks them all. `require` imports an optional package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import math
 import numbers
@@ -185,3 +186,19 @@ def tensor(name: str, value: Any, *, meta: bool = False) -> Tensor:
         kind = "one without values" if without_values else f"{value.dtype}, {value.layout}"
         raise DataError(f"Expected `{name}` to be a tensor of real numbers, but got {kind}.")
     return value
+
+
+def require(module: str, extra: str, *, package: str = "offmap", no_deps: str = "") -> Any:
+    """Import an optional module, or raise a ConfigError that says what to install: the `extra` of a `package`.
+
+    Packages in `no_deps` are to be installed without their dependencies, since these would bring another torch.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        root = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != root:
+            raise
+        command = f"pip install '{package}[{extra}]'" + (f" && pip install --no-deps {no_deps}" if no_deps else "")
+        packages = {"sklearn": "scikit-learn", "PIL": "pillow", "laplace": "laplace-torch"}  # modules called otherwise
+        raise ConfigError(f"{packages.get(root, root)} is needed here and is not installed: {command}") from error

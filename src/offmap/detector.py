@@ -20,7 +20,7 @@ from offmap._torch_private import tree_leaves, tree_map
 from offmap._types import Data, Inputs
 from offmap.data import Place, Rows, as_batches, check_finite, fork_rng, load_rows
 from offmap.data.batch import check_inputs, concat_padded, drop_targets, is_mapping, mark_shared, rows_of, take_rows
-from offmap.data.batches import iter_batches
+from offmap.data.batches import UNCALIBRATED, iter_batches, mark_seen
 from offmap.data.image_spec import ImageSpec
 from offmap.errors import ConfigError, DataError, NotFittedError, ShapeError
 from offmap.likelihoods import Prediction
@@ -53,7 +53,7 @@ class Result(Prediction):
 
 @dataclass(frozen=True, repr=False)
 class Interval:
-    """Lower and upper ends in the shape of the mean; infinite when the calibration set is too small for the level."""
+    """Ends `lower` and `upper`, in the shape of the mean; infinite when the calibration set is too small for the level."""
 
     lower: Tensor
     upper: Tensor
@@ -74,7 +74,7 @@ class Calibration:
         seen: True when the rows were part of the model's training data: residuals are then too small, so there are no intervals
             or prediction sets, and threshold and p-values are uncalibrated.
         weights: (n,) of `conformal.group_weights`, on the CPU, where whole groups were calibrated on; None: 1/(n + 1) each.
-        effective_rows: How many independent rows they are worth, where neighbours have alike scores; None: no sign of that.
+        effective_rows: How many independent rows they are worth, where neighbours have similar scores; None: no sign of that.
         inputs: The rows themselves, up to 64 MB, for exports of fewer draws to score them anew; no file or copy holds them.
     """
 
@@ -170,10 +170,10 @@ class Calibration:
             logger.warning("The threshold is infinite, so nothing will be flagged: the scores of `%s` overflow.", name)
 
     def warn_if_series(self) -> None:
-        """Warn that neighbouring rows have alike scores, so that a later stretch may be flagged more often than promised."""
+        """Warn that neighbouring rows have similar scores, so that a later stretch may be flagged more often than promised."""
         if self.effective_rows is not None:
             logger.warning(
-                "Neighbouring calibration rows have similar scores, as in a time series or a sorted table: %d rows are worth "
+                "Neighbouring calibration rows have similar scores, as in a time series or a sorted table. The %d rows are worth "
                 "about %d independent ones, so more than %g %% of later rows or of another run may be flagged. Pass `groups=` or "
                 "`block=` to `guard.calibrate` (docs: guides/series).",
                 len(self.scores), self.effective_rows, 100 * self.false_alarms,
@@ -217,6 +217,10 @@ class Detector(ABC):
         """Nonconformity of the predictions at the targets, for intervals; None for kinds that have no intervals."""
         return None
 
+    def _share_repeated(self, inputs: Inputs) -> float:
+        """Return which share of the inputs are training rows, as far as the detector holds these."""
+        return 0.0
+
     def check_targets(self, rows: Rows) -> None:  # noqa: B027 (nothing to check by default)
         """Raise unless the targets of these rows fit the predictions; any do by default."""
 
@@ -239,7 +243,7 @@ class Detector(ABC):
         return torch.promote_types(self.place.dtype, torch.float32)
 
     def __call__(self, x: Inputs) -> Result:
-        """Predict, score and judge every input."""
+        """Predict, score and judge every row of `x`."""
         return merge_parts((self._judge(self._features(rows)) for rows in self.blocks(x)), concat_results)
 
     def _judge(self, features: Any) -> Result:
@@ -263,7 +267,7 @@ class Detector(ABC):
         return merge_parts(parts, concat_padded)
 
     def predict(self, x: Inputs) -> Prediction:
-        """Predict every input."""
+        """Predict every row of `x`."""
         return merge_parts((self._predict(self._features(rows)) for rows in self.blocks(x)), concat_results)
 
     def interval(self, x: Inputs, level: float = 0.95) -> Interval:
@@ -302,7 +306,8 @@ class Detector(ABC):
 
         Args:
             valid: In-distribution rows that the model has not seen and on which no choice was made, in their order if there are
-                groups or blocks.
+                groups or blocks. A score that holds training rows knows these again: they count as seen, with a warning. All
+                training rows are noticed, and any part of up to 4,096; other scores and post-hoc detectors know none.
             false_alarms: Share of in-distribution rows that may be called OOD.
             groups: A label for each row, such as its run, day or site.
             block: Take so many consecutive rows as a group: for one long series, blocks much longer than what it remembers.
@@ -310,14 +315,16 @@ class Detector(ABC):
         false_alarms = checks.fraction("false_alarms", false_alarms, example=0.05)
         with fork_rng(self.seed):
             rows = load_rows(as_batches(valid, self.place, name="valid", target=self.target), at_least=2)
+        rows = mark_seen(rows, self._share_repeated(rows.inputs), UNCALIBRATED)
         weights = find_weights(valid, rows.rows, groups, block)
         scores, residuals = self.score(rows.inputs), self._residuals(rows)
         if weights is not None and residuals is not None and len(residuals) != rows.rows:
             raise DataError("Expected a target in each row of `valid` beside groups, but some are ignored; leave these rows out.")
         effective = conformal.effective_rows(scores, rows.targets) if groups is None and block is None else None
         calibration = Calibration(
-            scores, residuals, false_alarms, weights=weights, effective_rows=effective, inputs=keep_small(rows.inputs)
-        )
+            scores, residuals, false_alarms, seen=rows.seen, weights=weights, effective_rows=effective,
+            inputs=keep_small(rows.inputs),
+        )  # fmt: skip
         calibration.warn_if_infinite(rows.rows, rows.name)
         calibration.warn_if_series()
         return replace(self, calibration=calibration)

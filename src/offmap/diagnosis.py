@@ -89,7 +89,7 @@ class LayerDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Layers, the history of the fit, and {parameter: why} for random parameters that have no layer input."""
+    """`layers`, the `history` of the fit, and `left_out`, {parameter: why} of random parameters that have no layer input."""
 
     layers: Sequence[LayerDiagnosis]
     history: History
@@ -129,6 +129,8 @@ def diagnose(guard: Guard, train: Data, *, draws: int = 0, eps: float = 1e-4) ->
         raise ConfigError(f"Expected a guard over a weight distribution, but got one over {type(predictive).__name__}.")
     if not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ConfigError(f"Expected `eps` to be at least 0 and below 1, but got {eps!r}.")
+    if len(predictive.q.directions):
+        raise ConfigError("Expected a guard with a φ for every weight, but in this one directions stand for all of them.")
     draws = checks.integer("draws", draws, 0)
     data = as_batches(train, guard.place, name="train", target=guard.target)
     observed = [_observe(predictive, data, draw, guard.seed) for draw in (range(draws) if draws else [None])]
@@ -193,17 +195,21 @@ def summarize(guard: Guard) -> Table:
         return Table([{"predictive": type(predictive).__name__, "members": predictive.members}], notes)
     q = predictive.q
     random = {name: _describe_param(q, name) for name in q.mean}
-    total = sum(row["entropy"] for row in random.values())
+    total = sum(row.get("entropy", 0.0) for row in random.values())
     rows: list[dict[str, Any]] = []
     for name, parameter in predictive.model.module.named_parameters():
         row: dict[str, Any] = {"parameter": name, "shape": tuple(parameter.shape), "random": name in random}
         if name in random:
-            row |= random[name] | {"share": random[name]["entropy"] / total if total else 0.0}
-            row["why"] = q.why.get(name, "" if name in q.rotation else "basis='identity'")
+            row |= random[name]
+            if "entropy" in row:  # directions that stand for all parameters have one entropy together
+                row["share"] = row["entropy"] / total if total else 0.0
+            row["why"] = q.why.get(name, "" if name in q.rotation or name not in q.raw_scale else "basis='identity'")
         else:
             row |= {"basis": "fixed", "why": q.why.get(name, "not picked by `params`")}
         rows.append(row)
-    memory = f"weights {_megabytes(q.mean.values()):.3g} MB, scales as many, bases {_megabytes(q.rotation.values()):.3g} MB"
+    bases = [*q.rotation.values(), *q.directions.values(), *q.state.values()]
+    memory = f"weights {_megabytes(q.mean.values()):.3g} MB, scales {_megabytes(q.raw_scale.values()):.3g} MB, "
+    memory += f"bases {_megabytes(bases):.3g} MB"
     return Table(rows, [*notes, *_entropy_notes(predictive, guard.clip), memory])
 
 
@@ -226,7 +232,9 @@ def _column_notes(guard: Guard) -> list[str]:
 
 
 def _describe_param(q: WeightDistribution, name: str) -> dict[str, Any]:
-    """Basis, φ and entropy (nats, over all members) of one random parameter."""
+    """Basis, φ and entropy (nats, over all members) of one random parameter; of one that directions stand for, what they are."""
+    if name not in q.raw_scale:
+        return {"basis": type(q.parameterization).__name__.lower()}
     scale, basis = functional.softplus(q.raw_scale[name].detach()), "identity"
     if name in q.rotation:
         _, blocks, pieces, *_ = q.rotation[name].shape
@@ -251,12 +259,15 @@ def _entropy_notes(predictive: Stochastic, clip: float | None) -> list[str]:
         low, high = q.mixture_entropy_bounds()
     except ConfigError as error:  # discrete noise has no entropy
         return [*lines, str(error)]
-    lines.append(f"entropy of the mixture between {float(low):.4g} and {float(high):.4g} nats")
-    if clip is not None and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1, device="cpu")) is not None:
+    span = f"between {float(low):.4g} and {float(high):.4g}" if q.members > 1 else f"{float(low):.4g}"
+    lines.append(f"entropy of the weights {span} nats")
+    if q.parameterization is not None:
+        lines.append(f"parameterization {q.parameterization}, entropy of its d numbers {float(q.entropy().mean()):.4g} nats")
+    if clip and q.parameterization is None and q.noise.truncated_entropy(torch.ones(1, device="cpu")) is not None:
         left = q.clipped_entropy(clip)
         inside, ends, share = (float(part.mean()) for part in (left.continuous, left.points, left.share))
-        at_clip = f"{ends:.4g} at the clip, which {share:.1%} of its weights reach"
-        lines.append(f"clipped at {clip:g}, a member keeps {inside:.4g} nats inside and {at_clip}")
+        at_clip = f"{ends:.4g} of the {share:.1%} of weights that sit at the clip"
+        lines.append(f"with the clip {clip:g}: {inside:.4g} nats of the weights inside it, {at_clip}")
     if history.max_risk and history.final_risk:
         lines.append(f"validation risk {fmean(history.final_risk):.4g}, τ {fmean(history.max_risk):.4g}")
     return lines

@@ -54,6 +54,9 @@ class GuardEnsemble(Detector):
     def _residuals(self, rows: Rows) -> Tensor:
         return self.guards[0].likelihood.residual(self.predict(rows.inputs), rows.targets)
 
+    def _share_repeated(self, inputs: Inputs) -> float:
+        return max(guard._share_repeated(inputs) for guard in self.guards)  # pyright: ignore[reportPrivateUsage]
+
     def check_targets(self, rows: Rows) -> None:
         """Raise unless the targets of these rows fit what the guards predict."""
         self.guards[0].check_targets(rows)

@@ -45,6 +45,7 @@ from offmap.maxwent.config import CONFIGS, Config, Runtime, override
 from offmap.model.forward import OutputFn, first_tensor
 from offmap.model.inspect import UNREACHED, check_model, count_products, restore_state
 from offmap.model.params import LAST_LAYER, ParamSelection, StackedModel, as_models, check_same_function, choose, stack_models
+from offmap.posterior.parameterization import as_law
 from offmap.posterior.predictive import CachedPredictive, Predictive, Sampled, as_predictive
 from offmap.progress import print_status
 from offmap.random import generator, permutation
@@ -98,8 +99,8 @@ def fit(
 ) -> Guard:
     """Learn the widest weight distribution around a trained model that still explains the data, and guard the model with it.
 
-    The model is inspected on a few rows first: one that draws its own randomness, depends on earlier calls or lives on several
-    devices is refused; other findings are logged, and stand below `guard.summary()`. The model itself is left untouched.
+    `fit` first looks at the model on a few rows. It refuses one that draws its own random numbers, depends on earlier calls or
+    lives on several devices. It logs other findings, and keeps them below `guard.summary()`. The model is not changed.
 
     Args:
         model: A trained model, or the members of an ensemble.
@@ -113,15 +114,15 @@ def fit(
             targets.
         basis: Directions in which weights are random: "svd" of the layer inputs (default) or "identity".
         solver: "refine" (default), "closed-form" without gradient steps, or the paper's "sgd".
-        params: The random parameters: "all" (default: hidden layers are where OOD inputs first look different), "matrices" (two
-            axes or more), "last-layer", patterns of names, or a function of (name, tensor). The default is "last-layer", without
-            gradient steps, for image classifiers (B, channels, height, width), and where neither `params` nor `solver` is given
-            and one pass over `valid` takes more than 2e9 multiplications of weights (parameters × rows of a fully connected
-            net; a transformer multiplies them once per token), which is logged. Parameters that no input reaches stay fixed.
+        params: The random parameters: "all" (default), "matrices" (two axes or more), "last-layer", patterns of names, or a
+            function of (name, tensor). For image classifiers (B, channels, height, width) the default is "last-layer", without
+            gradient steps. So it is, with a log line, if neither `params` nor `solver` is given and one pass over `valid` takes
+            more than 2e9 multiplications of weights: parameters × rows of a fully connected net; in a transformer, once per
+            token. Parameters that no input reaches stay fixed.
         output_fn: Picks the tensor out of what the model returns; None: a tensor, `.logits`, or the first of a tuple.
         target: The key of the targets where batches are dicts.
-        allow_nan: Whether inputs may be missing (NaN), because the model itself imputes or marks them. Distances then count a
-            missing number as another one than any that is there, and as equal to a missing one.
+        allow_nan: Whether inputs may be missing (NaN), because the model itself imputes or marks them. Distances then take
+            two missing numbers as equal, and a missing number as different from any other.
         score: What is OOD. "default" joins the draws' disagreement, energy and generalised entropy of the logits, and distances
             to training rows in inputs and layers, with weights that the training rows choose (`offmap.scores.combine`); "equal"
             gives all of them the same weight, and {"disagreement": 1.0, "inputs": 2.0} those of these names. "distance" is the
@@ -129,8 +130,8 @@ def fit(
             the entropy of the mean; or a function of outputs, (M·P, B, ...) -> (B,). Distances keep up to 4,096 training rows
             in guard and file.
         draws: Draws of the weights per member for scores and predictions.
-        groups: A label for every row of `train`, such as its site, day or speaker. Groups stand in for OOD data, one after
-            another, when the weights of the default score are chosen, and `guard.assess()` tells how well they are seen.
+        groups: A label for every row of `train`, such as its site, day or speaker. To choose the weights of the default score,
+            `fit` leaves out whole groups in turn. `guard.assess()` tells how well the guard sees them.
         chunk_size: Draws that run at once; 1 loops over them.
         batch_size: Rows that run at once.
         config: "default", "paper", "reference" or a `Config`; `basis`, `solver`, `params` and further keywords override its
@@ -140,8 +141,8 @@ def fit(
             gives the same guard; at the end the file is removed.
         ranks: What the ranks of a process group (`torchrun`) pass: the "same" data, which are divided here, rows of their own,
             "sharded" (also seen by a DistributedSampler), or that this process fits "alone". Each returns the same guard.
-        progress: Whether to show a progress bar; None: on a terminal. Unless it is False, a line on stderr says every ten
-            seconds what is being done where no bar does.
+        progress: Whether to show a progress bar; None: on a terminal. Without a bar, a line on stderr says every ten seconds
+            what `fit` is doing; False shows nothing.
         **options: Fields of `Config`, such as `steps=` or `entropy_weight=`.
 
     Returns:
@@ -292,6 +293,9 @@ def resolve_config(config: Config | str, named: dict[str, Any], options: dict[st
             f"Expected `config` to be one of {sorted(CONFIGS)} or an offmap.Config, but got {type(config).__name__}. "
             "Pass single settings as keywords, such as `steps=500`."
         )
+    law = options.get("parameterization")
+    if law is not None and as_law(law).normal:  # unless another noise is asked for, which is refused
+        options = {"noise": "normal"} | options
     keywords = [name for name, p in inspect.signature(fit).parameters.items() if p.kind is p.KEYWORD_ONLY]
     return override(config, {name: value for name, value in named.items() if value is not None} | options, also=keywords)
 

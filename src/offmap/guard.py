@@ -159,6 +159,12 @@ class Guard(Detector):
         self.check_targets(rows)
         return self.likelihood.residual(self.predict(rows.inputs), rows.targets)
 
+    def _share_repeated(self, inputs: Inputs) -> float:
+        reads = replace(self.score_module.reads, draws=False)
+        pairs = [self.score_module.compared(self.sampler.features(rows, reads))[:1] for rows in self.blocks(inputs)]
+        vectors = [vectors for block in pairs for _, vectors in block]
+        return pairs[0][0][0].share_copied(torch.cat(vectors)) if vectors else 0.0
+
     def _describe(self) -> str:
         score = self.score_module.name or "your own function"
         return f"score {score}, {self.draws} draws of {self.predictive.members} member(s), clip {self.clip}"
@@ -228,7 +234,7 @@ class Guard(Detector):
         """Write one safetensors file, atomically. The models' weights stay with the user; a digest of them goes along.
 
         So does a Predictive that `offmap.guard` took; its outputs at a few made-up inputs go along, if inputs are one tensor.
-        With the scores "default" and "distance" the file holds up to 4,096 training rows: share it as you would share those.
+        Scores that measure distances, as the default does, store up to 4,096 training rows: share the file as those.
 
         Args:
             path: The file.

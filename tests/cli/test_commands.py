@@ -20,6 +20,8 @@ from safetensors.torch import save_file
 
 import offmap
 from offmap.data.tables.table import open_table
+from offmap.serve.model import Model
+from offmap.serve.parsing import RequestError, parse_inputs
 from shells import ENVIRONMENT, Shell
 from trained import classes, classifier, regression, regressor
 
@@ -40,6 +42,13 @@ def make_images():
 
 def make_pair():
     return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+class Imputing(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.nan_to_num())
+
+def make_imputing():
+    return Imputing(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 1))
 
 def make_wide():
     return nn.Sequential(nn.Linear(3, 13), nn.ReLU(), nn.Linear(13, 1))
@@ -406,8 +415,9 @@ BAD_MODELS = {
     "my_modul:make_model": "Cannot import 'my_modul' for --model: there is no such module in ",
     "broken_module:make_model": "Cannot import 'broken_module' for --model: it needs 'nothing_of_this_name', which is not "
                                 "installed.",
-    "my_module:make_models": "Expected 'make_models' of --model to be one of ['make_classifier', 'make_images', 'make_list', "
-                           "'make_model', 'make_pair', 'make_trouble', 'make_wide'] (did you mean 'make_model'?), but",
+    "my_module:make_models": "Expected 'make_models' of --model to be one of ['Imputing', 'make_classifier', 'make_images', "
+                           "'make_imputing', 'make_list', 'make_model', 'make_pair', 'make_trouble', 'make_wide'] "
+                           "(did you mean 'make_model'?), but",
     "my_module:number": "Expected 'my_module:number' to be a function or class that makes a model, but it is of type int.",
     "my_module:make_list": "Expected my_module:make_list to give a torch.nn.Module, but it gave list.",
     "my_module:make_trouble": "Expected my_module:make_trouble to make a model when called without arguments, but it failed: "
@@ -602,13 +612,45 @@ def test_the_commands_of_the_page_run_as_they_stand(shell, tmp_path):
         assert sum(len(block.x) for block in file.blocks(["score", "p_value", "mean", "std"])) == 300
 
 
+def test_missing_values_pass_from_the_table_to_the_graph_where_the_model_takes_them(shell):
+    for path, rows, seed in (("gaps-train.csv", 120, 0), ("gaps-valid.csv", 60, 1), ("gaps.csv", 30, 2)):
+        columns = {name: values.astype(object) for name, values in table(rows, seed).items()}
+        columns["b"][::3] = "" if seed < 2 else "NaN"
+        write_csv(shell.folder / path, columns)
+    model = ("--model", "my_module:make_imputing")
+    words = ["fit", *model, "--weights", "w.safetensors", "--train", "gaps-train.csv", "--valid", "gaps-valid.csv", "-o", "gaps"]
+    refused = shell(*words)
+    assert refused.err.endswith("Fill or drop it, or fit with --allow-nan if the model handles missing values.\n")
+    plain = shell(*words, "--allow-nan", "--model", "my_module:make_model")
+    assert "Expected a model that handles missing values" in plain.err
+    done = shell(*words, "--allow-nan", "--solver", "closed-form", "--draws", 10)
+    assert (done.code, done.err) == (0, "")
+    assert shell("score", "gaps", "gaps.csv", *model, "-o", "gaps.npz").code == 0
+    assert shell("export", "gaps", "gaps.onnx", *model).code == 0
+    x, _ = regression(30, 2)
+    x[::3, 1] = torch.nan
+    scores = np.load(shell.folder / "gaps.npz")["score"]
+    assert np.isfinite(scores).all()
+    served = Model.load(shell.folder / "gaps.onnx")
+    cells = [[None if v != v else v for v in row] for row in x.tolist()]
+    rows = [dict(zip("abc", row, strict=True)) for row in cells]
+    bodies = {"null": {"inputs": cells}, "NaN": {"inputs": x.tolist()}, "rows": {"rows": rows}}
+    for kind, body in bodies.items():
+        inputs = parse_inputs("application/json", json.dumps(body).encode(), served.inputs, 100, served.columns)
+        np.testing.assert_allclose(served(inputs)["score"], scores, rtol=1e-4, atol=1e-4, err_msg=kind)
+    with pytest.raises(RequestError, match="Expected finite float32 numbers in `input`"):
+        parse_inputs("application/json", b'{"inputs": [[1e39, null, 1]]}', served.inputs, 100)
+    with pytest.raises(RequestError, match="Infinity is not a JSON number"):
+        parse_inputs("application/json", b'{"inputs": [[Infinity, null, 1]]}', served.inputs, 100)
+
+
 def test_export_writes_a_graph_with_the_columns_of_fit_time_and_says_how_it_was_checked(shell):
     runtime = pytest.importorskip("onnxruntime")
     done = shell("export", "guard", "g.onnx", *MODEL, "--example", "new.csv")
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(
-        r"Wrote g\.onnx: [\d.]+ MB, 10 draws, input -> mean, std, score, ood, p_value, terms, threshold; threshold [\d.]+\. Run "
-        r"on 150 rows: numbers within \S+ of the guard's, 0 other verdicts, \S+ ms for a row, \S+ in a batch of 32\.\n",
+        r"Wrote g\.onnx: [\d.]+ MB, 10 draws, input -> mean, std, score, ood, p_value, terms, threshold; threshold [\d.]+\. "
+        r"Tested on 150 rows: numbers within \S+ of the guard's, 0 verdicts differ; \S+ ms for one row, \S+ in a batch of 32\.\n",
         done.out,
     )
     session, result = runtime.InferenceSession(shell.folder / "g.onnx"), expected(shell.folder, "new.csv")
@@ -628,4 +670,4 @@ def test_export_writes_a_graph_with_the_columns_of_fit_time_and_says_how_it_was_
     guard = replace(offmap.load(shell.folder / "guard", regressor()), draws=4).calibrate(regression(80, 2))
     assert json.loads(done.out)["threshold"] == pytest.approx(guard.threshold, rel=1e-6)
     done = shell("export", "guard", "g.pt2", *MODEL)
-    assert "Run on 256 random rows" in done.out
+    assert "Tested on 256 random rows" in done.out

@@ -67,7 +67,10 @@ def test_the_closed_form_is_that_of_one_process(folder: Path, job: str) -> None:
     assert_near(made(folder, job), jobs.JOBS[job](), 1e-5, ("scale.", "covariance.", "scores", "residuals", "familiar."))
 
 
-@pytest.mark.parametrize(("job", "tolerance"), [("refine", 1e-4), ("refine64", 1e-10), ("sgd-shuffled", 1e-4)])
+STEPS = {"refine": 1e-4, "refine64": 1e-10, "sgd-shuffled": 1e-4, "low-rank": 1e-10, "subspace": 1e-7, "flow": 1e-10}
+
+
+@pytest.mark.parametrize(("job", "tolerance"), STEPS.items())
 def test_gradient_steps_are_those_of_one_process(folder: Path, job: str, tolerance: float) -> None:
     assert_near(made(folder, job), jobs.JOBS[job](), tolerance, ("scale.",))
 

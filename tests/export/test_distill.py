@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,8 @@ IDS = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 1))
 
 
 def test_what_cannot_be_taught_is_refused_with_the_remedy(guard: offmap.Guard) -> None:
+    with pytest.raises(ConfigError, match=r"this one allows NaN\. Export the guard itself"):
+        offmap.distill(replace(guard, place=replace(guard.place, allow_nan=True)), TRAIN, VALID)
     with pytest.raises(ConfigError, match="Expected a Guard"):
         offmap.distill(regressor(), TRAIN, VALID)  # pyright: ignore
     with pytest.raises(ConfigError, match="`rows` to be a whole number ≥ 100"):

@@ -430,3 +430,19 @@ def test_a_guard_without_weights_is_refused(tmp_path: Path) -> None:
     guard = offmap.guard(Opaque(), regression(40, 1), likelihood="gaussian")
     with pytest.raises(ConfigError, match="drawn weights to export, but got one over Opaque"):
         guard.export(tmp_path / "g.onnx", inputs(6, 2))
+
+
+def test_a_table_model_that_is_no_plain_stack_is_one_batched_graph_where_it_can_be_traced(tmp_path: Path) -> None:
+    class Moved(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - 0.1) / 2
+
+    nodes: dict[str, int] = {}
+    for name, layers in {"moved": [Moved(), nn.Linear(3, 8)], "norm": [nn.Linear(3, 8), nn.LayerNorm(8)]}.items():
+        net = nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 1))
+        guard = quick(net, regression(80, 0), regression(60, 1), draws=20)
+        guard.export(tmp_path / "g.onnx", mixed(regression(20, 2)[0]))
+        nodes[name] = len(onnx.load(tmp_path / "g.onnx").graph.node)
+        for x in (mixed(regression(9, 3)[0]), regression(1, 4)[0]):
+            check_same(run(tmp_path / "g.onnx", x), guard(x))
+    assert nodes["moved"] + 100 < nodes["norm"]  # which goes through its 20 draws one after another

@@ -320,6 +320,27 @@ def test_validation_rows_that_repeat_training_rows_are_told_and_count_as_seen(
     assert not caplog.messages
 
 
+def test_calibrating_on_training_rows_is_told_where_the_score_holds_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (x, y), fresh = regression(5000, 0), regression(6000, 1)  # 4,096 of the training rows are held
+    model = regressor()
+    guard = quick(model, (x, y), regression(100, 2))
+    guard.save(tmp_path / "guard")
+    loaded, both = offmap.load(tmp_path / "guard", model), offmap.combine([guard, guard], regression(100, 3))
+    for made in (guard, loaded, both, quick(model, (x, y), regression(100, 2), score="distance")):
+        caplog.clear()
+        assert made.calibrate((x, y)).calibration.seen
+        assert caplog.messages[0].startswith(
+            "`valid` repeats rows of `train` (100 %), which the model has seen, so the threshold"
+        )
+        assert made.calibrate((x[:50], y[:50])).calibration.seen
+        assert not made.calibrate(fresh).calibration.seen
+    assert not quick(model, (x, y), regression(100, 2), score="epistemic").calibrate((x, y)).calibration.seen  # it holds none
+    coins = [(x.sign(), y) for x, y in ((x, y), fresh)]  # 8 different rows
+    assert not quick(model, coins[0], coins[1]).calibrate(coins[1]).calibration.seen
+
+
 def test_a_killed_fit_knows_which_rows_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = regression(6000, 0)
     monkeypatch.setattr(sys.modules["offmap.fit"], "build_guard", lambda *args, **options: 1 / 0)

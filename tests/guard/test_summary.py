@@ -99,7 +99,8 @@ def test_entropy_of_the_mixture_lies_between_its_bounds(members: int) -> None:
     low, high = q.mixture_entropy_bounds()
     assert low.item() == pytest.approx(sum(each) / members, rel=1e-5)
     assert high.item() == pytest.approx(sum(each) / members + math.log(members), rel=1e-5)
-    assert f"entropy of the mixture between {low:.4g} and {high:.4g} nats" in str(guard.summary())
+    span = f"between {low:.4g} and {high:.4g}" if members > 1 else f"{low:.4g}"
+    assert f"entropy of the weights {span} nats" in str(guard.summary())
 
 
 def test_notes_name_what_other_scores_compare() -> None:

@@ -55,6 +55,31 @@ def regressor() -> OffmapRegressor:
     return OffmapRegressor(random_state=0).fit(*wave())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_values_are_taken_where_the_user_says_so(kind, tmp_path):
+    random = np.random.RandomState(0)
+    x = random.randn(400, 3)
+    x[random.rand(400) < 0.2, 1] = np.nan
+    y = (x[:, 0] > 0).astype(int) if kind is OffmapClassifier else x[:, 0]
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        kind(**SMALL).fit(x, y)
+    estimator = kind(**SMALL, allow_nan=True, random_state=0).fit(x[:300], y[:300])
+    assert [made.__sklearn_tags__().input_tags.allow_nan for made in (estimator, kind())] == [True, False]
+    never = x[300:].copy()
+    never[:, 2] = np.nan  # which no training row lacks
+    usual = estimator.score_samples(x[300:])
+    gaps = np.isnan(x[300:, 1])
+    assert estimator.off_map(x[300:])[gaps].mean() < 0.3
+    assert np.isfinite(usual).all()
+    assert estimator.off_map(never).all()
+    with pytest.raises(ValueError, match="Input X contains infinity"):
+        estimator.predict(np.where(np.isnan(x), np.inf, x))
+    estimator.guard_.export(tmp_path / "guard.onnx", torch.from_numpy(x[300:]))
+    if kind is OffmapDetector:
+        x[:10] *= 30
+        assert (kind(**SMALL, allow_nan=True, random_state=0).fit_predict(x)[:10] == -1).all()
+
+
 def test_a_regressor_predicts_in_the_units_of_the_targets_and_is_unsure_between_the_data(regressor):
     x, y = wave(seed=1)
     mean, std = regressor.predict(x, return_std=True)

@@ -221,7 +221,7 @@ def test_a_file_that_is_no_guard_is_refused(kind: str, tmp_path: Path) -> None:
 
 def test_a_guard_of_another_version_is_refused(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offmap.io.guard_file.FORMAT", "offmap-guard-99")
-    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-7'"):
+    with pytest.raises(FileError, match="not a guard file of this version: expected 'offmap-guard-99', but got 'offmap-guard-8'"):
         offmap.load(saved, regressor())
 
 

@@ -19,7 +19,8 @@ from offmap.maxwent import risk
 from offmap.maxwent.risk import RISKS, Validation, as_risk, zero_one
 from offmap.model import forward
 from offmap.model.forward import BatchedModel, copy_model
-from offmap.posterior.distribution import Parameterization, WeightDistribution, scaling
+from offmap.posterior.distribution import WeightDistribution, scaling
+from offmap.posterior.parameterization import Parameterization
 
 P = 7
 

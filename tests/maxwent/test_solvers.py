@@ -20,7 +20,7 @@ from offmap.likelihoods import Categorical, Gaussian, Likelihood, Prediction
 from offmap.maxwent import solve as maxwent
 from offmap.maxwent.config import Config, Runtime
 from offmap.maxwent.risk import Validation, as_risk
-from offmap.posterior.distribution import Parameterization
+from offmap.posterior.parameterization import Parameterization
 from offmap.posterior.predictive import Stochastic
 
 QUICK = {"steps": 60, "check_every": 20, "risk_draws": 10}

@@ -95,9 +95,9 @@ def test_the_summary_tells_both_parts() -> None:
     train = trained.regression(60)
     guard = offmap.fit(trained.regressor(), train, trained.regression(30, 1), steps=5, progress=False)
     left = guard.predictive.q.clipped_entropy(0.5)
-    line = f"clipped at 0.5, a member keeps {float(left.continuous):.4g} nats inside and {float(left.points):.4g} at the clip"
+    line = f"with the clip 0.5: {float(left.continuous):.4g} nats of the weights inside it, {float(left.points):.4g} of the"
     assert line in str(replace(guard, clip=0.5).summary())
-    assert "clipped at" not in str(replace(guard, clip=None).summary())
+    assert "with the clip" not in str(replace(guard, clip=None).summary())
 
 
 def test_noise_without_a_density_is_refused() -> None:

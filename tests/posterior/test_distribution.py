@@ -16,8 +16,9 @@ import oracles
 from offmap.errors import ConfigError
 from offmap.posterior import distribution
 from offmap.posterior.basis import Rotation
-from offmap.posterior.distribution import Parameterization, WeightDistribution, inverse_softplus, scaling, svd
+from offmap.posterior.distribution import WeightDistribution, inverse_softplus, scaling, svd
 from offmap.posterior.noise import NOISES, Normal, Stream, Uniform, draw_noise
+from offmap.posterior.parameterization import Parameterization
 from zoo import ZOO
 
 

@@ -208,7 +208,7 @@ def test_p_values_terms_and_threshold_are_answered_and_columns_go_by_name(served
         info = client.get("/info").json()
         assert (info["columns"], info["terms"], info["threshold"]) == (["temp", "humidity", "x[0]"], ["inputs", "layers"], 2.5)
         assert (info["false_alarms"], info["calibration_rows"], info["calibrated"]) == (0.05, 1000, False)
-        assert info["inputs"] == [{"name": "input", "shape": [3], "dtype": "float32"}]
+        assert info["inputs"] == [{"name": "input", "shape": [3], "dtype": "float32", "allow_nan": False}]
         assert "offmap_p_value_count 4.0" in client.get("/metrics").text
         schema = client.get("/openapi.json").json()["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
         assert list(schema["schema"]["anyOf"][1]["properties"]["rows"]["items"]["properties"]) == info["columns"]
@@ -381,6 +381,16 @@ def test_whole_numbers_past_every_float_are_refused() -> None:
     body = b'{"inputs": [[1, 2, ' + b"9" * 4000 + b"]]}"
     with pytest.raises(RequestError, match="Expected finite numbers in `x`"):
         parse_inputs("application/json", body, [InputSpec("x", (3,), np.float32)], 4)
+
+
+def test_a_null_is_no_number_unless_values_may_be_missing() -> None:
+    body = b'{"inputs": {"x": [[1, null, 3]], "k": [[2, 2]]}}'
+    specs = [InputSpec("x", (3,), np.float32, True), InputSpec("k", (2,), np.int64)]
+    np.testing.assert_array_equal(parse_inputs("application/json", body, specs, 4)["x"], [[1, np.nan, 3]])
+    with pytest.raises(RequestError, match="Expected whole numbers in `k`"):
+        parse_inputs("application/json", body.replace(b"[[2, 2]]", b"[[2, null]]"), specs, 4)
+    with pytest.raises(RequestError, match="Expected numbers in `x`"):
+        parse_inputs("application/json", b'{"inputs": [[1, null, 3]]}', [InputSpec("x", (3,), np.float32)], 4)
 
 
 def test_an_address_that_is_taken_is_refused() -> None:

@@ -392,6 +392,6 @@ def test_the_live_page_gives_alarm_in_a_browser(server: Server) -> None:
         tab.goto(server.url)
         tab.wait_for_function("document.getElementById('state').textContent.includes('asks for a token')")
         tab.fill("#token", TOKEN)
-        tab.wait_for_function("document.getElementById('state').textContent.startsWith('ALERT: 100.0 % of the latest 50 inputs')")
+        tab.wait_for_function("document.getElementById('state').textContent.startsWith('Alarm: 100.0 % of the latest 50 rows')")
         assert float(tab.get_attribute("#alert", "y1")) > 0
         assert tab.get_attribute("#share", "points")

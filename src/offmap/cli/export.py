@@ -68,10 +68,10 @@ def export(
     info = loaded.export(out, rows, draws=draws, calibration=held, half=half)
     if held is None and not info.exact:
         print_note("The rate of false alarms is approximate: pass --calibration TABLE, in-distribution rows.", quiet)
-    times = info.milliseconds and f", {info.milliseconds[1]:.2g} ms for a row, {info.milliseconds[32]:.2g} in a batch of 32"
+    times = info.milliseconds and f"; {info.milliseconds[1]:.2g} ms for one row, {info.milliseconds[32]:.2g} in a batch of 32"
     text = f"Wrote {out}: {info.size / 1e6:.2f} MB, {info.draws} draws, {', '.join(info.inputs)} -> {', '.join(info.outputs)}; "
-    text += f"threshold {info.threshold:.4g}. Run on {len(rows)} {kind}: numbers within {info.difference:.1g} of the guard's, "
-    text += f"{info.changed} other verdicts{times or ''}."
+    text += f"threshold {info.threshold:.4g}. Tested on {len(rows)} {kind}: numbers within {info.difference:.1g} of the guard's, "
+    text += f"{info.changed} verdicts differ{times or ''}."
     print_result(as_json, asdict(info) | {"checked_rows": len(rows)}, text)
 
 

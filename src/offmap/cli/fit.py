@@ -25,8 +25,8 @@ from offmap.likelihoods import LIKELIHOODS
 from offmap.model.forward import first_tensor
 from offmap.report.page import check_path
 
-SETTINGS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "params", "parameterization"}
-"""What `--set` accepts; the first three have options of their own, the last is code."""
+SETTINGS = {field.name for field in fields(offmap.Config)} - {"basis", "solver", "params"}
+"""What `--set` accepts; the others have options of their own."""
 
 SolverName = Literal["refine", "closed-form", "sgd"]
 
@@ -44,22 +44,25 @@ def fit(
     drop: Annotated[list[str] | None, option("Column to exclude from the inputs (repeatable).", "COLUMN")] = None,
     classes: Annotated[str | None, option("Class names in the order of the model's outputs (default: sorted).", "A,B,…")] = None,
     likelihood: Annotated[str | None, option("Likelihood, such as gaussian (default: inferred from the target).", "NAME")] = None,
-    basis: Annotated[Literal["svd", "identity"] | None, option("Basis of the weights (default: of --config).")] = None,
-    solver: Annotated[SolverName | None, option("How the scales are found (default: of --config).")] = None,
+    basis: Annotated[Literal["svd", "identity"] | None, option("Axes of the noise (default: as --config).")] = None,
+    solver: Annotated[SolverName | None, option("How the noise is sized; closed-form is fastest (default: as --config).")] = None,
     score: Annotated[
         str, option("OOD score: default, equal, distance, epistemic, paper, or a registered one.", "NAME")
     ] = "default",
-    config: Annotated[Literal["default", "paper", "reference"], option("Preset configuration.")] = "default",
+    config: Annotated[Literal["default", "paper", "reference"], option("Preset settings.")] = "default",
     params: Annotated[list[str] | None, option("Random parameters: all, matrices, last-layer, names with *.", "PATTERN")] = None,
     false_alarms: Annotated[float, option("Fraction of in-distribution rows that may be flagged.")] = 0.05,
     groups: Annotated[
         str | None,
         option(
-            "Column of runs, days or sites, which then calibrate as wholes; beside --valid, those of --train are also held out "
-            "in turn when the score tunes itself.",
+            "Column that names the run, day or site of each row. Whole groups of --calibration, or else --valid, set the "
+            "threshold; groups of --train are left out in turn to choose the weights of the score.",
             "COLUMN",
         ),
     ] = None,
+    allow_nan: Annotated[
+        bool, option("Accept missing input values, which the model itself imputes or marks.", None, "--allow-nan")
+    ] = False,
     draws: Annotated[int, option("Weight samples for a score.", min=1)] = 50,
     setting: Annotated[list[str] | None, option("Field of offmap.Config, as JSON or a word.", "NAME=VALUE", "--set")] = None,
     seed: Annotated[int, option("Random seed.")] = 0,
@@ -82,6 +85,7 @@ def fit(
     options: dict[str, Any] = _parse_settings(setting or []) | {"basis": basis, "solver": solver}
     options |= {"params": params[0] if params and len(params) == 1 else params or None, "likelihood": likelihood}
     options |= {"score": score, "config": config, "draws": draws, "seed": seed, "false_alarms": false_alarms}
+    options |= {"allow_nan": allow_nan}
     files = {name: path for name, path in {"train": train, "valid": valid, "calibration": calibration}.items() if path}
     with usage_errors():
         for path in files.values():
@@ -91,7 +95,7 @@ def fit(
         raise UsageError(f"Expected --likelihood to be {nearest(likelihood, LIKELIHOODS)}, but got {likelihood!r}.")
     with open_table(train, separator) as table, usage_errors(ColumnError):
         train_groups = [name for name in table.names if name == groups]
-        schema = Schema.choose(table, target or [], [*(drop or []), *train_groups])
+        schema = replace(Schema.choose(table, target or [], [*(drop or []), *train_groups]), allow_nan=allow_nan)
     group_labels = None if groups is None else _read_groups(groups, calibration or valid, separator)
     if valid is not None and train_groups:
         options["groups"] = _read_groups(train_groups[0], train, separator)
@@ -114,6 +118,7 @@ def fit(
         if group_labels is not None:
             seen = guard.calibration.seen and calibration is None
             guard = guard.calibrate(data["calibration" if calibration else "valid"], false_alarms, groups=group_labels)
+            seen = seen or guard.calibration.seen
             guard = replace(guard, calibration=replace(guard.calibration, exact=calibration is not None, seen=seen))
     # relative to the guard, where weights are looked for; an absolute path would tell of the user's home
     paths = [Path(os.path.relpath(path, out.absolute().parent)).as_posix() for path in weights or []]

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -98,7 +99,8 @@ def load_guard(path: Path, model: str | None, weights: Sequence[Path], trust_mod
         missing = [file for file in files if not file.is_file()]
         if missing:
             raise FileError(f"Expected the weights of fit time at {missing[0]}, but there is no such file. Pass --weights.")
-    return file.build(load_models(model or str(named), files)), Schema.from_dict(about, path)
+    guard = file.build(load_models(model or str(named), files))
+    return guard, replace(Schema.from_dict(about, path), allow_nan=guard.place.allow_nan)
 
 
 def load_models(spec: str, weights: Sequence[Path]) -> list[nn.Module]:

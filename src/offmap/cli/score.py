@@ -134,7 +134,7 @@ def score_table(guard: Guard, spec: ScoreSpec, table: Table, out: Path, report: 
     inputs, unused = ((IMAGE,), []) if images else spec.schema.find_inputs(table, spec.drop)
     keep = [FILE] if images else [column for name in spec.keep for column in find_columns(table, name, "--keep")]
     with write_table(out) as write:
-        for block in table.blocks(inputs, keep):
+        for block in table.blocks(inputs, keep, allow_nan=spec.schema.allow_nan):
             result = guard(torch.from_numpy(block.x))
             scores, copied = result_columns(result, spec.schema), {name: _to_array(values) for name, values in block.raw.items()}
             if scores.keys() & copied.keys():

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from offmap.checks import require
 from offmap.cli.options import Json, UsageError, option, print_result
-from offmap.extras import require
 
 
 def serve(

@@ -48,6 +48,7 @@ class Shard:
 
 
 NO_INTERVALS = "no intervals, prediction sets or calibrated p-values until `guard.calibrate(rows the model has not seen)`"
+UNCALIBRATED = f"the threshold is approximate, and there are {NO_INTERVALS}"
 
 PROBES = 10_000
 """Training rows of which copies are counted, to tell rows that repeat by chance."""
@@ -342,15 +343,19 @@ def mark_repeats(
         share = 0.0 if rows.seen or train.repeats is None else (train.repeats.share or {}).get(rows.name, 0.0)
         if sharded or isinstance(train, Stream):  # each rank has read a part
             share = min(1.0, sum(group.all_gather_object(share)))
-        if share < REPEATED:
-            return rows
-        logger.warning("`%s` repeats rows of `train` (%.0f %%), which the model has seen, so %s.", rows.name, 100 * share, cost)
-        return replace(rows, seen=True)
+        return mark_seen(rows, share, cost)
 
-    uncalibrated = f"the threshold is approximate, and there are {NO_INTERVALS}"
     if separate is None:
-        return mark(valid, uncalibrated), None
-    return mark(valid, "τ and the clip fit them too well: pass rows it has not seen"), mark(separate, uncalibrated)
+        return mark(valid, UNCALIBRATED), None
+    return mark(valid, "τ and the clip fit them too well: pass rows it has not seen"), mark(separate, UNCALIBRATED)
+
+
+def mark_seen(rows: Rows, share: float, cost: str) -> Rows:
+    """Return the rows, marked as seen, with a warning, if such a share of them are training rows."""
+    if share < REPEATED:
+        return rows
+    logger.warning("`%s` repeats rows of `train` (%.0f %%), which the model has seen, so %s.", rows.name, 100 * share, cost)
+    return replace(rows, seen=True)
 
 
 def split_data(data: Data, place: Place, *, fraction: float, seed: int, batch_size: int, target: str) -> tuple[Batches, Batches]:

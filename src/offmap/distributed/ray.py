@@ -14,9 +14,9 @@ from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
 from typing import Any
 
+from offmap.checks import require
 from offmap.distributed.jobs import Job, Report
 from offmap.errors import ConfigError, OffmapError, first_line
-from offmap.extras import require
 
 logger: logging.Logger = logging.getLogger("offmap")
 

@@ -226,6 +226,8 @@ def distill(
     """
     if not isinstance(guard, Guard):
         raise ConfigError(f"Expected a Guard, as `offmap.fit` gives, but got {type(guard).__name__}.")
+    if guard.place.allow_nan:
+        raise ConfigError("Expected a guard of complete inputs to distill, but this one allows NaN. Export the guard itself.")
     rows, seed = checks.integer("rows", rows, 100), checks.integer("seed", seed)
     with fork_rng(guard.seed):
         held = load_rows(as_batches(valid, guard.place, name="valid", target=guard.target), at_least=2)
@@ -269,9 +271,9 @@ def check_rows(inputs: Inputs) -> Tensor:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
         raise DataError(
-            f"Expected one floating-point tensor or array per example, but got {kind}: OOD rows are mixed from "
-            "in-distribution ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer `draws` if it "
-            "must be fast, or fit it with params='last-layer', whose draws share one pass."
+            f"Expected one floating-point tensor or array per example, but got {kind}: `distill` makes OOD rows "
+            "by mixing in-distribution ones, and ids, masks or several inputs do not mix. Use the guard itself, with fewer "
+            "`draws` if it must be fast, or fit it with params='last-layer', whose draws share one pass."
         )
     if not 1 <= inputs[0].numel() <= WIDEST:
         raise DataError(f"Expected 1 to {WIDEST} numbers per example, but got {inputs[0].numel()}. Use the guard itself.")

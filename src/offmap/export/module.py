@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offmap._torch_private import tensor_tables, tree_flatten, tree_unflatten
+from offmap._torch_private import strict_vmap, tensor_tables, tree_flatten, tree_unflatten
 from offmap._types import Inputs, Weights
 from offmap.data import as_batches, fork_rng, load_rows
 from offmap.data.batch import Shared, is_mapping, is_table, rows_of, take_rows
@@ -131,7 +132,8 @@ class FrozenDraws(nn.Module):
     """A model over a fixed stack of weights: inputs of B rows -> (S, B, ...), member-major. Nothing random is left.
 
     Three ways: of a model whose last layer alone is random, only that is run, on its inputs in a pass of every member; a plain
-    stack of layers runs in batched products; others run once for every weight set, in a loop, which takes any number of rows.
+    stack of layers runs in batched products; others run once for every weight set, in a loop, which takes any number of rows, or
+    tables under `vmap` if `batched`: a graph a third as long, which not every model can be traced to.
     Random weights are `drawn`, {name: (S, ...)}, the others `fixed`, {name: (M, ...)}; `half` stores them in half precision.
     """
 
@@ -139,6 +141,7 @@ class FrozenDraws(nn.Module):
         super().__init__()
         self.model: tuple[nn.Module, OutputFn] = (copy_model(model.module), model.output_fn)
         self.members: int = members
+        self.batched: bool = False
         self.sets: int = len(next(iter(drawn.values())))
         self.last_layer: LastLayer | None = model.last_layer
         self.dtypes: dict[str, torch.dtype] = {name: w.dtype for name, w in {**drawn, **fixed}.items()}
@@ -155,8 +158,11 @@ class FrozenDraws(nn.Module):
         if self.last_layer is not None:
             assert base is not None
             return widen(self.last_layer.apply(tuple(base.last_inputs), drawn))
-        if self.layers is not None and is_table(inputs):
+        if (self.layers is not None or self.batched) and is_table(inputs):
             weights = drawn | {name: w.repeat_interleave(times, 0) for name, w in fixed.items()}
+            if self.layers is None:
+                with strict_vmap():
+                    return widen(torch.vmap(lambda w: call(model, w, inputs, output_fn))(weights))
             with torch.enable_grad():  # in one piece: tiles would fix the number of rows
                 return widen(run_layers(self.layers, weights, inputs))
         sets = [at(drawn, i) | at(fixed, i // times) for i in range(self.sets)]
@@ -362,6 +368,7 @@ def export_module(
         "false_alarms": calibration.false_alarms,
         "calibration_rows": calibration.groups or calibration.effective_rows or len(calibration.scores),
         "calibrated": json.dumps(facts["exact"] and not calibration.seen),
+        "allow_nan": json.dumps(detector.place.allow_nan),
         "levels": " ".join(f"{level:.6g}" for level in levels),
         "terms": json.dumps(list(terms)),
         "columns": json.dumps(find_columns(detector, rows)),
@@ -379,6 +386,14 @@ def export_module(
         module.score.ties(module.run(rows)[0]),
         facts,
     )
+    unrolled = [m for m in module.modules() if isinstance(m, FrozenDraws) and m.layers is None and m.last_layer is None]
+    if unrolled and is_table(rows):
+        for each in unrolled:
+            each.batched = True
+        with suppress(Exception):  # the loop raises what it cannot run either
+            return export(task, path)
+        for each in unrolled:
+            each.batched = False
     return export(task, path)
 
 

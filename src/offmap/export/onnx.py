@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from offmap._version import __version__
 from offmap.atomic import write_whole
+from offmap.checks import require
 from offmap.detector import Calibration
 from offmap.errors import ConfigError, FileError, ModelError, first_line
-from offmap.extras import require
 from offmap.metrics import rank_correlation
 from offmap.model.forward import no_fast_path
 

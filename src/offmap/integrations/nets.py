@@ -53,6 +53,8 @@ def mlp(
 class Standardize(nn.Module):
     """(x − mean) / std for every column; a constant column becomes 0.
 
+    With `allow_nan` a missing value (NaN) becomes 0, the mean, and a column more for each says where: (B, D) -> (B, 2D).
+
     >>> Standardize(torch.tensor([[1.0, 7.0], [3.0, 7.0]]))(torch.tensor([[4.0, 7.0]]))
     tensor([[2., 0.]])
     """
@@ -60,31 +62,35 @@ class Standardize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor, *, allow_nan: bool = False) -> None:
         super().__init__()
+        self.allow_nan: bool = allow_nan
+        if allow_nan:  # the mean stands in, so that it stays the mean; 0 where no row has a value
+            rows = torch.where(rows.isnan(), rows.nanmean(0).nan_to_num(0.0), rows)
         # the mean of equal numbers is not always that number, so a standard deviation of 0 does not show constant columns
         varies = rows.amax(0) > rows.amin(0)
         self.register_buffer("mean", torch.where(varies, rows.mean(0), rows[0]))
         self.register_buffer("std", torch.where(varies, rows.std(0, correction=0), 1.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Standardise rows, (B, D) -> (B, D)."""
-        return (x - self.mean) / self.std
+        """Standardise rows."""
+        scaled = (x - self.mean) / self.std
+        return torch.cat([torch.nan_to_num(scaled, nan=0.0), x.isnan().to(x)], 1) if self.allow_nan else scaled
 
 
 def train_mlps(
     train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], *, outputs: int, likelihood: Likelihood, hidden: Sequence[int],
     members: int, steps: int, lr: float, batch_size: int, seed: int, row_weights: tuple[Tensor, Tensor] | None = None,
-    progress: bool | None = False,
+    progress: bool | None = False, allow_nan: bool = False,
 ) -> list[nn.Module]:  # fmt: skip
     """Train dense nets, (B, D) -> (B, outputs), that standardise their inputs; keep each at its lowest validation NLL.
 
     `row_weights` are those of training and validation rows in the loss. `progress` is shown from the third second on.
     """
-    scaling = Standardize(train[0])
-    nets = [mlp(train[0].shape[1], outputs, hidden=hidden, seed=seed + member).to(train[0]) for member in range(members)]
-    train_weights, valid_weights = (None, None) if row_weights is None else (w / w.mean() for w in row_weights)
+    scaling = Standardize(train[0], allow_nan=allow_nan)
     x = scaling(train[0])
+    nets = [mlp(x.shape[1], outputs, hidden=hidden, seed=seed + member).to(x) for member in range(members)]
+    train_weights, valid_weights = (None, None) if row_weights is None else (w / w.mean() for w in row_weights)
     rows = as_batches(
         (x if train_weights is None else (x, train_weights), train[1]), Place.of(nets[0]), name="train", batch_size=batch_size
     )

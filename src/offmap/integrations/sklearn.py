@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from offmap import checks
 from offmap._types import ScoreFn
-from offmap.checks import option
+from offmap.checks import option, require
 from offmap.data import as_batches
 from offmap.data.batches import sample_rows
 from offmap.errors import ConfigError, DataError
-from offmap.extras import require
 from offmap.fit import REFERENCE_ROWS, fit
 from offmap.guard import Guard
 from offmap.integrations.nets import QUIET_SECONDS, Standardize, train_mlps
@@ -85,6 +84,9 @@ class Guarded(BaseEstimator):
         None, 'As in `offmap.fit`; None: the closed form below 500 rows and in the detector, else "refine".'
     )
     basis: Literal["svd", "identity"] = option("svd", "As in `offmap.fit`.")
+    allow_nan: bool = option(
+        False, "Whether rows may have missing values (NaN): the nets trained here get the mean instead, and a mark."
+    )
     score_with: str | ScoreFn = option("default", "As `score` in `offmap.fit`; scikit-learn has a method `score` already.")
     draws: int = option(50, "Sampled nets per member.")
     false_alarms: float = option(
@@ -101,7 +103,7 @@ class Guarded(BaseEstimator):
     nets_: list[nn.Module] = field(init=False)
 
     def score_samples(self, X: Any) -> Array:
-        """Return the negative of the guard's score, (B,): higher for in-distribution rows."""
+        """Return the negative of the guard's score of rows `X`, (B,): higher for in-distribution rows."""
         return -_numpy(self._score(self._rows(X)))
 
     @property
@@ -110,7 +112,7 @@ class Guarded(BaseEstimator):
         return -self.guard_.threshold
 
     def off_map(self, X: Any) -> Array:
-        """Return whether the score is above the guard's threshold, (B,) bool; `predict(X, return_ood=True)` in a Pipeline."""
+        """Return whether rows `X` score above the guard's threshold, (B,) bool; `predict(X, return_ood=True)` in a Pipeline."""
         return (self._score(self._rows(X)) > self.guard_.threshold).cpu().numpy()
 
     def _with_ood(self, X: Any, result: Any, return_ood: bool) -> Any:
@@ -128,6 +130,7 @@ class Guarded(BaseEstimator):
 
     def _validate(self, X: Any, y: Any = "no_validation", **options: Any) -> Any:
         """Return rows as a dense tensor, and targets if these are to be checked."""
+        options["ensure_all_finite"] = "allow-nan" if self.allow_nan is True else True
         checked: Any = validate_data(self, X, y, dtype="float64", accept_sparse="csr", **options)
         rows, y = checked if isinstance(checked, tuple) else (checked, None)
         if not isinstance(rows, np.ndarray):
@@ -142,7 +145,7 @@ class Guarded(BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse, tags.input_tags.allow_nan = True, self.allow_nan is True
         return tags
 
     def _fit(
@@ -176,7 +179,7 @@ class Guarded(BaseEstimator):
                 (x[rest], targets[rest]), (x[held], targets[held]), outputs=outputs, likelihood=training,
                 hidden=check_hidden(self.hidden), members=self.members, steps=steps, lr=self.lr, batch_size=self.batch_size,
                 seed=seed, row_weights=None if weights is None else (weights[rest], weights[held]),
-                progress=self.progress,
+                progress=self.progress, allow_nan=self.allow_nan,
             )  # fmt: skip
         solver = self.solver or ("closed-form" if fast or len(order) < 500 else "refine")  # few rows are too few to refine with
         valid, calibration = held[:500] if fast else held, None
@@ -186,7 +189,7 @@ class Guarded(BaseEstimator):
         guard = fit(
             nets, (x[rest], y[rest]), (x[valid], y[valid]), calibration=calibration, likelihood=likelihood, basis=self.basis,
             solver=solver, score=self.score_with, draws=self.draws, false_alarms=false_alarms or self.false_alarms,
-            batch_size=self.batch_size, seed=seed,
+            batch_size=self.batch_size, seed=seed, allow_nan=self.allow_nan,
             progress=False if self.progress is None and time.monotonic() - start < QUIET_SECONDS else self.progress,
         )  # fmt: skip
         guard = replace(guard, calibration=replace(guard.calibration, exact=False))
@@ -278,7 +281,7 @@ class OffmapClassifier(ClassifierMixin, Guarded):
         return self
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the mean probabilities of clipped draws, (B, C), in the order of `classes_`."""
+        """Return the mean probabilities of clipped draws for rows `X`, (B, C), in the order of `classes_`."""
         rows = self._rows(X)
         return _numpy(self.guard_.predict(rows).probs)
 
@@ -327,15 +330,15 @@ class OffmapDetector(OutlierMixin, Guarded):
         # nets that reproduce their inputs gain nothing by more steps; a threshold for the given share is set below
         options: dict[str, Any] = {"leave_out": outliers, "fast": True, "false_alarms": None if share is None else 0.5}
         if self.model is None:
-            count = x.shape[1]
+            scaled = Standardize(x[~outliers], allow_nan=self.allow_nan)(x)
+            count = scaled.shape[1]
             training = Gaussian(count, flat=False, noise=x.new_ones(count))
-            scaled = Standardize(x[~outliers])(x)
             held, rest = self._fit(x, scaled, sample_weight, outputs=count, training=training, likelihood="gaussian", **options)
         else:
             targets = torch.tensor(np.asarray(y))
             held, rest = self._fit(x, targets, sample_weight, outputs=0, training=Gaussian(), likelihood=None, **options)
         guard = self.guard_
-        train = as_batches((x[rest], x[rest]), guard.place, name="train")
+        train = as_batches((x[rest], rest), guard.place, name="train")
         self._reference = {key: number for number, key in enumerate(_keys(sample_rows(train, REFERENCE_ROWS, guard.seed)[0]))}
         calibration = guard.calibration
         if share is None:
@@ -364,7 +367,7 @@ class OffmapDetector(OutlierMixin, Guarded):
         return scores
 
     def decision_function(self, X: Any) -> Array:
-        """Return `score_samples` − `offset_`, (B,): negative for outliers."""
+        """Return `score_samples(X)` − `offset_`, (B,): negative for outliers."""
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: Any, return_ood: bool = False) -> Any:
@@ -386,11 +389,12 @@ def _keys(rows: Any) -> list[bytes]:
 def find_outliers(x: Tensor, share: float | None) -> Tensor:
     """Tell which rows (n, D) are gross outliers, (n,) bool; so many as `share` says, if it is known.
 
-    Columns have robust units, the range between their quartiles. The rows that are nearest to others are kept first. Then all are
-    compared with those, and kept too, unless the logarithm of their distance is GROSS robust standard deviations above its
-    median, and twice the median distance at least; and so on until nothing changes (as in BACON: Billor, Hadi & Velleman 2000).
-    A few outliers next to each other so do not hide each other.
+    Columns have robust units, the range between their quartiles; a missing value is the median. The rows that are nearest to
+    others are kept first. Then all are compared with those, and kept too, unless the logarithm of their distance is GROSS robust
+    standard deviations above its median, and twice the median distance at least; and so on until nothing changes (as in BACON:
+    Billor, Hadi & Velleman 2000). A few outliers next to each other so do not hide each other.
     """
+    x = torch.where(x.isnan(), x.nanmedian(0).values.nan_to_num(0.0), x)
     low, middle, high = (torch.from_numpy(q) for q in np.quantile(x.numpy(), [0.25, 0.5, 0.75], axis=0))
     unit = torch.where(high > low, (high - low) / 1.349, x.amax(0) - x.amin(0))
     rows = (x - middle) / torch.where(unit > 0, unit, 1.0)

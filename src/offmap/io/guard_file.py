@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -36,13 +36,16 @@ from offmap.model.params import as_models, stack_models
 from offmap.posterior.basis import Rotation
 from offmap.posterior.distribution import WeightDistribution
 from offmap.posterior.noise import noise_from_state, noise_state
+from offmap.posterior.parameterization import COORDINATES, PARAMETERIZATIONS, WeightLaw, law_state
 from offmap.posterior.predictive import History, Outputs, Predictive, Stochastic, as_predictive
 from offmap.scores.score import SCORES
 
-FORMAT = "offmap-guard-7"
+FORMAT = "offmap-guard-8"
 KIND, REMEDY = "a guard file", "Save the guard again."
+TENSORS = ("raw_scale", "state", "directions", "rotation")  # of a weight distribution
 LARGEST_SIZE = 1 << 40
 
+Value = TypeVar("Value")
 Digests: TypeAlias = dict[str, tuple[tuple[int, ...], str, str]]
 """Shape, dtype and SHA-256 of tensors by name."""
 
@@ -81,7 +84,7 @@ class CalibrationHeader:
 
 @dataclass(frozen=True)
 class Registered:
-    """A registered score or likelihood and its plain values; its tensors are in the file."""
+    """A registered score, likelihood or parameterization and its plain values; its tensors are in the file."""
 
     name: str
     config: dict[str, Any]
@@ -98,6 +101,7 @@ class Header:
     why: dict[str, str]
     restore_state: list[str]
     noise: dict[str, Any]
+    parameterization: Registered | None
     likelihood: Registered
     score: Registered
     model: ModelHeader
@@ -145,8 +149,6 @@ def save(guard: Guard, path: str | Path) -> None:
 def _of_weights(predictive: Stochastic) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Describe a weight distribution and its models."""
     q, model = predictive.q, predictive.model
-    if q.parameterization is not None:
-        raise ConfigError("Expected a guard made by `offmap.fit` with scaling or SVD weights; others cannot be saved.")
     if q.trainable_mean:
         raise ConfigError("A guard whose mean was trained cannot be saved: a file holds no weights, and the models' differ.")
     entries: dict[str, Any] = {
@@ -156,16 +158,18 @@ def _of_weights(predictive: Stochastic) -> tuple[dict[str, Any], dict[str, Tenso
         "why": q.why,
         "restore_state": restored_names(model.module),
         "noise": noise_state(q.noise),
+        "parameterization": None if q.parameterization is None else Registered(**law_state(q.parameterization)),
         "model": ModelHeader(**{f.name: getattr(model, f.name) for f in fields(ModelHeader)}),
         "custom_output_fn": model.output_fn is not first_tensor,
     }
-    tensors = {f"raw_scale.{n}": t for n, t in q.raw_scale.items()} | {f"rotation.{n}": t for n, t in q.rotation.items()}
-    return entries, tensors
+    return entries, {f"{kind}.{n}": t for kind in TENSORS for n, t in getattr(q, kind).items()}
 
 
 def _of_outputs(guard: Guard) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Describe a Predictive of the user's, which stays with the user, by its outputs at a few inputs, if it gives them twice."""
-    entries = dict[str, Any](models=[], modules={}, views={}, why={}, restore_state=[], noise={}, model=ModelHeader())
+    entries = dict[str, Any](
+        models=[], modules={}, views={}, why={}, restore_state=[], noise={}, parameterization=None, model=ModelHeader()
+    )
     entries["custom_output_fn"] = False
     if guard.probe is None:
         return entries, {}
@@ -248,7 +252,7 @@ class GuardFile:
         """Build the guard around a Predictive of the user's, refused if `strict` and its outputs are others than at save time."""
         place = Place(torch.device("cpu"), torch.float32) if predictive.model is None else Place.of(predictive.model.module)
         place = replace(place, allow_nan=self.header.allow_nan)
-        self._check_tensors({})
+        self._check_tensors({}, None)
         probe, then = (self.tensors.get(f"probe.{name}") for name in ("inputs", "outputs"))
         if probe is not None and then is not None and strict:
             now = _probe(predictive, probe.to(place.device), self.header.guard.seed).to(then)
@@ -262,8 +266,10 @@ class GuardFile:
 
     def _build(self, models: list[nn.Module], output_fn: OutputFn) -> Guard:
         header, scales, rotation = self.header, self._part("raw_scale."), self._part("rotation.")
-        stacked = stack_models(models, lambda name, tensor: name in scales)
-        self._check_tensors(stacked.mean)
+        law = None if header.parameterization is None else self._build_law(header.parameterization)
+        directions = self._part("directions.") if law is not None and law.spans else None
+        stacked = stack_models(models, lambda name, tensor: name in (scales if directions is None else directions))
+        self._check_tensors(stacked.mean, law)
         if header.restore_state:
             restore_state(stacked.module, header.restore_state)
         place = Place.of(stacked.module, allow_nan=header.allow_nan)
@@ -273,10 +279,12 @@ class GuardFile:
             rotation=Rotation(rotation, header.views, header.why),
             fixed=stacked.fixed,
             noise=noise_from_state(header.noise),
+            parameterization=law,
+            directions=directions,
         ).to(place.device)
         with torch.no_grad():
-            for name, tensor in q.raw_scale.items():
-                tensor.copy_(scales[name])
+            for name, tensor in q.trained().items():
+                tensor.copy_(self.tensors[name])
         model = BatchedModel(stacked.module, output_fn, **vars(header.model))
         return self._build_guard(Stochastic(model, q.requires_grad_(False), header.history), place)
 
@@ -314,14 +322,31 @@ class GuardFile:
             **vars(header.guard),
         )
 
-    def _check_tensors(self, mean: Mapping[str, Tensor]) -> None:
-        """Raise a FileError for the first tensor that does not fit models with these stacked weights."""
-        for name, tensor in self.tensors.items():
-            if not _fits(name, tensor, mean, self.header.views):
+    def _build_law(self, state: Registered) -> WeightLaw:
+        """Build the parameterization of the header."""
+        if state.name not in PARAMETERIZATIONS:
+            raise FileError(f"{self.path} was fitted with the parameterization {state.name!r}, which is not registered: import "
+                            "the module that registers it.")  # fmt: skip
+        kind = type(PARAMETERIZATIONS[state.name])
+        return kind(**{name: parse(value, _hints(kind)[name]) for name, value in state.config.items()})
+
+    def _check_tensors(self, mean: Mapping[str, Tensor], law: WeightLaw | None) -> None:
+        """Raise a FileError for the first tensor that does not fit models with these stacked weights and this law."""
+        shapes, members = {f"raw_scale.{n}": tuple(m.shape) for n, m in mean.items()}, len(self.header.models)
+        if law is not None and law.spans:
+            k = self.tensors.get(name := f"raw_scale.{COORDINATES}", torch.empty(0, device="cpu")).shape[1:].numel()
+            if not mean or k == 0:
+                raise self._misfit(name)
+            shapes = {f"directions.{n}": (members, k, *m.shape[1:]) for n, m in mean.items()} | {name: (members, k)}
+        if law is not None:
+            scale = {n: torch.empty(shape, device="meta") for n, shape in strip(shapes, "raw_scale.").items()}
+            shapes |= {f"state.{name}": (members, *shape) for name, shape in law.shapes(scale).items()}
+        for name in {**shapes, **self.tensors}:
+            if name not in self.tensors or not _fits(name, self.tensors[name], mean, self.header.views, shapes):
                 raise self._misfit(name)
 
     def _part(self, prefix: str) -> Weights:
-        return {n.removeprefix(prefix): t for n, t in self.tensors.items() if n.startswith(prefix)}
+        return strip(self.tensors, prefix)
 
     def _misfit(self, name: str) -> FileError:
         shape = tuple(self.tensors[name].shape) if name in self.tensors else "missing"
@@ -375,11 +400,19 @@ def parse(value: Any, hint: Any) -> Any:
     raise ValueError(value)
 
 
+def strip(values: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    """Return what is filed under a prefix, by the rest of its name."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
 _hints = cache(get_type_hints)
 _parts = cache(lambda hint: (get_origin(hint), get_args(hint)))
 
 
-def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[str, MatrixView]) -> bool:
+def _fits(
+    name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[str, MatrixView],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> bool:  # fmt: skip
     """Whether a tensor fits the models and its view; those of a score or likelihood are checked by what is built of them."""
     kind, _, rest = name.partition(".")
     floating = tensor.is_floating_point()
@@ -391,10 +424,11 @@ def _fits(name: str, tensor: Tensor, mean: Mapping[str, Tensor], views: Mapping[
         axes = {"scores": (1,), "residuals": (1, 2), "weights": (1,)}.get(rest, ())
         in_range = rest != "weights" or (bool((tensor > 0).all()) and float(tensor.sum()) < 1)
         return floating and tensor.ndim in axes and tensor.numel() > 0 and not bool(tensor.isnan().any()) and in_range
-    if not floating or rest not in mean or not bool(tensor.isfinite().all()):
+    if not floating or not bool(tensor.isfinite().all()):
         return False
-    shape_fits = kind == "raw_scale" and tensor.shape == mean[rest].shape
-    return shape_fits or (kind == "rotation" and _rotates(tensor, views.get(rest), mean[rest]))
+    return tensor.shape == shapes.get(name) or (
+        kind == "rotation" and rest in mean and _rotates(tensor, views.get(rest), mean[rest])
+    )
 
 
 def _rotates(matrix: Tensor, view: MatrixView | None, mean: Tensor) -> bool:

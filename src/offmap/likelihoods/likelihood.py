@@ -46,8 +46,8 @@ class Prediction:
 class Likelihood(ABC):
     """What a model's output says about a target. Subclass it to add one; `LIKELIHOODS` registers it by name.
 
-    Outputs are stacked, (P, B, ...), the draws first; targets `y` are (B, ...). Only the four abstract methods must be written.
-    A dataclass of numbers and tensors that is registered can be saved and loaded without further code.
+    `outputs` are stacked, (P, B, ...), the draws first; the `output` of one model and targets `y` are (B, ...). Only the four
+    abstract methods must be written. A registered dataclass of numbers and tensors can be saved and loaded without further code.
     """
 
     expects: ClassVar[str] = "targets and outputs of the shapes that it compares"
@@ -92,7 +92,7 @@ class Likelihood(ABC):
         return None
 
     def residual(self, prediction: Prediction, y: Tensor) -> Tensor:
-        """Return |y − mean|/std or 1 − p(y), (n,) or (n, K), of rows that have a target; at a random one of several positions."""
+        """Return |y − mean|/std or 1 − p(y) of a `prediction`, (n,) or (n, K), where a target is; at one random position."""
         if prediction.mean is not None and prediction.std is not None:
             values = (align_targets(y, prediction.mean.shape).to(prediction.mean) - prediction.mean).abs() / prediction.std
             return sample_position(values, torch.ones_like(values, dtype=torch.bool)) if values.ndim > 2 else values
@@ -135,7 +135,7 @@ class Likelihood(ABC):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the likelihood that has this state; a ValueError if there is none."""
+        """Return the likelihood that has this `state`; a ValueError if there is none."""
         return cls(**state)
 
 

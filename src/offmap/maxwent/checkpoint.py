@@ -126,6 +126,21 @@ def observe_once(checkpoint: Checkpoint, train: Batches, device: torch.device, o
     return Observed(bases, part.values["why"])
 
 
+def keep_once(
+    checkpoint: Checkpoint | None, name: str, train: Batches, device: torch.device, find: Callable[[], Weights]
+) -> Weights:
+    """Return tensors that were found in this run or an earlier one, and leave the data in the order after that."""
+    if checkpoint is None:
+        return find()
+    part = checkpoint[name]
+    if part is not None:
+        _set_order(train, _load_order(part, checkpoint.group))
+        return {key.removeprefix("found."): t.to(device) for key, t in part.tensors.items() if key.startswith("found.")}
+    found = find()
+    checkpoint.keep(name, {}, {f"found.{n}": t for n, t in found.items()} | _save_order(_order(train), checkpoint.group))
+    return found
+
+
 @dataclass
 class Descent:
     """Gradient steps that an earlier run may have begun: `step` of them are taken."""
@@ -144,7 +159,7 @@ class Descent:
         if part is None:
             return None
         values, tensors = part
-        _copy(self.q.raw_scale.values(), [tensors[f"raw_scale.{n}"] for n, _ in self.q.raw_scale.items()])
+        _copy(self.q.trained().values(), [tensors[name] for name in self.q.trained()])
         vars(self.monitor.history).update(values["history"])
         if values["stop_reason"] is not None:
             _set_order(self.cycle.data, _load_order(part, group))
@@ -178,7 +193,7 @@ class Descent:
         self._keep({"stop_reason": self.monitor.history.stop_reason}, {}, _order(self.cycle.data))
 
     def _keep(self, values: dict[str, Any], tensors: Weights, order: Sequence[Tensor]) -> None:
-        tensors |= {f"raw_scale.{n}": t.detach().clone() for n, t in self.q.raw_scale.items()}
+        tensors |= {name: t.detach().clone() for name, t in self.q.trained().items()}
         tensors |= _save_order(order, self.checkpoint.group)
         self.checkpoint.keep(self.name, values | {"history": asdict(self.monitor.history)}, tensors)
 

@@ -19,8 +19,8 @@ from offmap.maxwent.train import Growth, as_growth
 from offmap.model.forward import MODEL_ERRORS, BatchedModel, OutputFn, call, check_rows, first_tensor, model_failed
 from offmap.model.inspect import choose_chunk
 from offmap.model.params import ParamSelection, at
-from offmap.posterior.distribution import Parameterization
 from offmap.posterior.noise import Noise, Uniform, as_noise
+from offmap.posterior.parameterization import WeightLaw, as_law
 from offmap.progress import Status
 
 if TYPE_CHECKING:
@@ -46,7 +46,12 @@ class Config:
         None, 'Which parameters are random: "all" (the default), "matrices", "last-layer", patterns of names, or a function.'
     )
     noise: str | Noise = option("uniform", "The distribution of z, by name or as an object.", check=as_noise)
-    parameterization: Parameterization | None = option(None, "Your own function ω(z, φ) instead of w̄ + V(φ ⊙ z).")
+    parameterization: str | WeightLaw | None = option(
+        None,
+        'Another law than w̄ + V(φ ⊙ z): "low-rank" (whose noise is normal), "subspace", "flow", an object with options such as '
+        "`LowRank(rank=8)`, or your own ω(z, φ).",
+        check=as_law,
+    )
     entropy_weight: float | Sequence[float] = option(
         30.0, "λ on the mean of g(φ²): 10/d on the paper's sum. Of several, the one of highest entropy below τ is kept.", above=0
     )
@@ -81,8 +86,8 @@ class Config:
 
     def __post_init__(self) -> None:
         validate(self)
-        if self.parameterization is not None and self.solver != "sgd":
-            raise ConfigError("A parameterization of your own has no closed form: pass `solver='sgd'`.")
+        if self.parameterization is not None:
+            as_law(self.parameterization).check(self.solver, as_noise(self.noise))
 
 
 PAPER = Config(

@@ -123,7 +123,8 @@ class Validation:
     def evaluator(self, q: WeightDistribution) -> Callable[[Tensor], Evaluated]:
         """Return `evaluate` as a function of the factor. Small draws are made once and rescaled, so q must stay as it is."""
         full_precision = all(mean.dtype.itemsize >= 4 for mean in q.mean.values())
-        small = full_precision and q.parameterization is None and self.draws * q.members * q.dimension <= CACHE_NUMBERS
+        linear = q.parameterization is None or q.parameterization.linear
+        small = full_precision and linear and self.draws * q.members * q.size <= CACHE_NUMBERS
         return partial(self.evaluate, q, cache={} if small else None)
 
     def base_risk(self, q: WeightDistribution) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from offmap import checks
+from offmap._types import Weights
 from offmap.data import Batch, Batches
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.errors import DataError
@@ -48,9 +50,9 @@ def maxwent(
     def objective(step: int, batch: Batch) -> Tensor:
         index, scale = range(step * draws, (step + 1) * draws), q.scale()
         risk = expected_nll(q, model, likelihood, batch, index, scale, seed)
-        if q.parameterization is None:
+        if q.parameterization is None or q.parameterization.diagonal:
             entropy = sum_per_member({name: growth(s) for name, s in scale.items()})
-        else:  # a user's own ω has its entropy, sampled with the same draws
+        else:  # any other law has its entropy, if need be sampled with the same draws
             entropy = q.sampled_entropy(index, seed=seed, stream="fit")
         return (risk - entropy_weight / q.dimension * entropy).sum()
 
@@ -135,15 +137,39 @@ class Cycle:
             self.epoch, skip = self.epoch + 1, 0
 
 
-def adam(parameters: Iterable[Tensor], *, lr: float, epsilon: float = 1e-8) -> torch.optim.Optimizer:
+def wander(
+    model: BatchedModel, mean: Mapping[str, Tensor], fixed: Mapping[str, Tensor], likelihood: Likelihood, cycle: Cycle,
+    steps: int, lr: float, every: int, *, group: Group = SINGLE_PROCESS,
+) -> Weights:  # fmt: skip
+    """Take Adam steps on the training NLL from w̄ and return w − w̄ after every so many of them, {name: (M, T, ...)}."""
+    weights = {n: m.to(torch.promote_types(m.dtype, torch.float32)).clone().requires_grad_() for n, m in mean.items()}
+    trace: dict[str, list[Tensor]] = {name: [] for name in mean}
+
+    def objective(step: int, batch: Batch) -> Tensor:
+        drawn = {n: w.to(mean[n].dtype) for n, w in weights.items()} | dict(fixed)
+        return likelihood.nll(model(drawn, batch[0]), batch[1]).mean(1).sum()
+
+    def keep(step: int, loss: Tensor) -> bool:
+        if (step + 1) % every == 0:
+            for name, w in weights.items():
+                trace[name].append(w.detach() - mean[name])
+        return False
+
+    reason = minimize(objective, adam(weights.values(), lr=lr), cycle, steps=steps, monitors=[keep], group=group)
+    if reason == "diverged":
+        raise DataError("The training NLL became infinite while directions were sought: lower the rate of `Subspace(lr=...)`.")
+    return {name: torch.stack(deltas, 1) for name, deltas in trace.items()}
+
+
+def adam(parameters: ParamsT, *, lr: float, epsilon: float = 1e-8) -> torch.optim.Optimizer:
     """Return Adam, as everywhere in the paper."""
-    return torch.optim.Adam(list(parameters), lr=lr, eps=epsilon, fused=True)
+    return torch.optim.Adam(parameters, lr=lr, eps=epsilon, fused=True)
 
 
 class RiskMonitor:
     """Every `every` steps, each member whose validation risk is at most τ keeps its state; `restore` brings it back.
 
-    The state is φ, and the mean where it is trained. A member that has failed `patience` checks in a row is done, as it would be
+    The state is all that is trained. A member that has failed `patience` checks in a row is done, as it would be
     alone; when all are, the loop stops.
     """
 
@@ -155,7 +181,7 @@ class RiskMonitor:
         self.every: int = every
         self.history: History = history
         self.failures: list[int] = [0] * q.members
-        self.state: list[Tensor] = [*q.raw_scale.values(), *(mean for mean in q.mean.values() if mean.requires_grad)]
+        self.state: list[Tensor] = list(q.trained().values())
         self.best: list[Tensor] = [tensor.detach().clone() for tensor in self.state]
         history.max_risk, history.kept = max_risk.tolist(), [0] * q.members
 

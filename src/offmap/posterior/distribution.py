@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from offmap.model.matrix_view import MatrixView, rotate
 from offmap.model.params import ParamSelection, stack_models
 from offmap.posterior.basis import LIMIT, Rotation, observe
 from offmap.posterior.noise import Noise, Stream, Uniform, as_noise, draw_noise
+from offmap.posterior.parameterization import COORDINATES, Draw, WeightLaw, expand
 
 Start: TypeAlias = float | Mapping[str, Tensor] | Callable[[str], Tensor]
 """φ at the start: one number for all, or tensors (M, ...) by name."""
@@ -63,20 +65,6 @@ class NamedTensors(nn.Module, Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class Parameterization:
-    """A user's own ω(z, φ) with its log-density, for weight laws whose entropy has no closed form.
-
-    Args:
-        omega: `omega(mean, scale, z)` gives weights, all name-keyed with leading axes (members, draws).
-        log_density: `log_density(weights, mean, scale)` gives log q(w) in nats, (members, draws). The entropy is then
-            −E[log q(w)], estimated by sampling.
-    """
-
-    omega: Callable[[Weights, Weights, Weights], Weights]
-    log_density: Callable[[Weights, Weights, Weights], Tensor]
-
-
-@dataclass(frozen=True)
 class ClippedEntropy:
     """Both parts of the entropy per member in nats, (M,) each, and the mean probability that a weight sits at its clip, (M,)."""
 
@@ -94,7 +82,8 @@ class WeightDistribution(nn.Module):
         rotation: V of the rotated parameters.
         fixed: What differs between members without being random (other parameters, buffers); with one member the model has it.
         noise: The law of z; uniform with unit variance by default.
-        parameterization: Your own ω(z, φ) instead of the equation.
+        parameterization: Another law than φ ⊙ z, such as a `LowRank` or your own ω(z, φ).
+        directions: Orthonormal directions S that stand for all parameters, {name: (M, k, ...)}; φ is then (M, k) by one name.
         trainable_mean: Whether the mean is a parameter too.
 
     >>> q = WeightDistribution({"w": torch.zeros(1, 3)}, initial_scale=2.0)
@@ -110,25 +99,32 @@ class WeightDistribution(nn.Module):
         rotation: Rotation | None = None,
         fixed: Mapping[str, Tensor] | None = None,
         noise: Noise | None = None,
-        parameterization: Parameterization | None = None,
+        parameterization: WeightLaw | None = None,
+        directions: Mapping[str, Tensor] | None = None,
         trainable_mean: bool = False,
     ) -> None:
         super().__init__()
         rotation = rotation or Rotation()
-        start = _start(initial_scale, mean)
+        # in the order of the parameters and at even addresses, unlike those of a file: sums and products round otherwise
+        self.directions: NamedTensors = NamedTensors({n: directions[n].clone() for n in mean} if directions else {})
+        like = mean if not directions else {COORDINATES: next(iter(directions.values())).flatten(2)[:, :, 0]}
+        start = _start(initial_scale, like)
         own_mean = {n: m.clone() for n, m in mean.items()} if trainable_mean else mean
         self.mean: NamedTensors = NamedTensors(own_mean, trainable=trainable_mean)
-        self.raw_scale: NamedTensors = NamedTensors({n: inverse_softplus(start(n)) for n in mean}, trainable=True)
+        self.raw_scale: NamedTensors = NamedTensors({n: inverse_softplus(start(n)) for n in like}, trainable=True)
         # draws multiply by Vᵀ: that is what lies in one piece
         self.rotation: NamedTensors = NamedTensors({n: v.mT.contiguous().mT for n, v in rotation.matrices.items()})
         self.views: dict[str, MatrixView] = rotation.views
         self.why: dict[str, str] = rotation.why
         self.fixed: NamedTensors = NamedTensors(fixed or {})
         self.noise: Noise = noise or Uniform()
-        self.parameterization = parameterization
+        self.parameterization: WeightLaw | None = parameterization
+        state = {} if parameterization is None else parameterization.start(self.raw_scale)
+        self.state: NamedTensors = NamedTensors(state, trainable=True)  # what a parameterization trains beside φ
         self.trainable_mean = trainable_mean
         self.members: int = next(iter(mean.values())).shape[0]  # M, the number of models the distribution is centred on
-        self.dimension: int = sum(w[0].numel() for w in mean.values())  # d, the number of random weights of one member
+        self.dimension: int = sum(raw[0].numel() for raw in self.raw_scale.values())  # d, of the noise of one member
+        self.size: int = sum(w[0].numel() for w in mean.values())  # the number of random weights of one member
         self._cache = LRUCache()
 
     def scale(self) -> Weights:
@@ -137,16 +133,29 @@ class WeightDistribution(nn.Module):
 
     @torch.no_grad()
     def set_scale(self, scale: Start) -> None:
-        """Write φ (at least 1e-12, below which softplus has no inverse)."""
-        start = _start(scale, self.mean)
+        """Write `scale`, φ (at least 1e-12, below which softplus has no inverse)."""
+        start = _start(scale, self.raw_scale)
         for name, raw in self.raw_scale.items():
             raw.copy_(inverse_softplus(start(name)))
 
     @torch.no_grad()
     def scale_by(self, factor: Tensor | float) -> None:
-        """Multiply φ by a number, or by one per member, (M,)."""
+        """Multiply φ by `factor`, a number or one per member, (M,)."""
         for raw in self.raw_scale.values():
             raw.copy_(inverse_softplus(F.softplus(raw) * _per_member(factor, raw)))
+
+    def trained(self) -> Weights:
+        """Return all that a fit finds, by name, members first: u, what the parameterization has beside it, a trained mean."""
+        parts = {"raw_scale": self.raw_scale, "state": self.state} | ({"mean": self.mean} if self.trainable_mean else {})
+        return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def restart(self, scale: Start) -> None:
+        """Write φ, and bring back what is trained beside it to its start."""
+        self.set_scale(scale)
+        if self.parameterization is not None:
+            for name, tensor in self.parameterization.start(self.raw_scale).items():
+                self.state[name].copy_(tensor)
 
     def draw(
         self,
@@ -164,7 +173,8 @@ class WeightDistribution(nn.Module):
             draws: Numbers of the draws; each is the same whatever the others are.
             seed: Seed of z.
             stream: What the draws are for.
-            clip: Bound on |φ ⊙ z| before the rotation: 0 gives the model's weights to the bit, None or inf no bound.
+            clip: Bound on |φ ⊙ z| before the rotation, or along directions if there are some: 0 gives the model's weights to the
+                bit, None or inf no bound.
             scale: Stands in for φ.
             factor: Multiplies φ, one number per member, (M,).
         """
@@ -178,11 +188,13 @@ class WeightDistribution(nn.Module):
             return self._draw_in_place(draws, seed, stream, clip, factor) | fixed
         phi = dict(self.scale() if scale is None else scale)
         phi = phi if factor is None else {n: s * _per_member(factor, s) for n, s in phi.items()}
-        z = draw_noise(phi, draws, seed=seed, stream=stream, noise=self.noise)
-        custom = None if self.parameterization is None else self._omega(self.parameterization, phi, z)
-        weights: Weights = {}
+        law, noise, weights = self.parameterization, self._noise(draws, seed, stream), Weights()
+        z = noise(phi) if law is None else law.delta(self.mean, phi, self.state, noise)
+        if len(self.directions):  # the clip bounds coordinates
+            y = z[COORDINATES]
+            z, clip = expand(y if clip is None else y.clamp(-clip, clip), self.directions), None
         for name, mean in self.mean.items():
-            delta = phi[name].unsqueeze(1) * z[name] if custom is None else custom[name] - mean.unsqueeze(1)  # (M, P, ...)
+            delta = phi[name].unsqueeze(1) * z[name] if law is None else z[name]  # (M, P, ...)
             delta = delta if clip is None else delta.clamp(-clip, clip)
             delta = rotate(delta, self.rotation[name], self.views[name]) if name in self.rotation else delta
             weights[name] = (mean.unsqueeze(1) + delta).to(mean.dtype).flatten(0, 1)
@@ -216,9 +228,9 @@ class WeightDistribution(nn.Module):
             del delta
         return weights
 
-    def _omega(self, parameterization: Parameterization, phi: Mapping[str, Tensor], z: Weights) -> Weights:
-        """ω(z, φ) of a user's own ω, {name: (M, P, ...)}."""
-        return parameterization.omega(_with_draw_axis(self.mean), _with_draw_axis(phi), z)
+    def _noise(self, draws: Iterable[int], seed: int, stream: Stream) -> Draw:
+        """Return a function that draws noise like tensors by name."""
+        return partial(draw_noise, index=draws, seed=seed, stream=stream, noise=self.noise)
 
     @torch.no_grad()
     def rescale_draws(self, drawn: Weights, span: range, factor: Tensor, which: list[int]) -> Weights:
@@ -233,27 +245,29 @@ class WeightDistribution(nn.Module):
         return result
 
     def entropy(self, *, draws: int = 50, seed: int = 0) -> Tensor:
-        """Return H(q) per member in nats, (M,), without clip: Σ log φ + d·H(z), or −E[log q] for a user's own ω."""
+        """Return H(q) per member in nats, (M,), without clip: Σ log φ + d·H(z), or what another parameterization says.
+
+        Where directions stand for the parameters, it is the entropy of the k coordinates, and d is k. Some `draws` with a `seed`
+        estimate what has no closed form.
+        """
         if self.parameterization is not None:
             return self.sampled_entropy(range(draws), seed=seed, stream="infer")
-        entropy, kind = self.noise.entropy(), type(self.noise).__name__
-        if entropy is None:
-            raise ConfigError(f"{kind} noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'.")
-        return self._log_scale() + self.dimension * entropy  # a rotation has unit determinant, so V drops out
+        return self._log_volume() + self.dimension * self.noise.density_entropy()  # V has unit determinant and drops out
 
     def sampled_entropy(self, draws: Iterable[int], *, seed: int, stream: Stream) -> Tensor:
-        """Return −(1/P) Σ log q(w_p) per member, (M,), for a user's own parameterization; differentiable in φ."""
+        """Return the entropy of a parameterization per member, (M,), with these draws where it is a mean; differentiable."""
         assert self.parameterization is not None
-        scale = self.scale()
-        weights = self._omega(self.parameterization, scale, draw_noise(scale, draws, seed=seed, stream=stream, noise=self.noise))
-        return -self.parameterization.log_density(weights, _with_draw_axis(self.mean), _with_draw_axis(scale)).mean(1)
+        draw = self._noise(draws, seed, stream)
+        return self.parameterization.entropy(self.mean, self.scale(), self.state, self.noise, draw)
 
     def mean_log_square(self) -> Tensor:
-        """Return the paper's figure of entropy, (1/d) Σ log φ², per member, (M,)."""
-        return 2.0 * self._log_scale() / self.dimension
+        """Return the paper's figure of entropy, (1/d) Σ log φ², per member, (M,): in general (2/d)(H(q) − d·H(z))."""
+        return 2.0 * self._log_volume() / self.dimension
 
-    def _log_scale(self) -> Tensor:
-        """Σ log φ per member, (M,), one parameter at a time."""
+    def _log_volume(self) -> Tensor:
+        """Σ log φ per member, (M,), one parameter at a time, or what stands for it."""
+        if self.parameterization is not None:
+            return self.parameterization.log_volume(self.scale(), self.state, self._noise(range(50), 0, "valid"))
         return torch.stack([F.softplus(raw).log().flatten(1).sum(1) for raw in self.raw_scale.values()]).sum(0)
 
     def mixture_entropy_bounds(self) -> tuple[Tensor, Tensor]:
@@ -275,10 +289,11 @@ class WeightDistribution(nn.Module):
         >>> q.clipped_entropy(3**0.5 / 2)  # half of the noise is cut off
         ClippedEntropy(continuous=tensor([1.2425]), points=tensor([1.3863]), share=tensor([0.5000]))
         """
-        if self.parameterization is not None or self.noise.truncated_entropy(torch.ones(1, device="cpu")) is None:
+        law = self.parameterization
+        if not (law is None or law.diagonal) or self.noise.truncated_entropy(torch.ones(1, device="cpu")) is None:
             raise ConfigError(
                 "Expected noise with a `truncated_entropy`, such as uniform or normal, for the entropy of clipped draws, with "
-                f"the library's own w = w̄ + Vφz, but got {type(self.parameterization or self.noise).__name__}."
+                f"the library's own w = w̄ + Vφz, but got {type(law or self.noise).__name__}."
             )
         parts: list[tuple[Tensor, ...]] = []
         for scale in self.scale().values():
@@ -343,10 +358,6 @@ def _start(scale: Start, mean: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
 def _per_member(factor: Tensor | float, like: Tensor) -> Tensor | float:
     """One number, or one per member, (M,), to multiply a tensor (M, ...) with."""
     return factor.to(like).view(-1, *[1] * (like.ndim - 1)) if isinstance(factor, Tensor) else factor
-
-
-def _with_draw_axis(weights: Mapping[str, Tensor]) -> Weights:
-    return {name: tensor.unsqueeze(1) for name, tensor in weights.items()}
 
 
 def _repeat(tensor: Tensor, draws: int) -> Tensor:

@@ -37,6 +37,13 @@ class Noise(ABC):
         """Return the differential entropy of one component in nats; None if the law has no density."""
         return None
 
+    def density_entropy(self) -> float:
+        """Return `entropy`, or raise a ConfigError if there is none."""
+        if (entropy := self.entropy()) is None:
+            kind = type(self).__name__
+            raise ConfigError(f"{kind} noise has no density, so its weight entropy is not defined; use 'uniform' or 'normal'.")
+        return entropy
+
     def truncated_entropy(self, t: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return P(|z| < t) and −∫_{|z|<t} f log f dz, in the shape of t, for clipped draws; None if they are not known."""
         return None

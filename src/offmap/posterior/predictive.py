@@ -21,7 +21,7 @@ class Scorer(Protocol):
     """Whatever tells OOD inputs from in-distribution ones."""
 
     def score(self, x: Inputs) -> Tensor:
-        """Return (B,), higher = more OOD."""
+        """Return the scores of `x`, (B,): higher = more OOD."""
         ...
 
 
@@ -76,7 +76,7 @@ class Outputs(Protocol):
         ...
 
     def outputs(self, x: Inputs, draws: int, *, clip: float | None, seed: int) -> Tensor:
-        """Return the outputs of `draws` draws of every member, (M·P, B, ...), member-major."""
+        """Return the outputs for `x`, (M·P, B, ...), member-major: `draws` of each member, bounded by `clip`, set by `seed`."""
         ...
 
 
@@ -153,10 +153,10 @@ class Stochastic:
         q, members = self.q, self.q.members
         if clip == 0:  # all draws are the model itself
             return self.model.outputs(lambda span: q.draw(span, clip=0), 1, x, members=members).repeat_interleave(draws, 0)
-        if draws * members * q.dimension > CACHE_NUMBERS:
+        if draws * members * q.size > CACHE_NUMBERS:
             return self.model.outputs(lambda span: q.draw(span, seed=seed, clip=clip), draws, x, members=members)
         # for a few rows, drawing is most of the work
-        key = (draws, seed, clip, version_key([*q.mean.parameters(), *q.mean.buffers(), *q.raw_scale.parameters()]))
+        key = (draws, seed, clip, version_key([*q.parameters(), *q.mean.buffers()]))
         drawn = self._draws.get(key)
         if drawn is None:
             stacked = q.draw(range(draws), seed=seed, clip=clip)

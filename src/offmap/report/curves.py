@@ -163,8 +163,8 @@ def risk_curve(values: Array, losses: Array, thresholds: Array, kind: str | None
 
 
 def _history_curves(past: History | None) -> dict[str, Any] | None:
-    """Return risk and entropy of a fit over its steps, of some checks and members; None if there were none."""
-    if past is None or not past.step:
+    """Return risk and entropy of a fit over its steps, of some checks and members; None if it took none."""
+    if past is None or len(past.step) < 2:
         return None
     few = np.unique(np.linspace(0, len(past.step) - 1, 150).round().astype(int))
     risk, entropy = (np.array(values, np.float64)[:, :8] for values in (past.risk, past.entropy))

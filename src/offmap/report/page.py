@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmap.atomic import write_whole
+from offmap.checks import require
 from offmap.errors import FileError
-from offmap.extras import require
 from offmap.table import Table
 
 if TYPE_CHECKING:

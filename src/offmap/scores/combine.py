@@ -371,7 +371,7 @@ def corrupt_rows(data: ScoreData) -> list[tuple[str, Inputs]]:
     rows = take_rows(data.valid, slice(None, None, -(-rows_of(data.valid) // most)))
     if isinstance(rows, dict) and isinstance(ids := rows.get("input_ids"), Tensor) and ids.ndim == 2:
         return [("a third of the tokens from other rows", rows | {"input_ids": mix_columns(ids, 3)})]
-    if not isinstance(rows, Tensor) or rows.ndim < 2 or len(rows) < FEWEST:
+    if not isinstance(rows, Tensor) or rows.ndim < 2 or len(rows) < FEWEST or rows.shape[1:] == (1,):
         return []
     if rows.ndim == 2:
         return [

@@ -257,6 +257,17 @@ class KNNDistance(FittedModule):
         highest = squares[squares.isfinite()].amax()
         return (after - nearest <= 1e-5 * (x.square().sum(1) + highest).unsqueeze(1)).any(1)
 
+    def share_copied(self, x: Tensor) -> float:
+        """Return the share of rows (B, D) that are kept rows, or of kept rows among them, whichever is more.
+
+        Rows are equal if they are apart by less than a thousandth of the mean spacing. What copies among the kept rows explain
+        is taken off: of more rows they explain more.
+        """
+        kept, near = self.rows.double() * self.unit + self.centre, self.spacings.mean() / 1000
+        own, (distances, numbers) = self.find_nearest(kept, torch.arange(len(kept), device=x.device))[0], self.find_nearest(x)
+        equal, copied = distances <= near, (own <= near).any(1).double().mean() * max(1.0, len(x) / len(kept))
+        return float(max(equal.any(1).double().mean(), len(numbers[equal].unique()) / len(kept)) - copied)
+
     def scale(self, x: Tensor) -> Tensor:
         """Return rows in the units of those that are kept, around their mean."""
         return ((x.double() - self.offset) / self.unit).to(self.rows.dtype)

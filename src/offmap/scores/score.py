@@ -238,22 +238,22 @@ class Score(FittedModule, ABC):
     @classmethod
     @abstractmethod
     def fit(cls, data: ScoreData) -> Score:
-        """Fit the score to in-distribution data."""
+        """Fit the score to in-distribution `data`."""
 
     @abstractmethod
     def forward(self, features: Features) -> Tensor:
-        """Score B rows: (B,) or (B, *positions), higher = more OOD; NaN at padding only."""
+        """Score the B rows of `features`: (B,) or (B, *positions), higher = more OOD; NaN at padding only."""
 
     def terms(self, features: Features) -> dict[str, Tensor]:
-        """Return what the score joins, (B,) each; of a score that joins nothing, itself."""
+        """Return what the score joins for the rows of `features`, (B,) each; of a score that joins nothing, itself."""
         return {"score": self(features)}
 
     def compared(self, features: Features) -> list[tuple[KNNDistance, Tensor]]:
-        """Return what is compared with training rows: the rows' module, and vectors (B, D)."""
+        """Return what of `features` is compared with training rows: the rows' module, and vectors (B, D)."""
         return []
 
     def ties(self, features: Features) -> Tensor | None:
-        """Tell which rows' scores hang on rounding, for neighbours of theirs tie, (B,) bool; None if none can."""
+        """Tell for which rows of `features` rounding decides, because neighbours tie, (B,) bool; None if there are none."""
         ties = [space.ties(vectors) for space, vectors in self.compared(features)]
         return torch.stack(ties).any(0) if ties else None
 

@@ -131,7 +131,7 @@ class Disagreement(ScaledTerm):
         random = predictive.q.mean if isinstance(predictive, Stochastic) else ()
         self.names = [name for name in known if name in random] or known[-1:]
         if self.names:
-            whitening = {name: find_whitening(data.layers[name].double(), 1e-3) for name in self.names}
+            whitening = {name: find_whitening(narrow_rows(data.layers[name]), 1e-3) for name in self.names}
             values = [(self.measure(f), self.mean_leverage(f.layer_inputs, whitening)) for f in data.scale_features]
             real, lever = (torch.cat(parts) for parts in zip(*values, strict=True))
             finite = real.isfinite() & lever.isfinite()
@@ -141,7 +141,7 @@ class Disagreement(ScaledTerm):
     def mean_leverage(self, layer_inputs: Sequence[Mapping[str, Tensor]], whitening: Mapping[str, Tensor]) -> Tensor:
         """Return the log leverage of rows, (B,), the mean over the random layers: what the closed form's draws disagree by."""
         rows = [(join_members(layer_inputs, name), white) for name, white in whitening.items()]
-        return torch.stack([measure_leverage(x.double(), white) for x, white in rows if x is not None]).mean(0)
+        return torch.stack([measure_leverage(narrow_rows(x), white) for x, white in rows if x is not None]).mean(0)
 
     def measure_without(self, features: Features, cut: Cut) -> Tensor:
         """Return the leverage among half of the rows kept, NaN for these; what it does not explain of ID rows is noise."""
@@ -149,7 +149,7 @@ class Disagreement(ScaledTerm):
         if not self.names:
             return torch.full((size,), torch.nan, dtype=torch.float64, device="cpu")
         rows = {name: join_members(features.layer_inputs, name) for name in self.names}
-        whitening = {name: find_whitening(x[cut.half].double(), 1e-3) for name, x in rows.items() if x is not None}
+        whitening = {name: find_whitening(narrow_rows(x[cut.half]), 1e-3) for name, x in rows.items() if x is not None}
         values = self.mean_leverage(features.layer_inputs, whitening)
         rest = cut.kept & ~cut.half
         values = (values - values[rest].mean()) / values[rest].std().clamp_min(1e-12)
@@ -647,6 +647,11 @@ def project(rows: Tensor, directions: Tensor | None) -> Tensor:
         return rows
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     return rows @ directions.to(rows)
+
+
+def narrow_rows(rows: Tensor) -> Tensor:
+    """Turn rows (B, D) into at most WHITENED numbers each, in float64: an ellipsoid of D numbers takes D³ products to find."""
+    return project(rows, directions(rows.shape[1], WHITENED)).double()
 
 
 @lru_cache(maxsize=16)

@@ -125,7 +125,7 @@ def create_app(model: Model, limits: Limits) -> FastAPI:
         """What the model takes and gives: inputs, columns, outputs, terms, threshold, promised share of false alarms."""
         _check_token(request, limits.token)
         names = ("outputs", "columns", "terms", "threshold", "false_alarms", "calibration_rows", "calibrated")
-        inputs = [{"name": spec.name, "shape": spec.shape, "dtype": np.dtype(spec.dtype).name} for spec in model.inputs]
+        inputs = [vars(spec) | {"dtype": np.dtype(spec.dtype).name} for spec in model.inputs]
         facts = {"inputs": inputs, "max_rows": limits.max_rows} | {name: getattr(model, name) for name in names}
         return Response(_dump(facts), media_type="application/json")
 
@@ -223,7 +223,8 @@ def _score_body(model: Model, limits: Limits) -> dict[str, Any]:
         integer = np.dtype(spec.dtype).kind in "iu"
         bounds: Any = np.iinfo(spec.dtype) if integer else np.finfo(spec.dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
         low, high = (int(b) if integer else float(b) for b in (bounds.min, bounds.max))
-        inner: dict[str, Any] = {"type": "integer" if integer else "number", "minimum": low, "maximum": high}
+        kind = "integer" if integer else ["number", "null"] if spec.allow_nan else "number"
+        inner: dict[str, Any] = {"type": kind, "minimum": low, "maximum": high}
         for size in reversed(spec.shape):
             inner = {"type": "array", "items": inner} | ({} if size is None else {"minItems": size, "maxItems": size})
         arrays[spec.name] = {"type": "array", "items": inner, "minItems": 1, "maxItems": limits.max_rows}

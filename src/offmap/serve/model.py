@@ -74,7 +74,8 @@ class Model:
                     "Keep what all rows share inside the model."
                 )
             shape = tuple(size if isinstance(size, int) else None for size in axes)
-            inputs.append(InputSpec(node.name, shape, DTYPES[node.type]))
+            missing = metadata.get("offmap.allow_nan") == "true" and node.type in ("tensor(float)", "tensor(double)")
+            inputs.append(InputSpec(node.name, shape, DTYPES[node.type], missing))
         try:
             facts = _read_facts({key.removeprefix("offmap."): value for key, value in metadata.items()})
             columns, terms = facts["columns"], facts["terms"]

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,11 +32,12 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """An input of the model: its name, the shape of one row (None: any length), and its type."""
+    """An input of the model: its name, the shape of one row (None: any length), its type, and whether values may be missing."""
 
     name: str
     shape: tuple[int | None, ...]
     dtype: type[np.generic]
+    allow_nan: bool = False
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Refuse arrays of another shape than rows of this input have."""
@@ -54,7 +56,7 @@ class InputSpec:
                 raise RequestError(422, f"Expected {dtype.name} numbers in `{self.name}`, {bounds.min} to {bounds.max}.")
         with np.errstate(over="ignore"):
             result = np.ascontiguousarray(array, dtype=dtype)
-        if not bool(np.isfinite(result).all()):
+        if not bool((np.isfinite(result) | (np.isnan(result) & self.allow_nan)).all()):
             raise RequestError(422, f"Expected finite {dtype.name} numbers in `{self.name}`.")
         return result
 
@@ -86,7 +88,11 @@ def parse_inputs(
 def _parse_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns: Sequence[str] | None) -> Arrays:
     _count_json(body, specs, max_rows, columns or ())
 
-    def refuse_constant(word: str) -> float:
+    missing = any(spec.allow_nan for spec in specs)
+
+    def read_constant(word: str) -> float:
+        if missing and word == "NaN":
+            return math.nan
         raise ValueError(f"{word} is not a JSON number")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def _parse_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns:
         return result
 
     try:
-        content = json.loads(body, parse_constant=refuse_constant, object_pairs_hook=unique)
+        content = json.loads(body, parse_constant=read_constant, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise RequestError(422, f"Expected JSON, but the body cannot be parsed: {str(error)[:200]}.") from error
     content = content if isinstance(content, dict) else {}
@@ -110,7 +116,7 @@ def _parse_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns:
         named = "" if columns is None else f' or {{"rows": [{{{json.dumps(columns[0])}: …}}, …]}}'
         raise RequestError(422, f'Expected {{"inputs": {shape}}}{named} with a row per example.')
     truths = b"true" in body or b"false" in body
-    return {name: _to_array(values, name, truths) for name, values in inputs.items()}
+    return {name: _to_array(values, name, truths, missing) for name, values in inputs.items()}
 
 
 def _count_json(body: bytes, specs: Sequence[InputSpec], max_rows: int, columns: Sequence[str]) -> None:
@@ -148,13 +154,17 @@ def _order_columns(rows: Any, columns: Sequence[str]) -> list[list[Any]]:
     return [[row[name] for name in columns] for row in rows]
 
 
-def _to_array(values: Any, name: str, truths: bool) -> NDArray[Any]:
-    """Make an array of nested lists of numbers; `truths`: there may be truth values among them, which are none."""
+def _to_array(values: Any, name: str, truths: bool, missing: bool) -> NDArray[Any]:
+    """Make an array of nested lists of numbers; `truths`: there may be truth values among them, which are none.
+
+    A null is no number either, but NaN if values may be `missing`.
+    """
     try:
         array = np.asarray(values)
     except (ValueError, RecursionError, OverflowError) as error:  # rows of different lengths
         raise RequestError(422, f"Expected rows of one length in `{name}`.") from error
-    if array.dtype.kind == "O" and all(type(value) in (int, float) for value in array.flat):  # integers past 64 bits
+    kinds = {int, float, NoneType} if missing else {int, float}
+    if array.dtype.kind == "O" and all(type(value) in kinds for value in array.flat):  # nulls, or integers past 64 bits
         try:
             array = array.astype(np.float64)
         except OverflowError as error:

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from offmap.checks import require
 from offmap.data.tables.table import Table, explain_damage, rows_per_block
 from offmap.errors import ConfigError, DataError
-from offmap.extras import require
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE, FILE = "image", "file"

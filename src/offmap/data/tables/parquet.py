@@ -9,9 +9,9 @@ from typing import Any, BinaryIO, ClassVar
 
 from numpy.typing import NDArray
 
+from offmap.checks import require
 from offmap.data.tables.table import FORMATS, Columns, Table, Write, rows_per_block
 from offmap.errors import DataError
-from offmap.extras import require
 
 
 class ParquetTable(Table):

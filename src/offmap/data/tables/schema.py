@@ -27,11 +27,15 @@ class ColumnError(ConfigError):
 
 @dataclass(frozen=True)
 class Schema:
-    """Names of columns: inputs, in the order of the model, or None for all but the targets; classes are words of the target."""
+    """Names of columns: inputs, in the order of the model, or None for all but the targets; classes are words of the target.
+
+    `allow_nan`: inputs may be missing. A guard file has that elsewhere.
+    """
 
     inputs: tuple[str, ...] | None
     targets: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
+    allow_nan: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a guard file."""
@@ -77,7 +81,7 @@ class Schema:
             self._check_columns(table, names)
             x, values, size = list[Array](), {name: list[Any]() for name in names}, 0
             most = max(MAX_UNPACKED, 20 * path.stat().st_size)
-            for block in table.blocks(inputs, names):
+            for block in table.blocks(inputs, names, allow_nan=self.allow_nan):
                 size += block.x.nbytes + 64 * len(block.x) * len(names)
                 if size > most:
                     raise DataError(f"{path} unpacks to more than {most} bytes. Save it uncompressed, or pass fewer rows.")

@@ -34,8 +34,8 @@ Write = Callable[[Columns], None]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows: `x` (n, D) the requested columns as finite numbers, or (n, ...) the only one, if it is an array with more
-    axes; `raw` other columns with the values of the file.
+    """Consecutive rows: `x` (n, D) the requested columns as numbers, or (n, ...) the only one, if it is an array with more axes;
+    `raw` other columns with the values of the file.
     """
 
     x: NDArray[Any]
@@ -75,15 +75,15 @@ class Table(ABC):
         """Return the number of rows, or an estimate after `done` of them were read; None if there is none."""
         return None
 
-    def blocks(self, numbers: Sequence[str], raw: Sequence[str] = ()) -> Iterator[Block]:
-        """Yield all rows in order, the columns `numbers` as finite numbers and the columns `raw` as the file has them."""
+    def blocks(self, numbers: Sequence[str], raw: Sequence[str] = (), *, allow_nan: bool = False) -> Iterator[Block]:
+        """Yield all rows in order, the columns `numbers` as finite numbers, or NaN if `allow_nan`, those of `raw` as they are."""
         chunks, done = self.chunks(list(dict.fromkeys([*numbers, *raw]))), 0
         while True:
             with explain_damage(self.path, self.kind):
                 chunk = next(chunks, None)
                 if chunk is None:
                     return
-                x = self._stack(chunk, numbers, done)
+                x = self._stack(chunk, numbers, done, allow_nan)
                 lists = {name: v if isinstance(v := chunk[name], list) else v.tolist() for name in raw}
             if len(x):
                 yield Block(x, lists)
@@ -111,7 +111,7 @@ class Table(ABC):
             "numbers, decimals with a point, or leave the column out."
         )
 
-    def _stack(self, chunk: Mapping[str, Any], names: Sequence[str], done: int) -> NDArray[Any]:
+    def _stack(self, chunk: Mapping[str, Any], names: Sequence[str], done: int, allow_nan: bool) -> NDArray[Any]:
         columns = [self.to_numbers(name, chunk[name], done) for name in names]
         if any(column.ndim > 1 for column in columns):
             if len(columns) > 1:
@@ -124,13 +124,14 @@ class Table(ABC):
             x = np.empty((len(next(iter(chunk.values()))), len(names)))
             for i, column in enumerate(columns):
                 x[:, i] = column
-        fine = np.abs(x) <= 3e38  # numbers beyond are infinite in single precision
+        fine = (np.abs(x) <= 3e38) | (np.isnan(x) & allow_nan)  # numbers beyond are infinite in single precision
         if not fine.all():
             row, column = np.argwhere(~fine.reshape(len(x), len(names), -1).all(2))[0].tolist()
             missing = np.isnan(x.reshape(len(x), len(names), -1)[row, column]).any()
             raise DataError(
                 f"Expected a finite number in each row of {self.path}, but row {done + row + 1} has "
-                f"{'no value' if missing else 'an infinite or too large one'} in column {names[column]!r}. Fill or drop it."
+                f"{'no value' if missing else 'an infinite or too large one'} in column {names[column]!r}. Fill or drop it"
+                f"{', or fit with --allow-nan if the model handles missing values' if missing else ''}."
             )
         return x
 
