@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,7 +30,8 @@ def trial(seed: int, folder: Path) -> str:
     options = {"basis": rng.choice(["svd", "identity"]), "score": rng.choice(["default", "paper"]), "progress": False}
     guard = quick(net, (x, y), (x, y), **options)
     ood = torch.cat([x[:5], x[:5] + 3 * torch.randn(min(5, len(x)), x.shape[1], generator=generator)])
-    result, interval = guard(ood), guard.calibrate((x, y)).interval(ood, level=0.5)
+    fresh = replace(guard, calibration=replace(guard.calibration, seen=False))  # as if the net had not been trained on these rows
+    result, interval = guard(ood), fresh.interval(ood, level=0.5)
     for name, values in {"score": result.score, "mean": result.mean, "std": result.std, "ends": interval.upper}.items():
         assert values is not None
         assert bool(values.isfinite().all()), f"{kind}, seed {seed}: {name} is not finite"

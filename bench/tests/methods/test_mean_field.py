@@ -122,6 +122,50 @@ def test_on_a_linear_gaussian_model_it_reaches_the_tempered_mean_field_posterior
     torch.testing.assert_close(q.mean["weight"][0, 0], mean, rtol=0, atol=0.25 * float(precision.diagonal().rsqrt().min()))
 
 
+def test_rows_that_an_epoch_has_twice_count_once() -> None:
+    (x, y), config = trained.regression(12), replace(QUICK, tradeoff=3.0, steps=10)
+    data = rows((x, y), batch_size=24)
+    twice = rows((x.repeat(2, 1), y.repeat(2)), batch_size=24)
+    once = mean_field.fit(nets(), data, data, likelihood=LAW, config=config).q
+    again = mean_field.fit(nets(), twice, data, likelihood=LAW, config=config, repeats=2).q
+    for name, mean in once.mean.items():
+        torch.testing.assert_close(again.mean[name], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_biases_without_noise_are_trained() -> None:
+    own = nets()
+    (made,) = fitted([0.1], own, random="matrices")
+    assert set(made.q.mean) == {"0.weight", "2.weight"}
+    draws = made.q.draw(range(3))
+    for member, net in enumerate(own):
+        for name, bias in net.named_parameters():
+            if name.endswith("bias"):
+                drawn = draws[name].unflatten(0, (2, 3))[member]
+                assert torch.equal(drawn[0], drawn[2])
+                assert not torch.equal(drawn[0], bias)
+
+
+@pytest.mark.parametrize("risk", ["nll", "averaged-nll"])
+def test_the_state_is_judged_by_the_mixture_or_by_averaged_outputs(risk: str) -> None:
+    at, valid = stack_models(nets()), rows(trained.regression(30, 1), "valid")
+    config = replace(QUICK, risk=risk, initial_raw_scale=0.0)
+    q = start(at, 1, config)
+    ours = Posteriors(q, Runtime().model(at.module, at.mean, valid.inputs), LAW, config, 2, 5).validation(valid)
+    for member, net in enumerate(nets()):
+        outputs = []
+        for draw in range(config.risk_draws):
+            weights = {
+                n: p.detach() + math.log(2) * NormalNoise().sample(tuple(p.shape), generator(5, "valid", member, draw, n))
+                for n, p in net.named_parameters()
+            }
+            outputs.append(torch.func.functional_call(net, weights, (valid.inputs,)))
+        drawn = torch.stack(outputs)
+        mean, variance = drawn[..., 0].mean(0), drawn[..., 1].exp().mean(0) + drawn[..., 0].var(0, correction=0)
+        variance = drawn[..., 1].mean(0).exp() if risk == "averaged-nll" else variance
+        slow = -Normal(mean, variance.sqrt()).log_prob(valid.targets).mean()
+        assert float(ours[member]) == pytest.approx(float(slow), rel=1e-4)
+
+
 def test_it_is_a_predictive_and_leaves_the_nets_alone() -> None:
     own = nets()
     before = [{n: p.detach().clone() for n, p in net.named_parameters()} for net in own]
@@ -147,10 +191,11 @@ def test_divergence_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert "Training diverged (the loss is not finite); every member keeps its best state so far. Lower `lr`." in caplog.messages
 
 
-BAD = {
+BAD: dict[str, Any] = {
     "prior_variance": (0.0, "Expected `prior_variance` to be a number above 0, but got 0.0"),
     "lr": (math.inf, "Expected `lr` to be a number above 0"),
     "steps": (0, "Expected `steps` to be a whole number above 0, but got 0"),
+    "random": ("biases", r"Expected `random` to be one of \['all', 'matrices'\], but got 'biases'"),
     "initial_raw_scale": (math.nan, "Expected `initial_raw_scale` to be a finite number, but got nan"),
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from offmap.atomic import cache_folder
+from offmap.likelihoods import Gaussian
 from offmap_bench.methods import deep_ensemble
 from offmap_bench.runner import base_models as module
 from offmap_bench.runner.base_models import Recipe, digest, models
@@ -44,8 +46,9 @@ def test_the_digest_knows_the_data_the_seed_and_every_part_of_the_recipe() -> No
     others = [
         digest(changed, 0, RECIPE), digest(base, 1, RECIPE), digest(base, 0, replace(RECIPE, hidden=(9,))),
         digest(base, 0, replace(RECIPE, training=training)), digest(base, 0, replace(RECIPE, batch_size=64)),
+        digest(base, 0, replace(RECIPE, raw_units=True)), digest(base, 0, replace(RECIPE, start_std=0.1)),
     ]  # fmt: skip
-    assert len({digest(base, 0, RECIPE), *others}) == 6
+    assert len({digest(base, 0, RECIPE), *others}) == 8
 
 
 def test_a_damaged_file_is_said_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,3 +70,34 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("OFFMAP_CACHE")
     assert cache_folder().parts[-2:] == (".cache", "offmap")
     assert os.fspath(cache_folder()).startswith(os.path.expanduser("~"))
+
+
+def test_raw_units_are_those_of_a_net_whose_mean_alone_is_rescaled() -> None:
+    """As in the authors' code: y = unit·y₀ + c, outputs unit·μ + c and log σ² as it is. Its gradients are ours."""
+    made, unit, shift = replace(task("regression"), unit=16.0), 16.0, 7.0
+    (x, y), law = made.train, Gaussian()
+    plain, ours = (module.init_nets(made, 0, replace(RECIPE, raw_units=raw))[0] for raw in (False, True))
+    theirs = plain(x) * torch.tensor([unit, 1.0]) + torch.tensor([shift, 0.0])
+    law.nll(theirs[None], unit * y + shift).mean().backward()
+    loss = law.nll(ours(x)[None], y).mean()
+    loss.backward()
+    torch.testing.assert_close(law.nll(theirs[None], unit * y + shift).mean(), loss + math.log(unit))
+    for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_full_batches_have_every_row_as_often() -> None:
+    made, how = task("regression"), replace(RECIPE, full_batches=True)
+    rows, _, _ = module.prepare(module.init_nets(made, 0, how), made, 128, module.repeats(made, how))
+    sizes = [len(y) for _, y in rows.iter_shuffled(0, 0)]
+    assert rows.rows == sum(sizes) >= 10_000
+    assert set(sizes[:-1]) == {128}
+    counts = torch.cat([x for x, _ in rows.iter_shuffled(0, 0)]).unique(dim=0, return_counts=True)[1]
+    assert set(counts.tolist()) == {rows.rows // len(made.train[1])}
+
+
+def test_a_normal_start_has_its_deviation() -> None:
+    (net,) = module.init_nets(task("regression"), 0, replace(RECIPE, members=1, hidden=(100, 100), start_std=0.1))
+    for p in net.parameters():
+        if p.numel() >= 100:
+            assert 0.08 < float(p.detach().std()) < 0.12

@@ -22,7 +22,7 @@ from offmap_bench.tasks.task import Task
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Guard, Task]:
-    data = task("regression")
+    data = replace(task("regression"), unit=3.0)
     recipe = Recipe(hidden=(20,), members=2, training=deep_ensemble.Config(steps=300, check_every=50))
     nets = models(data, recipe=recipe, folder=tmp_path_factory.mktemp("cache"))
     return offmap.fit(nets, data.train, data.valid, steps=50, draws=10, progress=False), data
@@ -51,6 +51,11 @@ def test_every_measure_is_what_a_count_over_the_rows_gives(prefix: str, made: tu
     levels = [k / 11 for k in range(1, 11)]
     gaps = [abs(p - np.mean([abs(y - m) <= norm.ppf((1 + p) / 2) * s**2 for m, s, y in test])) for p in levels]
     assert found[f"{prefix}reference_ece"] == pytest.approx(np.mean(gaps), abs=1e-3)
+    raw = [((m - y) * data.unit, (s * data.unit) ** 2) for m, s, y in test]
+    assert found[f"{prefix}raw_nll"] == pytest.approx(np.mean([(math.log(v) + e**2 / v) / 2 for e, v in raw]), rel=1e-4)
+    assert found[f"{prefix}raw_coverage"] == pytest.approx(np.mean([abs(e) <= 2.5758 * v for e, v in raw]), abs=1.5 / len(test))
+    gaps = [abs(p - np.mean([abs(e) <= norm.ppf((1 + p) / 2) * v for e, v in raw])) for p in levels]
+    assert found[f"{prefix}raw_ece"] == pytest.approx(np.mean(gaps), abs=1e-3)
     groups = np.array_split(sorted(test, key=lambda row: row[1]), 10)
     errors = [abs(1 - math.sqrt(np.mean((g[:, 2] - g[:, 0]) ** 2) / np.mean(g[:, 1] ** 2))) for g in groups]
     assert found[f"{prefix}ence"] == pytest.approx(np.mean(errors), rel=1e-3)
@@ -61,7 +66,8 @@ def test_clipped_and_wide_draws_are_told_apart(made: tuple[Guard, Task]) -> None
     tight = regression_measures(replace(guard, clip=0.0), data)
     assert tight["calibrated_width"] != pytest.approx(tight["wide_calibrated_width"], rel=1e-3)
     assert tight.keys() == {f"{p}{n}" for p in ("", "wide_") for n in (
-        "ence", "reference_ece", "conformal_coverage", "conformal_width", "calibrated_coverage", "calibrated_width")}  # fmt: skip
+        "ence", "reference_ece", "raw_nll", "raw_ece", "raw_coverage", "conformal_coverage", "conformal_width",
+        "calibrated_coverage", "calibrated_width")}  # fmt: skip
 
 
 def test_too_few_validation_rows_leave_no_conformal_interval_but_a_calibrated_one(made: tuple[Guard, Task]) -> None:

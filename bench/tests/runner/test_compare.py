@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offmap.errors import ConfigError
-from offmap_bench.runner.compare import Entry, Number, answers, compare_markdown, compare_table, parse_sheet, sheet
+from offmap_bench.runner.compare import Entry, Number, answers, compare_all, compare_markdown, compare_table, parse_sheet, sheet
 from offmap_bench.runner.plan import METHODS, Plan, cells, parse, read_packaged, read_plan
 from offmap_bench.runner.store import Record, Records, settings_of
 from offmap_bench.runner.table import Results
@@ -22,14 +22,14 @@ def plan(name: str, *labels: str, seeds: str = "[0, 1]") -> Plan:
     return parse(f'name = "{name}"\nseeds = {seeds}\ntasks = {tasks}\n{methods}', f"{name}.toml")
 
 
-def results(plan: Plan, values: dict[str, float], **metrics: Any) -> Results:
+def results(plan: Plan, values: dict[str, float], only: str = "") -> Results:
     """Records with the AUROC of each label on yacht, 0.2 less on wine, 0.02 more with seed 1; NLL a tenth of it."""
     records = {}
     for cell in cells(plan):
-        if cell.label in values:
+        if cell.label in values and only in cell.task:
             auroc = values[cell.label] - 0.2 * ("wine" in cell.task) + 0.02 * cell.seed
             metrics_of = {"test": {"nll": auroc / 10, "width": auroc}, "extrapolation": {"auroc": auroc}}
-            records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), metrics_of)
+            records[cell.hash] = Record(cell.as_dict(), "ok", settings_of(cell), metrics_of, steps=10 * cell.config["steps"])
     return Results(plan, Records(records, {}))
 
 
@@ -56,21 +56,39 @@ SEVERAL = [
 def test_every_row_says_ours_printed_and_the_verdict() -> None:
     page = compare_markdown("first", SHEET, SEVERAL)
     rows = [line for line in page.splitlines() if line.startswith("| ")]
+    nll = "0.071 ± 0.001 (0.07) ≈"
+    first, second = "91.0 ± 1.4 (91.0) ≈ | 81.0 ± 1.4 (70.0) ▲", "41.0 ± 1.4 (91.0) ▼ | 31.0 ± 1.4 (70.0) ▼"
     assert rows == [
-        "| here | in the paper | score | yacht | mean | NLL | w |",
-        "| ours | A | paper | 91.0 ± 1.4 (91.0) ≈ | 81.0 ± 1.4 (70.0) ▲ | 0.081 ± 0.001 (0.20) ▲ | 1.000 ± 0.000 (1.00) ≈ |",
-        "| other | B | paper | 81.0 ± 1.4 (85.0) ▼ | 71.0 ± 1.4 (75.0) ▼ | 0.071 ± 0.001 (0.07) ≈ | 2.443 ± 0.081 (0.50) ▼ |",
-        "| missing | C |  | – (1.0) | – (> 50) | – (0.00) | – (1.00) |",
-        "| spare |  | paper | 51.0 ± 1.4 | 41.0 ± 1.4 | 0.041 ± 0.001 | 0.498 ± 0.009 |",
+        "| here | in the paper | score | plan | steps | yacht | mean | NLL | w |",
+        f"| ours | A | paper | first | 10 | {first} | 0.081 ± 0.001 (0.20) ▲ | 1.000 ± 0.000 (1.00) ≈ |",
+        f"| ours | A | paper | second | 20 | {second} | 0.031 ± 0.001 (0.20) ▲ | 1.000 ± 0.000 (1.00) ≈ |",
+        f"| other | B | paper | second | 10 | 81.0 ± 1.4 (85.0) ▼ | 71.0 ± 1.4 (75.0) ▼ | {nll} | 2.443 ± 0.081 (0.50) ▼ |",
+        "| missing | C |  |  |  | – (1.0) | – (> 50) | – (0.00) | – (1.00) |",
+        "| spare |  | paper | first | 20 | 51.0 ± 1.4 | 41.0 ± 1.4 | 0.041 ± 0.001 | 0.498 ± 0.009 |",
     ]
-    assert "Of 8 printed numbers that we have too, 2 are better here, 3 alike and 3 worse." in page
+    assert "Of 8 printed numbers that we have too, 2 are better here, 3 alike and 3 worse; the first row of a label" in page
     assert "\n\nWhat to mind.\n\n" in page
-    assert "## Means more than 5 points from the printed ones\n\n- ours, AUROC, mean: 81.0 here, 70.0 printed\n" in page
+    assert (
+        "## Means more than 5 points from the printed ones\n\n- ours, AUROC, mean: 81.0 here (first, 10), 70.0 printed\n" in page
+    )
 
 
-def test_the_first_plan_that_has_a_label_answers() -> None:
-    made = compare_table(SHEET.tables[0], SEVERAL[::-1])
-    assert next(iter(made.values()))[0].mean == pytest.approx(41.0)
+def test_of_a_label_in_two_plans_the_first_that_has_a_number_counts() -> None:
+    rows = compare_table(SHEET.tables[0], SEVERAL[::-1])
+    assert [(row.plan, row.entries[0].mean) for row in rows[:2]] == [
+        ("second", pytest.approx(41.0)),
+        ("first", pytest.approx(91.0)),
+    ]
+    judged = compare_all(SHEET, SEVERAL[::-1])[1]
+    assert [entry.mean for entry in judged if entry.number.title == "yacht" and entry.printed == 91.0] == [pytest.approx(41.0)]
+
+
+def test_a_mean_counts_where_all_its_tasks_have_run() -> None:
+    partly = [results(plan("long", "ours"), {"ours": 0.9}, only="yacht"), *SEVERAL]
+    rows = compare_table(SHEET.tables[0], partly)
+    assert [row.plan for row in rows[:2]] == ["long", "first"]
+    assert [[str(entry)[:4] for entry in row.entries[:2]] for row in rows[:2]] == [["91.0", "– (7"], ["91.0", "81.0"]]
+    assert compare_all(SHEET, partly)[1][:2] == [rows[0].entries[0], rows[1].entries[1]]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from offmap_bench.runner.plan import METHODS, Cell, cells, narrow_plan, parse, r
 
 NAMES = [
     "bnn-ablation", "bnn-moons", "citycam", "openood", "openood-ways", "shifts", "synthetic", "tradeoff", "uci",
-    "uci-bnn-short", "uci-budget", "uci-competitors", "uci-competitors-short", "uci-id", "uci-last", "uci-paper", "uci-reference",
-    "uci-tried",
+    "uci-bnn-causes", "uci-bnn-short", "uci-budget", "uci-competitors", "uci-competitors-short", "uci-id", "uci-last",
+    "uci-paper", "uci-reference", "uci-tried",
 ]  # fmt: skip
 
 TEXT = """

@@ -6,7 +6,11 @@ from statistics import fmean
 
 import pytest
 
-from offmap_bench.studies import distill, options, promises, series, study
+from offmap_bench.runner.compare import Entry, Number
+from offmap_bench.runner.plan import cells, parse
+from offmap_bench.runner.store import Record, Records, settings_of
+from offmap_bench.runner.table import Results
+from offmap_bench.studies import distill, options, promises, reproduction, series, study
 from offmap_bench.studies.__main__ import STUDIES, load
 from offmap_bench.studies.study import Study
 
@@ -52,3 +56,34 @@ def test_promises_hold_on_record():
             assert covered + 2 * error >= 90
     counts = {promise: (len(names), count) for promise, (count, names) in promises.exceptions(found).items()}
     assert all(wrong <= 0.05 * count for wrong, count in counts.values())  # of 95 % intervals one in forty lies above by chance
+
+
+def test_hours_left_count_every_fit_once():
+    text = """
+name = "small"
+seeds = [0]
+tasks = ["uci/yacht/extrapolation", "uci/yacht/interpolation"]
+[[method]]
+name = "deep_ensemble"
+members = 5
+[[method]]
+name = "mean_field"
+label = "a"
+grid = {tradeoff = [1, 2]}
+[[method]]
+name = "mean_field"
+label = "b"
+members = 5
+grid = {tradeoff = [1, 2]}
+"""
+    plan = parse(text, "small.toml")
+    done = next(cell for cell in cells(plan) if cell.label == "deep_ensemble")
+    results = Results(plan, Records({done.hash: Record(done.as_dict(), "ok", settings_of(done))}))
+    ensemble, bnn = 10_000 * (1 + 0.7 * 5), 2 * 50_000 * (1 + 0.7 * 10)
+    assert reproduction.count_hours(results) == pytest.approx((ensemble + bnn) / 3_600_000)
+
+
+def test_gaps_are_means_with_a_sign_and_a_count():
+    number = Number("x", "*", "auroc", ())
+    assert reproduction.describe([Entry((0.8,), 90.0, number), Entry((0.7, 0.72), 70.0, number)]) == ["−4.5", "1"]
+    assert reproduction.describe([]) == ["–", "–"]

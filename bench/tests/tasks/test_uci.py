@@ -121,3 +121,11 @@ def test_unknown_names_get_the_nearest() -> None:
         uci("yatch", "extrapolation")
     with pytest.raises(ConfigError, match="did you mean 'extrapolation'.*but got 'extra'"):
         uci("yacht", "extra")
+
+
+def test_the_unit_gives_the_targets_of_the_file_back(data_folder: Path) -> None:
+    task, raw = uci("yacht", MODES[0], folder=data_folder / "uci"), read("yacht", data_folder / "uci")[:, -1]
+    internal, _ = halves(read("yacht", data_folder / "uci")[:, :-1])
+    y = task.unit * torch.cat([part[1] for part in (task.train, task.valid, task.test)]).double().sort().values
+    theirs = torch.tensor(raw[internal]).sort().values
+    torch.testing.assert_close(y - y[0], theirs - theirs[0], rtol=0, atol=1e-4)

@@ -20,6 +20,7 @@ PlanName = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that comes
 Quick = Annotated[bool, typer.Option("--quick", help="The plan's own shortcut, only to see that it runs.")]
 Folder = Annotated[Path, typer.Option("--folder", "--records", help="Folder of the records of all plans, or one .jsonl file.")]
 Records = Annotated[Path | None, typer.Option(help="File of the records; by default bench/records/PLAN.jsonl.")]
+Tasks = Annotated[list[str] | None, typer.Option(help="These tasks only; * and ? match; may be given several times.")]
 Out = Annotated[Path | None, typer.Option(help="Where to write.")]
 
 
@@ -32,7 +33,7 @@ def bench_run(
     engine: EngineName = "local",
     address: Address = None,
     only: Annotated[str | None, typer.Option(help="Methods with this label only; * and ? match.")] = None,
-    tasks: Annotated[list[str] | None, typer.Option(help="These tasks only; * and ? match; may be given several times.")] = None,
+    tasks: Tasks = None,
     again: Annotated[bool, typer.Option("--again", help="Also run cells whose record was made by other code of offmap.")] = False,
     records: Records = None,
     as_json: Json = False,
@@ -77,13 +78,33 @@ def bench_run(
         raise typer.Exit(1)
 
 
-@bench.command("methods")
-def bench_methods(as_json: Json = False) -> None:
-    """List the methods that a plan may name, each with its score and the keys of its config.
+@bench.command("check")
+def bench_check(plan: PlanName, tasks: Tasks = None, as_json: Json = False) -> None:
+    """Tell what the tasks of a plan need: data, weights and cached features, what is missing, and how to get it.
 
     \b
     Example:
-      offmap bench methods
+      offmap bench check citycam
+    """
+    from offmap_bench.runner.plan import narrow_plan, read_plan
+    from offmap_bench.tasks.check import MISSING, check_task
+
+    selected = narrow_plan(read_plan(plan), tasks=tasks)
+    found = {task: check_task(task, selected.seeds[0]) for task in selected.tasks}
+    lines = [f"{task}\n" + "\n".join(f"  {f.what}: {f.state}, {f.text}" for f in findings) for task, findings in found.items()]
+    lacking = [task for task, findings in found.items() if any(f.state == MISSING for f in findings)]
+    lines.append(f"{len(found) - len(lacking)} of {len(found)} tasks can run.")
+    record = {task: [vars(finding) for finding in findings] for task, findings in found.items()}
+    print_result(as_json, {"tasks": record, "missing": lacking}, "\n".join(lines))
+    if lacking:
+        raise typer.Exit(1)
+
+
+@bench.command("methods")
+def bench_methods(as_json: Json = False) -> None:
+    """List the methods that a plan may name.
+
+    Each has its score and the keys of its config. Example: offmap bench methods
     """
     from offmap_bench.runner.plan import METHODS
     from offmap_bench.runner.table import methods_markdown
@@ -93,10 +114,10 @@ def bench_methods(as_json: Json = False) -> None:
 
 
 PAGES = {  # what is written, where by default, and what is said in the end
-    "table": ("the records of a plan as Markdown tables", "docs/results/PLAN.md", "The tables are at"),
-    "compare": ("records beside the paper's printed numbers", "docs/results/PLAN-compare.md", "The comparison is at"),
-    "figures": ("figures as SVG files, fitting again where needed", "docs/figures/PLAN", "{} figures are in"),
-    "page": ("tables, comparison and figures of a plan as one HTML page", "PLAN.html", "The page is at"),
+    "table": ("the records of a plan as tables", "docs/results/PLAN.md", "The tables are at"),
+    "compare": ("records beside the paper's numbers", "docs/results/PLAN-compare.md", "The comparison is at"),
+    "figures": ("figures as SVG; fits again if needed", "docs/figures/PLAN", "{} figures are in"),
+    "page": ("tables and figures of a plan as one page", "PLAN.html", "The page is at"),
 }
 
 
@@ -112,7 +133,7 @@ def add_page(name: str, content: str, default: str, words: str) -> None:
         record = {"folder": target, "figures": names} if name == "figures" else {"page": target}
         print_result(as_json, record, f"{words.format(len(names))} {target}" + (f": {', '.join(names)}" if names else ""))
 
-    bench.command(name, help=f"Write {content} (default: {default}).\n\nExample: offmap bench {name} uci")(command)
+    bench.command(name, help=f"Write {content}.\n\nThe default file is {default}. Example: offmap bench {name} uci")(command)
 
 
 for _name, _words in PAGES.items():

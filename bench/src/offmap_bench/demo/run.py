@@ -112,9 +112,10 @@ class Bench:
         return guard(predictive, self.task.valid, likelihood=self.likelihood, draws=draws, seed=self.seed, **options)
 
     def maxwent(self, nets: list[nn.Module], basis: str, **options: Any) -> Guard:
+        options = {"score": "paper"} | self.plan.fit | options
         return fit(
             nets, self.task.train, self.task.valid, likelihood=self.likelihood, basis=basis,  # pyright: ignore[reportArgumentType]
-            score="paper", draws=self.plan.draws, seed=self.seed, progress=False, **self.plan.fit | options,
+            draws=self.plan.draws, seed=self.seed, progress=False, **options,
         )  # fmt: skip
 
     def time_work(self, label: str, work: Callable[[], Value]) -> Value:

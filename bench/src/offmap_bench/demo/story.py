@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from offmap._version import __version__
+from offmap.checks import require
 from offmap.distributed.jobs import Pool
-from offmap.extras import require
 from offmap.report.page import MAP, Array, Panel, Section, check_path, gallery, legend, paragraphs, render, table, write
 from offmap.table import Table
 from offmap_bench.demo.run import ENSEMBLE, JOINED, NEAREST, PLAIN, PLANS, SCALING, SVD, SVD5, Plan, Result, quick, run

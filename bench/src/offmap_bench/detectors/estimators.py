@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offmap.checks import integer
+from offmap.checks import integer, require
 from offmap.data import check_finite
 from offmap.errors import DataError, ShapeError
-from offmap.extras import require
 from offmap.random import permutation
 
 logger = logging.getLogger("offmap")

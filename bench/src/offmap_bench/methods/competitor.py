@@ -47,11 +47,11 @@ SHARE = refuse_unless("a number from 0 to below 1", lambda v: type(v) in (int, f
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(("steps", "check_every", "draws", "draws_per_step", "risk_draws", "batch_size", "k", "epochs"), COUNT),
     **dict.fromkeys(("members", "collect_every", "rank", "fan_in_limit"), COUNT),
-    **dict.fromkeys(("lr", "adam_epsilon", "init_fraction", "prior_variance", "scale"), POSITIVE),
+    **dict.fromkeys(("lr", "adam_epsilon", "init_fraction", "prior_variance", "scale", "start_std"), POSITIVE),
     **dict.fromkeys(("bandwidth", "prior_precision"), partial(checks.number, above=0, optional=True)),
     **dict.fromkeys(("tradeoff", "anchor_scale"), partial(checks.number, at_least=0)),
     **dict.fromkeys(("momentum", "shrinkage", "dropout"), SHARE),
-    **dict.fromkeys(("clip_loss", "rescale", "standardise", "augment", "fixed_median"),
+    **dict.fromkeys(("clip_loss", "rescale", "standardise", "augment", "fixed_median", "raw_units", "full_batches"),
                     refuse_unless("true or false", lambda v: isinstance(v, bool))),
     "entropy_weight": lambda name, value: [checks.number(name, v, at_least=0) for v in as_list(value)],
     "eps": lambda name, value: [checks.number(name, v, above=0) for v in as_list(value)],

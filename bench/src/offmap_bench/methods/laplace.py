@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from offmap._types import Inputs, Weights
+from offmap.checks import require
 from offmap.data import load_rows
 from offmap.data.batch import rows_of, take_rows
 from offmap.errors import ConfigError, ShapeError
-from offmap.extras import require
 from offmap.likelihoods import Categorical, Gaussian
 from offmap.model.forward import BatchedModel, LRUCache, OutputFn, copy_model
 from offmap.model.params import ParamSelection, StackedModel, at, stack_models

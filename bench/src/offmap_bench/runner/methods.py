@@ -28,7 +28,18 @@ from offmap_bench.methods import bnn, dare, deep_ensemble, laplace, mc_dropout, 
 from offmap_bench.methods.competitor import as_settings, check_fields, check_settings
 from offmap_bench.methods.laplace import Approximated
 from offmap_bench.methods.variational import ABLATION
-from offmap_bench.runner.base_models import ENSEMBLES, SILENT, Recipe, as_predictive, init_nets, likelihood_of, load_nets, prepare
+from offmap_bench.runner.base_models import (
+    ENSEMBLES,
+    NETS,
+    SILENT,
+    Recipe,
+    as_predictive,
+    init_nets,
+    likelihood_of,
+    load_nets,
+    prepare,
+    repeats,
+)
 from offmap_bench.tasks.task import Task
 
 SCORING = ("score", "draws")  # settings that say how a fit is scored
@@ -115,16 +126,21 @@ def fill_defaults(config: Any, settings: Settings, **defaults: Any) -> dict[str,
 def recipe(method: str, settings: Settings, choices: Sequence[Settings] = ({},)) -> Recipe:
     """Return how base models are trained, from settings that state differences only, refused if they are impossible."""
     check_settings(settings)
-    nets = {key: settings[key] for key in ("hidden", "batch_size", "dropout") if key in settings}
+    training = override(ENSEMBLES[method].Config(), without(settings, *NETS, "dropout"))
+    return replace(nets_of(settings), training=training, method=method, candidates=tuple(choices))
+
+
+def nets_of(settings: Settings) -> Recipe:
+    """Return a recipe with what settings say of the nets and their batches."""
+    nets: dict[str, Any] = {key: settings[key] for key in (*NETS, "dropout") if key in settings}
     if "hidden" in nets:
         nets["hidden"] = tuple(nets["hidden"])
-    training = override(ENSEMBLES[method].Config(), without(settings, *nets))
-    return replace(Recipe(), **nets, training=training, method=method, candidates=tuple(choices))
+    return Recipe(**nets)
 
 
 def config_keys(config: type) -> frozenset[str]:
-    """Return the fields of a config and the settings of scoring; a parameterization is no word of a plan."""
-    return frozenset({f.name for f in fields(config)} - {"parameterization"} | {*SCORING})
+    """Return the fields of a config and the settings of scoring."""
+    return frozenset({f.name for f in fields(config)} | {*SCORING})
 
 
 def describe_fit(predictive: Predictive) -> dict[str, Any]:
@@ -168,12 +184,14 @@ def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
         return config_of(module, {"dropout": dropout, **settings})
 
     def fit_grid(context: FitContext, settings: Settings, candidates: Sequence[Settings]) -> list[Fitted]:
-        nets_of = {key: settings[key] for key in ("hidden", "batch_size") if key in settings}
-        nets = init_nets(context.task, context.seed, Recipe(**nets_of, dropout=dropout))
-        rows, valid, likelihood = prepare([nets[0].eval(), *nets[1:]], context.task, settings.get("batch_size", BATCH))
+        how = replace(nets_of(settings), dropout=dropout)
+        nets = init_nets(context.task, context.seed, how)
+        times = repeats(context.task, how)
+        rows, valid, likelihood = prepare([nets[0].eval(), *nets[1:]], context.task, how.batch_size, times)
         configs = [read({**settings, **candidate}) for candidate in candidates]
         begin = time.perf_counter()
-        fits = module.fit_grid(nets, rows, valid, likelihood=likelihood, configs=configs, seed=context.seed, runtime=SILENT)
+        options = {"likelihood": likelihood, "seed": context.seed, "runtime": SILENT, "repeats": times}
+        fits = module.fit_grid(nets, rows, valid, configs=configs, **options)
         share = (time.perf_counter() - begin) / len(fits)
         return [
             Fitted(fit, likelihood, seconds=share, steps=configs[0].steps, chosen={**describe_fit(fit), **candidate})
@@ -183,7 +201,7 @@ def from_scratch(module: Any, stacks: str, *, dropout: float = 0.0) -> Method:
     return Method(
         lambda context, settings: fit_grid(context, settings, [{}])[0],
         lambda settings: fill_defaults(read(settings), settings, hidden=HIDDEN, batch_size=BATCH),
-        config_keys(module.Config) | {"hidden", "batch_size"}, stacks=frozenset({stacks}), fit_grid=fit_grid, score="paper",
+        config_keys(module.Config) | {*NETS}, stacks=frozenset({stacks}), fit_grid=fit_grid, score="paper",
     )  # fmt: skip
 
 
@@ -202,7 +220,7 @@ def ensemble(name: str) -> Method:
         return fill_defaults(how.training, settings, hidden=how.hidden, batch_size=how.batch_size)
 
     return Method(
-        lambda context, settings: fit_grid(context, settings, [{}])[0], fill, keys - {"draws"} | {"hidden", "batch_size"},
+        lambda context, settings: fit_grid(context, settings, [{}])[0], fill, keys - {"draws"} | {*NETS},
         gives_models=True, fit_grid=fit_grid, stacks=keys - config_keys(deep_ensemble.Config), score="paper",
     )  # fmt: skip
 

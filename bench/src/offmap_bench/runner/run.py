@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Literal
 
 import torch
@@ -255,10 +256,12 @@ def average_members(parts: Sequence[Mapping[str, Mapping[str, float]]], task: Ta
 def regression_measures(guard: Guard, task: Task) -> dict[str, float]:
     """Return calibration errors, coverages and widths at 95 % on the test data; those of unclipped draws begin with `wide_`.
 
-    `ence` is Levi's; `reference_ece` takes the *variance* for the scale, as the paper's authors' code does, so that it depends on
-    the unit of y: it reproduces table 3, and does not judge calibration. `conformal` intervals have the rank ⌈0.95·(n + 1)⌉ of
-    n validation rows, infinite below 19 of them; `calibrated` ones the empirical 95 % quantile, which exists for any n and
-    promises nothing. Numbers are NaN where draws overflow or agree to the last digit, and where an interval is infinite.
+    `ence` is Levi's; `reference_ece` takes the *variance* for the scale. `raw_…` are table 3 as the paper's authors' code
+    computes it, which depends on the unit of y and does not judge calibration: of raw targets, the NLL without ½·log 2π, and
+    with the variance for the scale the ECE and the coverage of an interval of 99 %. `conformal` intervals have the rank
+    ⌈0.95·(n + 1)⌉ of n validation rows, infinite below 19 of them; `calibrated` ones the empirical 95 % quantile, which
+    exists for any n and promises nothing. Numbers are NaN where draws overflow or agree to the last digit, and where an
+    interval is infinite.
     """
     result: dict[str, float] = {}
     for prefix, clip in (("", "chosen"), ("wide_", None)):
@@ -267,9 +270,13 @@ def regression_measures(guard: Guard, task: Task) -> dict[str, float]:
             return {}
         residuals = guard.likelihood.residual(valid, task.valid[1]).flatten()
         mean, std, y = (t.flatten().double() for t in (test.mean, test.std, task.test[1]))
-        measures: dict[str, Any] = {"ence": math.nan, "reference_ece": math.nan}
+        measures: dict[str, Any] = dict.fromkeys(("ence", "reference_ece", "raw_nll", "raw_ece", "raw_coverage"), math.nan)
         if bool(mean.isfinite().all() and std.square().isfinite().all() and (std > 0).all()):
             measures = {"ence": ence(mean, std, y, bins=min(10, len(y))), "reference_ece": quantile_ece(mean, std.square(), y)}
+            error, variance = (y - mean) * task.unit, (std * task.unit).square()
+            measures["raw_nll"] = 0.5 * (variance.log() + error.square() / variance).mean()
+            measures["raw_ece"] = quantile_ece(torch.zeros_like(error), variance, error)
+            measures["raw_coverage"] = (error.abs() <= NormalDist().inv_cdf(0.995) * variance).double().mean()
         for name, factor in (("conformal", conformal.quantile(residuals, 0.95)), ("calibrated", residuals.quantile(0.95))):
             radius = (factor * test.std).flatten()
             lower, upper = ((test.mean.flatten() + side * radius) for side in (-1, 1))

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import offmap
+from offmap.checks import require
 from offmap.export.onnx import open_session
-from offmap.extras import require
 from offmap.integrations.nets import mlp
 from offmap.posterior.predictive import Stochastic
 from offmap.random import generator

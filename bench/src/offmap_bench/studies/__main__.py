@@ -10,7 +10,10 @@ from importlib import import_module
 
 from offmap_bench.studies.study import Study
 
-STUDIES = ("categories", "choice", "distill", "laplace", "options", "promises", "quality", "series", "theory", "scale")
+STUDIES = (
+    "categories", "choice", "distill", "laplace", "options", "parameterizations", "promises", "quality", "reproduction",
+    "schedules", "series", "theory", "scale",
+)  # fmt: skip
 
 
 def load(name: str) -> Study:

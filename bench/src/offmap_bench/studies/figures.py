@@ -7,12 +7,17 @@ chromium, show evaluation pages of three small tasks.
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -116,18 +121,19 @@ def draw_score(axes: Axes, guard: Guard, task: Task, x: Tensor) -> None:
 
 
 SHOTS = (
-    ("page-light", REGRESSION, "A guard on a line", (1180, 1120), "light", "header", None),
+    ("page-light", DIGITS, "A guard of handwritten digits", (1180, 1120), "light", "header", (8, 8)),
+    ("page-assessment", DIGITS, "A guard of handwritten digits", (1180, 1120), "light", "#what-this-guard-can-see", (8, 8)),
     ("page-dark", MOONS, "Guards on two moons", (1180, 960), "dark", "#clipping-the-weights", None),
     ("page-phone", DIGITS, "A guard of handwritten digits", (390, 1400), "light", "header", (8, 8)),
 )
 """Name, plan, title, width and height of the screen, colours, what stands at the top, and the shape of images."""
 
+JSON = {"Content-Type": "application/json"}
 SCROLL = "top => { document.documentElement.style.scrollBehavior = 'auto'; document.querySelector(top).scrollIntoView(); }"
 
 
 def take_screenshots() -> None:
     """Fit guards, write their pages, and take pictures of them."""
-    from PIL import Image
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -135,16 +141,43 @@ def take_screenshots() -> None:
         for name, plan, title, (width, height), colours, top, shape in SHOTS:
             task = plan.task()
             bench = Bench(plan, task, 0)
-            guard = bench.maxwent(bench.train_members(range(1)), "svd")
-            guards = {"MaxWEnt-SVD": guard, "with distances": bench.guard(guard.predictive, train=task.train)}
-            evaluation = offmap.evaluate(guards if plan is MOONS else guard, task.test, task.ood)
+            guard = bench.maxwent(bench.train_members(range(1)), "svd", score="default")
+            evaluation = offmap.evaluate(guard, task.test, task.ood)
             path = offmap.write_page(evaluation, Path(folder, f"{name}.html"), title=title, image_shape=shape)
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
             page.goto(path.as_uri())
             page.wait_for_selector("html[data-ready]")
             page.evaluate(SCROLL, top)
-            Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(FOLDER / f"{name}.webp", quality=82, method=6)
+            save_screenshot(page, name)
+            if name == "page-phone":
+                take_live_screenshots(browser, guard, task, Path(folder))
         browser.close()
+
+
+def save_screenshot(page: Any, name: str) -> None:
+    from PIL import Image
+
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(FOLDER / f"{name}.webp", quality=82, method=6)
+
+
+def take_live_screenshots(browser: Any, guard: Guard, task: Task, folder: Path) -> None:
+    """Serve a guard, send it in-distribution rows, then half OOD rows, and take screenshots of the server's page."""
+    guard.export(folder / "guard.onnx", example=task.test[0][:20])
+    command = [sys.executable, "-m", "offmap", "serve", str(folder / "guard.onnx"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        (url,) = re.findall(r"http://[\d.:]+", server.stdout.readline())
+        for number in range(90):
+            count = 0 if number < 60 else 5
+            known, ood = (rows[torch.randperm(len(rows))] for rows in (task.test[0], *task.ood.values()))
+            body = json.dumps({"inputs": torch.cat([known[: 10 - count], ood[:count]]).tolist()})
+            urllib.request.urlopen(urllib.request.Request(f"{url}/score", body.encode(), JSON)).read()
+            time.sleep(0.4)
+        for colours in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 900, "height": 720}, color_scheme=colours)
+            page.goto(url)
+            page.wait_for_function("document.getElementById('state').textContent.includes('off the map')")
+            save_screenshot(page, f"live-{colours}")
+        server.terminate()
 
 
 if __name__ == "__main__":

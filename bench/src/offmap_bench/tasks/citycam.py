@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
@@ -36,6 +36,11 @@ BUS_CAMERAS = ("398", "403", "410", "495")
 WEATHER_CAMERAS = ("164", "166", "572")
 BUSES = "bigbus"
 """The folder of frames that a large vehicle hides; sequences named like it in a camera's folder belong to it too."""
+
+REMEDY = (
+    "Get the data set from https://www.citycam-cmu.com and unpack it there, or set OFFMAP_DATA to the folder that has it in its "
+    "folder `citycam`."
+)
 
 
 class Damaged(Exception):
@@ -123,33 +128,61 @@ def load(
     any module, with `preprocess` from a Pillow image to what it is given; by default ResNet-50 (see `backbone.resnet50`). Its
     features are kept below `cache`, by default OFFMAP_CACHE. Damaged frames are left out, each with a warning that names it.
     """
+    found = find_frames(shift, seed, folder)
+    if found.lost:
+        raise DataError(
+            f"Expected frames of CityCam at {found.root}/<camera>/<sequence>/000001.jpg, each with an .xml, but there are none "
+            f"for {', '.join(found.lost)}. {REMEDY}"
+        )
+    extract = Extractor(resnet50() if backbone is None else backbone, cache_of(cache), preprocess, batch_size)
+    damaged = list(found.damaged)
+    rows, x = extract_features(found.parts, extract, damaged, show)
+    report_damage(damaged, found.images, found.root)
+    return split_shift(shift, rows, x, seed, found.root)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies below `root`: the cameras of a shift, those without frames, all images, and the frames of each sequence."""
+
+    root: Path
+    cameras: Sequence[str]
+    lost: list[str]
+    images: int
+    parts: dict[str, list[tuple[Frame, bool]]]  # by the name of the file of features: frames, and whether they are OOD
+    damaged: list[str]  # annotations that cannot be used, and why
+
+
+def find_frames(shift: str, seed: int = 0, folder: str | Path | None = None) -> Found:
+    """Read the annotations of a shift; arguments are those of `load`."""
     if shift not in SHIFTS:
         raise ConfigError(f"Expected the name of a shift of CityCam to be {nearest(shift, SHIFTS)}, but got {shift!r}.")
     root = data_folder() / "citycam" if folder is None else Path(folder)
     cameras, rule = SHIFTS[shift](seed)
-    sequences = find_runs(root, cameras)
-    backbone, cache = resnet50() if backbone is None else backbone, Path(cache or cache_folder()) / "citycam"
-    extract = Extractor(backbone, cache, preprocess, batch_size)
-    damaged: list[str] = []
-    parts = [part for run in sequences if (part := select_frames(run, rule, damaged))]
-    rows, x = extract_features(parts, extract, damaged, show)
-    report_damage(damaged, sum(len(run.images) for run in sequences), root)
-    return split_shift(shift, rows, x, seed, root)
+    sequences, damaged = find_runs(root, cameras), list[str]()
+    covered = {run.camera for run in sequences} | ({BUSES} if any(run.buses for run in sequences) else set())
+    names = ["+".join(run.folder.relative_to(root / run.camera).parts) for run in sequences]
+    parts = {f"{run.camera}-{name}": select_frames(run, rule, damaged) for name, run in zip(names, sequences, strict=True)}
+    return Found(
+        root, cameras, [camera for camera in cameras if camera not in covered], sum(len(run.images) for run in sequences),
+        {name: part for name, part in parts.items() if part}, damaged,
+    )  # fmt: skip
+
+
+def list_images(shift: str, seed: int = 0, folder: str | Path | None = None) -> dict[str, list[Path]]:
+    """Return the images of every file of cached features, by its name without the key."""
+    return {name: [frame.image for frame, _ in part] for name, part in find_frames(shift, seed, folder).parts.items()}
+
+
+def cache_of(cache: str | Path | None) -> Path:
+    """Return the folder of cached features."""
+    return Path(cache or cache_folder()) / "citycam"
 
 
 def find_runs(root: Path, cameras: Sequence[str]) -> list[Run]:
     """The sequences of the cameras; a large vehicle's that lies in two places is taken once."""
-    by_camera = {camera: runs(root, camera) for camera in cameras}
-    sequences = [run for group in by_camera.values() for run in group]
-    covered = {run.camera for run in sequences} | ({BUSES} if any(run.buses for run in sequences) else set())
-    lost = [camera for camera in cameras if camera not in covered]
-    if lost:
-        raise DataError(
-            f"Expected frames of CityCam at {root}/<camera>/<sequence>/000001.jpg, each with an .xml, but there are none for "
-            f"{', '.join(lost)}. Get the data set from https://www.citycam-cmu.com and unpack it there, or set OFFMAP_DATA to "
-            "the folder that has it in its folder `citycam`."
-        )
     folders: set[str] = set()
+    sequences = [run for camera in cameras for run in runs(root, camera)]
     return [run for run in sequences if not run.buses or not (run.folder.name in folders or folders.add(run.folder.name))]
 
 
@@ -232,14 +265,14 @@ def report_damage(damaged: Sequence[str], total: int, root: Path) -> None:
 
 
 def extract_features(
-    parts: Sequence[list[tuple[Frame, bool]]], extract: Extractor, damaged: list[str], show: bool | None
+    parts: Mapping[str, list[tuple[Frame, bool]]], extract: Extractor, damaged: list[str], show: bool | None
 ) -> tuple[list[tuple[Frame, bool]], Tensor]:
     """The frames whose images can be read, and their features, (n, D): one file of the cache for each sequence."""
     rows, blocks, done = list[tuple[Frame, bool]](), list[Tensor](), 0
-    with bar("CityCam", sum(map(len, parts)), show=show) as advance:
-        for part in parts:
+    with bar("CityCam", sum(map(len, parts.values())), show=show) as advance:
+        for name, part in parts.items():
             images = [frame.image for frame, _ in part]
-            block, failures = extract(images, f"{part[0][0].camera}-{images[0].parent.name}")
+            block, failures = extract(images, name)
             damaged += [f"{images[place]}: {reason}" for place, reason in failures.items()]
             rows += [row for place, row in enumerate(part) if place not in failures]
             blocks += [block] if len(block) else []
@@ -263,5 +296,5 @@ def split_shift(shift: str, rows: Sequence[tuple[Frame, bool]], x: Tensor, seed:
         return x[torch.from_numpy(places[name])], tensor((vehicles[places[name]] - centre) / unit)
 
     sets = {shift: part("ood")[0]}
-    task = Task(f"citycam/{shift}", part("train"), part("valid"), part("test"), sets, likelihood="gaussian", outputs=2)
+    task = Task(f"citycam/{shift}", part("train"), part("valid"), part("test"), sets, likelihood="gaussian", outputs=2, unit=unit)
     return Shift(task, {name: [rows[i][0] for i in index.tolist()] for name, index in places.items()}, centre, unit)

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from offmap.atomic import seal, unseal, write_whole
+from offmap.checks import require
 from offmap.errors import ConfigError, DataError
-from offmap.extras import require
 from offmap_bench.nets.resnet import MEAN, STD
 
 logger = logging.getLogger("offmap")
@@ -47,12 +47,16 @@ class Extractor:
 
     def __call__(self, images: Sequence[Path], name: str) -> tuple[Tensor, dict[int, str]]:
         """Features (n, D) of the readable images, in order; and what is wrong with the others, by their place."""
-        path = self.folder / f"{name}-{self.key(images)}.safetensors"
+        path = self.path(images, name)
         cached = read_features(path)
         if cached is None:
             cached = features, failures = self.compute(images)
             write_whole(path, seal(failures, {"features": features}))
         return cached
+
+    def path(self, images: Sequence[Path], name: str) -> Path:
+        """Return the file of the features of a list of images."""
+        return self.folder / f"{name}-{self.key(images)}.safetensors"
 
     def key(self, images: Sequence[Path]) -> str:
         """Twenty hexadecimal digits that tell these images, this backbone and this preprocessing apart from others."""

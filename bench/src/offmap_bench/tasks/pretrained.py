@@ -47,12 +47,16 @@ RESNET50_SHA256 = "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722f
 """ResNet-50, trained on ImageNet. The name of the file carries the first eight digits of its digest."""
 
 
+def resnet50_path() -> Path:
+    """Return where the weights of ResNet-50 are looked for."""
+    return data_folder() / "weights" / RESNET50.rpartition("/")[2]
+
+
 def resnet50(path: str | Path | None = None) -> ResNet50:
     """The net with the weights of a torchvision file: by default `weights/resnet50-0676ba61.pth` in the data folder, downloaded
     to there if it is missing.
     """
-    here = data_folder() / "weights" / RESNET50.rpartition("/")[2]
-    path = fetch(RESNET50, here, sha256=RESNET50_SHA256) if path is None else Path(path)
+    path = fetch(RESNET50, resnet50_path(), sha256=RESNET50_SHA256) if path is None else Path(path)
     if not path.exists():
         raise DataError(f"Expected the weights of ResNet-50 at {path}, but there is no such file. Put {RESNET50} there.")
     state = load_tensors(path, f"the weights of ResNet-50 at {path}", DataError)

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offmap.atomic import cache_folder
+from offmap.checks import require
 from offmap.errors import DataError
-from offmap.extras import require
 from offmap_bench.nets.encoders import encode_images, encode_texts, tokenize
 from offmap_bench.tasks.features import cached_features
 from offmap_bench.tasks.images import array
@@ -80,7 +80,7 @@ def table_task(
 
     others = {label: tensor((x[some(np.flatnonzero(rows), MOST, seed)] - shift) / scale) for label, rows in ood.items()}
     likelihood = "categorical" if classes else "gaussian"
-    return Task(name, part(train), part(valid), part(test), others, likelihood=likelihood, outputs=2)
+    return Task(name, part(train), part(valid), part(test), others, likelihood=likelihood, outputs=2, unit=float(unit))
 
 
 def some(rows: Index, most: int, seed: int) -> Index:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from offmap.extras import require
+from offmap.checks import require
 from offmap_bench.tasks.task import Task, pair, tensor
 
 Array = NDArray[np.float64]

@@ -93,13 +93,13 @@ class Own:
             raise DataError(f"Expected 20 in-distribution rows or more in {self.path}, but got {len(rest)}.")
         parts = split(rest, seed, self.shares)
         code = Code.of(inputs, parts[0])
-        y, likelihood, outputs = self.encode_target(target, rest, parts[0])
+        y, likelihood, outputs, unit = self.encode_target(target, rest, parts[0])
         x = code.rows(inputs)
         ood = {name: x[rows] for name, rows in ood_rows.items()}
         ood |= {name: code.rows(self.read_other(path, inputs)) for name, path in self.others().items()}
         train, valid, test = (pair(x[part], y[part]) for part in parts)
         name = f"file/{Path(self.path).name}"
-        return Task(name, train, valid, test, {key: tensor(rows) for key, rows in ood.items()}, likelihood, outputs)
+        return Task(name, train, valid, test, {key: tensor(rows) for key, rows in ood.items()}, likelihood, outputs, unit)
 
     def read(self) -> tuple[Columns, Column]:
         """Inputs and target of the file, whole, as far as `missing` allows."""
@@ -142,8 +142,8 @@ class Own:
         }
         return np.setdiff1d(all_rows, np.concatenate(list(ood_rows.values()))), ood_rows
 
-    def encode_target(self, target: Column, rest: Index, train: Index) -> tuple[NDArray[Any], str, int]:
-        """Targets, the name of their likelihood, and how many numbers a net for it gives."""
+    def encode_target(self, target: Column, rest: Index, train: Index) -> tuple[NDArray[Any], str, int, float]:
+        """Targets, the name of their likelihood, how many numbers a net for it gives, and what targets were divided by."""
         if isinstance(target, list):
             if self.kind == "regression":
                 raise DataError(f"Expected numbers in the target {self.target!r} of {self.path} for a regression, but got words.")
@@ -154,7 +154,7 @@ class Own:
             integral = bool((target == target.round()).all())
             if self.kind == "regression" or (self.kind is None and not (integral and len(np.unique(target[rest])) <= 20)):
                 middle, unit = moments(target[train])
-                return (target - middle) / unit, "gaussian", 2
+                return (target - middle) / unit, "gaussian", 2, float(unit)
             if not integral:
                 raise DataError(f"Expected words or whole numbers in the target {self.target!r} for a classification.")
             values = target
@@ -163,7 +163,7 @@ class Own:
             raise DataError(
                 f"Expected two classes or more in {self.target!r} of {self.path}, but got {len(levels)} in {len(rest)} rows."
             )
-        return np.searchsorted(levels, values), "categorical", len(levels)
+        return np.searchsorted(levels, values), "categorical", len(levels), 1.0
 
     def read_other(self, path: Path, inputs: Columns) -> Columns:
         """The inputs of another file, which must have the same columns of the same kind."""

@@ -28,7 +28,7 @@ class Task:
     """`train`, `valid` and `test` are (inputs, targets) of one distribution; `ood` holds inputs of others, by name.
 
     `likelihood` is the name of the one that fits the targets, `outputs` how many numbers a net for it gives. Floats are
-    float32, classes int64.
+    float32, classes int64. `unit` is what targets were divided by.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Task:
     ood: dict[str, Inputs] = field(repr=False)
     likelihood: str
     outputs: int
+    unit: float = 1.0
 
     @property
     def inputs(self) -> int:

@@ -53,7 +53,7 @@ def cut(name: str, x: Array, y: Array, mode: str, seed: int) -> Task:
         return pair((x[rows] - shift) / scale, (y[rows] - middle) / unit)
 
     ood = {mode: tensor((x[ood_rows] - shift) / scale)}
-    return Task(name, part(train), part(valid), part(test), ood, likelihood="gaussian", outputs=2)
+    return Task(name, part(train), part(valid), part(test), ood, likelihood="gaussian", outputs=2, unit=float(unit))
 
 
 def read(name: str, folder: str | Path | None = None) -> Array:
