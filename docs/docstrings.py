@@ -17,7 +17,7 @@ class Markdown(Extension):
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring:
-            obj.docstring = Docstring(to_markdown(obj.docstring.value), lineno=obj.docstring.lineno, parent=obj)
+            obj.docstring.value = to_markdown(obj.docstring.value)  # in place: a new Docstring would not know its style
 
     def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
         if isinstance(attr.value, ExprCall) and str(attr.value.function) == "option":

@@ -98,7 +98,9 @@ def draw_pairs(axes: Axes, values: Mapping[str, Mapping[str, float]]) -> None:
             axes.barh(position + offset, value - 50, left=50, height=0.36, color=colour(look))
             axes.text(value, position + offset, f" {value:.0f}", fontsize=7, va="center", color=colour("soft"))
         axes.set(yticks=range(len(each)), yticklabels=list(each))
-    axes.set(title="The guard and simple baselines", xlim=(50, 104), xlabel="AUROC, %; 50 is chance")
+    upper, lower = values
+    axes.set(title="The guard and simple baselines", xlim=(50, 104))
+    axes.set_xlabel(f"AUROC, %; 50 is chance\nupper bars: {upper}, lower bars: {lower}")
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
 
@@ -313,3 +315,78 @@ def draw_sklearn(axes: Sequence[Axes], names: Names) -> None:
     axes[1].text(42, guard.threshold + 0.1, "threshold", fontsize=7, ha="right")
     axes[1].set(title="Patients heavier than those before", xlabel="body mass index, kg/m²", ylabel="score, higher = more OOD")
     axes[1].legend(frameon=False, fontsize=7, labelcolor="linecolor", loc="upper left")
+
+
+@picture("lightning")
+def draw_lightning(axes: Sequence[Axes], names: Names) -> None:
+    guard, x, y, (new, digits) = names["callback"].guard, names["x"], names["y"], names["test"].tensors
+    sets = {"0 to 4": new, "5 to 9": x[y >= 5]}
+    draw_scores(axes[0], {name: guard.score(rows) for name, rows in sets.items()}, guard.threshold, (-2, 6), "digits")
+    axes[0].set_title("The guard that the callback has fitted")
+    parts = [new[digits == digit] if digit < 5 else x[y == digit] for digit in range(10)]
+    share = [100 * float(guard(part).ood.float().mean()) for part in parts]
+    axes[1].bar(range(10), share, color=[*5 * [colour("id")], *5 * [colour("ood")]], width=0.7)
+    axes[1].axhline(5, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
+    axes[1].set(title="It flags digits that the model has not learned", xlabel="digit", ylabel="% flagged", xticks=range(10))
+
+
+@picture("distill")
+def draw_distill(axes: Sequence[Axes], names: Names) -> None:
+    guard, head, rows = names["guard"], names["head"], names["test"][0]
+    for label, x, look in (("0 to 4", rows, "id"), ("5 to 9", names["unknown"][::3], "ood")):
+        axes[0].plot(guard.score(x), head.score(x), "o", markersize=1.8, alpha=0.7, color=colour(look), label=label)
+    axes[0].axvline(guard.threshold, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
+    axes[0].axhline(head.threshold, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
+    axes[0].set(title="The head predicts the guard's score", xlabel="score of the guard", ylabel="score of the head")
+    axes[0].legend(frameon=False, fontsize=7, markerscale=3, labelcolor="linecolor", loc="upper left")
+    factors = np.geomspace(1, 1000, 13)
+    middle = rows.mean(0)
+    for label, each, dashes in (("guard", guard, "solid"), ("head", head, (0, (4, 2)))):
+        scores = [float(each.score(middle + float(factor) * (rows - middle)).median()) for factor in factors]
+        axes[1].plot(factors, scores, color=colour("series4"), linestyle=dashes, linewidth=1.4, label=label)
+    axes[1].set(title="Far from the data both grow with the logarithm", xscale="log", xlabel="distance from the mean, × …")
+    axes[1].set_ylabel("median score")
+    axes[1].set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
+    axes[1].legend(frameon=False, fontsize=7)
+
+
+@picture("export")
+def draw_export(axes: Sequence[Axes], names: Names) -> None:
+    guard, session, new = names["guard"], names["session"], names["x"][450:]
+    for label, x, look in (("new rows", new, "id"), ("rows + 5", new + 5, "ood")):
+        (score,) = session.run(["score"], {"input": x.numpy()})
+        axes[0].plot(guard.score(x), score, "o", markersize=2, alpha=0.7, color=colour(look), label=label)
+    axes[0].axline((0, 0), slope=1, color=colour("soft"), linewidth=0.7)
+    axes[0].axhline(guard.threshold, color=colour("ink"), linewidth=0.9, linestyle=(0, (2, 2)))
+    axes[0].text(axes[0].get_xlim()[1], guard.threshold + 0.3, "threshold", fontsize=7, ha="right")
+    axes[0].set(title="The file gives the guard's scores", xlabel="score of the guard", ylabel="score of the file")
+    axes[0].legend(frameon=False, fontsize=7, markerscale=2, labelcolor="linecolor", loc="upper left")
+    (terms,) = session.run(["terms"], {"input": (new + 5).numpy()})
+    axes[1].barh(list(guard.terms(new[:2])), terms.mean(0), height=0.62, color=colour("ood"))
+    axes[1].axvline(0, color=colour("ink"), linewidth=0.9)
+    axes[1].set(title="Output `terms`: why rows + 5 are flagged", xlabel="mean term, standard deviations of in-distribution rows")
+    axes[1].invert_yaxis()
+    axes[1].tick_params(axis="y", length=0)
+
+
+@picture("nonsense")
+def draw_nonsense(axes: Sequence[Axes], names: Names) -> None:
+    guard, net, inputs = (names[name] for name in ("guard", "net", "inputs"))
+    for position, (name, x) in enumerate(list(inputs.items())[1:]):
+        confidence, label = net(x).detach().softmax(1).max(1)
+        row = int(confidence.argmax())
+        axes[0].imshow(x[row].view(8, 8).numpy(), cmap="gray_r", extent=(1.15 * position, 1.15 * position + 1, 0, 1))
+        text = f"{name}:\n“{int(label[row])}”, {100 * float(confidence[row]):.0f} % sure"
+        axes[0].text(1.15 * position + 0.5, -0.06, text, fontsize=8, ha="center", va="top")
+    axes[0].set(title="What the network says", xlim=(0, 3.3), ylim=(-0.35, 1.0))
+    axes[0].axis("off")
+    sure = [100 * float((net(x).softmax(1).amax(1) > 0.9).float().mean()) for x in inputs.values()]
+    flagged = [100 * float(guard(x).ood.float().mean()) for x in inputs.values()]
+    for offset, look, values in ((-0.2, "series0", sure), (0.2, "ood", flagged)):
+        axes[1].barh([each + offset for each in range(len(values))], values, height=0.36, color=colour(look))
+        for position, value in enumerate(values):
+            axes[1].text(value, position + offset, f" {value:.0f}", fontsize=7, va="center", color=colour("soft"))
+    axes[1].set(yticks=range(len(inputs)), yticklabels=list(inputs), xlim=(0, 110))
+    axes[1].set(title="Grey: the network is sure. Orange: the guard flags.", xlabel="% of inputs")
+    axes[1].invert_yaxis()
+    axes[1].tick_params(axis="y", length=0)

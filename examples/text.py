@@ -85,7 +85,7 @@ figure, axes = plt.subplots(figsize=(7, 2.4))
 axes.hist([guard.score(test[0]), guard.score(unknown)], bins=30, label=["in scope", "out of scope"], color=["#2f6fb5", "#d1541b"])
 axes.axvline(guard.threshold, color="black", linewidth=0.9, linestyle="dashed", label="threshold")
 axes.set(xlabel="score", ylabel="requests")
-_ = axes.legend(frameon=False)
+_ = axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 # %% [markdown]
 # The requests that look most and least like those of the training data. Those that pass do sound like an intent that the
