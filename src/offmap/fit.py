@@ -190,16 +190,10 @@ def fit(
             check_targets(calibration, likelihood, base)
         image_spec = describe_images(likelihood, train, valid, base)
         notes = [note for note in (augmented, *findings.notes, *doubts) if note]
-        if config == "default" and are_images(likelihood, valid):
-            # draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest
-            settings = replace(settings, params=LAST_LAYER if settings.params is None else settings.params)
-            if settings.params == LAST_LAYER and solver is None and not options:
-                settings = replace(settings, solver="closed-form")
-        elif config == "default" and params is None and solver is None and not options:
-            cost = stacked.members * count_products(stacked.module, valid.inputs, pick)
-            if cost > MOST_PRODUCTS:
-                settings = replace(settings, params=LAST_LAYER, solver="closed-form")
-                notes.append(LARGE.format(cost, MOST_PRODUCTS))
+        if config == "default":
+            asked = {"params": params, "solver": solver, **options}
+            settings, note = limit_random_weights(settings, stacked, valid, pick, asked, images=are_images(likelihood, valid))
+            notes += note
         for note in notes:
             logger.warning(note)
         stacked = choose(stacked, valid.inputs, settings.params, pick, unreached=findings.unreached)
@@ -298,6 +292,23 @@ def resolve_config(config: Config | str, named: dict[str, Any], options: dict[st
         options = {"noise": "normal"} | options
     keywords = [name for name, p in inspect.signature(fit).parameters.items() if p.kind is p.KEYWORD_ONLY]
     return override(config, {name: value for name, value in named.items() if value is not None} | options, also=keywords)
+
+
+def limit_random_weights(
+    settings: Config, stacked: StackedModel, valid: Rows, pick: OutputFn, asked: Mapping[str, Any], *, images: bool
+) -> tuple[Config, list[str]]:
+    """Return settings with the last layer alone random for images and large models, where nothing else is `asked`, and notes."""
+    if images:
+        # draws of convolutions cost accuracy and disagree no better; all draws of the last layer cost one pass of the rest
+        settings = replace(settings, params=LAST_LAYER if settings.params is None else settings.params)
+        simple = settings.params == LAST_LAYER and all(value is None for name, value in asked.items() if name != "params")
+        return (replace(settings, solver="closed-form") if simple else settings), []
+    if any(value is not None for value in asked.values()):
+        return settings, []
+    cost = stacked.members * count_products(stacked.module, valid.inputs, pick)
+    if cost <= MOST_PRODUCTS:
+        return settings, []
+    return replace(settings, params=LAST_LAYER, solver="closed-form"), [LARGE.format(cost, MOST_PRODUCTS)]
 
 
 def check_groups(groups: Any, valid: Data | None, ranks: str) -> list[Any] | None:
