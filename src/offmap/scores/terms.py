@@ -390,12 +390,11 @@ class LayerTerm(Term):
 
         Those of every layer and member get length one if `unit`; else all of a layer are divided by its size.
         """
+        if self.scale is None:
+            rows = [part / part.norm(dim=1, keepdim=True).clamp_min(1e-12) for x in rows for part in x.float().chunk(members, 1)]
         joined = rows[0].float() if len(rows) == 1 else torch.cat([x.float() for x in rows], 1)
         if self.scale is not None:
             return joined * self.scale if self.directions is None else joined @ self.scale
-        sections = mark_sections(tuple(self.widths.values()), members).to(joined)
-        lengths = (joined.square() @ sections).sqrt().clamp_min(1e-12)
-        joined = joined / (lengths @ sections.mT)
         return joined if self.directions is None else joined @ self.directions.to(joined)
 
     def vectors(self, features: Features) -> Tensor:
@@ -652,19 +651,6 @@ def project(rows: Tensor, directions: Tensor | None) -> Tensor:
 def narrow_rows(rows: Tensor) -> Tensor:
     """Turn rows (B, D) into at most WHITENED numbers each, in float64: an ellipsoid of D numbers takes D³ products to find."""
     return project(rows, directions(rows.shape[1], WHITENED)).double()
-
-
-@lru_cache(maxsize=16)
-def mark_sections(widths: tuple[int, ...], members: int) -> Tensor:
-    """Mark which of D numbers per row belong to which layer and member, (D, layers · members); of every layer, all members'.
-
-    >>> mark_sections((2, 1), 1)
-    tensor([[1., 0.],
-            [1., 0.],
-            [0., 1.]])
-    """
-    parts = torch.tensor([width // members for width in widths for _ in range(members)], device="cpu")
-    return torch.eye(len(parts), device="cpu").repeat_interleave(parts, 0)
 
 
 @lru_cache(maxsize=16)
