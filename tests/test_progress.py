@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_fit_prints_lines_unless_asked_not_to(monkeypatch: pytest.MonkeyPatch,
     quick(regressor(), train, valid, solver="refine", steps=100)
     text = capsys.readouterr().err
     assert "offmap: MaxWEnt, step " in text
-    assert "offmap: score and threshold, 0 s" in text
+    assert re.search(r"offmap: score and threshold, \d+ s", text)
 
 
 def test_other_ranks_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

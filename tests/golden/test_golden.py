@@ -35,9 +35,13 @@ SENSITIVE: dict[str, tuple[float, tuple[str, ...], str]] = {
     "config_paper": (1e-3, ("part ", "score"), "few steps from φ = 5e-5: draws differ in their last digits alone"),
     "config_reference": (1e-3, ("part ", "score"), "few steps from φ = 5e-5: draws differ in their last digits alone"),
     "distill": (0.7, ("score", "threshold", "p_value", "ood"), "the head is trained for long on few rows, and is chaotic"),
-    "one_pass_of_images": (0.7, ("score", "threshold", "p_value", "ood"), "the head is trained for long on few rows"),
+    "distill_of_images": (0.7, ("score", "threshold", "p_value", "ood"), "the head is trained for long on few rows"),
 }
 """{case: (relative tolerance, beginnings of keys, reason)}."""
+
+
+def test_sensitive_names_cases() -> None:
+    assert SENSITIVE.keys() <= CASES.keys()
 
 
 @pytest.fixture(scope="module")
