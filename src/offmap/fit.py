@@ -184,11 +184,13 @@ def fit(
         check_same_function(models, base.model, weights, valid.inputs)
         if allow_nan:
             check_missing(train, base)
-        likelihood, doubts = find_likelihood(base, train, valid, likelihood)
+        outputs = base.outputs(valid.inputs, 1)
+        likelihood, doubts = find_likelihood(outputs, train, valid, likelihood)
         train = check_targets(train, likelihood, base)
         if calibration is not None:
             check_targets(calibration, likelihood, base)
-        image_spec = describe_images(likelihood, train, valid, base)
+        image_spec = describe_images(likelihood, train, valid, outputs)
+        del outputs  # those of a language model are large
         notes = [note for note in (augmented, *findings.notes, *doubts) if note]
         if config == "default":
             asked = {"params": params, "solver": solver, **options}
@@ -378,10 +380,10 @@ def open_checkpoint(
 
 
 def find_likelihood(
-    base: Sampled, train: Batches, rows: Rows, likelihood: str | Likelihood | None
+    outputs: Tensor, train: Batches, rows: Rows, likelihood: str | Likelihood | None
 ) -> tuple[Likelihood, list[str]]:
-    """Return the likelihood that fits the base models' outputs and the targets, and what looks wrong about these."""
-    outputs, valid = base.outputs(rows.inputs, 1), rows.targets
+    """Return the likelihood that fits the base models' outputs (M, n, ...) and the targets, and what looks wrong about these."""
+    valid = rows.targets
     if not bool(outputs.isfinite().all()):
         raise ModelError("Expected a trained model with finite outputs, but it gives NaN or infinite values on `valid`.")
     resolved = resolve(likelihood, outputs, valid)
@@ -429,16 +431,16 @@ def are_images(likelihood: Likelihood, rows: Rows) -> bool:
     return isinstance(likelihood, Categorical) and is_image(rows.inputs) and rows.targets.ndim == 1
 
 
-def describe_images(likelihood: Likelihood, train: Batches, valid: Rows, base: Sampled) -> ImageSpec | None:
+def describe_images(likelihood: Likelihood, train: Batches, valid: Rows, outputs: Tensor) -> ImageSpec | None:
     """Describe validation images in floating-point numbers, and check training images against them; None for other inputs."""
     if not are_images(likelihood, valid) or not valid.inputs.is_floating_point():
         return None
     spec = ImageSpec.of(valid.inputs)
     spec.check(next(iter(train))[0], "the training inputs")
     counted = (valid.targets != IGNORED).nonzero().flatten()
-    few = valid.take(counted[permutation(len(counted), "accuracy")[:1000]])  # rows may be sorted by class
-    if few.rows:
-        warn_if_inaccurate(spec, base.outputs(few.inputs, 1)[0], few.targets, "validation")
+    few = counted[permutation(len(counted), "accuracy")[:1000]]  # rows may be sorted by class
+    if len(few):
+        warn_if_inaccurate(spec, outputs[0, few], valid.targets[few], "validation")
     return spec
 
 
@@ -472,7 +474,9 @@ def build_guard(
     prediction = Prediction(**map_rows(predict, reference.inputs, group))
     residuals = likelihood.residual(prediction, reference.targets)
     mine = take_rows(reference.inputs, shard_slice(group, reference.rows))
-    parts = [reduce_positions(module(cached.features(rows, module.reads)), "mean") for rows in cached.blocks(mine)]
+    known = data.has_all_features and separate is None and group.size == 1
+    features = data.scale_features if known else (cached.features(rows, module.reads) for rows in cached.blocks(mine))
+    parts = [reduce_positions(module(block), "mean") for block in features]
     scores = all_gather_concat(group, torch.cat(parts) if parts else None).to(torch.promote_types(place.dtype, torch.float32))
     group.broadcast(scores, residuals, *module.buffers())  # as rank 0 has them: other machines may round otherwise
     calibration = Calibration(

@@ -261,14 +261,16 @@ def choose_chunk(model: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs
             forward(model, pair, take_rows(inputs, slice(0, 2)), output_fn=output_fn)
     except ModelError:
         return 1
-    with replica(model) as twin, no_fast_path, no_fused_attention, CaptureMode({}, lambda use: None) as mode:
-        call(twin, {n: w[0] for n, w in weights.items()}, inputs, output_fn)
-    first = next(iter(weights.values()))
+    first, widest = next(iter(weights.values())), 0
     scale = 1 if first.device.type == "cpu" else 16  # elsewhere a call costs more, beside the arithmetic
     attention = any(isinstance(m, nn.MultiheadAttention) for m in model.modules())  # fused in a loop, not under `vmap`
-    if mode.widest > scale * WIDE // (1 + attention):
-        return 1
-    return max(2, min(most, scale * CHUNK_ACTIVATIONS // max(1, mode.widest * first.shape[0])))
+    for rows in (take_rows(inputs, slice(0, ROWS)), inputs):  # of large models, a few rows tell
+        with replica(model) as twin, no_fast_path, no_fused_attention, CaptureMode({}, lambda use: None) as mode:
+            call(twin, {n: w[0] for n, w in weights.items()}, rows, output_fn)
+        widest = mode.widest
+        if widest > scale * WIDE // (1 + attention):
+            return 1
+    return max(2, min(most, scale * CHUNK_ACTIVATIONS // max(1, widest * first.shape[0])))
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offmap._types import Inputs, Weights
-from offmap.data.batch import rows_of
+from offmap.data.batch import rows_of, take_rows
 from offmap.distributed.group import SINGLE_PROCESS, Group
 from offmap.model.capture import TWICE, CaptureMode, LayerInput, ParamUse
 from offmap.model.forward import MODEL_ERRORS, OutputFn, call, first_tensor, model_failed, no_fast_path
@@ -37,8 +37,8 @@ EXACT_ROWS, EXACT_PRODUCTS = 1 << 11, 1 << 26
 MOMENT_NUMBERS = 1 << 24
 """Numbers of all second moments that are held at a time (128 MB)."""
 
-ACTIVATIONS, MOST_ROWS = 1 << 20, 1 << 12
-"""Numbers in the widest activation, and rows, of one batch of the pass over the data, where its size is free."""
+ACTIVATIONS, MOST_ROWS, PLAN_ROWS = 1 << 20, 1 << 12, 32
+"""Numbers in the widest activation, and rows, of one batch of the pass over the data, where its size is free; so many tell."""
 
 Feed: TypeAlias = Callable[[int], Iterable[Any]]
 """The data's inputs in batches, of about so many rows where that can be chosen; may be asked several times."""
@@ -96,7 +96,7 @@ def observe(
     """
     members = [models.weights(m) for m in range(models.members)]
     observed = Observed()
-    plan, rows = plan_pass(models, members, next(iter(feed(1))), output_fn, limit)
+    plan, rows = plan_pass(models, members, take_rows(next(iter(feed(1))), slice(0, PLAN_ROWS)), output_fn, limit)
     for names in group.all_gather_object(plan)[0]:
         moments = second_moments(
             models.module, members, (shard or feed)(rows), output_fn, names=names, among=models.mean, limit=limit, group=group

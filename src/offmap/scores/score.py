@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from offmap.guard import DrawSampler
 
 EMPTY = torch.empty(0, device="cpu")
+MANY = 32  # rows that tell whether a layer gets one vector per row, whatever the others
 SCALE_ROWS = 1000  # that set the scales of terms: each takes all draws
 LEAST_FRESH = 100  # validation rows; of fewer, the scales come from training rows
 LAYERS = 7  # to compare in, spread over the depth, the last among them
@@ -211,6 +212,11 @@ class ScoreData:
         """Whether there are enough validation rows to set scales."""
         return rows_of(self.valid) >= LEAST_FRESH or not self.train
 
+    @property
+    def has_all_features(self) -> bool:
+        """Whether scales were taken from all validation rows, whose features are known then."""
+        return "scale_features" in vars(self) and self.fresh and rows_of(self.valid) <= SCALE_ROWS
+
     @cached_property
     def scale_features(self) -> list[Features]:
         """All that scores read of the rows that set the scales: validation rows, or training rows if those are few."""
@@ -363,7 +369,7 @@ def find_layers(data: ScoreData) -> list[str]:
         return []
     # one member alone has its fixed weights in the model itself
     params = detach_params(model.module)
-    several = [take_rows(data.train[0], slice(0, n)) for n in (2, model.batch_size)]
+    several = [take_rows(data.train[0], slice(0, n)) for n in (2, min(MANY, model.batch_size))]
     few, many = (read_features(model.module, params | weights, rows, model.output_fn, maps=True) for rows in several)
     vectors = flatten_inputs(several[1])
     names: list[str] = []
