@@ -117,15 +117,27 @@ def test_the_outer_and_the_inner_half_are_all_rows() -> None:
     assert list_halves("column 1", (torch.arange(100.0) > 97).float()) == []  # equal values make no halves
     assert [int(held.sum()) for _, _, held in list_halves("column 2", torch.arange(99.0) % 3)] == [66, 33]
     assert sum(int(held.sum()) for _, _, held in list_clusters(inputs(100, 0))) == 100
-    assert list_directions(inputs(50, 0).double())[0][0] == "principal axis 1"
+    assert list_directions(inputs(50, 0).double(), torch.arange(3))[0][0] == "principal axis 1"
 
 
 def test_units_order_and_sign_of_columns_choose_the_same_cuts() -> None:
     x = inputs(80, 4).double()
     x[:, 0] = x[:, 0].exp()
     turned = (1000 * x + 3)[:, [2, 0, 1]]
-    for (_, along), (_, again) in zip(list_directions(x), list_directions(turned), strict=True):
+    for (_, along), (_, again) in zip(list_directions(x, torch.arange(3)), list_directions(turned, torch.arange(3)), strict=True):
         torch.testing.assert_close(along.argsort(), again.argsort())
+
+
+def test_tables_are_cut_along_numbers_alone_and_words_do_not_hide_them() -> None:
+    numbers, words = inputs(160, 5)[:, :2], torch.eye(12)[torch.arange(160) % 12]
+    x = torch.cat([words[:, :5], numbers[:, :1], words[:, 5:], numbers[:, 1:]], 1)  # columns 5 and 13 are the numbers
+    guard = quick(nn.Linear(14, 1), (x[:120], x[:120, 5]), (x[120:], x[120:, 5]))
+    cuts = [s["name"] for s in guard.score_module.figures["shifts"] if s["kind"] in ("beyond", "between")]
+    assert {name.rpartition(" ")[2] for name in cuts if "column" in name} == {"5", "13"}
+    alone = dict(list_directions(numbers[:120].double(), torch.arange(2)))
+    among = dict(list_directions(x[:120].double(), torch.tensor([5, 13])))
+    for name in ("principal axis 1", "random direction 1"):  # as of a table without the words
+        torch.testing.assert_close(among[name], alone[name])
 
 
 def test_a_fit_chooses_the_same_weights_again_and_files_keep_them(tmp_path: Path) -> None:

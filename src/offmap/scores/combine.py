@@ -2,7 +2,7 @@
 
 No OOD data are needed: parts of the training rows are cut out in turn, and stand in for OOD rows.
 
-    beyond     the outer half of a table along a column, a principal axis or a random direction
+    beyond     the outer half of a table along a column of numbers, or along a principal axis or a random direction of these
     between    the inner half of a table, likewise
     cluster    a cluster of the layers' inputs
     class      some of the classes
@@ -245,7 +245,7 @@ def make_cuts(terms: Mapping[str, Score], features: Features, labels: Tensor | N
     held: list[tuple[str, str, Tensor]] = []
     # directions of pixels, or of what a model learned, are no shifts that anybody would meet
     if vectors is not None and vectors.shape[1] <= WIDEST_TABLE and not image:
-        for name, along in list_directions(vectors.double().nan_to_num()):
+        for name, along in list_directions(vectors.double().nan_to_num(), find_numbers(terms, vectors)):
             held += list_halves(name, along)
     held += list_clusters(space.double().nan_to_num())
     if labels is not None and len(classes := labels.unique()) > 2:
@@ -268,8 +268,16 @@ def make_cuts(terms: Mapping[str, Score], features: Features, labels: Tensor | N
     return cuts
 
 
-def list_directions(rows: Tensor) -> list[tuple[str, Tensor]]:
-    """List principal axes, random directions and columns of rows (N, D), with the rows along each, (N,)."""
+def find_numbers(terms: Mapping[str, Score], rows: Tensor) -> Tensor:
+    """Number the columns of a table (N, D) that are numbers: a half along a column of words is none that anybody would meet."""
+    encoders = [term.encoder for term in terms.values() if isinstance(term, InputDistance) and term.encoder is not None]
+    numbers = encoders[0].numbers if encoders else rows.new_empty(0, dtype=torch.long)
+    return numbers if len(numbers) else torch.arange(rows.shape[1], device=rows.device)
+
+
+def list_directions(rows: Tensor, numbers: Tensor) -> list[tuple[str, Tensor]]:
+    """List principal axes, random directions and columns of numbers of rows (N, D), with the rows along each, (N,)."""
+    rows = rows[:, numbers]
     scale = rows.std(0, correction=0)
     white = (rows - rows.mean(0)) / torch.where(scale > 0, scale, 1.0)
     order = white.pow(3).mean(0).argsort()  # whatever the order of the columns, they are drawn in this one
@@ -280,7 +288,7 @@ def list_directions(rows: Tensor) -> list[tuple[str, Tensor]]:
         weights = torch.randn(rows.shape[1], generator=source, dtype=rows.dtype, device="cpu")
         along.append((f"random direction {i + 1}", white[:, order] @ weights.to(white)))
     chosen = order[permutation(rows.shape[1], "columns of cuts")[:COLUMNS].to(order.device)].tolist()
-    return along + [(f"column {c}", rows[:, c]) for c in chosen]
+    return along + [(f"column {int(numbers[c])}", rows[:, c]) for c in chosen]
 
 
 def turn(along: Tensor) -> Tensor:
