@@ -37,10 +37,15 @@ def picture(name: str, panels: tuple[int, int] = (1, 2), size: tuple[float, floa
 
 def draw(name: str, names: Names) -> dict[str, str]:
     """Draw a picture from the names that a page has defined: {"light": SVG, "dark": SVG}."""
-    function, (rows, columns), size = PICTURES[name]
+    function, panels, size = PICTURES[name]
+    return render(panels, size, lambda axes: function(axes, names))
+
+
+def render(panels: tuple[int, int], size: tuple[float, float], paint: Callable[[Any], None]) -> dict[str, str]:
+    """Paint rows and columns of panels: {"light": SVG, "dark": SVG}."""
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=size, layout="constrained")
-        function(figure.subplots(rows, columns, squeeze=False).flatten(), names)
+        paint(figure.subplots(*panels, squeeze=False).flatten())
         light = render_svg(figure)
     light = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), light)
     light = re.sub(r"font: ([\d.]+px) [^\";]+", r"font: \1 system-ui, 'DejaVu Sans', Arial, sans-serif", light)
@@ -51,8 +56,12 @@ def draw(name: str, names: Names) -> dict[str, str]:
 def write(page: str, names: Names) -> None:
     """Write the pictures that a page shows."""
     for name in NAME.findall(page):
-        for kind, svg in draw(name, names).items():
-            (FOLDER / f"{name}-{kind}.svg").write_text(svg, encoding="utf-8")
+        save(name, draw(name, names))
+
+
+def save(name: str, picture: Mapping[str, str]) -> None:
+    for kind, svg in picture.items():
+        (FOLDER / f"{name}-{kind}.svg").write_text(svg, encoding="utf-8")
 
 
 def words(svg: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Figures of README and of the documentation: `python -m offmap_bench.studies.figures drawings` or `... screenshots`.
+"""Figures of README and of the documentation: `python docs/figures.py drawings` or `... screenshots`.
 
 Drawings show the paper's one-dimensional task, one net and its guard, for light and for dark screens. Screenshots, which need
 chromium, show evaluation pages of three small tasks.
@@ -15,27 +15,22 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
+import pictures
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 import offmap
 from offmap import Guard
-from offmap.report.page import COLOURS, RC, colour
+from offmap.report.page import colour
 from offmap_bench.demo.run import DIGITS, MOONS, REGRESSION, Bench
-from offmap_bench.paths import DOCS
-from offmap_bench.studies.study import render_svg
 from offmap_bench.tasks.synthetic import truth
 from offmap_bench.tasks.task import Task
-
-FOLDER = DOCS / "figures"
 
 TALL, CLIP = 1.6, 0.1  # half of the height; the clip of the middle panel, as the guard's own may be 0
 
@@ -57,18 +52,13 @@ def draw_all() -> None:
 
 def write(name: str, panels: list[tuple[str, Callable[[Axes], None]]]) -> None:
     """Write one row of panels, for light and for dark screens."""
-    with matplotlib.rc_context(RC | {"font.family": "sans-serif", "axes.titlesize": 9, "axes.titlecolor": colour("ink")}):
-        figure = Figure(figsize=(7.6, 2.5), layout="constrained")
-        for axes, (title, draw) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+
+    def paint(several: Sequence[Axes]) -> None:
+        for axes, (title, draw) in zip(several, panels, strict=True):
             draw(axes)
-            axes.set_title(title, loc="left", fontsize=8.5 if len(panels) < 3 else 8)
-        light = render_svg(figure)
-    light = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), light)
-    light = re.sub(r"font: ([\d.]+px) [^\";]+", r"font: \1 system-ui, 'DejaVu Sans', Arial, sans-serif", light)
-    to_dark = {pair[0]: pair[1] for pair in COLOURS.values()}
-    dark = re.sub("|".join(to_dark), lambda code: to_dark[code[0]], light)
-    for kind, svg in (("light", light), ("dark", dark)):
-        (FOLDER / f"{name}-{kind}.svg").write_text(svg, encoding="utf-8")
+            axes.set_title(title, fontsize=8.5 if len(panels) < 3 else 8)
+
+    pictures.save(name, pictures.render((1, len(panels)), (7.6, 2.5), paint))
 
 
 def draw_data(axes: Axes, task: Task, x: Tensor) -> None:
@@ -157,7 +147,7 @@ def take_screenshots() -> None:
 def save_screenshot(page: Any, name: str) -> None:
     from PIL import Image
 
-    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(FOLDER / f"{name}.webp", quality=82, method=6)
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(pictures.FOLDER / f"{name}.webp", quality=82, method=6)
 
 
 def take_live_screenshots(browser: Any, guard: Guard, task: Task, folder: Path) -> None:
