@@ -6,8 +6,6 @@ some have a share below 0.1 %. It needs OFFMAP_DATA.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ from offmap.evaluation import measure_separation
 from offmap.integrations.sklearn import OffmapDetector
 from offmap.scores.distance import TableEncoder
 from offmap_bench.studies.study import Runs, Study, markdown, significant
-from offmap_bench.tasks.download import data_folder
+from offmap_bench.tasks.shifts import read_columns
 
 SEEDS = range(3)
 ROWS, TEST = 3000, 1000  # to fit, and of every set to score
@@ -74,12 +72,10 @@ def cells() -> dict[str, Callable[[], Any]]:
 
 def read(table: Table) -> dict[str, Array]:
     """Read the columns of a table, numbers as they are and words as the number of their bin."""
-    with gzip.open(data_folder() / "tables" / f"{table.file}.csv.gz", "rt", encoding="utf-8") as file:
-        names, *lines = csv.reader(file)
-    if "weekday" not in names:  # half hours in a row, from a Tuesday on: 4 and 5 are the weekend
-        names, lines = [*names, "weekday"], [[*line, str(row // 48 % 7)] for row, line in enumerate(lines)]
-    chosen = [*table.numbers, *table.words]
-    columns = {name: np.array([float(line[names.index(name)]) for line in lines]) for name in chosen}
+    every = read_columns(table.file)
+    if "weekday" not in every:  # half hours in a row, from a Tuesday on: 4 and 5 are the weekend
+        every["weekday"] = np.arange(len(every["period"])) // 48 % 7.0
+    columns = {name: every[name] for name in (*table.numbers, *table.words)}
     for name, bins in table.words.items():
         if bins is not None:
             low, high = columns[name].min(), columns[name].max()

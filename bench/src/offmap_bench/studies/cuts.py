@@ -9,8 +9,8 @@ import numpy as np
 from numpy.random import RandomState
 
 from offmap_bench.studies.choice import TABLES, Pair
-from offmap_bench.studies.series import read
-from offmap_bench.tasks.task import Array, Task, moments, pair, split, tensor
+from offmap_bench.tasks.shifts import read_columns
+from offmap_bench.tasks.task import Array, Task, split, table_task
 from offmap_bench.tasks.uci import MODES, cut
 
 ROWS = 3_000
@@ -18,20 +18,25 @@ ROWS = 3_000
 
 def bikes() -> tuple[Array, Array, dict[str, Array]]:
     """Hours of bike rentals: calendar and weather, the logarithm of the count, and columns to cut by."""
-    table = read("bike_hour")
-    hour, month = 2 * np.pi * table[:, 5] / 24, 2 * np.pi * table[:, 4] / 12
+    table = read_columns("bike_hour")
+    hour, month = 2 * np.pi * table["hr"] / 24, 2 * np.pi * table["mnth"] / 12
     angles = [np.sin(hour), np.cos(hour), np.sin(2 * hour), np.cos(2 * hour), np.sin(month), np.cos(month)]
-    x = np.column_stack([*angles, table[:, [6, 8, 10, 11, 12, 13]]])
-    by = {"summer": table[:, 2] == 3, "rain": table[:, 9] >= 3, "night": table[:, 5] < 6, "second year": table[:, 3] == 1}
-    return x, np.log1p(table[:, -1]), by
+    x = np.column_stack([*angles, *(table[name] for name in ("holiday", "workingday", "temp", "atemp", "hum", "windspeed"))])
+    by = {
+        "summer": table["season"] == 3,
+        "rain": table["weathersit"] >= 3,
+        "night": table["hr"] < 6,
+        "second year": table["yr"] == 1,
+    }
+    return x, np.log1p(table["cnt"]), by
 
 
 def prices() -> tuple[Array, Array, dict[str, Array]]:
     """Half-hours of electricity since all columns move: time of day, prices and demands; the demand of New South Wales."""
-    table = read("elec2")[17_760:]
-    time_of_day, later = 2 * np.pi * table[:, 0], np.arange(len(table)) > 0.7 * len(table)
-    x = np.column_stack([np.sin(time_of_day), np.cos(time_of_day), np.log(table[:, [1, 3]] + 1e-2), table[:, 4:6]])
-    return x, table[:, 2], {"later weeks": later, "evening": table[:, 0] > 0.75}
+    period, price, demand, *others, _ = (column[17_760:] for column in read_columns("elec2").values())
+    logs, angle = [np.log(each + 1e-2) for each in (price, others[0])], 2 * np.pi * period
+    x = np.column_stack([np.sin(angle), np.cos(angle), *logs, *others[1:]])
+    return x, demand, {"later weeks": np.arange(len(x)) > 0.7 * len(x), "evening": period > 0.75}
 
 
 def sample(rows: Array, seed: int, count: int = ROWS) -> Array:
@@ -45,12 +50,8 @@ def cut_by(make: Callable[[], tuple[Array, Array, dict[str, Array]]], name: str,
     if name in MODES:
         rows = sample(np.arange(len(x)), 0, 2 * ROWS)
         return cut(f"schedules/{make.__name__}/{name}", x[rows], y[rows], name, seed)
-    train, valid, test = split(sample(np.flatnonzero(~by[name]), 0), seed)
-    shift, scale = moments(x[train])
-    middle, unit = moments(y[train])
-    parts = [pair((x[rows] - shift) / scale, (y[rows] - middle) / unit) for rows in (train, valid, test)]
-    ood = {name: tensor((x[sample(np.flatnonzero(by[name]), 0, 2_000)] - shift) / scale)}
-    return Task(f"schedules/{make.__name__}/{name}", *parts, ood, likelihood="gaussian", outputs=2)
+    parts, ood = split(sample(np.flatnonzero(~by[name]), 0), seed), sample(np.flatnonzero(by[name]), 0, 2_000)
+    return table_task(f"schedules/{make.__name__}/{name}", x, y, parts, {name: ood})
 
 
 def cut_table(name: str, mode: str, seed: int) -> Task:

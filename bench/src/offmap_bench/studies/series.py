@@ -5,8 +5,6 @@ It needs OFFMAP_DATA for the two tables. Nothing here is OOD: every flagged row 
 
 from __future__ import annotations
 
-import csv
-import gzip
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,13 +26,14 @@ from offmap.random import generator, permutation
 from offmap.report import page
 from offmap_bench.paths import DOCS
 from offmap_bench.studies.study import Runs, Study, markdown, per_cent, render_svg, significant
-from offmap_bench.tasks.task import data_root
+from offmap_bench.tasks.shifts import read_columns
 
 SEEDS, SPLITS, RATE = range(5), 100, 0.05
 STUDENT = 2.776  # 97.5 % quantile of Student's t with four degrees of freedom
 SAME, ROWS, GROUPS, MOVING = "`valid` of the same groups", "new groups, as rows", "new groups, `groups=`", "`AdaptiveThreshold`"
 FEW_ROWS, FEW_GROUPS = "6 groups, as rows", "6 groups, `groups=`, at 1/7"
 FIGURE = DOCS / "figures" / "series.svg"
+NUMBERS = ("season", "mnth", "holiday", "weekday", "workingday", "weathersit", "temp", "atemp", "hum", "windspeed")
 WINDOW, STRIDE, STEPS, SENSORS = 16, 4, 160, 8
 
 
@@ -77,7 +76,7 @@ def valve(seed: int, runs: int = 160) -> Series:
 
 def electricity(rows_per_group: int) -> Series:
     """Half-hours of `elec2` since all its columns move, with those before as inputs; up or down is the target."""
-    table = read("elec2")[17_760:]
+    table = np.stack(list(read_columns("elec2").values()), 1)[17_760:]
     lags = torch.stack([torch.from_numpy(table[8 - lag : len(table) - lag, :6]) for lag in range(8)], 1)
     y = torch.from_numpy(table[8:, 6]).long()
     return Series(lags.float(), y, torch.arange(8, len(table)) // rows_per_group)
@@ -85,20 +84,12 @@ def electricity(rows_per_group: int) -> Series:
 
 def bike(days_per_group: int) -> Series:
     """Hours of bike rentals with weather and calendar; the logarithm of the count is the target."""
-    table = read("bike_hour")
-    hour, numbers = table[:, 5] * 2 * np.pi / 24, table[:, [2, 4, 6, 7, 8, 9, 10, 11, 12, 13]]
-    x = np.column_stack([np.sin(hour), np.cos(hour), np.sin(2 * hour), np.cos(2 * hour), numbers])
+    table = read_columns("bike_hour")
+    hour, numbers = table["hr"] * 2 * np.pi / 24, [table[name] for name in NUMBERS]
+    x = np.column_stack([np.sin(hour), np.cos(hour), np.sin(2 * hour), np.cos(2 * hour), *numbers])
     x = (x - x.mean(0)) / x.std(0)
-    y, day = torch.from_numpy(np.log1p(table[:, -1])).float(), torch.from_numpy(table[:, 1]).long()
+    y, day = torch.from_numpy(np.log1p(table["cnt"])).float(), torch.from_numpy(table["dteday"]).long()
     return Series(torch.from_numpy(x).float(), y, day // days_per_group)
-
-
-def read(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Read a table of numbers; a date counts as the number of its day."""
-    with gzip.open(data_root(f"`tables/{name}.csv.gz`") / "tables" / f"{name}.csv.gz", "rt") as file:
-        rows = list(csv.reader(file))[1:]
-    days: dict[str, int] = {}
-    return np.array([[days.setdefault(v, len(days)) if "/" in v else float(v) for v in row] for row in rows])
 
 
 class LastState(nn.Module):

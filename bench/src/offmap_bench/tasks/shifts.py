@@ -31,7 +31,7 @@ from offmap_bench.nets.encoders import encode_images, encode_texts, tokenize
 from offmap_bench.tasks.features import cached_features
 from offmap_bench.tasks.images import array
 from offmap_bench.tasks.tabular import read_gzip
-from offmap_bench.tasks.task import Array, Index, Pair, Task, data_root, moments, pair, split, tensor
+from offmap_bench.tasks.task import Array, Index, Pair, Task, data_root, split, table_task
 
 MOST = 2_000
 """Rows of an OOD set, at most."""
@@ -50,7 +50,7 @@ def bike(seed: int = 0, folder: str | Path | None = None) -> Task:
     x = np.stack([np.sin(day), np.cos(day), np.sin(week), np.cos(week), *(table[name] for name in names)], 1)
     winter, wet = table["season"] == 1, table["weathersit"] >= 3
     ood = {"winter": winter & ~wet, "rain and snow": ~winter & wet}
-    return table_task("tables/bike/season", x, np.log1p(table["cnt"]), ~winter & ~wet, ood, seed)
+    return cut_table("tables/bike/season", x, np.log1p(table["cnt"]), ~winter & ~wet, ood, seed)
 
 
 def elec2(seed: int = 0, folder: str | Path | None = None) -> Task:
@@ -63,24 +63,16 @@ def elec2(seed: int = 0, folder: str | Path | None = None) -> Task:
     x = np.stack([column for name, column in table.items() if name != "class"], 1)
     week = (np.arange(len(x)) - 17_472) // 336  # 17,472: the first whole week with prices of Victoria
     known, ood = (week >= 0) & (week < 36), {"next winter": (week >= 57) & (week < 69), "last weeks": week >= 75}
-    return table_task("tables/elec2/later", x, table["class"].astype(np.int64), known, ood, seed)
+    return cut_table("tables/elec2/later", x, table["class"].astype(np.int64), known, ood, seed)
 
 
-def table_task(
+def cut_table(
     name: str, x: Array, y: NDArray[Any], known: NDArray[np.bool_], ood: Mapping[str, NDArray[np.bool_]], seed: int
 ) -> Task:
-    """Split the known rows at random; inputs, and targets that are no classes, are standardised by the training rows."""
-    train, valid, test = split(np.flatnonzero(known), seed, shares=(0.15, 0.15))
-    shift, scale = moments(x[train])
-    classes = y.dtype.kind == "i"
-    middle, unit = (0, 1) if classes else moments(y[train])
-
-    def part(rows: Index) -> Pair:
-        return pair((x[rows] - shift) / scale, y[rows] if classes else (y[rows] - middle) / unit)
-
-    others = {label: tensor((x[some(np.flatnonzero(rows), MOST, seed)] - shift) / scale) for label, rows in ood.items()}
-    likelihood = "categorical" if classes else "gaussian"
-    return Task(name, part(train), part(valid), part(test), others, likelihood=likelihood, outputs=2, unit=float(unit))
+    """Split the known rows at random."""
+    parts = split(np.flatnonzero(known), seed, shares=(0.15, 0.15))
+    others = {label: some(np.flatnonzero(rows), MOST, seed) for label, rows in ood.items()}
+    return table_task(name, x, y, parts, others, likelihood="categorical" if y.dtype.kind == "i" else "gaussian")
 
 
 def some(rows: Index, most: int, seed: int) -> Index:
@@ -89,12 +81,14 @@ def some(rows: Index, most: int, seed: int) -> Index:
 
 
 def read_columns(name: str, folder: str | Path | None = None) -> dict[str, Array]:
-    """Columns of numbers of `tables/<name>.csv.gz`; others are left out."""
-    text = read_text(f"tables/{name}.csv.gz", folder)
-    rows = list(csv.reader(io.StringIO(text)))
+    """Columns of `tables/<name>.csv.gz`, all of numbers; those of dates count days."""
+    rows = list(csv.reader(io.StringIO(read_text(f"tables/{name}.csv.gz", folder))))
+    days: dict[str, int] = {}
     try:
-        table = {column: np.array(values) for column, *values in zip(*rows, strict=True)}
-        return {column: values.astype(np.float64) for column, values in table.items() if column != "dteday"}
+        return {
+            name: np.array([days.setdefault(v, len(days)) if "/" in v else float(v) for v in values], np.float64)
+            for name, *values in zip(*rows, strict=True)
+        }
     except ValueError as error:
         raise DataError(f"Expected numbers below a header in tables/{name}.csv.gz, but it cannot be read: {error}.") from error
 

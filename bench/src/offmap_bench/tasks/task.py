@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -80,6 +81,18 @@ def split(rows: Index, seed: int, shares: tuple[float, float] = (0.1, 0.05)) -> 
     test = math.ceil(shares[0] * len(mixed))
     valid = math.ceil(shares[1] * (len(mixed) - test))
     return mixed[test + valid :], mixed[test : test + valid], mixed[:test]
+
+
+def table_task(
+    name: str, x: Array, y: NDArray[Any], parts: Sequence[Index], ood: Mapping[str, Index], *, likelihood: str = "gaussian"
+) -> Task:
+    """Rows of a table as a task. Inputs, and targets but classes, are standardised by the first of `parts`, the training rows."""
+    classes = likelihood == "categorical"
+    shift, scale = moments(x[parts[0]])
+    middle, unit = (0, 1) if classes else moments(y[parts[0]])
+    train, valid, test = (pair((x[p] - shift) / scale, y[p] if classes else (y[p] - middle) / unit) for p in parts)
+    sets: dict[str, Inputs] = {label: tensor((x[rows] - shift) / scale) for label, rows in ood.items()}
+    return Task(name, train, valid, test, sets, likelihood, 2, float(unit))
 
 
 def data_root(holds: str) -> Path:

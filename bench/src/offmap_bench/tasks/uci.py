@@ -18,7 +18,7 @@ from offmap.atomic import write_whole
 from offmap.errors import ConfigError, DataError, nearest
 from offmap_bench.tasks.download import data_folder, fetch, offline
 from offmap_bench.tasks.tabular import MODES, halves, read_gzip
-from offmap_bench.tasks.task import Array, Index, Pair, Task, data_root, moments, pair, split, tensor
+from offmap_bench.tasks.task import Array, Task, data_root, split, table_task
 
 logger = logging.getLogger("offmap")
 
@@ -45,15 +45,7 @@ def cut(name: str, x: Array, y: Array, mode: str, seed: int) -> Task:
     """A regression table as a task, by the protocol of `uci`."""
     internal, external = halves(x)
     id_rows, ood_rows = (internal, external) if mode == "extrapolation" else (external, internal)
-    train, valid, test = split(id_rows, seed)
-    shift, scale = moments(x[train])
-    middle, unit = moments(y[train])
-
-    def part(rows: Index) -> Pair:
-        return pair((x[rows] - shift) / scale, (y[rows] - middle) / unit)
-
-    ood = {mode: tensor((x[ood_rows] - shift) / scale)}
-    return Task(name, part(train), part(valid), part(test), ood, likelihood="gaussian", outputs=2, unit=float(unit))
+    return table_task(name, x, y, split(id_rows, seed), {mode: ood_rows})
 
 
 def read(name: str, folder: str | Path | None = None) -> Array:
