@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from offmap.errors import ConfigError, ModelError
-from offmap_bench.detectors.nearest import last_inputs, nearest_features, nearest_inputs, run_model
+from offmap_bench.detectors.hidden import last_inputs, nearest_features, nearest_inputs, run_model
 from trained import classifier, inputs
 
 
@@ -37,7 +37,7 @@ def test_inputs_may_be_a_dict_and_run_in_parts(monkeypatch: pytest.MonkeyPatch) 
             assert len(x) <= 4
             return self.last(2 * x)
 
-    monkeypatch.setattr("offmap_bench.detectors.nearest.NUMBERS", 12)
+    monkeypatch.setattr("offmap_bench.detectors.hidden.NUMBERS", 12)
     x = inputs(10)
     torch.testing.assert_close(last_inputs(Doubles(), {"x": x}), 2 * x)
     assert run_model(Doubles(), {"x": x}).shape == (10, 2)

@@ -17,7 +17,7 @@ from offmap.evaluation import measure_separation
 from offmap.maxwent import config as maxwent
 from offmap.metrics import aurc, auroc
 from offmap_bench.detectors.estimators import isolation_forest
-from offmap_bench.detectors.nearest import nearest_features, nearest_inputs, run_model
+from offmap_bench.detectors.hidden import nearest_features, nearest_inputs, run_model
 from offmap_bench.runner.images import fit_on, time_scoring, time_work
 from offmap_bench.runner.methods import FitContext, Fitted, Method, Settings, config_keys, config_of, fill_defaults, without
 from offmap_bench.runner.shift_models import load_model
