@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 import torch
 
 from offmap.metrics import rank_correlation
-from offmap_bench.runner.store import Record
 from offmap_bench.runner.table import (
     NOTHING,
     SCORE_LEGEND,
     Results,
     TableSection,
     describe_code,
+    format_seconds,
     list_missing,
     ood_sets,
     page,
@@ -30,70 +28,36 @@ KINDS = {"uci": "tables", "tables": "tables", "text": "text", "sound": "sound", 
 """Kinds of data, by the first part of a task's name."""
 
 
-@dataclass(frozen=True)
 class ShiftResults:
-    """Numbers of records by (label, task), means over OOD sets and seeds."""
+    """AUROCs of records by (label, task), means over OOD sets and seeds; the default is the plan's first method."""
 
-    results: Results
-
-    @cached_property
-    def records(self) -> dict[tuple[str, str], list[Record]]:
-        records: dict[tuple[str, str], list[Record]] = {}
-        for cell, record in self.results.ok:
-            records.setdefault((cell.label, cell.task), []).append(record)
-        return records
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks on which the first method, the default, was run."""
-        return [task for task in self.results.plan.tasks if (self.default, task) in self.records]
+    def __init__(self, results: Results) -> None:
+        self.results, self.default = results, results.plan.labels[0]
+        self.by_seed = results.by_task("OOD", "auroc")
+        self.aurocs = {key: fmean(numbers) for key, numbers in self.by_seed.items()}
+        self.tasks = [task for task in results.plan.tasks if (self.default, task) in self.aurocs]
+        self.terms = {task: self._find_terms(task) for task in self.tasks}
+        self.baselines = {task: self._select(task, lambda name: name != "shift_guard") for task in self.tasks}
 
     @property
     def classifications(self) -> list[str]:
-        """Those on which some post-hoc detector was run as well."""
-        detectors = {entry.label for entry in self.results.plan.entries if entry.name == "shift_detector"}
-        return [task for task in self.tasks if any((label, task) in self.records for label in detectors)]
+        """The tasks on which some post-hoc detector was run as well."""
+        return [task for task in self.tasks if self._select(task, lambda name: name == "shift_detector")]
 
-    @property
-    def default(self) -> str:
-        return self.results.plan.labels[0]
-
-    @cached_property
-    def aurocs(self) -> dict[tuple[str, str], float]:
-        return {key: fmean(_mean_over_sets(record, "auroc") for record in records) for key, records in self.records.items()}
-
-    def test(self, label: str, task: str, measure: str) -> float | None:
-        """Return a number of the in-distribution test rows, where records have it."""
-        values = [record.metrics["test"].get(measure) for record in self.records.get((label, task), ())]
-        numbers = [float(value) for value in values if isinstance(value, int | float)]
-        return fmean(numbers) if numbers else None
-
-    def terms(self, task: str) -> dict[str, float]:
-        """Return the AUROC of each term of the default score, alone."""
-        records = self.records.get((self.default, task), [])
-        names = dict.fromkeys(name for record in records for sets in ood_sets(record).values() for name in sets.get("terms", {}))
-        return {name: fmean(_mean_over_terms(record, name) for record in records) for name in names}
-
-    def baselines(self, task: str) -> dict[str, float]:
-        """Return the AUROC of all methods but guards."""
-        labels = [entry.label for entry in self.results.plan.entries if entry.name != "shift_guard"]
+    def _select(self, task: str, wanted: Callable[[str], bool]) -> dict[str, float]:
+        """Return the AUROC of all methods that are wanted."""
+        labels = [entry.label for entry in self.results.plan.entries if wanted(entry.name)]
         return {label: self.aurocs[label, task] for label in labels if (label, task) in self.aurocs}
 
-    def spread(self, label: str, task: str) -> str:
-        """Return the mean over seeds ± the sample standard deviation."""
-        return spread([_mean_over_sets(record, "auroc") for record in self.records[label, task]], percent)
+    def _find_terms(self, task: str) -> dict[str, float]:
+        """Return the AUROC of each term of the default score, alone."""
+        records = [list(ood_sets(record).values()) for record in self.results.records_of[self.default, task]]
+        names = dict.fromkeys(name for sets in records for metrics in sets for name in metrics.get("terms", {}))
+        return {name: fmean(fmean(float(each["terms"][name]) for each in sets) for sets in records) for name in names}
 
     def mean(self, label: str, tasks: Sequence[str]) -> float | None:
         """Return the mean over the tasks; none unless all of them are there."""
         return fmean(self.aurocs[label, t] for t in tasks) if tasks and all((label, t) in self.aurocs for t in tasks) else None
-
-
-def _mean_over_sets(record: Record, measure: str) -> float:
-    return fmean(float(metrics[measure]) for metrics in ood_sets(record).values())
-
-
-def _mean_over_terms(record: Record, term: str) -> float:
-    return fmean(float(metrics["terms"][term]) for metrics in ood_sets(record).values())
 
 
 def shifts_markdown(results: Results) -> str:
@@ -121,14 +85,14 @@ def compare_methods(numbers: ShiftResults, title: str, tasks: Sequence[str]) -> 
     """Return the mean AUROC of every method over the tasks and over those of each kind, the best on top."""
     kinds = list(dict.fromkeys(kind_of(task) for task in tasks))
     groups = [list(tasks), *([task for task in tasks if kind_of(task) == kind] for kind in kinds)]
-    plan, found = numbers.results.plan, list[tuple[float, list[str]]]()
+    plan, found, alarms = numbers.results.plan, list[tuple[float, list[str]]](), numbers.results.means("test", "false_alarms")
     for label, score in plan.scores.items():
         means = [numbers.mean(label, group) for group in groups]
         if any(mean is not None for mean in means):
-            alarms = [share for task in tasks if (share := numbers.test(label, task, "false_alarms")) is not None]
-            shares = [percent(fmean(alarms)), percent(max(alarms))] if alarms else [NOTHING, NOTHING]
+            mine = [alarms[label, task] for task in tasks if (label, task) in alarms]
+            shares = [percent(fmean(mine)), percent(max(mine))] if mine else [NOTHING, NOTHING]
             name = f"**{label}**" if label == numbers.default else label
-            found.append((means[0] or 0.0, [name, score, *map(_percent, means), *shares]))
+            found.append((means[0] or 0.0, [name, score, *map(percent, means), *shares]))
     head = ["method", "score", "mean", *(f"{kind} ({len(group)})" for kind, group in zip(kinds, groups[1:], strict=True))]
     text = (
         f"Means over {len(tasks)} tasks. False alarms are the test rows above the threshold, 5 % by intention: the mean over the "
@@ -140,7 +104,7 @@ def compare_methods(numbers: ShiftResults, title: str, tasks: Sequence[str]) -> 
 
 def compare_terms(numbers: ShiftResults) -> TableSection:
     """Return the AUROC of each term alone, and the regret of the default against the best term of every task."""
-    terms = {task: numbers.terms(task) for task in numbers.tasks}
+    terms = numbers.terms
     regret = {task: max(each.values()) - numbers.aurocs[numbers.default, task] for task, each in terms.items() if each}
     rows: list[list[str]] = []
     for name in dict.fromkeys(name for each in terms.values() for name in each):
@@ -163,7 +127,7 @@ def compare_each_task(numbers: ShiftResults) -> TableSection:
     """Return the default beside the best term and the best baseline of every task."""
     rows: list[list[str]] = []
     for task in numbers.tasks:
-        ours, terms, baselines = numbers.aurocs[numbers.default, task], numbers.terms(task), numbers.baselines(task)
+        ours, terms, baselines = numbers.aurocs[numbers.default, task], numbers.terms[task], numbers.baselines[task]
         row = [task, percent(ours)]
         for among in (terms, baselines):
             best = max(among, key=lambda name: among[name], default="")
@@ -183,26 +147,30 @@ def summarize_shifts(results: Results, names: Mapping[str, str]) -> dict[str, st
         names: What to call tasks.
     """
     numbers = ShiftResults(results)
-    compared = [task for task in numbers.tasks if numbers.baselines(task)]
-    best = {task: max(numbers.baselines(task).items(), key=lambda each: each[1]) for task in compared}
-    lead = {task: numbers.aurocs[numbers.default, task] - best[task][1] for task in compared}
+    best = {task: max(each.items(), key=lambda pair: pair[1]) for task, each in numbers.baselines.items() if each}
+    lead = {task: numbers.aurocs[numbers.default, task] - best[task][1] for task in best}
     ahead = sum(value > 0 for value in lead.values())
-    firsts = {kind_of(task): task for task in reversed(compared) if task.partition("/")[0] in KINDS.values()}
+    firsts = {kind_of(task): task for task in reversed(best) if task.partition("/")[0] in KINDS.values()}
 
     def tabulate(tasks: Iterable[str]) -> str:
         rows = [
-            [names.get(t, t), *(numbers.spread(label, t) for label in (numbers.default, best[t][0])), best[t][0]] for t in tasks
+            [
+                names.get(t, t),
+                *(spread(numbers.by_seed[label, t], percent) for label in (numbers.default, best[t][0])),
+                best[t][0],
+            ]
+            for t in tasks
         ]
         return table(["task", "offmap", "best baseline", "which"], rows)
 
     return {
-        "first": tabulate(task for task in compared if task in firsts.values()),
-        "worst": tabulate(sorted(compared, key=lambda task: lead[task])[:3]),
+        "first": tabulate(task for task in best if task in firsts.values()),
+        "worst": tabulate(sorted(best, key=lambda task: lead[task])[:3]),
         "seeds": str(len(results.plan.seeds)),
         "baselines": str(sum(entry.name != "shift_guard" for entry in results.plan.entries)),
-        "tasks": str(len(compared)),
+        "tasks": str(len(best)),
         "ahead": str(ahead),
-        "behind": str(len(compared) - ahead),
+        "behind": str(len(best) - ahead),
     }
 
 
@@ -211,7 +179,7 @@ def compare_assessments(numbers: ShiftResults) -> TableSection:
     assessed: dict[str, float] = {}
     kinds: dict[str, dict[str, float]] = {}
     for task in numbers.tasks:
-        said = [found for r in numbers.records[numbers.default, task] if (found := r.chosen.get("assessed"))]
+        said = [found for r in numbers.results.records_of[numbers.default, task] if (found := r.chosen.get("assessed"))]
         if said:
             assessed[task] = fmean(found["auroc"] / 100 for found in said)
             names = [name for name in said[0]["kinds"] if all(name in found["kinds"] for found in said)]
@@ -219,7 +187,7 @@ def compare_assessments(numbers: ShiftResults) -> TableSection:
     real = {task: numbers.aurocs[numbers.default, task] for task in assessed}
     columns = list(dict.fromkeys(name for each in kinds.values() for name in each))
     rows = [
-        [task, percent(real[task]), percent(value), *(_percent(kinds[task].get(name)) for name in columns)]
+        [task, percent(real[task]), percent(value), *(percent(kinds[task].get(name)) for name in columns)]
         for task, value in assessed.items()
     ]
     text = "What `guard.assess()` says, from in-distribution data alone: the mean AUROC over kinds of shift, and each kind."
@@ -233,15 +201,13 @@ def compare_assessments(numbers: ShiftResults) -> TableSection:
 
 def measure_thresholds(numbers: ShiftResults) -> TableSection:
     """Return what the default's threshold does to test rows, how its score ranks the model's errors, and what it costs."""
-    rows: list[list[str]] = []
-    for task in numbers.tasks:
-        records = numbers.records[numbers.default, task]
-        test = {m: numbers.test(numbers.default, task, m) for m in ("false_alarms", "loss", "loss_unflagged", "aurc")}
-        alarms, *losses = test.values()
-        seconds = [fmean(record.seconds[key] for record in records) for key in ("fit", "thousand")]
-        fpr95 = fmean(_mean_over_sets(record, "fpr95") for record in records)
-        row = [task, percent(fpr95), _percent(alarms), *(NOTHING if loss is None else f"{loss:.4f}" for loss in losses)]
-        rows.append([*row, *(f"{s:.2g}" if s < 10 else f"{s:,.0f}" for s in seconds)])
+    results, rows = numbers.results, list[list[str]]()
+    fpr95, alarms = results.means("OOD", "fpr95"), results.means("test", "false_alarms")
+    losses = [results.means("test", measure) for measure in ("loss", "loss_unflagged", "aurc")]
+    for key in ((numbers.default, task) for task in numbers.tasks):
+        seconds = [fmean(record.seconds[part] for record in results.records_of[key]) for part in ("fit", "thousand")]
+        shown = [f"{each[key]:.4f}" if key in each else NOTHING for each in losses]
+        rows.append([key[1], percent(fpr95[key]), percent(alarms.get(key)), *shown, *map(format_seconds, seconds)])
     head = ["task", "FPR@95", "false alarms", "loss", "loss, not flagged", "AURC", "s to fit", "s for 1,000 rows"]
     text = (
         "The default score. A loss is 1 for a wrong class of the model, else 0; in a regression, the squared error in units of "
@@ -257,7 +223,3 @@ def kind_of(task: str) -> str:
     ('tables', 'sound')
     """
     return KINDS.get(task.partition("/")[0], "others")
-
-
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else percent(value)

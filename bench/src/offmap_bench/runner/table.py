@@ -30,8 +30,12 @@ Scores:
 - own: what the method itself computes"""
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+def percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.1f}"
+
+
+def format_seconds(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
 SHOW: dict[str, Callable[[float], str]] = {"percent": percent, "plain": "{:.3f}".format}
@@ -81,6 +85,26 @@ class Results:
             if numbers and len(numbers) == len(parts):
                 values[cell.label][cell.task, cell.seed] = fmean(numbers) if part == "OOD" else numbers[0]
         return values
+
+    def by_task(self, part: str, measure: str) -> dict[tuple[str, str], list[float]]:
+        """Return the same by (label, task), a number for each seed."""
+        numbers: dict[tuple[str, str], list[float]] = {}
+        for label, by_cell in self.values(part, measure).items():
+            for (task, _), value in by_cell.items():
+                numbers.setdefault((label, task), []).append(value)
+        return numbers
+
+    def means(self, part: str, measure: str) -> dict[tuple[str, str], float]:
+        """Return means over seeds."""
+        return {key: fmean(numbers) for key, numbers in self.by_task(part, measure).items()}
+
+    @cached_property
+    def records_of(self) -> dict[tuple[str, str], list[Record]]:
+        """The records of every seed, by (label, task)."""
+        records: dict[tuple[str, str], list[Record]] = {}
+        for cell, record in self.ok:
+            records.setdefault((cell.label, cell.task), []).append(record)
+        return records
 
 
 def ood_sets(record: Record) -> dict[str, dict[str, Any]]:
@@ -286,13 +310,9 @@ def kind_of(task: str, name: str) -> str:
 class Board:
     results: Results
 
-    @cached_property
+    @property
     def records(self) -> dict[tuple[str, str], list[Record]]:
-        """The records of every seed, by (label, task), of those that have any."""
-        records: dict[tuple[str, str], list[Record]] = {}
-        for cell, record in self.results.ok:
-            records.setdefault((cell.label, cell.task), []).append(record)
-        return {(label, t): records[label, t] for label in self.labels for t in self.results.plan.tasks if (label, t) in records}
+        return self.results.records_of
 
     @property
     def labels(self) -> list[str]:
@@ -323,9 +343,7 @@ class Board:
         records = [record for task in tasks for record in self.records.get((label, task), ())]
         right = [float(r.metrics["test"]["accuracy"]) for r in records if "accuracy" in r.metrics["test"]]
         spent = [[r.seconds[key] for r in records if key in r.seconds] for key in ("fit", "thousand")]
-        means = [fmean(s) if s else math.nan for s in spent]
-        seconds = (NOTHING if math.isnan(s) else f"{s:.2g}" if s < 10 else f"{s:,.0f}" for s in means)
-        return [percent(fmean(right)) if right else NOTHING, *seconds]
+        return [percent(fmean(right) if right else None), *(format_seconds(fmean(s) if s else math.nan) for s in spent)]
 
 
 def ranks_markdown(results: Results) -> str:
@@ -362,7 +380,7 @@ def section(board: Board, title: str, tasks: Sequence[str], kinds: Sequence[str]
             rank = 1 + sum(value > values.get(label, 0.0) for value in values.values())  # equal numbers share the better one
             row.append(f"{percent(values[label])} ({rank})" if label in values else NOTHING)
         if len(averages) > 1:
-            row.append(percent(mean[label]) if label in mean else NOTHING)
+            row.append(percent(mean.get(label)))
         rows.append(row + (board.costs(label, tasks) if costs else []))
     head = ["method", "score", *averages, *["mean"][: len(averages) - 1]]
     head += ["accuracy", "s to fit", "s for 1,000 images"] if costs else []
